@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.gone import GONE
 from pipeline.core.strict_yaml import Place
 from pipeline.core.text import plural, quoted, safe
 
@@ -33,7 +34,10 @@ def _sentence(error: Any, known: Sequence[str]) -> str:
     given = quoted(error["input"])
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown key (value {given}): {nearest(_dotted(error), known)}"
+            key = _dotted(error)
+            if key in GONE:
+                return f"is gone: {GONE[key].why} (`quench config upgrade` takes it out)"
+            return f"unknown key (value {given}): {nearest(key, known)}"
         case "missing":
             section = ".".join(map(str, error["loc"][:-1]))
             shown = f", as the comment of {section} shows (`quench config show`)" if section else ""

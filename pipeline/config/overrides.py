@@ -17,9 +17,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipeline.config.faults import nearest
+from pipeline.config.gone import GONE
 from pipeline.config.params import Params, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import as_yaml, value_at
+from pipeline.config.text import as_yaml, value_at, without
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import read_strict, read_value
@@ -144,3 +145,53 @@ def _text(file: Path, given: Given) -> str:
     written = StringIO()
     yaml.dump(values, written)
     return written.getvalue()
+
+
+def upgraded(file: Path) -> list[str]:
+    """Take the former settings out of a `params.yaml`, whose other text stays; a sentence on each: what holds
+    now, and what it was if that is something else. A value whose key has another name goes there.
+
+    Raises `ConfigError` if the rest is wrong, or where they can't be taken out of this text.
+    """
+    file = file.resolve()  # a link stays one
+    values, lines = read_strict(file)
+    places: list[Key] = [place for name in GONE if (place := tuple(name.split("."))) in lines]
+    left, dropped, moved = deepcopy(values), list(places), {}
+    for place in places:
+        gone, section = GONE[".".join(place)], value_at(left, place[:-1])
+        value = section.pop(place[-1])
+        if gone.new_name and value != gone.now:
+            moved[place_of(gone.new_name)] = value
+        if not section:
+            value_at(left, place[:-2]).pop(place[-2])
+            dropped.append(place[:-1])
+    after = deepcopy(left)
+    for place, value in moved.items():
+        put(after, place, value)
+    checked(file, after, {})
+    if places:
+        with publishing(file) as aside:
+            text = file.read_bytes().decode("utf-8")
+            aside.write_text(without(text, lines, dropped), encoding="utf-8", newline="")
+            shutil.copymode(file, aside)
+            if not _says(aside, left):
+                names = ", ".join(f"{'.'.join(place)} (line {lines[place]})" for place in places)
+                raise ConfigError(
+                    "Q-CONFIG-005", f"{names} can't be taken out of the text of {file}: edit it"
+                )
+        override(file, moved)
+    return [_sentence(place, value_at(values, place)) for place in places]
+
+
+def _sentence(place: Key, value: Any) -> str:
+    name = ".".join(place)
+    was = "" if value == GONE[name].now else f", and was {as_yaml(value)} here"
+    return f"{name} is gone: {GONE[name].why}{was}"
+
+
+def _says(file: Path, values: Any) -> bool:
+    """Whether the file holds these values."""
+    try:
+        return bool(read_strict(file)[0] == values)
+    except ConfigError:
+        return False

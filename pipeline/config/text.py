@@ -4,6 +4,7 @@ leaves out put in.
 
 import json
 import textwrap
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -65,6 +66,24 @@ def completed(text: str, values: Any, lines: dict[Place, int], params: Params) -
     for after, *_, block in sorted(blocks, reverse=True):  # from the end, so that line numbers hold
         rows[after:after] = block
     return "\n".join(rows) + "\n"
+
+
+def without(text: str, lines: Mapping[Place, int], places: Sequence[Key]) -> str:
+    """`text`, which has its keys on these lines, without those of `places` and the comments above them. Keys
+    that share a line with others are left to the caller to find.
+    """
+    rows = text.split("\n")
+    starts = sorted(set(lines.values()))
+    drop: set[int] = set()
+    for place in places:
+        first = lines[place]
+        last = next((line for line in starts if line > first), len(rows) + 1) - 1
+        while last > first and (not rows[last - 1].strip() or rows[last - 1].lstrip().startswith("#")):
+            last -= 1  # what stands above the next key
+        while first > 1 and rows[first - 2].lstrip().startswith("#"):
+            first -= 1
+        drop.update(range(first, last + 1))
+    return "\n".join(row for number, row in enumerate(rows, 1) if number not in drop)
 
 
 def value_at(values: Any, place: Key) -> Any:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.overrides import from_sections, from_words, override
-from pipeline.config.params import load_params
+from pipeline.config.gone import GONE
+from pipeline.config.overrides import from_sections, from_words, override, upgraded
+from pipeline.config.params import Params, load_params
+from pipeline.config.text import as_yaml, full_text
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
 
@@ -108,3 +110,38 @@ def test_a_wrong_key_of_snakemakes_is_refused(wrong: dict[str, object]) -> None:
 
 def test_a_section_without_keys_sets_nothing() -> None:
     assert from_sections({"train": {"preference": {}}}) == {}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_former_setting_is_named_and_taken_out(name: str, tmp_path: Path) -> None:
+    params = Params.model_validate({"train": {"method": "dpo"}})
+    file, whole = tmp_path / "params.yaml", full_text(params, ["mine"])
+    *sections, key = name.split(".")
+    rows, indent, at = whole.splitlines(), "  " * len(sections), 0
+    for depth, section in enumerate(sections):
+        at = rows.index(f"{'  ' * depth}{section}:", at) + 1
+    rows[at:at] = [f"{indent}# of a former version,", f"{indent}# in two lines", f"{indent}{key}: 0.4"]
+    file.write_text("\n".join(rows) + "\n")
+    with pytest.raises(ConfigError, match=rf"Q-CONFIG-003: .* 1 error:\n  {re.escape(name)}: is gone: "):
+        load_params(file)
+    (sentence,) = upgraded(file)
+    assert sentence.startswith(f"{name} is gone: ") and sentence.endswith("0.4 here")
+    if new := GONE[name].new_name:
+        section, key = new.split(".")
+        assert load_params(file).model_dump()[section][key] == 0.4
+    else:
+        assert file.read_text() == whole
+    assert upgraded(file) == []
+
+
+def test_former_settings_beside_others_stay_if_they_share_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    text = "train:\n  method: grpo\n  grpo: {clip_low: 0.1, group_size: 4}\n"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="Q-CONFIG-005"):
+        upgraded(file)
+    assert file.read_text() == text
+    file.write_text("# first\ndistill:\n  learning_rate: 1.0e-3  # quick\n\n# last\ntrain: {r: 8}")
+    (sentence,) = upgraded(file)
+    assert sentence.endswith(as_yaml(1.0e-3) + " here")
+    assert file.read_text() == "\n# last\ntrain: {r: 8}"

@@ -1,0 +1,39 @@
+"""Settings that former versions had, and what became of each."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Gone(NamedTuple):
+    """What holds in the place of a former key: a value that can't be set any more, and a sentence on it."""
+
+    now: Any
+    why: str
+    new_name: str | None = None  # of the key that takes its value
+
+
+GONE: Mapping[str, Gone] = {
+    "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
+    "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
+    "curate.ngram": Gone(13, "13 words in a row are a leak"),
+    "curate.max_rows_per_source": Gone(None, "curate.source_weights gives a source's share"),
+    "curate.pairs_min_gap": Gone(0.0, "any difference of rewards makes a pair"),
+    "train.reward_temperature": Gone(1.0, "train.reward has min_max, z_score and none"),
+    "train.distill_sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
+    "train.preference.sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
+    "train.preference.simpo_gamma": Gone(1.0, "SimPO's margin is half of train.preference.beta"),
+    "train.grpo.reward_seconds": Gone(60.0, "a scorer has 60 s for a group"),
+    "train.grpo.adapter_type": Gone("F16", "llama-server's adapter is in F16"),
+    "train.grpo.scale_rewards": Gone(True, "train.grpo.loss: dr_grpo doesn't scale"),
+    "train.grpo.clip_low": Gone(0.2, "the ratio is clipped as in DAPO"),
+    "train.grpo.clip_high": Gone(0.28, "the ratio is clipped as in DAPO"),
+    "train.grpo.correction_cap": Gone(2.0, "rollouts are corrected by a factor of 2 at most"),
+    "merge.dtype": Gone("float16", "convert.type says it: F16 is float16, BF16 is bfloat16"),
+    "distill.learning_rate": Gone(2.0e-3, "scales are distilled at 2.0e-3"),
+    "distill.general_share": Gone(0.75, "three quarters of the text are drawn from data/distill"),
+    "compare.scales_learning_rate": Gone(5.0e-3, "scales learn a task at 5.0e-3"),
+    "evaluate.prompt_lengths": Gone([128, 512], "speed is measured with 128 and 512 tokens"),
+    "evaluate.generation_depths": Gone([0, 512], "speed is measured behind 0 and 512 tokens"),
+    "evaluate.repetitions": Gone(3, "each speed is measured three times"),
+    "serve.flash_attn": Gone("auto", "llama-server decides it"),
+}
