@@ -119,14 +119,13 @@ class Bench:
         from pipeline.llamacpp.tools import find_toolchain
 
         self.root, self.folder, self.params = root, folder, load_params(root / "params.yaml")
-        self.tools, self.name = find_toolchain(self.params.llamacpp.home), self.params.convert.name
-        self.settings = self.params.evaluate.model_copy(
+        self.tools, self.name = find_toolchain(self.params.machine.llama_cpp), self.params.convert.name
+        self.settings = self.params.evaluating.model_copy(
             update={
                 "perplexity_rows": rows,
                 "task_rows": rows,
                 "general": "none",
                 "harness": [],
-                "threads": 1,
             }
         )
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +159,7 @@ class Bench:
                 rows=self.root / "data/final/test.jsonl",
                 root=self.root,
                 settings=self.settings,
-                serve=self.params.serve,
+                serve=self.params.serving,
                 tools=self.tools,
             )
             kept.write_text(json.dumps({"figures": figures, "answers": answers}))

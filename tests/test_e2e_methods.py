@@ -73,7 +73,7 @@ def test_a_method_s_figure_is_reported_gated_shipped_and_its_model_served(
     params["evaluate"] |= {"models": ["base", "adapter"]}
     params["train"] |= {"method": METHODS[kind], "sample_rows": 1, "sample_tokens": 4, "learning_rate": 1e-2}
     params["train"]["grpo"] |= GRPO if kind == "grpo" else {}
-    params["serve"] |= {"port": free_port(), "ctx_size": 256, "n_predict": 8, "threads": 1}
+    params["serve"] |= {"port": free_port(), "ctx_size": 256, "n_predict": 8}
     # of an untrained model, the method's own figure alone is judged
     params["report"]["gate"] = dict.fromkeys(params["report"]["gate"])
     params["report"]["gate"]["min_preference_accuracy"] = 0.1

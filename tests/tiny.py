@@ -383,6 +383,7 @@ def tiny_params(base: Path) -> dict[str, Any]:
         },
         "convert": {"name": "tiny"},
         "merge": {"base": "16-bit", "rows": 8, "task_rows": 0},
+        "machine": {"threads": 1},
         "parity": {"conversations": 4, "strings": 1000, "rows": 2, "prompts": 2, "depth": "standard"},
         "quantize": {"levels": ["Q4_K_M", "Q5_K_M"]},
         "evaluate": {
@@ -392,7 +393,6 @@ def tiny_params(base: Path) -> dict[str, Any]:
             "max_new_tokens": 8,
             "ctx_size": 256,
             "parallel": 1,
-            "threads": 1,
             "scorers": ["exact_match"],
             "general": "none",
         },

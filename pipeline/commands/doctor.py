@@ -108,7 +108,7 @@ def torch() -> Check:
 
 
 def configuration(root: Path) -> tuple[Check, str | None]:
-    """Whether `root`/params.yaml can be read, and the `llamacpp.home` that it names."""
+    """Whether `root`/params.yaml can be read, and the `machine.llama_cpp` that it names."""
     from pipeline.config.params import load_params
 
     file = root / "params.yaml"
@@ -123,14 +123,14 @@ def configuration(root: Path) -> tuple[Check, str | None]:
         params = load_params(file)
     except ConfigError as error:
         return Check("params.yaml", "fail", error.sentence, "correct it there", error.id), None
-    return Check("params.yaml", "pass", f"graph of {WORDS[params.graph]}"), params.llamacpp.home
+    return Check("params.yaml", "pass", f"graph of {WORDS[params.graph]}"), params.machine.llama_cpp
 
 
 def llama_cpp(home: str | None) -> Check:
     """The llama.cpp that stages will use is complete and runs, and the binding is of the pinned version;
-    `home` is `llamacpp.home`.
+    `home` is `machine.llama_cpp`.
     """
-    chosen = "LLAMA_CPP_HOME" if os.environ.get("LLAMA_CPP_HOME") else "llamacpp.home" if home else None
+    chosen = "LLAMA_CPP_HOME" if os.environ.get("LLAMA_CPP_HOME") else "machine.llama_cpp" if home else None
     remedy = f"correct {chosen}" if chosen else "run `make setup`"
     try:
         tools = find_toolchain(home)

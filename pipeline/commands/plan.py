@@ -71,15 +71,15 @@ def main(
     if params.train.device == "cpu" and not serve:
         card = main_memory()
     base = config.name if config else params.base.model
-    check_budgets(shape, params.quantize.budgets, params.serve)
+    check_budgets(shape, params.quantize.budgets, params.serving)
     # what is to be trained on a GPU is served there too, unless it says otherwise
-    by_training = not serve or params.serve.n_gpu_layers == AUTO
-    if card is None and not (wants_gpu(params.train) if by_training else params.serve.on_gpu):
+    by_training = not serve or params.machine.n_gpu_layers == AUTO
+    if card is None and not (wants_gpu(params.train) if by_training else params.serving.on_gpu):
         card = main_memory()
     if serve:
         plan_serving.main(params, root, shape, card, base=base, as_json=as_json)
-        on_gpu = card and card.device == "cuda" and params.serve.n_gpu_layers != 0
-        if on_gpu and not (vram or as_json or sees_gpu(params.llamacpp.home)):
+        on_gpu = card and card.device == "cuda" and params.machine.n_gpu_layers != 0
+        if on_gpu and not (vram or as_json or sees_gpu(params.machine.llama_cpp)):
             print(
                 "The llama.cpp here sees no GPU, so `quench serve` would use main memory: build it for the "
                 "card with `make setup LLAMA=auto`."

@@ -86,7 +86,7 @@ def plan_levels(
     params: Params, root: Path, shape: Shape, card: Card | None, reports: Evaluations
 ) -> dict[str, LevelPlan]:
     """The plan of each model that can be served, the smallest first."""
-    serve = served_on(card, params.serve)
+    serve = served_on(card, params.serving)
     wanted = {
         "context": serve.ctx_size,
         "parallel": serve.parallel,
@@ -126,7 +126,7 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
         lora = lora_bytes(setup_of(params, shape)) if product.with_lora else 0
         return [(served, files(served), quantized.file + lora)]
     return [
-        (level, files(level), file_bytes(shape, level, params.serve))
+        (level, files(level), file_bytes(shape, level, params.serving))
         for level in (*params.quantize.files, params.convert.type)
     ]
 
@@ -146,7 +146,7 @@ def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | 
     except DataError:
         return None  # not all stages have run: the files alone decide
     room = math.floor(card.memory / MEMORY_GB * 100) / 100  # never more than there is
-    serve = served_on(card, params.serve)
+    serve = served_on(card, params.serving)
     return advise(inputs, params.report, serve, params.evaluate.seed, memory_gb=room)[0]
 
 
@@ -177,7 +177,7 @@ def show(
 ) -> None:
     """Print the levels as a table of at most 100 columns, the best that fits and the arithmetic behind it."""
     console = wide_console()
-    serve = params.serve
+    serve = params.serving
     slots = f"{serve.parallel} answers at once of " if serve.parallel > 1 else ""
     console.print(
         f"{base}, served with {slots}{serve.ctx_size:,} tokens on "
@@ -225,7 +225,7 @@ def closing(
             "Whether a level fits is not measured: there is no GPU here; name a card's memory with --vram "
             "GB.",
         ]
-    if card.device == "cuda" and params.serve.n_gpu_layers == 0:
+    if card.device == "cuda" and params.machine.n_gpu_layers == 0:
         lines.append(
             "serve.n_gpu_layers is 0, so `quench serve` would use main memory: set it to auto for the card."
         )

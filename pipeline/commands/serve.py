@@ -185,7 +185,7 @@ def main(
     named = applied[1:] if params.files(root, model).lora else applied
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
-    log, tools = root / "logs" / f"serve-{model}.log", find_toolchain(params.llamacpp.home)
+    log, tools = root / "logs" / f"serve-{model}.log", find_toolchain(params.machine.llama_cpp)
     need_port(params.serve.port)  # before key and log are replaced: they may be those of a running server
     key_file = new_key(root)
     with suppress(OSError):  # anything else than a file is refused when the log is opened
@@ -198,7 +198,7 @@ def main(
         model=path,
         key_file=key_file,
         log=log,
-        settings=params.serve,
+        settings=params.serving,
         lora=[(adapter.file, adapter.scale) for adapter in applied],
         alias=alias,
     )

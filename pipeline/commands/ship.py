@@ -106,7 +106,7 @@ def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]
     """What the bundle would be made of, and the reasons why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
     datasets = need_records(root, inputs, level)
-    advice, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
+    advice, verdicts = advise(inputs, params.report, params.serving, params.evaluate.seed)
     files = params.files(root, level)
     shipment = Shipment(
         files.gguf,
@@ -115,7 +115,7 @@ def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]
         inputs,
         advice,
         verdicts[level],
-        params.serve,
+        params.serving,
         chat_template(root / "models" / "adapter"),
         tuple(params.curate.languages),
         datasets,

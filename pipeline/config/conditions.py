@@ -75,7 +75,7 @@ GGUF = Has("base.quantization", ("gguf",))
 LORA = Has("train.tuner", ("lora",))
 SEEDS = Has("compare.seeds")
 DISTILLED = (Has("quantize.distill"), Has("compare.strategies.distilled"))
-SERVED = tuple(f"train.grpo.{key}" for key in ("rollout_type", "parallel", "threads", "n_gpu_layers"))
+SERVED = tuple(f"train.grpo.{key}" for key in ("rollout_type", "parallel"))
 
 
 def method(*names: str) -> tuple[Has]:
@@ -119,7 +119,7 @@ CONDITIONS = (
     Only(("merge", "convert.base", "convert.type", "imatrix"), (MERGED,)),
     Only(("merge.levels", "merge.rows", "merge.task_rows"), (Has("merge.base", ("auto",)),)),
     Only(("merge.levels", "merge.rows", "merge.task_rows"), (NF4,)),
-    Only(("quantize.levels", "quantize.nthreads"), (MERGED,)),
+    Only(("quantize.levels",), (MERGED,)),
     Only(("quantize.tensor_types",), (MERGED, Has("base.level"))),
     Only(("distill",), DISTILLED),
     Only(("compare.levels", "compare.strategies", "compare.rows"), (SEEDS,)),

@@ -35,8 +35,8 @@ def _sentence(error: Any, known: Sequence[str]) -> str:
     match error["type"]:
         case "extra_forbidden":
             key = _dotted(error)
-            if key in GONE:
-                return f"is gone: {GONE[key].why} (`quench config upgrade` takes it out)"
+            if former := [gone for name, gone in GONE.items() if f"{name}.".startswith(f"{key}.")]:
+                return f"is gone: {former[0].why} (`quench config upgrade` takes it out)"
             return f"unknown key (value {given}): {nearest(key, known)}"
         case "missing":
             section = ".".join(map(str, error["loc"][:-1]))

@@ -12,6 +12,7 @@ class Gone(NamedTuple):
     new_name: str | None = None  # of the key that takes its value
 
 
+ALL_OF_LLAMA_CPP = "section machine says it for all of llama.cpp's tools and servers"
 GONE: Mapping[str, Gone] = {
     "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
     "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
@@ -35,5 +36,13 @@ GONE: Mapping[str, Gone] = {
     "evaluate.prompt_lengths": Gone([128, 512], "speed is measured with 128 and 512 tokens"),
     "evaluate.generation_depths": Gone([0, 512], "speed is measured behind 0 and 512 tokens"),
     "evaluate.repetitions": Gone(3, "each speed is measured three times"),
+    "evaluate.threads": Gone(2, ALL_OF_LLAMA_CPP, "machine.threads"),
+    "serve.threads": Gone(2, ALL_OF_LLAMA_CPP, "machine.threads"),
+    "quantize.nthreads": Gone(1, ALL_OF_LLAMA_CPP, "machine.threads"),
+    "train.grpo.threads": Gone(2, ALL_OF_LLAMA_CPP, "machine.threads"),
+    "evaluate.n_gpu_layers": Gone("auto", ALL_OF_LLAMA_CPP, "machine.n_gpu_layers"),
+    "serve.n_gpu_layers": Gone("auto", ALL_OF_LLAMA_CPP, "machine.n_gpu_layers"),
+    "train.grpo.n_gpu_layers": Gone(0, ALL_OF_LLAMA_CPP, "machine.n_gpu_layers"),
+    "llamacpp.home": Gone(None, "it is called machine.llama_cpp", "machine.llama_cpp"),
     "serve.flash_attn": Gone("auto", "llama-server decides it"),
 }

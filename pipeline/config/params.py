@@ -38,10 +38,10 @@ class Params(sections.Section):
     distill: sections.Distill = group(sections.Distill)
     compare: sections.Compare = group(sections.Compare)
     parity: sections.Parity = group(sections.Parity)
-    evaluate: sections.Evaluate = group(sections.Evaluate)
+    evaluate: sections.EvaluateKeys = group(sections.EvaluateKeys)
     report: sections.Report = group(sections.Report)
-    serve: sections.Serve = group(sections.Serve)
-    llamacpp: sections.LlamaCpp = group(sections.LlamaCpp)
+    serve: sections.ServeKeys = group(sections.ServeKeys)
+    machine: sections.Machine = group(sections.Machine)
 
     @model_validator(mode="before")
     @classmethod
@@ -51,6 +51,20 @@ class Params(sections.Section):
             if isinstance(values, dict)
             else values
         )
+
+    @property
+    def evaluating(self) -> sections.Evaluate:
+        """Section `evaluate` with the machine's threads and layers."""
+        return sections.Evaluate(**(self.evaluate.model_dump() | self._llama))
+
+    @property
+    def serving(self) -> sections.Serve:
+        """Section `serve` with the machine's threads and layers."""
+        return sections.Serve(**(self.serve.model_dump() | self._llama))
+
+    @property
+    def _llama(self) -> dict[str, Any]:
+        return self.machine.model_dump(include={"threads", "n_gpu_layers"})
 
     @property
     def training(self) -> sections.Training:
@@ -63,7 +77,11 @@ class Params(sections.Section):
         """
         fit = {"bnb_4bit_compute_dtype": fast_dtype(device), "optim": OPTIMIZER[device]}
         decided = {key: value for key, value in fit.items() if getattr(self.train, key) == "auto"}
-        return sections.Training(**(self.train.model_dump() | decided), quantization=self.base.quantization)
+        return sections.Training(
+            **(self.train.model_dump() | decided),
+            quantization=self.base.quantization,
+            machine=self.machine,
+        )
 
     @property
     def graph(self) -> sections.Graph:

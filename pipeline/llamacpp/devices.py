@@ -51,7 +51,7 @@ def devices(tools: Toolchain) -> list[Device]:
 
 
 def sees_gpu(home: str | None) -> bool:
-    """Whether the llama.cpp in use (`home`: llamacpp.home) sees a GPU; one that isn't built yet will."""
+    """Whether the llama.cpp in use (`home`: machine.llama_cpp) sees a GPU; one that isn't built yet will."""
     try:
         return bool(devices(find_toolchain(home)))
     except ToolError:

@@ -1,8 +1,8 @@
 """The one place that knows llama.cpp: where it is, which version, how its tools are called.
 
 Reads the build of `make setup` in `.tools/llama.cpp/VERSION/` (of `quench doctor setup`: in the user's cache;
-see `pipeline.llamacpp.build`), or the one that `LLAMA_CPP_HOME` or `llamacpp.home` in `params.yaml` points
-at. One version for everything: converter, quantizer, server and the Python binding.
+see `pipeline.llamacpp.build`), or the one that `LLAMA_CPP_HOME` or `machine.llama_cpp` in `params.yaml`
+points at. One version for everything: converter, quantizer, server and the Python binding.
 """
 
 import json
@@ -67,14 +67,14 @@ class Toolchain:
 
 
 def find_toolchain(home: str | None = None) -> Toolchain:
-    """The llama.cpp to use: `LLAMA_CPP_HOME`, else `home` (`llamacpp.home`), else the one `make setup` built.
+    """The llama.cpp to use: `LLAMA_CPP_HOME`, else `home` (`machine.llama_cpp`), else that of `make setup`.
 
     A home is either ours (`build/bin` and `source/vendor/llama.cpp`) or a llama.cpp checkout with
     `build/bin`. Raises `ToolError` if there is none, or if the one in the user's cache is not safe
     (`need_safe_home`).
     """
     stated = os.environ.get("LLAMA_CPP_HOME")
-    chosen = expanded(stated or home or DEFAULT_HOME, "LLAMA_CPP_HOME" if stated else "llamacpp.home")
+    chosen = expanded(stated or home or DEFAULT_HOME, "LLAMA_CPP_HOME" if stated else "machine.llama_cpp")
     if chosen == DEFAULT_HOME:
         need_safe_home()
     source = chosen / "source" / "vendor" / "llama.cpp"

@@ -30,9 +30,9 @@ def changed_params(params: Params, *changes: Settings) -> Settings:
     """`params` as a dict for YAML under `changes`, the last of them on top; checked. llama.cpp's folder is
     absolute in it.
     """
-    home = params.llamacpp.home
+    home = params.machine.llama_cpp
     values: Settings = params.model_dump(mode="json")
-    values["llamacpp"]["home"] = str(expanded(home, "llamacpp.home").resolve()) if home else None
+    values["machine"]["llama_cpp"] = str(expanded(home, "machine.llama_cpp").resolve()) if home else None
     for change in changes:
         for section, changed in change.items():
             values[section] |= changed

@@ -206,7 +206,7 @@ def test_doctor_names_a_wrong_package_and_a_missing_toolchain(
 def test_doctor_checks_the_llama_cpp_that_stages_will_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, home: str | None, used: str | None
 ) -> None:
-    """`LLAMA_CPP_HOME`, then `llamacpp.home`, then our own build, as `find_toolchain` takes them; a build
+    """`LLAMA_CPP_HOME`, then `machine.llama_cpp`, then our own build, as `find_toolchain` takes them; a build
     that lacks a tool is no build.
     """
     if variable:
@@ -227,7 +227,7 @@ def test_doctor_checks_the_llama_cpp_that_stages_will_use(
         (tmp_path / used / "build/bin/llama-imatrix").unlink()
         broken = doctor.llama_cpp(found)
         assert broken.verdict == "fail" and "llama-imatrix" in broken.sentence
-        assert broken.remedy == ("correct LLAMA_CPP_HOME" if variable else "correct llamacpp.home")
+        assert broken.remedy == ("correct LLAMA_CPP_HOME" if variable else "correct machine.llama_cpp")
 
 
 def fake_build(home: Path) -> None:

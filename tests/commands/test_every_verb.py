@@ -52,6 +52,7 @@ LINES = {
     ),
     "config show": Line("quench config show train.r --json --root {project}", field=("train.r", "value", 4)),
     "config graph": Line("quench config graph --root {copy}", "dvc.yaml"),
+    "config upgrade": Line("quench config upgrade --root {copy}", "params.yaml has no former settings"),
     "config methods": Line("quench config methods --json", field=("methods", 0, "NF4", "yes")),
     "doctor": Line("quench doctor --root {project}", "params.yaml: graph of merged models"),
     "config plan": Line("quench config plan --json --root {project}", field=("tokens_per_forward", 160)),
@@ -108,7 +109,7 @@ def quench(*words: str | Path, **more: Any) -> Result:
 @pytest.fixture(scope="module")
 def project(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     gate = dict.fromkeys(Gate.model_fields)  # two steps teach it nothing
-    server = {"port": free_port(), "ctx_size": 512, "n_predict": 8, "threads": 1}
+    server = {"port": free_port(), "ctx_size": 512, "n_predict": 8}
     root = tmp_path_factory.mktemp("verbs") / "my project"
     return user_project(root, finished, report={"gate": gate}, serve=server)
 
@@ -173,7 +174,7 @@ def online(served: Path, tools: Toolchain, tmp_path: Path) -> Iterator[Path]:
     """A finished project of a base with an adapter beside it, that `quench serve` serves."""
     root = Path(shutil.copytree(served, tmp_path / "project"))
     params = yaml.safe_load((root / "params.yaml").read_text())
-    params["serve"] |= {"port": free_port(), "ctx_size": 512, "n_predict": 4, "threads": 1}
+    params["serve"] |= {"port": free_port(), "ctx_size": 512, "n_predict": 4}
     (root / "params.yaml").write_text(yaml.safe_dump(params))
     command = [sys.executable, "-m", "pipeline.cli", "serve", "--root", root]
     with subprocess.Popen(

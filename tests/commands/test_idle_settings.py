@@ -54,15 +54,14 @@ def test_params_lists_them_with_what_each_would_need(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "named"), [("(none)", ["evaluate.n_gpu_layers"]), ("CUDA0: A (8188 MiB, 7800 MiB free)", [])]
+    ("devices", "named"), [("(none)", ["machine.n_gpu_layers"]), ("CUDA0: A (8188 MiB, 7800 MiB free)", [])]
 )
 def test_layers_that_llama_cpp_would_ignore_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: str, named: list[str]
 ) -> None:
     monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
     home = llama_cpp(tmp_path / "llama.cpp", devices)
-    settings = {"evaluate": {"models": ["base", "adapter"], "n_gpu_layers": 99}, "serve": {"n_gpu_layers": 0}}
-    root = project(tmp_path / "project", llamacpp={"home": str(home)}, **settings)
+    root = project(tmp_path / "project", machine={"llama_cpp": str(home), "n_gpu_layers": 99})
     assert list(json.loads(quench("config", "show", "--idle", "--json", "--root", root).stdout)) == named
 
 

@@ -32,7 +32,7 @@ ROWS = 8  # with as many, all one way, p is 0.008
 CTX = 256
 PARAMS = Params.model_validate(
     {
-        "evaluate": {"scorers": ["exact_match"], "max_new_tokens": 8, "threads": 1, "perplexity_rows": 4},
+        "evaluate": {"scorers": ["exact_match"], "max_new_tokens": 8, "perplexity_rows": 4},
         "serve": {"ctx_size": CTX},
     }
 )
@@ -61,7 +61,7 @@ def rows(model: Path, tools: Toolchain) -> list[dict[str, Any]]:
     load = Serve(ctx_size=CTX, threads=1, n_gpu_layers=0)
     with loaded(describe(model, "sound"), load, tools) as server:
         for row in asked:
-            row["messages"][1]["content"] = answer_row(server, row, PARAMS.evaluate)["answer"]  # type: ignore[index]
+            row["messages"][1]["content"] = answer_row(server, row, PARAMS.evaluating)["answer"]  # type: ignore[index]
     assert all(row["messages"][1]["content"] for row in asked)  # type: ignore[index]
     return asked
 

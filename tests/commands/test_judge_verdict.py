@@ -202,7 +202,7 @@ def test_vocabularies_are_compared_by_their_tokens() -> None:
 
 
 def test_answers_are_kept_by_bytes_and_settings(tmp_path: Path) -> None:
-    settings = Params().evaluate
+    settings = Params().evaluating
 
     def key(one: Candidate = FILE, load: Serve = LOAD, limit: int = 256, version: str = "1") -> Path:
         return kept_file(tmp_path, one, load, settings.model_copy(update={"max_new_tokens": limit}), version)

@@ -34,7 +34,6 @@ PARAMS = Params.model_validate(
         "evaluate": {
             "scorers": ["python:mine.py:short"],
             "max_new_tokens": 300,
-            "threads": 1,
         },
     }
 )
@@ -172,7 +171,7 @@ def test_a_file_that_can_not_be_written_is_refused_before_anything_is_asked(
 
 
 def test_without_a_scorer_rows_or_scores_that_differ_there_is_no_file(root: Path) -> None:
-    evaluate = PARAMS.evaluate.model_copy(update={"scorers": []})
+    evaluate = PARAMS.evaluating.model_copy(update={"scorers": []})
     without = PARAMS.model_copy(update={"evaluate": evaluate})
 
     def refused(params: Params = PARAMS) -> str:

@@ -139,8 +139,6 @@ KEYS = {
     "train.grpo.rollouts": Other("in-process", SERVER),
     "train.grpo.rollout_type": Other("Q8_0", {"train.method": "grpo"}),
     "train.grpo.parallel": Other(2, SERVER),
-    "train.grpo.threads": Other(1, SERVER),
-    "train.grpo.n_gpu_layers": Other(1, SERVER),
     "train.grpo.loss": Other("dr_grpo", SERVER),
     "train.grpo.kl_beta": Other(0.1, SERVER),
     "train.grpo.mask_truncated": Other(False, SERVER),
@@ -154,7 +152,6 @@ KEYS = {
     "convert.type": Other("BF16", {"evaluate.models": ["base-BF16", "BF16", "Q4_K_M", "Q5_K_M"]}),
     "imatrix.tokens": Other(1000),
     "quantize.levels": Other(["Q4_K_M"], {"evaluate.models": ["base-F16", "F16", "Q4_K_M"]}),
-    "quantize.nthreads": Other(2),
     "quantize.tensor_types": Other({"token_embd": "Q8_0"}),
     "quantize.distill": Other(["Q4_K_M"]),
     "quantize.budgets": Other(["5GB"]),
@@ -187,8 +184,6 @@ KEYS = {
     "evaluate.harness": Other(["arc_easy"]),
     "evaluate.ctx_size": Other(2048),
     "evaluate.parallel": Other(1),
-    "evaluate.threads": Other(1),
-    "evaluate.n_gpu_layers": Other(0),
     "evaluate.seed": Other(1),
     "report.memory_gb": Other(0.01),
     "report.max_task_drop": Other(50.0),
@@ -202,13 +197,13 @@ KEYS = {
     "serve.port": Other(8082),
     "serve.ctx_size": Other(2048),
     "serve.parallel": Other(2),
-    "serve.n_gpu_layers": Other(0),
-    "serve.threads": Other(1),
     "serve.n_predict": Other(64),
     "serve.max_restarts": Other(1),
-    "llamacpp.home": Other("/opt/llama.cpp"),
+    "machine.threads": Other(1),
+    "machine.n_gpu_layers": Other(0),
+    "machine.llama_cpp": Other("/opt/llama.cpp"),
 }
-NO_STAGE = {"llamacpp.home"}  # another build of the same version writes the same
+NO_STAGE = {"machine.llama_cpp"}  # another build of the same version writes the same
 
 
 def params(*changes: Mapping[str, Any]) -> Params:
@@ -269,14 +264,14 @@ def test_a_checkpoint_is_of_one_value(key: str) -> None:
     assert (run_id({"settings": record}) == run_id({"settings": before})) == (last in NO_PART)
 
 
-@pytest.mark.parametrize("key", of("serve"))
+@pytest.mark.parametrize("key", [*of("serve"), "machine.threads", "machine.n_gpu_layers"])
 def test_the_server_is_started_otherwise(key: str) -> None:
     def command(settings: Serve) -> list[str]:
         return server_command(PrintedTools(Path(), Path()), Path("m.gguf"), settings, Path("key"))
 
     if key == "serve.max_restarts":  # test_restarts.py counts them
         return
-    assert command(changed(key).serve) != command(Params().serve)
+    assert command(changed(key).serving) != command(Params().serving)
 
 
 def chat(question: str, answer: str = "It is four, of course.", **more: Any) -> Settings:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline.config.gone import GONE
 from pipeline.config.overrides import from_sections, from_words, override, upgraded
@@ -112,23 +113,28 @@ def test_a_section_without_keys_sets_nothing() -> None:
     assert from_sections({"train": {"preference": {}}}) == {}
 
 
+MOVED = {"machine.threads": "3", "machine.n_gpu_layers": "7", "machine.llama_cpp": "/opt"}
+
+
 @pytest.mark.parametrize("name", GONE)
 def test_a_former_setting_is_named_and_taken_out(name: str, tmp_path: Path) -> None:
     params = Params.model_validate({"train": {"method": "dpo"}})
     file, whole = tmp_path / "params.yaml", full_text(params, ["mine"])
+    value = MOVED.get(GONE[name].new_name or "", "0.4")
     *sections, key = name.split(".")
     rows, indent, at = whole.splitlines(), "  " * len(sections), 0
+    rows += ["llamacpp:"] if sections == ["llamacpp"] else []  # a section that is gone
     for depth, section in enumerate(sections):
         at = rows.index(f"{'  ' * depth}{section}:", at) + 1
-    rows[at:at] = [f"{indent}# of a former version,", f"{indent}# in two lines", f"{indent}{key}: 0.4"]
+    rows[at:at] = [f"{indent}# of a former version,", f"{indent}# in two lines", f"{indent}{key}: {value}"]
     file.write_text("\n".join(rows) + "\n")
-    with pytest.raises(ConfigError, match=rf"Q-CONFIG-003: .* 1 error:\n  {re.escape(name)}: is gone: "):
+    with pytest.raises(ConfigError, match=rf"Q-CONFIG-003: .* 1 error:\n  [\w.]+: is gone: "):
         load_params(file)
     (sentence,) = upgraded(file)
-    assert sentence.startswith(f"{name} is gone: ") and sentence.endswith("0.4 here")
+    assert sentence.startswith(f"{name} is gone: ") and sentence.endswith(f"{value} here")
     if new := GONE[name].new_name:
         section, key = new.split(".")
-        assert load_params(file).model_dump()[section][key] == 0.4
+        assert load_params(file).model_dump()[section][key] == yaml.safe_load(value)
     else:
         assert file.read_text() == whole
     assert upgraded(file) == []

@@ -43,7 +43,7 @@ def params() -> Params:
     values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     values["base"] |= {"quantization": "gguf", "level": None}
     values["evaluate"]["models"] = ["base", "adapter"]
-    values["serve"] |= {"port": free_port(), "ctx_size": 256, "n_predict": 16, "threads": 1, "parallel": 2}
+    values["serve"] |= {"port": free_port(), "ctx_size": 256, "n_predict": 16, "parallel": 2}
     return Params.model_validate(values)
 
 
@@ -73,7 +73,7 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
         pairs = [(files[name], scale) for name, scale in scales.items()]
         model, log = model_file(params, root, "base"), root / "logs" / "test.log"
         with serve(
-            tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serve, lora=pairs
+            tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serving, lora=pairs
         ) as running:
             yield running
 
@@ -107,7 +107,7 @@ def truth(tools: Toolchain, params: Params, root: Path) -> dict[tuple[float, flo
         ]
         model, log = model_file(params, root, "base"), root / "logs" / "truth.log"
         with serve(
-            tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serve, lora=lora
+            tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serving, lora=lora
         ) as running:
             found[own, tone] = output(running)
     assert len({tuple(tokens) for tokens in found.values()}) == 5

@@ -19,7 +19,7 @@ from pipeline.gate.recommend import Recommendation, Room, recommend
 from pipeline.planning.serving import GB
 
 MB = int(GB) // 1000
-DEMO = load_params(PROJECT / "recipes" / "demo-small.yaml").serve  # 4,096 tokens, one at a time
+DEMO = load_params(PROJECT / "recipes" / "demo-small.yaml").serving  # 4,096 tokens, one at a time
 SERVE = DEMO.model_copy(update={"n_gpu_layers": 99})  # without them, the prompt cache counts too
 
 

@@ -73,7 +73,7 @@ def test_what_is_not_known_to_fit_is_not_said_to() -> None:
 
 
 def test_conversations_are_kept_in_main_memory() -> None:
-    serve = shipping.params().serve
+    serve = shipping.params().serving
     assert prompt_cache(serve.model_copy(update={"n_gpu_layers": 0})) == PROMPT_CACHE_MIB << 20
     assert prompt_cache(serve.model_copy(update={"n_gpu_layers": 99})) == 0
 

@@ -52,7 +52,7 @@ ROW = {
     "messages": [*QUESTION, {"role": "assistant", "content": "yes"}],
     "tools": TOOLS,
 }
-PARAMS = Params.model_validate({"evaluate": {"max_new_tokens": 32, "threads": 1, "ctx_size": 2048}})
+PARAMS = Params.model_validate({"evaluate": {"max_new_tokens": 32, "ctx_size": 2048}})
 
 
 def says(file: Path, words: list[str], template: str) -> Path:
@@ -112,7 +112,7 @@ def test_the_smoke_test_takes_a_call_for_an_answer(servers: dict[str, Server]) -
 
 
 def test_evaluation_scores_the_answer_without_its_reasoning(servers: dict[str, Server]) -> None:
-    found = {name: answer_row(server, ROW, PARAMS.evaluate) for name, server in servers.items()}
+    found = {name: answer_row(server, ROW, PARAMS.evaluating) for name, server in servers.items()}
     assert {name: (one["answer"], one["stopped"]) for name, one in found.items()} == {
         "reasons": ("yes", True),
         "calls": ("", True),
@@ -124,7 +124,7 @@ def test_pairs_keep_the_reasoning_and_know_a_call(
 ) -> None:
     sampling = Sampling(answers=1, temperature=1.0, seed=1)
     found = {
-        name: sampled_answers(ModelFiles(model), [ROW], sampling, PARAMS.evaluate, tools, tmp_path)[0]
+        name: sampled_answers(ModelFiles(model), [ROW], sampling, PARAMS.evaluating, tools, tmp_path)[0]
         for name, model in models.items()
     }
     yes = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}

@@ -147,7 +147,6 @@ def served_project(root: Path, max_restarts: int) -> tuple[dict[str, Any], list[
         "port": free_port(),
         "ctx_size": 128,
         "n_predict": 16,
-        "threads": 1,
         "parallel": 2,
         "max_restarts": max_restarts,
     }

@@ -64,7 +64,7 @@ def rigged(file: Path, *, stops: bool) -> Path:
 def params() -> Params:
     """The demo recipe on a free port with a short context."""
     values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
-    values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 16, "threads": 1}
+    values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 16}
     return Params.model_validate(values)
 
 
@@ -95,7 +95,7 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
         model=model_file(params, root, model),
         key_file=new_key(root),
         log=root / "logs" / "test.log",
-        settings=params.serve,
+        settings=params.serving,
     )
 
 
@@ -711,7 +711,7 @@ def test_a_log_that_can_not_be_written_is_one_sentence(root: Path, tmp_path: Pat
 
 
 def test_every_slot_has_the_whole_context(tools: Toolchain, params: Params, root: Path) -> None:
-    settings = params.serve.model_copy(update={"parallel": 3, "ctx_size": 256})
+    settings = params.serving.model_copy(update={"parallel": 3, "ctx_size": 256})
     model = root / "models" / "gguf" / "demo-Q4_K_M.gguf"
     with serve(
         tools=tools,

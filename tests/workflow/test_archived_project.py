@@ -122,7 +122,7 @@ def test_its_reports_are_judged(project: Path) -> None:
     parity = quench(project, "model", "parity", "--json")
     assert parity.exit_code == 0 and json.loads(parity.stdout)["verdict"] == "pass"
     inputs = load_inputs(project, params.evaluate.models)
-    _, verdicts = advise(inputs, params.report, params.serve, params.evaluate.seed)
+    _, verdicts = advise(inputs, params.report, params.serving, params.evaluate.seed)
     before = read(project / "reports/quants.json")
     assert verdicts.keys() == {*params.quantize.files, params.convert.type}
     assert before.keys() >= verdicts.keys()

@@ -93,7 +93,7 @@ def test_one_key_left_out_comes_back_where_it_was(project):
         ("report", "gate"),
         ("report", "gate", "min_stopped"),
         ("serve",),
-        ("llamacpp",),
+        ("machine",),
     ]:
         defaults = Params().model_dump(mode="json")
         root = project(cut(FULL, [place]))

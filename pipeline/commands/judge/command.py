@@ -69,7 +69,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
     """Measure the files, publish report and page; gives the report. Raises `ConfigError`, `DataError` and
     `ToolError` for what can't be judged, before anything long begins.
     """
-    tools = find_toolchain(params.llamacpp.home)
+    tools = find_toolchain(params.machine.llama_cpp)
     evaluate, load = evaluated(params, asked), load_of(params, asked, tools)
     room, room_words = room_of(asked.memory, load)
     for scorer in evaluate.scorers:
@@ -135,16 +135,16 @@ def evaluated(params: Params, asked: Asked) -> Evaluate:
             "evaluate.scorers is [], so no answer would be scored: name a scorer with --scorer, rouge_l for "
             "example",
         )
-    return params.evaluate.model_copy(update={"scorers": scorers, "parallel": 1})
+    return params.evaluating.model_copy(update={"scorers": scorers, "parallel": 1})
 
 
 def load_of(params: Params, asked: Asked, tools: Toolchain) -> Serve:
     """How files are loaded: at the context of section serve, on the threads and the card of section
     evaluate. Where llama.cpp sees no card, auto is 0.
     """
-    settings = params.evaluate
+    settings = params.evaluating
     layers = settings.n_gpu_layers if asked.gpu_layers is None else asked.gpu_layers
-    return params.serve.model_copy(
+    return params.serving.model_copy(
         update={
             "ctx_size": asked.ctx_size or params.serve.ctx_size,
             "threads": asked.threads or settings.threads,

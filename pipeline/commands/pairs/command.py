@@ -56,7 +56,7 @@ def make(
     be, before the model is asked, and `DataError` if no pair came of it: then nothing is written.
     """
     check_target(root, target)
-    evaluate, scorer = params.evaluate, scorer_of(params, asked)
+    evaluate, scorer = params.evaluating, scorer_of(params, asked)
     parse(scorer, evaluate.judge, root, evaluate.external)
     name = choose_model(params, root, model)
     model_file(params, root, name)
@@ -65,7 +65,7 @@ def make(
     sampling = Sampling(asked.answers, asked.temperature, evaluate.seed if asked.seed is None else asked.seed)
     rows = training_requests(root, asked.rows or evaluate.task_rows, sampling.seed)
     check_references(rows, [scorer], root)
-    tools = find_toolchain(params.llamacpp.home)
+    tools = find_toolchain(params.machine.llama_cpp)
     answers = sampled_answers(files, rows, sampling, evaluate, tools, root)
     scored = score(rows, answers, scorer, evaluate, root)
     found = [pair_of(row, mine, asked.min_gap) for row, mine in zip(rows, scored, strict=True)]

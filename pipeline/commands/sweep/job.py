@@ -152,8 +152,8 @@ def trained(
     if "seed" in trial.user_attrs:
         settings["train.seed"] = trial.user_attrs["seed"]
     values = with_settings(load_params(sweep.params), settings)
-    if home := values["llamacpp"]["home"]:
-        values["llamacpp"]["home"] = str((sweep.root / expanded(home, "llamacpp.home")).resolve())
+    if home := values["machine"]["llama_cpp"]:
+        values["machine"]["llama_cpp"] = str((sweep.root / expanded(home, "machine.llama_cpp")).resolve())
     open_subproject(
         project, values, {place: sweep.root / place for place in SHARED if (sweep.root / place).exists()}
     )

@@ -7,9 +7,17 @@ them and a recipe.
 
 from pipeline.config.sections.base import Base
 from pipeline.config.sections.data import Curate, Preprocess
-from pipeline.config.sections.measuring import Compare, Depth, Evaluate, External, Judge, Parity
+from pipeline.config.sections.measuring import (
+    Compare,
+    Depth,
+    Evaluate,
+    EvaluateKeys,
+    External,
+    Judge,
+    Parity,
+)
 from pipeline.config.sections.models import Convert, Distill, Imatrix, Lora, LoraType, Merge, Quantize
-from pipeline.config.sections.shipping import Gate, LlamaCpp, Report, Serve
+from pipeline.config.sections.shipping import Gate, Machine, Report, Serve, ServeKeys
 from pipeline.config.sections.training import Train, Training
 from pipeline.config.sections.values import (
     AUTO,
@@ -41,6 +49,7 @@ __all__ = [
     "Depth",
     "Distill",
     "Evaluate",
+    "EvaluateKeys",
     "External",
     "Format",
     "Gate",
@@ -48,9 +57,9 @@ __all__ = [
     "Imatrix",
     "Judge",
     "KldLimit",
-    "LlamaCpp",
     "Lora",
     "LoraType",
+    "Machine",
     "Merge",
     "Parity",
     "Preprocess",
@@ -59,6 +68,7 @@ __all__ = [
     "Report",
     "Section",
     "Serve",
+    "ServeKeys",
     "ShareLimit",
     "Train",
     "Training",

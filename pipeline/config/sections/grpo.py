@@ -7,7 +7,7 @@ from pydantic import Field
 
 from pipeline.config.scorers import scorer_problems
 from pipeline.config.sections.measuring import External
-from pipeline.config.sections.values import Count, Layers, Section, Slots, Threads, key
+from pipeline.config.sections.values import Count, Section, Slots, key
 
 EXTERNAL = "external"  # how `rewards` names the program of `external`
 JUDGE = "judge"  # a scorer of evaluate.scorers that gives no rewards
@@ -43,8 +43,6 @@ class Grpo(Section):
     parallel: Slots = key(
         1, "prompts completed at the same time; with 1 a round is the same each time, more are faster"
     )
-    threads: Threads = key(2, "CPU threads of llama-server")
-    n_gpu_layers: Layers = key(0, "layers of llama-server on the GPU: 0 for none, 99 for all")
     loss: Literal["dapo", "dr_grpo"] = key(
         "dapo",
         "dapo (advantages are divided by their group's standard deviation, the sum over a step's tokens by "

@@ -9,7 +9,6 @@ from pipeline.config.scorers import scorer_problems
 from pipeline.config.sections.values import (
     AUTO,
     NAME_PART,
-    ON_GPU,
     Count,
     Divergence,
     Fraction,
@@ -144,7 +143,9 @@ class External(Section):
     start_seconds: Annotated[float, Field(gt=0, le=86400)] = 120.0
 
 
-class Evaluate(Section):
+class EvaluateKeys(Section):
+    """Section `evaluate`."""
+
     models: Annotated[list[str], Field(min_length=1, max_length=100)] = key(
         ["base-F16", "F16", "Q4_K_M", "Q5_K_M"],
         "models to measure: F16, base-F16 (the untuned base) and the levels above, spelled as there; with "
@@ -190,8 +191,6 @@ class Evaluate(Section):
         "number; with 1 every run gives the same answers, with 16 those of the demo took 24 s on 2 cores, "
         "with 4 from 35 to 59",
     )
-    threads: Threads = key(2, "CPU threads of each measurement")
-    n_gpu_layers: GpuLayers = key(AUTO, ON_GPU)
     seed: Seed = key(
         42,
         "seed of the draw of held-out rows (merge draws by it too), of intervals and of the sampler "
@@ -206,3 +205,10 @@ class Evaluate(Section):
     def scorer(self) -> str:
         """The scorer that decides, "none" where nothing is scored."""
         return self.scorers[0] if self.scorers else "none"
+
+
+class Evaluate(EvaluateKeys):
+    """Section `evaluate` with what it needs of section `machine`."""
+
+    threads: Threads = 2
+    n_gpu_layers: GpuLayers = AUTO

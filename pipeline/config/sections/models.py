@@ -15,7 +15,6 @@ from pipeline.config.sections.values import (
     ModelLevels,
     PlainLevels,
     Section,
-    Threads,
     fits,
     key,
 )
@@ -79,7 +78,6 @@ class Quantize(Section):
         "levels to make, in llama.cpp's names (any case); LEVEL-imatrix uses the importance matrix, "
         "base-LEVEL is the untuned base's",
     )
-    nthreads: Threads = key(1, "threads per level; Snakemake runs levels side by side")
     tensor_types: dict[str, str] = key(
         {},
         "regular expression of tensor names: type, for tensors that are to have another type, e.g. "

@@ -65,24 +65,37 @@ class Report(Section):
     gate: Gate = group(Gate, "what `quench ship` refuses; null: that rule is off")
 
 
-class Serve(Section):
+class ServeKeys(Section):
+    """Section `serve`."""
+
     port: Annotated[int, Field(ge=1024, le=65535)] = key(8081, "port on 127.0.0.1")
     ctx_size: Tokens = key(4096, "context of each answer, in tokens")
     parallel: Slots = key(1, "answers at the same time")
-    n_gpu_layers: GpuLayers = key(AUTO, ON_GPU)
-    threads: Threads = key(2, "CPU threads")
     n_predict: Annotated[int, Field(ge=1, le=1 << 24)] = key(1024, "longest answer, in tokens")
     max_restarts: Annotated[int, Field(ge=0, le=10_000)] = key(
         5, "crashes within an hour after which the server is not started again"
     )
 
+
+class Machine(Section):
+    """Section `machine`: how llama.cpp runs here, in every stage, under `quench serve` and for GRPO."""
+
+    threads: Threads = key(2, "CPU threads of llama.cpp's tools and servers")
+    n_gpu_layers: GpuLayers = key(
+        AUTO, f"{ON_GPU}; for GRPO's rollouts auto is 0, which leaves the GPU to training"
+    )
+    llama_cpp: Location | None = key(
+        None, "folder with your own build of llama.cpp (a CUDA build, say); null: the one `make setup` built"
+    )
+
+
+class Serve(ServeKeys):
+    """Section `serve` with what it needs of section `machine`."""
+
+    threads: Threads = 2
+    n_gpu_layers: GpuLayers = AUTO
+
     @property
     def on_gpu(self) -> bool:
         """Whether these settings put layers on a GPU, whatever the machine; auto doesn't say."""
         return self.n_gpu_layers not in (0, AUTO)
-
-
-class LlamaCpp(Section):
-    home: Location | None = key(
-        None, "folder with your own build of llama.cpp (a CUDA build, say); null: the one `make setup` built"
-    )

@@ -9,6 +9,7 @@ from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections.grpo import Grpo
 from pipeline.config.sections.patterns import Ranks, Targets
 from pipeline.config.sections.preference import Preference
+from pipeline.config.sections.shipping import Machine
 from pipeline.config.sections.starts import Saved, Start
 from pipeline.config.sections.values import (
     Count,
@@ -235,8 +236,15 @@ class Train(Section):
 
 class Training(Train):
     """Section `train` with what it needs of section `base`, how its linears are held (`base.quantization`),
-    and the type computed in decided.
+    and of section `machine`, and with the type computed in decided.
     """
 
     bnb_4bit_compute_dtype: ComputeDtype
     quantization: Quantization
+    machine: Machine = group(Machine)
+
+    @property
+    def rollout_layers(self) -> int:
+        """The layers of GRPO's llama-server on the GPU: a number that is asked for, else none."""
+        layers = self.machine.n_gpu_layers
+        return layers if isinstance(layers, int) else 0

@@ -215,6 +215,6 @@ def main(params: Params, root: Path) -> None:
         target=root / "models" / "base",
         record=root / "models" / "base.json",
         root=root,
-        llamacpp_home=params.llamacpp.home,
+        llamacpp_home=params.machine.llama_cpp,
         tensor_types=params.quantize.tensor_types,
     )

@@ -131,12 +131,12 @@ def main(params: Params, root: Path, text: str) -> None:
         val=root / "data/final/val.jsonl",
         target=folder / f"{name}-{text}.gguf",
         scratch=root / FOLDER / text,
-        serve=params.serve,
+        serve=params.serving,
         longest=params.evaluate.ctx_size,
-        nthreads=params.quantize.nthreads,
-        threads=params.evaluate.threads,
+        nthreads=params.machine.threads,
+        threads=params.machine.threads,
         seed=params.evaluate.seed,
-        tools=find_toolchain(params.llamacpp.home),
+        tools=find_toolchain(params.machine.llama_cpp),
     )
     write_json(root / "reports/budget" / f"{text}.json", record)
     print(f"budget: {name}-{text}.gguf {record['bytes'] / 1e6:.0f} MB, {sentence(record)}")

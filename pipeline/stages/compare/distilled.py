@@ -46,7 +46,7 @@ def distill_then_tune(params: Params, root: Path, item: str, level: str, seed: i
     apart, learned = distillation_folder(root, item), root.resolve() / FOLDER / item / LEARNED_FILE
     settings = scale_settings(params, level_settings(root, item, seed, LEARNED_FILE))
     project = open_project(root, item, params, settings, {"data/final": root / "data/final"})
-    file = quantize_base(root, params, project, level, find_toolchain(params.llamacpp.home))
+    file = quantize_base(root, params, project, level, find_toolchain(params.machine.llama_cpp))
     source = untuned_gguf(root, params)
     distilled_gguf(apart, params, source, level, root / "data", seed=seed).replace(learned)
     tuned = train_scales(project, params)
@@ -61,7 +61,7 @@ def distill_merged(params: Params, root: Path, item: str, level: str, seed: int)
     """Publish the merged model's level that learned the merged model's answers."""
     apart, trained = distillation_folder(root, item), root / TRAINED / f"nf4-{seed}"
     links = base_links(root) | {"models/adapter": trained / "adapter"}
-    project, tools = open_project(root, item, params, {}, links), find_toolchain(params.llamacpp.home)
+    project, tools = open_project(root, item, params, {}, links), find_toolchain(params.machine.llama_cpp)
     sixteen = make_sixteen(params, root, project).gguf
     tuned = distilled_gguf(apart, params, sixteen, level, root / "data", seed=seed)
     file = quantize_merged(params, project, sixteen, level, tools)

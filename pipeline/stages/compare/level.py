@@ -25,7 +25,7 @@ def main(params: Params, root: Path, item: str) -> None:
     _, level, seed = item.split("-")
     settings = level_settings(root, item, int(seed))
     project = open_project(root, item, params, settings, {"data/final": root / "data/final"})
-    file = quantize_base(root, params, project, level, find_toolchain(params.llamacpp.home))
+    file = quantize_base(root, params, project, level, find_toolchain(params.machine.llama_cpp))
     run_stage(project, "base")
     remove(file)
     run_stage(project, "preprocess")

@@ -67,7 +67,7 @@ def quantize_merged(params: Params, project: Path, sixteen: Path, level: str, to
     """Write the merged model in `sixteen` at `level` into `project`; the file."""
     made = project / f"models/gguf/{params.convert.name}-{level}.gguf"
     quantize_gguf(
-        tools, sixteen, made, level, params.quantize.nthreads, tensor_types=params.quantize.tensor_types
+        tools, sixteen, made, level, params.machine.threads, tensor_types=params.quantize.tensor_types
     )
     return made
 

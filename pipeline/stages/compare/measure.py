@@ -66,7 +66,7 @@ def record(params: Params, root: Path, strategy: str, level: str, seed: int, nam
     started = time.monotonic()
     trained = root / TRAINED / training_of(strategy, level, seed)
     training = read_json(trained / "train.json", "run `snakemake`")
-    tools = find_toolchain(params.llamacpp.home)
+    tools = find_toolchain(params.machine.llama_cpp)
     remove(root / FOLDER / name)  # of a killed run
     project = open_project(root, name, params, *needs(root, name, strategy, seed, trained))
     made = make(params, root, project, level, tools)
@@ -114,7 +114,7 @@ def measure(made: Made, project: Path, params: Params, root: Path, tools: Toolch
 
     Raises `ToolError` if llama.cpp can't serve it, `GateError` if its logits can't be compared.
     """
-    settings = params.evaluate
+    settings = params.evaluating
     rows = answerable_rows(root / "data/final/test.jsonl", params.compare.rows, settings.seed)
     answers = answer_rows(made.gguf, list(rows), settings, tools, lora=made.lora)
     scored = score_answers(
@@ -136,7 +136,7 @@ def measure(made: Made, project: Path, params: Params, root: Path, tools: Toolch
 def general(made: Made, project: Path, params: Params, root: Path, tools: Toolchain) -> dict[str, Any] | None:
     """Which general questions what is shipped answers right; None if `evaluate.general` names none."""
     tokenizer = load_tokenizer(tokenizer_folder(project))
-    found = ask_general(made.gguf, tokenizer, root, params.evaluate, tools, made.lora)
+    found = ask_general(made.gguf, tokenizer, root, params.evaluating, tools, made.lora)
     return {key: found[key] for key in ("file", "sha256", "score", "right")} if found else None
 
 

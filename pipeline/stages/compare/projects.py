@@ -103,7 +103,7 @@ def quantize_base(root: Path, params: Params, project: Path, level: str, tools: 
         untuned_gguf(root, params),
         target,
         level,
-        params.evaluate.threads,
+        params.machine.threads,
         tensor_types=params.quantize.tensor_types,
     )
     return target

@@ -20,7 +20,7 @@ def main(params: Params, root: Path, item: str) -> None:
     _, level, seed = item.split("-")
     settings = scale_settings(params, level_settings(root, item, int(seed)))
     project = open_project(root, item, params, settings, {"data/final": root / "data/final"})
-    file = quantize_base(root, params, project, level, find_toolchain(params.llamacpp.home))
+    file = quantize_base(root, params, project, level, find_toolchain(params.machine.llama_cpp))
     tuned = train_scales(project, params)
     report = read_json(project / "reports/train.json", "run `snakemake`")
     publish_scales(file, tuned, project / "models/adapter", report, root / TRAINED / item)

@@ -44,7 +44,7 @@ def measured(root: Path, params: Params) -> list[dict[str, Any]]:
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
-    settings, evaluate = params.compare, params.evaluate
+    settings, evaluate = params.compare, params.evaluating
     if not settings.seeds:
         write_json(root / TARGET, {"seeds": []})
         print(

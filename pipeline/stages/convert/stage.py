@@ -110,7 +110,7 @@ def main(params: Params, root: Path) -> None:
         folder=folder,
         name=name,
         type=kind,
-        tools=find_toolchain(params.llamacpp.home),
+        tools=find_toolchain(params.machine.llama_cpp),
         with_base=params.convert.base,
     )
     made = [

@@ -154,9 +154,9 @@ def main(params: Params, root: Path, model: str) -> None:
         tokenizer=root / "models/adapter",
         rows=root / "data/final/test.jsonl",
         root=root,
-        settings=params.evaluate,
-        serve=params.serve,
-        tools=find_toolchain(params.llamacpp.home),
+        settings=params.evaluating,
+        serve=params.serving,
+        tools=find_toolchain(params.machine.llama_cpp),
         by_row=params.graph != "merged",
     )
     answers_path = root / f"reports/eval/{model}.answers.jsonl"

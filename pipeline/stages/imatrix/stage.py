@@ -143,9 +143,9 @@ def main(params: Params, root: Path) -> None:
         model=root / f"models/gguf/{params.convert.name}-{params.convert.type}.gguf",
         folder=root / "models/imatrix",
         tokens=params.imatrix.tokens,
-        threads=params.evaluate.threads,
-        n_gpu_layers=params.evaluate.n_gpu_layers,
-        tools=find_toolchain(params.llamacpp.home),
+        threads=params.machine.threads,
+        n_gpu_layers=params.machine.n_gpu_layers,
+        tools=find_toolchain(params.machine.llama_cpp),
     )
     measured = "{tokens:,} tokens of {rows:,} training rows, {chunks} chunks"
     print(f"imatrix: {measured.format(**record) if record['tokens'] else 'none (imatrix.tokens is 0)'}")

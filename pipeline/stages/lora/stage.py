@@ -45,7 +45,7 @@ def main(params: Params, root: Path) -> None:
         lineage=root / "models/base.json",
         target=target,
         type=params.lora.type,
-        tools=find_toolchain(params.llamacpp.home),
+        tools=find_toolchain(params.machine.llama_cpp),
     )
     print(
         f"lora: {target.name} {target.stat().st_size / 1e6:.1f} MB, for {root / 'models/base' / MODEL_FILE}"

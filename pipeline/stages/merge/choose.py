@@ -56,7 +56,7 @@ def merge_the_better(
     more than all that is kept). The rows are read first: what is wrong with them should not be found after an
     hour.
     """
-    prompts, task_rows = held_out(rows, adapter, params.merge, params.evaluate)
+    prompts, task_rows = held_out(rows, adapter, params.merge, params.evaluating)
     need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
         first, last = MERGE_BASES
@@ -66,7 +66,7 @@ def merge_the_better(
             remove(scratch / first)
             record = make(last, scratch / last)
             found[last] = measure(scratch / last, reference, task_rows, params, tools, root)
-        choice = choose(found, params.merge.levels, params.evaluate)
+        choice = choose(found, params.merge.levels, params.evaluating)
         if choice.merge_base == first:
             remove(scratch / last)
             record = make(first, scratch / first)
@@ -101,7 +101,7 @@ def measure(
     level at a time, and deleted. `root` is the project's: scorers of the user's own and the judge's key lie
     below it.
     """
-    evaluate, kind = params.evaluate, params.convert.type
+    evaluate, kind = params.evaluating, params.convert.type
     source = merged.with_name(f"{merged.name}-{kind}.gguf")
     to_gguf(tools, merged, source, kind, merged.name, find_pre_tokenizer(merged, tools).name)
     found: Found = {kind: (gguf_divergence(reference, source, threads=evaluate.threads, tools=tools), None)}

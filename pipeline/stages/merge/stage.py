@@ -78,7 +78,7 @@ def main(params: Params, root: Path) -> None:
             merged=merged,
             rows=root / "data/final/val.jsonl",
             params=params,
-            tools=find_toolchain(params.llamacpp.home),
+            tools=find_toolchain(params.machine.llama_cpp),
             root=root,
         )
     else:

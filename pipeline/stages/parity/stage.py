@@ -41,8 +41,8 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
         measure = Measure(
             rows,
             params.parity,
-            params.evaluate,
-            find_toolchain(params.llamacpp.home),
+            params.evaluating,
+            find_toolchain(params.machine.llama_cpp),
             scratch,
             params.quantize.tensor_types,
             root / "reports/distill",

@@ -77,10 +77,10 @@ def main(params: Params, root: Path, level: str) -> None:
         source=folder / f"{name}-{untuned}{params.convert.type}.gguf",
         target=folder / f"{name}-{level}.gguf",
         level=type_name,
-        nthreads=params.quantize.nthreads,
+        nthreads=params.machine.threads,
         imatrix=find_imatrix(root / "models/imatrix", level) if with_imatrix else None,
         tensor_types=params.quantize.tensor_types,
-        tools=find_toolchain(params.llamacpp.home),
+        tools=find_toolchain(params.machine.llama_cpp),
     )
     print(f"quantize: {name}-{level}.gguf {made['bytes'] / 1e6:.0f} MB")
     if warning := fallback_warning(made):

@@ -89,10 +89,10 @@ def main(params: Params, root: Path) -> None:
         folder=root / "reports",
         name=params.convert.name,
         settings=params.report,
-        serve=params.serve,
+        serve=params.serving,
         seed=params.evaluate.seed,
         jinja=read_template(root / "models" / "adapter"),
-        llama_home=params.llamacpp.home,
+        llama_home=params.machine.llama_cpp,
         norms=norms_of(root / "models/adapter"),
         used=usages(root),
     )

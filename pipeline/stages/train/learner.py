@@ -41,11 +41,9 @@ class Learner:
     rules: ClassVar[RuleSets] = RuleSets(EVERY_STEP, EVERY_EVAL, AT_END)
 
     @contextmanager
-    def prepared(
-        self, tokens: Path, base: Path, tokenizer: Any, *, home: str | None = None, replay: bool = False
-    ) -> Iterator[None]:
-        """Have ready, while the body runs, what the method needs beside the rows. `home` is llamacpp.home;
-        with `replay` GRPO draws nothing.
+    def prepared(self, tokens: Path, base: Path, tokenizer: Any, *, replay: bool = False) -> Iterator[None]:
+        """Have ready, while the body runs, what the method needs beside the rows; with `replay` GRPO draws
+        nothing.
         """
         yield
 

@@ -32,7 +32,7 @@ NAMES = {
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
 # where weights lie changes no byte, as the number of processes doesn't: a run may go on with it changed
-NO_PART = {"shard_base", "device"}  # the device itself is in the record
+NO_PART = {"shard_base", "device", "machine"}  # the device itself is in the record
 # but then the base is quantized in main memory, whose sums a GPU makes in another order
 ELSEWHERE = ", base quantized in main memory"
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them

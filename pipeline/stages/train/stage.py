@@ -52,15 +52,14 @@ def train(
     settings: Training,
     resume: bool | Path,
     replay: bool = False,
-    home: str | None = None,
     group: Any = None,
 ) -> dict[str, Any]:
     """Train, publish the adapter folder, return the report; `metrics_log` in it are the rows of every step
     and evaluation.
 
     With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names;
-    otherwise starts again; with `replay` on the rounds that a run of GRPO left, and draws none. `home` is
-    llamacpp.home; `group` are the processes that share the work, of which this is the first (None: alone).
+    otherwise starts again; with `replay` on the rounds that a run of GRPO left, and draws none.
+    `group` are the processes that share the work, of which this is the first (None: alone).
     Raises `GateError` where a monitoring rule fails or the adapter learned nothing, `ConfigError` where an
     unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
@@ -89,7 +88,7 @@ def train(
         else:
             print(f"train: going on from {start}", file=sys.stderr)
         learner = learner_of(settings.method)(settings, checkpoints, record)
-        opened.enter_context(learner.prepared(tokens, base, tokenizer, home=home, replay=replay))
+        opened.enter_context(learner.prepared(tokens, base, tokenizer, replay=replay))
         if group:
             alike = same_in_all(record, settings)
             group.begin({"record": record, "alike": alike, "start": start.name if start else None})
@@ -177,7 +176,6 @@ def main(
         settings=params.training,
         resume=resume,
         replay=replay,
-        home=params.llamacpp.home,
         group=group,
     )
     rows, inputs = report.pop("metrics_log"), report.pop("inputs")

@@ -49,7 +49,7 @@ def main(params: Params, root: Path) -> None:
         adapter=root / "models/adapter",
         lineage=root / "models/base.json",
         target=target,
-        tools=find_toolchain(params.llamacpp.home),
+        tools=find_toolchain(params.machine.llama_cpp),
     )
     size, base = target.stat().st_size, (root / "models/base" / MODEL_FILE).stat().st_size
     print(f"tuned: {target.name} {size / 1e6:.1f} MB, from {base / 1e6:.1f} MB and the trained scales")

@@ -34,7 +34,7 @@ def report(finished: Path, model: str) -> dict[str, Any]:
 
 
 def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path, tmp_path: Path) -> None:
-    rows, settings = tmp_path / "test.jsonl", load_params(finished / "params.yaml").evaluate
+    rows, settings = tmp_path / "test.jsonl", load_params(finished / "params.yaml").evaluating
     rows.write_text(
         json.dumps(
             {

@@ -43,10 +43,9 @@ def params(level: str | None, method: str = "sft") -> Params:
 
 def settings(**changed: Any) -> Any:
     small = {
-        "threads": 1,
         "ctx_size": 128,
     }
-    return adapter_inputs.params().evaluate.model_copy(update=small | changed)
+    return adapter_inputs.params().evaluating.model_copy(update=small | changed)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,7 @@ def test_the_server_that_is_measured_and_asked_has_the_adapter(
         with pytest.raises(Stop):
             answer_rows(base, [], settings(), tools, one)
         with pytest.raises(Stop):
-            serving_figures(base, adapter_inputs.params().serve, tools, one)
+            serving_figures(base, adapter_inputs.params().serving, tools, one)
     assert asked == [lora, lora, None, None]
 
 
@@ -183,7 +182,7 @@ def test_the_whole_stage_of_base_and_adapter(
     found = found.model_copy(
         update={
             "evaluate": settings(models=["base", "adapter"], **small),
-            "serve": found.serve.model_copy(update={"ctx_size": 128, "threads": 1}),
+            "serve": found.serve.model_copy(update={"ctx_size": 128}),
         }
     )
     for model in ("base", "adapter"):

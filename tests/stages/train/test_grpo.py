@@ -296,7 +296,7 @@ def test_llama_server_draws_with_what_was_learned(
 ) -> None:
     rate = {"lora": 2e-2, "scales": 2e-1}[tuner]
     more: dict[str, Any] = {
-        "grpo": {"rollouts": "llama-server", "threads": 1, "kl_beta": 0.01},
+        "grpo": {"rollouts": "llama-server", "kl_beta": 0.01},
         "tuner": tuner,
         "learning_rate": rate,
     }
@@ -329,7 +329,7 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
     params = tiny_params(tiny_qwen2)
     params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO | {"rollouts": "llama-server"}}
     params["train"]["grpo"] |= {"rewards": {"python:letters.py:length": 1.0}, "steps_per_round": 1}
-    params["train"]["grpo"] |= {"parallel": 2, "threads": 1, "rollout_type": "Q8_0"}
+    params["train"]["grpo"] |= {"parallel": 2, "rollout_type": "Q8_0"}
     root = write_project(tmp_path / "project", params)
     (root / "data/evaluation").mkdir()
     (root / "data/evaluation/letters.py").write_text(REWARD)

@@ -17,9 +17,7 @@ class DistillLearner(Learner):
     before: float | None
 
     @contextmanager
-    def prepared(
-        self, tokens: Path, base: Path, tokenizer: Any, *, home: str | None = None, replay: bool = False
-    ) -> Iterator[None]:
+    def prepared(self, tokens: Path, base: Path, tokenizer: Any, *, replay: bool = False) -> Iterator[None]:
         """Have the original's answers."""
         from pipeline.stages.train.distill.teacher import ask_teacher
 

@@ -102,9 +102,9 @@ class Rounds:
         if resumed and not self.source.same_again:
             print(
                 f"train: the rollouts before step {step + 1} were cut off and are drawn again; "
-                f"llama-server with train.grpo.parallel {self.grpo.parallel} and n_gpu_layers "
-                f"{self.grpo.n_gpu_layers} may draw others: the run goes on, but not to the very bytes of an "
-                "unbroken one",
+                f"llama-server with train.grpo.parallel {self.grpo.parallel} and machine.n_gpu_layers "
+                f"{self.settings.rollout_layers} may draw others: the run goes on, but not to the very bytes "
+                "of an unbroken one",
                 file=sys.stderr,
             )
         made = Round(

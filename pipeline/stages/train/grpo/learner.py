@@ -22,9 +22,7 @@ class GrpoLearner(Learner):
     rounds: Any = None  # in a process that only follows there are none
 
     @contextmanager
-    def prepared(
-        self, tokens: Path, base: Path, tokenizer: Any, *, home: str | None = None, replay: bool = False
-    ) -> Iterator[None]:
+    def prepared(self, tokens: Path, base: Path, tokenizer: Any, *, replay: bool = False) -> Iterator[None]:
         """Open the rounds; a scorer's program runs as long as the body. Raises `ConfigError` for a scorer
         that can't be made, `ToolError` without llama.cpp.
         """
@@ -35,7 +33,7 @@ class GrpoLearner(Learner):
             split: list(read_rows(tokens / f"{QUESTIONS}-{split}.jsonl")) for split in ("train", "val")
         }
         with open_rewards(self.settings.grpo, tokens) as rewards:
-            source = open_source(base, tokenizer, self.checkpoints, self.settings, self.record, home)
+            source = open_source(base, tokenizer, self.checkpoints, self.settings, self.record)
             run = run_id(self.record)
             self.rounds = Rounds(
                 self.settings, source, rewards, questions, tokenizer, self.checkpoints, run, replay
@@ -63,7 +61,6 @@ def open_source(
     checkpoints: Path,
     settings: Training,
     record: dict[str, Any],
-    home: str | None,
 ) -> Any:
     """Who draws (a `pipeline.stages.train.grpo.rollouts.Source`), by `train.grpo.rollouts`."""
     if settings.grpo.rollouts == "llama-server":
@@ -71,7 +68,7 @@ def open_source(
         from pipeline.stages.train.grpo.server_rollouts import ServerSource
 
         weights = record["base"]["weights_sha256"]
-        return ServerSource(find_toolchain(home), base, checkpoints, settings, weights)
+        return ServerSource(find_toolchain(settings.machine.llama_cpp), base, checkpoints, settings, weights)
     from pipeline.stages.train.grpo.own_rollouts import OwnSource
 
     return OwnSource([tokenizer.eos_token_id], settings.grpo.max_new_tokens)

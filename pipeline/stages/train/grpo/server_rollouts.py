@@ -54,7 +54,7 @@ class ServerSource:
         self.tools, self.base, self.folder, self.settings = tools, base, folder, settings
         self.weights = weights
         # on more slots, which requests share a batch depends on the machine's mood, and so does the rounding
-        self.same_again = settings.grpo.parallel == 1 and settings.grpo.n_gpu_layers == 0
+        self.same_again = settings.grpo.parallel == 1 and settings.rollout_layers == 0
 
     @cached_property
     def model(self) -> Path:
@@ -93,8 +93,8 @@ class ServerSource:
                 file,
                 ctx_size=longest + grpo.max_new_tokens + 8,
                 parallel=grpo.parallel,
-                threads=grpo.threads,
-                n_gpu_layers=grpo.n_gpu_layers,
+                threads=self.settings.machine.threads,
+                n_gpu_layers=self.settings.rollout_layers,
                 lora=lora,
             ) as server:
                 yield server
