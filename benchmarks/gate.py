@@ -193,7 +193,7 @@ class Bench:
 
         evidence = self.evidence(level, case, model, sixteen_case, sixteen)
         verdict = judge(level, evidence, Parity.model_validate(PASSED), self.params.report.gate)
-        check, _ = level_weights(sixteen, model, split_level(level)[0], self.params.parity.rmse_slack, {})
+        check, _ = level_weights(sixteen, model, split_level(level)[0], {})
         figures = ", ".join(
             f"{one.key} {one.figure:.4g}"
             for one in verdict.checks

@@ -126,9 +126,7 @@ CONDITIONS = (
     Only(("parity.max_kld_served", "parity.min_same_top_served"), (GGUF,)),
     Only(
         (
-            "parity.max_kld_exact",
             "parity.max_kld_level",
-            "parity.rmse_slack",
             "report.gate.max_kld_trained",
         ),
         (MERGED,),

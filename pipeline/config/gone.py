@@ -33,6 +33,8 @@ GONE: Mapping[str, Gone] = {
     "distill.learning_rate": Gone(2.0e-3, "scales are distilled at 2.0e-3"),
     "distill.general_share": Gone(0.75, "three quarters of the text are drawn from data/distill"),
     "compare.scales_learning_rate": Gone(5.0e-3, "scales learn a task at 5.0e-3"),
+    "parity.max_kld_exact": Gone(1.0e-3, "where nothing may be lost 0.001 nats are allowed"),
+    "parity.rmse_slack": Gone(1.5, "a tensor may have 1.5 times its type's usual rounding error"),
     "evaluate.prompt_lengths": Gone([128, 512], "speed is measured with 128 and 512 tokens"),
     "evaluate.generation_depths": Gone([0, 512], "speed is measured behind 0 and 512 tokens"),
     "evaluate.repetitions": Gone(3, "each speed is measured three times"),

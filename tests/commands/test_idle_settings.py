@@ -89,7 +89,7 @@ def test_snakemake_says_them_before_it_plans(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "said"), [("base", ["merge.rows"]), ("lora", []), ("parity", ["parity.rmse_slack"])]
+    ("stage", "said"), [("base", ["merge.rows"]), ("lora", []), ("parity", ["parity.max_kld_level"])]
 )
 def test_a_stage_says_those_of_its_section_and_the_first_those_of_no_stage(
     tmp_path: Path,
@@ -100,7 +100,7 @@ def test_a_stage_says_those_of_its_section_and_the_first_those_of_no_stage(
 ) -> None:
     monkeypatch.delenv(RUN, raising=False)
     base = {"source": "gguf", "model": "missing.gguf", "quantization": "gguf"}
-    root = project(tmp_path, "demo-gguf", base=base, merge={"rows": 8}, parity={"rmse_slack": 2.0})
+    root = project(tmp_path, "demo-gguf", base=base, merge={"rows": 8}, parity={"max_kld_level": 2.0})
     assert main([stage, "--root", str(root)]) != 0  # nothing is there to work on
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if "acts only if" in line] == said

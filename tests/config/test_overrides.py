@@ -128,10 +128,12 @@ def test_a_former_setting_is_named_and_taken_out(name: str, tmp_path: Path) -> N
         at = rows.index(f"{'  ' * depth}{section}:", at) + 1
     rows[at:at] = [f"{indent}# of a former version,", f"{indent}# in two lines", f"{indent}{key}: {value}"]
     file.write_text("\n".join(rows) + "\n")
-    with pytest.raises(ConfigError, match=rf"Q-CONFIG-003: .* 1 error:\n  [\w.]+: is gone: "):
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .* 1 error:\n  [\w.]+: is gone: "):
         load_params(file)
     (sentence,) = upgraded(file)
-    assert sentence.startswith(f"{name} is gone: ") and sentence.endswith(f"{as_yaml(yaml.safe_load(value))} here")
+    assert sentence.startswith(f"{name} is gone: ") and sentence.endswith(
+        f"{as_yaml(yaml.safe_load(value))} here"
+    )
     if new := GONE[name].new_name:
         section, key = new.split(".")
         assert load_params(file).model_dump()[section][key] == yaml.safe_load(value)

@@ -9,7 +9,7 @@ from hypothesis import settings as drawn
 from hypothesis import strategies as st
 from plans import GIB, MIXTURE, QWEN_7B, SMOLLM2, demo_training, parts, plan_of, published, training
 
-from pipeline.config.sections import Train
+from pipeline.config.sections import Machine, Train
 from pipeline.config.sections.grpo import Grpo
 from pipeline.core.errors import ConfigError
 from pipeline.planning.duration import PCIE
@@ -25,7 +25,8 @@ EXPERTS = {"r": 16, "target_modules": ["q_proj"], "target_experts": ["gate_proj"
 
 
 def grpo(**changed: Any) -> Any:
-    return training(method="grpo", grpo=Grpo(**changed))
+    layers = changed.pop("n_gpu_layers", 0)
+    return training(method="grpo", grpo=Grpo(**changed), machine=Machine(n_gpu_layers=layers))
 
 
 # name: what `plan_of` is given. Each key that a plan reads has another value than the default in one of them

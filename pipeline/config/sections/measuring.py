@@ -100,9 +100,6 @@ class Parity(Section):
     strings: Count = key(100000, "strings tokenized by training's tokenizer and by the GGUF's vocabulary")
     rows: Count = key(4, "held-out rows whose logits are compared along the entire chain")
     prompts: Count = key(4, "held-out prompts that each GGUF is asked in llama-server")
-    max_kld_exact: Divergence = key(
-        1.0e-3, "largest mean KL divergence, in nats, where nothing may be lost (merged model to F16 GGUF)"
-    )
     max_kld_level: KldLimit = key(
         "auto",
         "mean KL divergence of a level from F16 that is unusual: a warning if every weight is within the "
@@ -117,9 +114,6 @@ class Parity(Section):
     )
     min_same_top_served: Fraction = key(
         0.99, "and the least share of positions with the same first choice, 0 to 1"
-    )
-    rmse_slack: Annotated[float, Field(ge=1, le=1000)] = key(
-        1.5, "a tensor's rounding error may be this many times its type's usual one"
     )
 
 

@@ -17,6 +17,7 @@ from pipeline.stages.parity.check import divergence_check, incomparable
 
 FROM_SIXTEEN = "16-bit base with adapter → merged model"
 FROM_NF4 = "Trained model (NF4 with adapter) → merged model"
+MAX_KLD_EXACT = 1.0e-3  # nats, the mean where nothing may be lost (merged model to F16 GGUF)
 OVERFLOW = "Weights or sums are too large for float16: set convert.type to BF16."
 
 
@@ -113,7 +114,7 @@ def level_bound(level: str, outputs: Outputs, limits: Parity, weights: Callable[
     return Bound(allowed.kld, f"limit: {allowed.source}", weights, remedy)
 
 
-def merge_checks(outputs: Outputs, merge_base: str, limits: Parity) -> dict[str, Check]:
+def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
     """Both models that the merge could stand for, against it: the one it went into must be equal, the other
     one is as far as NF4 rounds the base.
     """
@@ -136,9 +137,9 @@ def merge_checks(outputs: Outputs, merge_base: str, limits: Parity) -> dict[str,
     )
 
     def cause() -> str:
-        return merge_cause(outputs, merge_base, limits)
+        return merge_cause(outputs, merge_base)
 
-    equal = Bound(limits.max_kld_exact)
+    equal = Bound(MAX_KLD_EXACT)
     both = f"{note}; {rounded.note}" if note else rounded.note
     return {
         "outputs_sixteen": hand_over(
@@ -160,23 +161,23 @@ def merge_checks(outputs: Outputs, merge_base: str, limits: Parity) -> dict[str,
     }
 
 
-def merge_cause(outputs: Outputs, merge_base: str, limits: Parity) -> str:
+def merge_cause(outputs: Outputs, merge_base: str) -> str:
     """What the merged model is instead of what it should be, found by comparing it with what else it could
     be.
     """
-    if same(outputs.untuned(), outputs.merged, limits):
+    if same(outputs.untuned(), outputs.merged):
         return (
             "The merged model is the untuned base, the adapter was not merged: run `snakemake --force merge`."
         )
     sixteen, nf4 = ("16-bit", outputs.sixteen), ("NF4", outputs.trained)
     (base, own), (other_base, other) = (sixteen, nf4) if merge_base == "16-bit" else (nf4, sixteen)
-    if same(own, outputs.merged, limits):
+    if same(own, outputs.merged):
         loss = compare(outputs.trained, outputs.sixteen).kld
         return (
             f"The merge lost nothing, but the {base} base is {loss:.2g} nats from the other one: set "
             f"merge.base to {other_base.lower()} or auto."
         )
-    if same(other, outputs.merged, limits):
+    if same(other, outputs.merged):
         return (
             f"The adapter was merged into the {other_base} base, not into {merge_base} as merge.json says: "
             "merge again."
@@ -187,13 +188,13 @@ def merge_cause(outputs: Outputs, merge_base: str, limits: Parity) -> str:
     )
 
 
-def gguf_check(outputs: Outputs, title: str, limits: Parity) -> Check:
+def gguf_check(outputs: Outputs, title: str) -> Check:
     """The merged model against its 16-bit GGUF, which must be equal."""
 
     def cause() -> str:
-        if same(outputs.untuned(), outputs.gguf, limits):
+        if same(outputs.untuned(), outputs.gguf):
             return "The GGUF is the untuned base: run `snakemake --force convert`."
-        if same(outputs.sixteen, outputs.gguf, limits) or same(outputs.trained, outputs.gguf, limits):
+        if same(outputs.sixteen, outputs.gguf) or same(outputs.trained, outputs.gguf):
             return (
                 "The GGUF is the base with the adapter, the merged model is not: run `snakemake --force "
                 "merge`."
@@ -204,7 +205,7 @@ def gguf_check(outputs: Outputs, title: str, limits: Parity) -> Check:
             "config.json says."
         )
 
-    return hand_over(title, outputs.merged, outputs.gguf, Bound(limits.max_kld_exact), outputs, cause)
+    return hand_over(title, outputs.merged, outputs.gguf, Bound(MAX_KLD_EXACT), outputs, cause)
 
 
 def level_check(title: str, before: Reference, after: Reference, bound: Bound, outputs: Outputs) -> Check:
@@ -216,7 +217,7 @@ def level_check(title: str, before: Reference, after: Reference, bound: Bound, o
     return hand_over(title, before, after, bound, outputs, lambda: cause)
 
 
-def lora_check(outputs: Outputs, with_lora: Reference, merge_base: str, limits: Parity) -> Check:
+def lora_check(outputs: Outputs, with_lora: Reference, merge_base: str) -> Check:
     """The base's GGUF with the adapter's GGUF on it, against the GGUF of the merge; of a merge into NF4,
     against the 16-bit base with adapter.
     """
@@ -227,15 +228,15 @@ def lora_check(outputs: Outputs, with_lora: Reference, merge_base: str, limits: 
     )
 
     def cause() -> str:
-        if same(outputs.untuned(), with_lora, limits):
+        if same(outputs.untuned(), with_lora):
             return "The adapter's GGUF changes nothing: run `snakemake --force convert`."
         return "The base's GGUF or the adapter's is of another run: run `snakemake --force convert`."
 
     return hand_over(
-        f"{name} → base GGUF with LoRA GGUF", before, with_lora, Bound(limits.max_kld_exact), outputs, cause
+        f"{name} → base GGUF with LoRA GGUF", before, with_lora, Bound(MAX_KLD_EXACT), outputs, cause
     )
 
 
-def same(before: Reference, after: Reference, limits: Parity) -> bool:
+def same(before: Reference, after: Reference) -> bool:
     """Whether two models say the same, up to what an exact hand-over may differ."""
-    return bool(compare(before, after).kld <= limits.max_kld_exact)
+    return bool(compare(before, after).kld <= MAX_KLD_EXACT)

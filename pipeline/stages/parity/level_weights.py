@@ -23,17 +23,18 @@ from pipeline.stages.parity.tensor_noise import TensorNoise, tensor_noise
 Noise = dict[str, dict[str, Any]]  # {tensor: {"type": ggml's name, "rmse": ‖level − 16 bit‖ ÷ ‖16 bit‖}}
 
 EXACT = ("F32", "F16", "BF16")  # not counted in a level's mean noise
+SLACK = 1.5  # times its type's usual rounding error that a tensor may have
 WHAT = "largest error of a tensor's weights, in multiples of what its type costs"
 
 
 def level_weights(
-    gguf: Path, level: Path, name: str, slack: float, tensor_types: Mapping[str, str] = NO_TYPES
+    gguf: Path, level: Path, name: str, tensor_types: Mapping[str, str] = NO_TYPES
 ) -> tuple[Check, Noise]:
     """The parity check of one level (`name` as in `quantize.levels`) and the noise of each tensor; both files
     are streamed.
 
-    `slack` is how many times its type's usual noise a tensor may have, and how many times its type's largest
-    error a weight. The second is not asked of a level with an importance matrix, which gives unimportant
+    A tensor may have `SLACK` times its type's usual noise, and a weight as many times its type's largest
+    error. The second is not asked of a level with an importance matrix, which gives unimportant
     weights up. `tensor_types` is `quantize.tensor_types`, of no meaning for a budget's file. A type without a
     known noise or a dequantizer in the package gguf leaves the parity check unmeasured, unless something is
     wrong already. Raises `ConfigError` where `tensor_types` can't be.
@@ -53,7 +54,7 @@ def level_weights(
             "not measured",
             f"the noise of {', '.join(unknown)} is not known here",
             what=WHAT,
-            limit=slack,
+            limit=SLACK,
             unit="times",
         ), {}
     names = sorted(after)
@@ -69,12 +70,10 @@ def level_weights(
         return lost_check(title, lost, before, after), noise
     if with_imatrix or is_budget(name):  # a budget's file may have been made with one
         found = {tensor: replace(one, worst=0.0) for tensor, one in found.items()}
-    return noise_check(title, found, after, slack), noise
+    return noise_check(title, found, after), noise
 
 
-def noise_check(
-    title: str, found: Mapping[str, TensorNoise], after: Mapping[str, GgufTensor], slack: float
-) -> Check:
+def noise_check(title: str, found: Mapping[str, TensorNoise], after: Mapping[str, GgufTensor]) -> Check:
     """The verdict over all tensors: the worst in multiples of what its type costs, as a whole or by one
     weight.
     """
@@ -89,12 +88,12 @@ def noise_check(
         f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}, "
         f"largest error of a weight {found[worst].worst:.2f} of the largest in its block"
     )
-    passed, remedy = shares[worst] <= slack, remake(after[worst].file)
+    passed, remedy = shares[worst] <= SLACK, remake(after[worst].file)
     cause = (
-        f"{worst} was made from other weights, or its values are unusually spread: {remedy}, or raise "
-        "parity.rmse_slack if it stays so."
+        f"{worst} was made from other weights, or its values are unusually spread: {remedy}, or take another "
+        "level if it stays so."
     )
-    if whole[worst] <= slack:
+    if whole[worst] <= SLACK:
         cause = (
             f"A scale or a weight in row {found[worst].worst_row} of {worst} is off by more than "
             f"{after[worst].type} rounds, so the file is damaged: {remedy}."
@@ -106,7 +105,7 @@ def noise_check(
         "" if passed else cause,
         what=WHAT,
         figure=shares[worst],
-        limit=slack,
+        limit=SLACK,
         unit="times",
         figures={
             "rmse_mean": float(np.mean(quantized)) if quantized else 0.0,

@@ -102,11 +102,11 @@ def output_checks(
             weights=weights,
             nf4=lambda: trained_weights(chain) if recorded else None,
         )
-        checks = merge_checks(outputs, merge_base, limits)
+        checks = merge_checks(outputs, merge_base)
         if not recorded:
             why = "the adapter has no run.json that says how its base was quantized"
             checks["outputs_trained"] = Check(checks["outputs_trained"].name, "not measured", why)
-        checks["outputs_gguf"] = gguf_check(outputs, f"Merged model → {chain.gguf.stem}", limits)
+        checks["outputs_gguf"] = gguf_check(outputs, f"Merged model → {chain.gguf.stem}")
         for level, path in chain.levels.items():
             with bench.gguf(path) as quantized:
                 bound = level_bound(level, outputs, limits, checked(weights, level))
@@ -115,7 +115,7 @@ def output_checks(
                 )
         if base_gguf and lora:
             with_lora = files.enter_context(bench.gguf(base_gguf, lora))
-            checks["outputs_lora"] = lora_check(outputs, with_lora, merge_base, limits)
+            checks["outputs_lora"] = lora_check(outputs, with_lora, merge_base)
             for level in filter(lambda level: not distilled_from(level), chain.levels):  # the base has none
                 # the matrix is the merged model's; without it the level would be judged by another one
                 if split_level(level)[1] or is_budget(level):
@@ -130,7 +130,7 @@ def output_checks(
                         base_at_level(chain, level, base_gguf, bench) as file,
                         bench.gguf(file, lora) as there,
                     ):
-                        made = made_here(base_gguf, file, level, limits.rmse_slack)
+                        made = made_here(base_gguf, file, level)
                         bound = level_bound(level, outputs, limits, made)
                         checks[level_key("outputs_lora", level)] = level_check(
                             lora_title(level), with_lora, there, bound, outputs
@@ -143,9 +143,9 @@ def checked(weights: Mapping[str, Check], level: str) -> Callable[[], Check | No
     return lambda: weights.get(level_key("weights", level))
 
 
-def made_here(base_gguf: Path, file: Path, level: str, slack: float) -> Callable[[], Check]:
+def made_here(base_gguf: Path, file: Path, level: str) -> Callable[[], Check]:
     """The check of the weights of the base at a level; it takes its time and is made if it is asked for."""
-    return lambda: level_weights(base_gguf, file, level, slack)[0]
+    return lambda: level_weights(base_gguf, file, level)[0]
 
 
 def trained_weights(chain: Chain) -> Check:

@@ -118,9 +118,7 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
                 record = measure.distilled / f"{plain}.json"
                 found[key] = distilled_weights(chain.levels[plain], path, record, level)
             else:
-                found[key], _ = level_weights(
-                    chain.gguf, path, level, limits.rmse_slack, measure.tensor_types
-                )
+                found[key], _ = level_weights(chain.gguf, path, level, measure.tensor_types)
         return found
 
     def base_weights(checks: ParityChecks) -> ParityChecks:

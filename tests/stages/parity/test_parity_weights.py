@@ -297,12 +297,12 @@ def test_a_value_too_large_for_f16_is_named(tmp_path: Path) -> None:
 
 
 def measured(light: Path, level: Path, name: str = "Q4_K_M") -> Any:
-    return level_weights(light / "tiny-F16.gguf", level, name, 1.5)
+    return level_weights(light / "tiny-F16.gguf", level, name)
 
 
 def test_a_levels_noise_is_that_of_its_types(finished: Path) -> None:
     gguf = finished / "models/gguf"
-    check, noise = level_weights(gguf / "tiny-F16.gguf", gguf / "tiny-Q4_K_M.gguf", "Q4_K_M", 1.5)
+    check, noise = level_weights(gguf / "tiny-F16.gguf", gguf / "tiny-Q4_K_M.gguf", "Q4_K_M")
     assert check.verdict == "pass"
     assert noise[UP]["type"] == "Q4_K"
     assert 0.05 < noise[UP]["rmse"] < NOISE["Q4_K"]
@@ -441,7 +441,7 @@ def test_mxfp4_moe_is_mxfp4_where_there_are_experts(
             )
             writer.add_tensor(name, gguf.quantize(values.astype(np.float32), number), raw_dtype=number)
         finish(writer)
-    check, _ = level_weights(tmp_path / "F16.gguf", tmp_path / "level.gguf", "MXFP4_MOE", 1.5)
+    check, _ = level_weights(tmp_path / "F16.gguf", tmp_path / "level.gguf", "MXFP4_MOE")
     assert (check.verdict, check.sentence.split(";")[0]) == (
         "fail" if detail.startswith("no") else "pass",
         detail,
@@ -462,18 +462,18 @@ def test_types_given_by_name_are_no_other_level(
 ) -> None:
     gguf, level = cut_models(tools) / "tiny-F16.gguf", tmp_path / "tiny-Q4_K_M.gguf"
     quantize_gguf(tools, gguf, level, "Q4_K_M", 1, None, tensor_types)
-    check, _ = level_weights(gguf, level, "Q4_K_M", 1.5, tensor_types)
+    check, _ = level_weights(gguf, level, "Q4_K_M", tensor_types)
     assert check.verdict == "pass", check.sentence
 
 
 def test_a_level_from_before_its_tensors_types_were_given_is_named(light: Path) -> None:
     level = light / "tiny-Q4_K_M.gguf"
-    check, _ = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"blk.1.ffn_up": "Q6_K"})
+    check, _ = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", {"blk.1.ffn_up": "Q6_K"})
     assert (check.verdict, check.figure) == ("fail", 1.0)
     assert check.sentence.startswith(UP) and "not Q6_K" in check.sentence
     assert f"{level.name}`" in check.remedy
     with pytest.raises(ConfigError, match="in no tensor name"):
-        level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", 1.5, {"ffn_upp": "Q6_K"})
+        level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", {"ffn_upp": "Q6_K"})
 
 
 F16, F32, Q4_K, Q5_0, Q6_K = 1, 0, 12, 6, 14  # ggml's numbers
@@ -505,8 +505,9 @@ def test_what_a_given_type_can_change(made: dict[str, tuple[int, int]], expected
     assert of_other_types(before, after, given_by(after, types), types) == expected
 
 
-def test_noise_beyond_the_slack_fails(light: Path) -> None:
-    check, _ = level_weights(light / "tiny-F16.gguf", light / "tiny-Q4_K_M.gguf", "Q4_K_M", 0.1)
+def test_noise_beyond_the_slack_fails(light: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.stages.parity.level_weights.SLACK", 0.1)
+    check, _ = level_weights(light / "tiny-F16.gguf", light / "tiny-Q4_K_M.gguf", "Q4_K_M")
     assert check.verdict == "fail"
     assert check.figure > 0.1
 
