@@ -2,7 +2,7 @@
 
 Before anything is written it says which stages would run again, and why: their code differs, dvc.yaml gives
 them other inputs or settings, or they follow such a stage. Reads .quench/code, dvc.yaml, dvc.lock and
-params.yaml; writes the first two.
+params.yaml; writes all but dvc.lock.
 """
 
 import sys
@@ -18,6 +18,7 @@ from pipeline.config.text import left_out
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
 from pipeline.core.yaml_readers import read_fast
+from pipeline.workflow import complete
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.graphs import put_graph, wanted_text
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
@@ -67,8 +68,9 @@ def _upgrade(root: Path, *, yes: bool) -> None:
         print("Nothing is changed yet: `quench doctor upgrade --yes` does it.")
         return
     put_graph(root, read.params.graph)
+    complete.write(root / "params.yaml", read)
     take_over(root)
-    print("Upgraded. `snakemake -n` shows the plan; `git add .quench/code dvc.yaml` and a commit keep it.")
+    print("Upgraded. `snakemake -n` shows the plan; `git add -u` and a commit keep it.")
 
 
 def changes(root: Path, read: Read) -> dict[str, str]:

@@ -73,11 +73,11 @@ def without(text: str, lines: Mapping[Place, int], places: Sequence[Key]) -> str
     that share a line with others are left to the caller to find.
     """
     rows = text.split("\n")
-    starts = sorted(set(lines.values()))
     drop: set[int] = set()
     for place in places:
         first = lines[place]
-        last = next((line for line in starts if line > first), len(rows) + 1) - 1
+        later = (line for other, line in lines.items() if line > first and other[: len(place)] != place)
+        last = min(later, default=len(rows) + 1) - 1
         while last > first and (not rows[last - 1].strip() or rows[last - 1].lstrip().startswith("#")):
             last -= 1  # what stands above the next key
         while first > 1 and rows[first - 2].lstrip().startswith("#"):

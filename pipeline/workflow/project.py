@@ -58,7 +58,8 @@ def read_settings(root: Path) -> Read:
         raise ConfigError(
             error.id,
             f"{error.sentence}; but this project is of Quench {version_of(root)}, {installed_version()} is "
-            "installed: install that version before you change settings",
+            "installed: `quench config upgrade` and `quench doctor upgrade` take it over, or install that "
+            "version",
         ) from error
 
 
