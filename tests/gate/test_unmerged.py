@@ -163,7 +163,7 @@ def recommended(
     memory_gb: float = 8.0,
     answered: dict[str, Any] | None = None,
 ) -> Recommendation:
-    room = Room(memory_gb, 5.0, adapter_inputs.params().serve)
+    room = Room(memory_gb, 5.0, adapter_inputs.params().serving)
     return recommend(evidence_of(found, output() if answered is None else answered), room, refused or {})
 
 

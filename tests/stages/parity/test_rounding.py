@@ -100,7 +100,7 @@ def read(path: Path) -> Any:
 def judged(root: Path, model: str) -> Judgment:
     params = load_params(root / "params.yaml")
     inputs = load_inputs(root, params.evaluate.models)
-    return advise(inputs, params.report, params.serve, params.evaluate.seed)[1][model]
+    return advise(inputs, params.report, params.serving, params.evaluate.seed)[1][model]
 
 
 def test_a_sound_q2_k_passes_parity_and_is_refused_by_the_gate(coarse: Path) -> None:
