@@ -197,7 +197,7 @@ def server_parts(setup: Setup) -> list[Part]:
         file = setup.quantized.file
     context = (setup.max_length + grpo.max_new_tokens + MORE) * grpo.parallel
     memory = ServingMemory(file, cache_per_token(shape) * context, context=context)
-    on_gpu = min(grpo.n_gpu_layers, shape.layers) / shape.layers
+    on_gpu = min(setup.train.rollout_layers, shape.layers) / shape.layers
     here = on_gpu if setup.device == "cuda" else 1 - on_gpu
     sizes = f"{memory_gb(memory.weights)} file, {context:,} tokens of KV cache, {BUFFERS:.0%}"
     source = sizes if here == 1 else f"{here:.0%} of {memory_gb(memory.total)}"

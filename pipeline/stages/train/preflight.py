@@ -56,7 +56,7 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
     ]
     try:
         shape = load_shape(base / "config.json")
-        checks += room_in_budgets(shape, params.quantize.budgets, params.serve)
+        checks += room_in_budgets(shape, params.quantize.budgets, params.serving)
         checks += nf4_widths(shape, settings, card)
         checks += mixture_settings(shape, settings)
         plan = make_plan(setup_of(params, shape, card, quantized_in(base, settings), processes))

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.config.sections.grpo import Grpo
 from pipeline.stages.train.grpo.batches import training_batch
-from pipeline.stages.train.grpo.losses import CLIP_HIGH, CLIP_LOW, correction, policy_terms
+from pipeline.stages.train.grpo.losses import correction, policy_terms
 from pipeline.stages.train.grpo.rounds import Completion
 
 
@@ -134,8 +134,8 @@ def trl(loss: str, kl_beta: float, logps: Any) -> Any:
         aux_loss_enabled=False,
         beta=kl_beta,
         current_gradient_accumulation_steps=1,
-        epsilon_low=CLIP_LOW,
-        epsilon_high=CLIP_HIGH,
+        epsilon_low=0.2,
+        epsilon_high=0.28,
         importance_sampling_level="token",
         loss_type=loss,
         max_completion_length=6,
