@@ -13,9 +13,10 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
+from pipeline.config.ggml_types import TYPES
 from pipeline.core.errors import DataError
 
 # weights that are worked on at a time on a CPU: 4 MB of float32 stay in its cache, and a call's cost is
@@ -35,12 +36,12 @@ class Layout(NamedTuple):
 
 
 FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-KERNELS = (8, 12, 13, 14)  # those of `pipeline.gguf.kernels`
+KERNELS = tuple(kind.number for kind in TYPES.values() if kind.kernel)  # those of `pipeline.gguf.kernels`
 NAMES = {int(kind): kind.name for kind in GGMLQuantizationType}
-# by ggml's number (`enum ggml_type`, ggml.h): floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL and IQ4_XS
-TRAINABLE_TYPES = {
-    number: Layout(NAMES[number], *GGML_QUANT_SIZES[GGMLQuantizationType(number)])
-    for number in (*FLOATS, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23)
+TRAINABLE_TYPES = {  # by ggml's number
+    kind.number: Layout(name, kind.weights, kind.bytes)
+    for name, kind in TYPES.items()
+    if kind.scratch is not None
 }
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.config.levels import TYPES_NEEDING_IMATRIX, TYPES_TO_QUANTIZE
+from pipeline.config.ggml_types import TYPES
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import check_gguf
 
@@ -18,13 +18,13 @@ def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatr
     names = check_gguf(source).tensors if tensor_types else {}
     for pattern, ggml_type in tensor_types.items():
         key = f"quantize.tensor_types.{pattern}"
-        if ggml_type.upper() not in TYPES_TO_QUANTIZE:
+        if ggml_type.upper() not in TYPES:
             raise ConfigError(
                 "Q-GGUF-010",
                 f"{key} is {ggml_type}, no type that llama-quantize makes: choose one of "
-                f"{', '.join(sorted(TYPES_TO_QUANTIZE))}",
+                f"{', '.join(sorted(TYPES))}",
             )
-        if ggml_type.upper() in TYPES_NEEDING_IMATRIX and not with_imatrix:
+        if TYPES[ggml_type.upper()].needs_imatrix and not with_imatrix:
             raise ConfigError(
                 "Q-GGUF-011",
                 f"{key} is {ggml_type}, which needs an importance matrix: write the level with -imatrix "

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config.ggml_types import TYPES
 from pipeline.core.errors import DataError
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header, tensor_bytes
@@ -18,11 +19,8 @@ from pipeline.gguf.header import Header, tensor_bytes
 BLOCK = 1 << 16  # weights that are read at a time: 256 kB as float32, which stay in a core's cache
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-# first byte of each float16 scale or minimum in a block, by ggml's number (the structs block_* of
-# ggml-common.h): Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS
-ONE, TWO = (0,), (0, 2)
-SCALES = {2: ONE, 3: TWO, 6: ONE, 7: TWO, 8: ONE, 10: (80, 82), 11: (108,), 12: TWO, 13: TWO, 14: (208,)}
-SCALES |= {20: ONE, 23: ONE}
+# by ggml's number: first byte of each float16 scale or minimum in a block
+SCALES = {kind.number: kind.scales for kind in TYPES.values() if kind.scales}
 # Relative RMSE of each type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5) numbers, and
 # tensors of layers 0, 12 and 29 of SmolLM2-135M, each without and with random importances (log-normal);
 # quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20 (benchmarks/type_noise.py).

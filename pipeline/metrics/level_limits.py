@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
 
+from pipeline.config.ggml_types import LEVELS
 from pipeline.config.levels import split_level
 
 # Mean KL divergence from F16 in nats: Llama-3-8B on Wikitext-2, without an importance matrix (IQ levels: with
@@ -17,37 +18,8 @@ from pipeline.config.levels import split_level
 # found for: at Q4_K_M Llama-2-7B has 0.0127 (the same page), Mistral-7B 0.01 (llama.cpp pull request 4739),
 # files of Qwen3.5-9B 0.009 to 0.035 (r/LocalLLaMA 1rr72lr).
 PUBLISHED_MODEL, PUBLISHED_PARAMETERS = "Llama-3-8B", 8.03e9
-PUBLISHED_KLD = {
-    "F16": 0.00055,
-    "BF16": 0.00055,
-    "Q8_0": 0.00136,
-    "Q6_K": 0.00545,
-    "Q5_K_M": 0.01076,
-    "Q5_K_S": 0.0166,
-    "Q5_1": 0.01805,
-    "Q5_0": 0.02224,
-    "Q4_K_M": 0.03127,
-    "IQ4_NL": 0.03574,
-    "IQ4_XS": 0.03633,
-    "Q4_K_S": 0.04314,
-    "Q4_1": 0.07168,
-    "Q4_0": 0.07194,
-    "Q3_K_L": 0.08718,
-    "Q3_K_M": 0.10191,
-    "IQ3_M": 0.10253,
-    "IQ3_S": 0.11128,
-    "IQ3_XS": 0.13869,
-    "IQ3_XXS": 0.18363,
-    "Q3_K_S": 0.22822,
-    "IQ2_M": 0.32599,
-    "Q2_K_S": 0.40336,
-    "IQ2_S": 0.4392,
-    "Q2_K": 0.44513,
-    "IQ2_XS": 0.54629,
-    "IQ2_XXS": 0.81202,
-    "IQ1_M": 1.39308,
-    "IQ1_S": 2.25455,
-}
+PUBLISHED_KLD = dict.fromkeys(("F16", "BF16"), 0.00055)
+PUBLISHED_KLD |= {name: level.kld for name, level in LEVELS.items() if level.kld is not None}
 # NF4 by blocks of 64 is not in that table. Its weights' relative error, 0.092, lies below that of Q4_0, 0.113
 # (`gguf.tensors.NOISE`)
 NF4_COUNTS_AS = "Q4_0"

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 
 from pipeline.config.budgets import Budget, parse_budget
+from pipeline.config.ggml_types import TYPES
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import size_text
-from pipeline.planning.level_bytes import HEADER_PER_TOKEN, TYPES, level_bytes, unquantized_bytes
+from pipeline.planning.level_bytes import HEADER_PER_TOKEN, level_bytes, unquantized_bytes
 from pipeline.planning.serving import BUFFERS, cache_per_token, prompt_cache
 from pipeline.planning.shape import Shape
 
@@ -118,4 +119,4 @@ def smallest_bytes(columns: int, weights: int) -> int:
     a row.
     """
     packing = (TYPES[kind] for kind in (*MENU, "F16"))
-    return min(weights // block * size for block, size in packing if columns % block == 0)
+    return min(weights // kind.weights * kind.bytes for kind in packing if columns % kind.weights == 0)

@@ -6,57 +6,12 @@ off), and `tensor_type_fallback` for rows that a type can't pack.
 
 from collections.abc import Iterator
 
+from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.config.levels import split_level
 from pipeline.planning.shape import Shape
 
 # of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
 HEADER_PER_TOKEN = 36
-# ggml type: (weights in a block, its bytes), ggml/src/ggml-common.h
-TYPES = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q1_0": (128, 18),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-    "IQ1_S": (256, 50),
-    "IQ1_M": (256, 56),
-    "IQ2_XXS": (256, 66),
-    "IQ2_XS": (256, 74),
-    "IQ2_S": (256, 82),
-    "IQ3_XXS": (256, 98),
-    "IQ3_S": (256, 110),
-    "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136),
-    "MXFP4": (32, 17),
-    "TQ1_0": (256, 54),
-    "TQ2_0": (256, 66),
-}
-# the type of a level whose name is not its type's, with _S, _M or _L behind it
-BASE_TYPES = {
-    "IQ3_XS": "IQ3_S",
-    "IQ2_S": "IQ2_XS",
-    "IQ2_M": "IQ2_S",
-    "IQ1_S": "IQ1_S",
-    "IQ1_M": "IQ1_M",
-    "IQ3_S": "IQ3_S",
-    "IQ3_M": "IQ3_S",
-    "MXFP4_MOE": "Q8_0",
-}
-FALLBACKS = {
-    "Q4_K": "Q5_0",
-    "Q5_K": "Q5_1",
-    "Q6_K": "Q8_0",
-    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
-}  # of IQ types: IQ4_NL
 EIGHT = 8  # experts of a Mixtral, for which llama-quantize has types of its own
 LOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
 NAMES = {
@@ -164,10 +119,10 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
     name, with_matrix = split_level(level)
     if name in ("F32", "F16", "BF16"):
         return name
-    base = BASE_TYPES.get(name) or (name if name in TYPES else name.rpartition("_")[0])
+    base = LEVELS[name].base
     # a tied embedding is the output matrix as well
     is_output = tensor == "output" or (tensor == "token_embd" and shape.tied)
-    if is_output and columns % TYPES[base][0]:
+    if is_output and columns % TYPES[base].weights:
         return _quantized("Q8_0", columns)
     if tensor == "ffn_gate_inp_shexp":  # like a vector
         return "F32"
@@ -196,8 +151,7 @@ def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
 
     def stored(tensor: str, columns: int, rows: int, layer: int = 0) -> tuple[str, str, int]:
         ggml_type = tensor_type(shape, level, tensor, columns, layer)
-        weights, size = TYPES[ggml_type]
-        return tensor, ggml_type, columns * rows // weights * size
+        return tensor, ggml_type, columns * rows // TYPES[ggml_type].weights * TYPES[ggml_type].bytes
 
     for table in ("token_embd",) if shape.tied else ("token_embd", "output"):
         yield stored(table, shape.hidden, shape.vocabulary)
@@ -208,10 +162,8 @@ def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _quantized(ggml_type: str, columns: int) -> str:
-    for fallback in (ggml_type, FALLBACKS.get(ggml_type, "IQ4_NL" if ggml_type.startswith("IQ") else "F16")):
-        if columns % TYPES[fallback][0] == 0:
-            return fallback
-    return "F16"
+    choices = (ggml_type, TYPES[ggml_type].fallback)
+    return next((name for name in choices if columns % TYPES[name].weights == 0), "F16")
 
 
 def _holds(where: str, shape: Shape, layer: int) -> bool:

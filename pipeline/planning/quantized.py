@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.levels import LEVELS
+from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata
 from pipeline.models.experts.recognize import expert_settings, kind_of
-from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, TYPES, level_bytes, matrices
+from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
 # in models/base: what is trained on, and the one that it was made from
@@ -31,16 +31,6 @@ SIZES = (
     "max_position_embeddings",
 )
 LINEAR = re.compile(rf"blk\.\d+\.({'|'.join((*NAMES.values(), *MIXTURE_NAMES.values()))})\.weight")
-# ggml types that `pipeline.gguf.dequantize` knows, which imports torch (a test keeps them equal): bytes that
-# a weight takes beside its quantized and its dequantized form while it is worked on, rounded up from the peak
-# of a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3)
-SCRATCH = {
-    **dict.fromkeys(("F32", "F16", "BF16"), 0),
-    **dict.fromkeys(("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_0", "Q5_1", "Q4_0", "Q4_1"), 8),
-    **dict.fromkeys(("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"), 18),
-}
-WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")  # two scales a block (a test compares)
-KERNELS = ("Q8_0", "Q6_K", "Q5_K", "Q4_K")  # on a GPU these have a kernel, which takes nothing beside
 SAMPLED = 64  # of so many blocks of rows one is looked at
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights
 LEVEL_NAMES = "|".join(sorted((*LEVELS, "F16", "BF16", "F32")))
@@ -74,8 +64,9 @@ class QuantizedBase:
         """Bytes that dequantizing a block of `block` weights takes beside the result, on "cpu" or "cuda"
         (with Triton).
         """
-        alone = self.ggml_types.difference(KERNELS if device == "cuda" else ())
-        return min(block, AT_A_TIME[device]) * max((SCRATCH.get(one, 0) for one in alone), default=0)
+        kinds = [TYPES[name] for name in self.ggml_types if name in TYPES]
+        alone = [kind.scratch or 0 for kind in kinds if device != "cuda" or not kind.kernel]
+        return min(block, AT_A_TIME[device]) * max(alone, default=0)
 
 
 def quantized_file(file: Path) -> QuantizedBase:
@@ -104,8 +95,8 @@ def quantized_file(file: Path) -> QuantizedBase:
 
 def scales_of(ggml_type: str, stored: int) -> int:
     """How many float16 scales and minima the blocks in `stored` bytes of a type have; floats have none."""
-    weights, size = TYPES[ggml_type]
-    return stored // size * (2 if ggml_type in WITH_MINIMA else 1) if weights > 1 else 0
+    kind = TYPES[ggml_type]
+    return stored // kind.bytes * (len(kind.scales) or 1) if kind.weights > 1 else 0
 
 
 def quantized_level(shape: Shape, level: str) -> QuantizedBase:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipeline.config.budgets import is_budget
+from pipeline.config.ggml_types import TYPES
 from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
 from pipeline.core.cpu import multiplies_bfloat16
@@ -16,7 +17,7 @@ from pipeline.core.errors import ConfigError, QuenchError
 from pipeline.core.hardware import first_gpu, main_memory, usable_cores
 from pipeline.core.usage import Figures
 from pipeline.planning.base import find_shape, plan_run
-from pipeline.planning.level_bytes import TYPES, level_bytes, matrices
+from pipeline.planning.level_bytes import level_bytes, matrices
 from pipeline.planning.plan import BASE, Plan
 from pipeline.planning.quantized import level_of
 
@@ -143,7 +144,7 @@ def by_size(name: str, item: str, plan: Plan) -> float:
     found = SECONDS[name][1] * plan.setup.shape.parameters
     if name == "quantize":
         kinds = ((TYPES[kind], size) for _, kind, size in stored(item, plan) if kind in SEARCHES)
-        found += SEARCHED * sum(size * weights / block for (weights, block), size in kinds)
+        found += SEARCHED * sum(size * kind.weights / kind.bytes for kind, size in kinds)
     return found / 1e9
 
 

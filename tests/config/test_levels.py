@@ -5,7 +5,8 @@ import subprocess
 
 from qwen2_variants import cut_models
 
-from pipeline.config.levels import LEVELS, NEEDS_IMATRIX, TYPES_TO_QUANTIZE, split_level
+from pipeline.config.ggml_types import LEVELS, TYPES
+from pipeline.config.levels import split_level
 from pipeline.llamacpp.tools import Toolchain, run_tool
 
 LEFT_OUT = {"F32", "F16", "BF16", "COPY", "Q3_K", "Q4_K", "Q5_K", "Q2_0"}
@@ -16,20 +17,21 @@ def test_the_levels_are_those_of_llama_quantize(tools: Toolchain) -> None:
         [tools.tool("llama-quantize"), "--help"], capture_output=True, text=True, check=False
     ).stdout
     names = set(re.findall(r"^ +(?:\d+ +or +)?([A-Z0-9_]+) +: ", shown, re.MULTILINE))
-    assert names == LEVELS | LEFT_OUT
-    assert not LEVELS & LEFT_OUT
+    assert names == LEVELS.keys() | LEFT_OUT
+    assert not LEVELS.keys() & LEFT_OUT
 
 
 def test_llama_quantize_wants_a_matrix_for_exactly_these(tools: Toolchain) -> None:
     source = cut_models(tools) / "tiny-F16.gguf"
     output = {level: run_tool([tools.tool("llama-quantize"), "--dry-run", source, level]) for level in LEVELS}
-    assert {level for level, words in output.items() if "require an imatrix" in words} == NEEDS_IMATRIX
+    refused = {level for level, words in output.items() if "require an imatrix" in words}
+    assert refused == {name for name, level in LEVELS.items() if level.needs_imatrix}
 
 
 def test_types_are_those_of_the_gguf_package() -> None:
     from gguf import GGMLQuantizationType
 
-    assert {kind.name for kind in GGMLQuantizationType} >= TYPES_TO_QUANTIZE
+    assert {kind.name for kind in GGMLQuantizationType} >= TYPES.keys()
 
 
 def test_spelling() -> None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.config.levels import LEVELS, NEEDS_IMATRIX
+from pipeline.config.ggml_types import LEVELS
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
@@ -582,7 +582,7 @@ def test_a_missing_file_and_one_that_is_not_utf8_say_what_to_do(tmp_path):
 
 @given(st.sampled_from(sorted(LEVELS)), st.booleans(), st.data())
 def test_a_level_may_be_spelled_in_any_case_and_is_kept_as_spelled(level, imatrix, data):
-    name = f"{level}-imatrix" if imatrix or level in NEEDS_IMATRIX else level
+    name = f"{level}-imatrix" if imatrix or LEVELS[level].needs_imatrix else level
     spelled = "".join(data.draw(st.sampled_from([letter.lower(), letter.upper()])) for letter in name)
     params = Params.model_validate(
         changed(

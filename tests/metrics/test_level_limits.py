@@ -11,7 +11,7 @@ import yaml
 from gate_inputs import evaluation, finding, judge, judged
 from test_parity_outputs import OTHER, output
 
-from pipeline.config.levels import LEVELS
+from pipeline.config.ggml_types import LEVELS
 from pipeline.config.params import load_params
 from pipeline.config.sections import Gate
 from pipeline.core.errors import ConfigError

@@ -19,7 +19,7 @@ from pipeline.config.sections import Training
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.models.offload import OffloadedWeight
-from pipeline.planning import activations, quantized
+from pipeline.planning import activations
 from pipeline.planning.quantized import QuantizedBase, quantized_in
 from pipeline.planning.shape import load_shape
 
@@ -287,15 +287,9 @@ def test_offloaded_layers_are_those_of_the_tensors(quantization: str, tmp_path: 
 
 
 def test_figures_are_those_of_the_code_that_trains() -> None:
-    from pipeline.gguf.dequantize import KERNELS, TRAINABLE_TYPES
-    from pipeline.gguf.tensors import SCALES
     from pipeline.models import chunked_loss, quantized_head, quantized_linear, scaled_linear
 
     assert activations.BLOCK_WEIGHTS == quantized_linear.BLOCK_WEIGHTS
     assert activations.BLOCK_SCALED == scaled_linear.BLOCK_WEIGHTS
     assert activations.BLOCK_HEAD == quantized_head.BLOCK_HEAD
     assert activations.CHUNK_LOGITS == chunked_loss.CHUNK_LOGITS
-    names = {ggml_type: layout.name for ggml_type, layout in TRAINABLE_TYPES.items()}
-    assert set(quantized.SCRATCH) == set(names.values())
-    assert set(quantized.WITH_MINIMA) == {names[one] for one, places in SCALES.items() if len(places) == 2}
-    assert set(quantized.KERNELS) == {names[ggml_type] for ggml_type in KERNELS}

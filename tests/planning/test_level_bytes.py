@@ -8,14 +8,14 @@ import pytest
 from plans import QWEN_7B, SMOLLM2
 from shaped_gguf import VOCABULARY, mixture, shaped, written
 
-from pipeline.config.levels import LEVELS
+from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.planning.level_bytes import HEADER_PER_TOKEN, LOW, TYPES, level_bytes, tensor_type
+from pipeline.planning.level_bytes import HEADER_PER_TOKEN, LOW, level_bytes, tensor_type
 from pipeline.planning.shape import Shape
 
 # without a matrix llama-quantize gives IQ3_XXS, which is never made without one, other types; it can't pack
 # rows of 64 weights as Q1_0
-COMPARED = LEVELS - {"IQ3_XXS", "Q1_0"}
+COMPARED = LEVELS.keys() - {"IQ3_XXS", "Q1_0"}
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,9 @@ def test_files_are_as_large_as_computed(shape: Shape, level: str, measured: int)
 def test_types_have_ggmls_blocks() -> None:
     import gguf
 
-    for name, sizes in TYPES.items():
-        assert tuple(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]) == sizes
+    for name, kind in TYPES.items():
+        number = gguf.GGMLQuantizationType[name]
+        assert (number, gguf.GGML_QUANT_SIZES[number]) == (kind.number, (kind.weights, kind.bytes))
 
 
 @pytest.mark.parametrize(

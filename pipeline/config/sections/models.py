@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from pipeline.config.budgets import budget_problem
-from pipeline.config.levels import DISTILLED, WITH_SCALES, split_level, tensor_type_problem
+from pipeline.config.ggml_types import WITH_SCALES
+from pipeline.config.levels import DISTILLED, split_level, tensor_type_problem
 from pipeline.config.sections.values import (
     UNTUNED,
     Count,

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.config.ggml_types import TYPES
 from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED, Train
 from pipeline.config.strategies import FOLDER
@@ -22,13 +23,14 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.plan import own_bytes, plan_disk
-from pipeline.planning.quantized import SCRATCH, quantized_level
+from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import Setup
 from pipeline.planning.shape import load_shape
 from pipeline.subprojects.folder import Settings, changed_params, open_subproject, size_of
 from pipeline.subprojects.training import train as train_here
 
 TRAINED = Path("models/compare")  # a folder for each training: what was trained, and its report
+TRAINABLE = {name for name, kind in TYPES.items() if kind.scratch is not None}
 LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
 
 
@@ -142,7 +144,7 @@ def check_trainable(root: Path, params: Params) -> None:
         )
     shape = load_shape(root / "models/base/config.json")
     for level in params.compare.levels:
-        if unknown := sorted(quantized_level(shape, level).ggml_types - set(SCRATCH)):
+        if unknown := sorted(quantized_level(shape, level).ggml_types - TRAINABLE):
             ggml_types = " and ".join(unknown)
             raise ConfigError(
                 "Q-COMPARE-003",
@@ -150,7 +152,7 @@ def check_trainable(root: Path, params: Params) -> None:
                 "or Q8_0, say",
             )
     for pattern, kind in params.quantize.tensor_types.items():
-        if kind.upper() not in SCRATCH:
+        if kind.upper() not in TRAINABLE:
             raise ConfigError(
                 "Q-COMPARE-003",
                 f"quantize.tensor_types.{pattern} asks for {kind}, which can't be trained on, as compare "

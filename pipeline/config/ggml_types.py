@@ -1,0 +1,107 @@
+"""What is known of each ggml type and of each of llama.cpp's quantization levels, a row for each."""
+
+from typing import NamedTuple
+
+
+class GgmlType(NamedTuple):
+    """A block of `weights` takes so many `bytes` (ggml/src/ggml-common.h). The package gguf has the same in
+    `GGML_QUANT_SIZES`, and brings NumPy: a plan starts without it.
+
+    `number` is ggml's (`enum ggml_type`). A row that blocks don't divide gets the type `fallback`
+    (src/llama-quant.cpp, `tensor_type_fallback`). `scales` are the first bytes of a block's float16 scale
+    and, where there is one, minimum (the structs block_*). `scratch` is what a weight takes beside its
+    quantized and its dequantized form while `pipeline.gguf.dequantize` works on it, in bytes, rounded up from
+    the peak of a process (measured: 4.1 to 7.5, the rare types 13.5 to 17.3); None for a type that can't be
+    trained on. `kernel`: on a GPU `pipeline.gguf.kernels` dequantizes it, which takes nothing beside.
+    `needs_imatrix`: llama-quantize makes it only with an importance matrix (`tensor_requires_imatrix` there).
+    """
+
+    number: int
+    weights: int
+    bytes: int
+    fallback: str = "F16"
+    scales: tuple[int, ...] = ()
+    scratch: int | None = None
+    kernel: bool = False
+    needs_imatrix: bool = False
+
+
+class Level(NamedTuple):
+    """A level gives most tensors the type `base`. `kld` is the mean KL divergence from F16 in nats that is
+    published for it (see `pipeline.metrics.level_limits`), None where none is.
+    """
+
+    base: str
+    kld: float | None = None
+    needs_imatrix: bool = False
+
+
+# all that a tensor can be given by name
+TYPES = {
+    "F32": GgmlType(0, 1, 4, scratch=0),
+    "F16": GgmlType(1, 1, 2, scratch=0),
+    "BF16": GgmlType(30, 1, 2, scratch=0),
+    "Q1_0": GgmlType(41, 128, 18),
+    "Q4_0": GgmlType(2, 32, 18, scales=(0,), scratch=8),
+    "Q4_1": GgmlType(3, 32, 20, scales=(0, 2), scratch=8),
+    "Q5_0": GgmlType(6, 32, 22, scales=(0,), scratch=8),
+    "Q5_1": GgmlType(7, 32, 24, scales=(0, 2), scratch=8),
+    "Q8_0": GgmlType(8, 32, 34, scales=(0,), scratch=8, kernel=True),
+    "Q2_K": GgmlType(10, 256, 84, fallback="Q4_0", scales=(80, 82), scratch=18),
+    "Q3_K": GgmlType(11, 256, 110, fallback="Q4_0", scales=(108,), scratch=18),
+    "Q4_K": GgmlType(12, 256, 144, fallback="Q5_0", scales=(0, 2), scratch=8, kernel=True),
+    "Q5_K": GgmlType(13, 256, 176, fallback="Q5_1", scales=(0, 2), scratch=8, kernel=True),
+    "Q6_K": GgmlType(14, 256, 210, fallback="Q8_0", scales=(208,), scratch=8, kernel=True),
+    "IQ1_S": GgmlType(19, 256, 50, fallback="IQ4_NL", needs_imatrix=True),
+    "IQ1_M": GgmlType(29, 256, 56, fallback="IQ4_NL", needs_imatrix=True),
+    "IQ2_XXS": GgmlType(16, 256, 66, fallback="IQ4_NL", needs_imatrix=True),
+    "IQ2_XS": GgmlType(17, 256, 74, fallback="IQ4_NL", needs_imatrix=True),
+    "IQ2_S": GgmlType(22, 256, 82, fallback="IQ4_NL", needs_imatrix=True),
+    "IQ3_XXS": GgmlType(18, 256, 98, fallback="IQ4_NL", needs_imatrix=True),
+    "IQ3_S": GgmlType(21, 256, 110, fallback="IQ4_NL"),
+    "IQ4_NL": GgmlType(20, 32, 18, fallback="IQ4_NL", scales=(0,), scratch=18),
+    "IQ4_XS": GgmlType(23, 256, 136, fallback="IQ4_NL", scales=(0,), scratch=18),
+    "MXFP4": GgmlType(39, 32, 17),
+    "TQ1_0": GgmlType(34, 256, 54, fallback="Q4_0"),
+    "TQ2_0": GgmlType(35, 256, 66, fallback="Q4_0"),
+}
+# tools/quantize/quantize.cpp, QUANT_OPTIONS. Left out are F32, F16, BF16 and COPY, which quantize nothing,
+# and the aliases Q3_K, Q4_K and Q5_K (of the _M levels: a file's name should say what its header says), and
+# Q2_0, which the gguf package can't read back
+LEVELS = {
+    "Q1_0": Level("Q1_0"),
+    "TQ1_0": Level("TQ1_0"),
+    "TQ2_0": Level("TQ2_0"),
+    "IQ1_S": Level("IQ1_S", 2.25455, needs_imatrix=True),
+    "IQ1_M": Level("IQ1_M", 1.39308, needs_imatrix=True),
+    "IQ2_XXS": Level("IQ2_XXS", 0.81202, needs_imatrix=True),
+    "IQ2_XS": Level("IQ2_XS", 0.54629, needs_imatrix=True),
+    "IQ2_S": Level("IQ2_XS", 0.4392, needs_imatrix=True),
+    "IQ2_M": Level("IQ2_S", 0.32599, needs_imatrix=True),
+    "IQ3_XXS": Level("IQ3_XXS", 0.18363, needs_imatrix=True),
+    "IQ3_XS": Level("IQ3_S", 0.13869, needs_imatrix=True),
+    "IQ3_S": Level("IQ3_S", 0.11128),
+    "IQ3_M": Level("IQ3_S", 0.10253),
+    "Q2_K_S": Level("Q2_K", 0.40336, needs_imatrix=True),
+    "Q2_K": Level("Q2_K", 0.44513),
+    "Q3_K_S": Level("Q3_K", 0.22822),
+    "Q3_K_M": Level("Q3_K", 0.10191),
+    "Q3_K_L": Level("Q3_K", 0.08718),
+    "IQ4_XS": Level("IQ4_XS", 0.03633),
+    "IQ4_NL": Level("IQ4_NL", 0.03574),
+    "MXFP4_MOE": Level("Q8_0"),
+    "Q4_0": Level("Q4_0", 0.07194),
+    "Q4_1": Level("Q4_1", 0.07168),
+    "Q4_K_S": Level("Q4_K", 0.04314),
+    "Q4_K_M": Level("Q4_K", 0.03127),
+    "Q5_0": Level("Q5_0", 0.02224),
+    "Q5_1": Level("Q5_1", 0.01805),
+    "Q5_K_S": Level("Q5_K", 0.0166),
+    "Q5_K_M": Level("Q5_K", 0.01076),
+    "Q6_K": Level("Q6_K", 0.00545),
+    "Q8_0": Level("Q8_0", 0.00136),
+}
+# levels whose linears have float16 scales
+WITH_SCALES = frozenset(
+    name for name, level in LEVELS.items() if TYPES[level.base].scales and name != "MXFP4_MOE"
+)
