@@ -4,7 +4,7 @@ many with a number at all.
     python benchmarks/grpo.py [--seeds 42 43 44] [--steps 60] [--folder FOLDER] [--out FILE.jsonl]
 
 Writes a line of JSON for the base and for each seed, with every held-out answer, and prints a table. Takes
-some ten minutes a seed on two cores by the steps of a short run; the whole has not been run yet.
+some twenty minutes a seed on two cores.
 """
 
 import argparse
