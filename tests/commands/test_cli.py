@@ -215,7 +215,7 @@ def test_doctor_checks_the_llama_cpp_that_stages_will_use(
         monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
     text = recipe_text("demo")
     (tmp_path / "params.yaml").write_text(
-        text.replace("home: null", f"home: {tmp_path / home if home else 'null'}"), encoding="utf-8"
+        text.replace("llama_cpp: null", f"llama_cpp: {tmp_path / home if home else 'null'}"), encoding="utf-8"
     )
     for name in filter(None, (variable, home)):
         fake_build(tmp_path / name)

@@ -73,7 +73,7 @@ def train() -> None:
 
 def merge() -> None:
     write(
-        f"models/{NAME}-F16.gguf", f"{read('models/base')}{read('models/adapter')}{PARAMS['merge']['dtype']}"
+        f"models/{NAME}-F16.gguf", f"{read('models/base')}{read('models/adapter')}{PARAMS['merge']['base']}"
     )
 
 

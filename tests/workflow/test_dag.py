@@ -472,7 +472,7 @@ def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path
 def test_base_fetched_again_runs_only_what_is_stale(clone: Toy) -> None:
     """A pulled clone lacks the base's weights; a change that needs them must not train again."""
     clone._repo(lambda repo: repo.pull())
-    clone.change("  dtype: float16", "  dtype: bfloat16")
+    clone.change("\n  base: auto", "\n  base: nf4")
     done = clone.snakemake("models/demo-F16.gguf")
     assert done.returncode == 0, done.stderr
     assert clone.ran() == ["base", "merge"]
@@ -484,12 +484,12 @@ def test_changed_parameter_and_back(toy: Toy, tmp_path: Path) -> None:
     before = toy.bytes()
     other = Toy(tmp_path / "other")
     shutil.copytree(toy.root, other.root)
-    toy.change("  dtype: float16", "  dtype: bfloat16")
+    toy.change("\n  base: auto", "\n  base: nf4")
     assert toy.plan() == follows
     assert list(toy.status()) == ["merge"]
     assert sorted(toy.repro()) == follows
     toy.agree()
-    toy.change("  dtype: bfloat16", "  dtype: float16")
+    toy.change("\n  base: nf4", "\n  base: auto")
     assert toy.repro() == []
     assert toy.bytes() == before
     toy.agree()

@@ -106,7 +106,7 @@ def state(root: Path) -> Parcel:
 def _settings(params: Params) -> dict[str, Any]:
     """params.yaml for the host: where llama.cpp and a judge are here is nothing to it."""
     values = params.model_dump(mode="json")
-    values["llamacpp"]["home"] = None
+    values["machine"]["llama_cpp"] = None
     values["evaluate"] |= {"judge": None, "external": None, "scorers": ["exact_match"]}
     Params.model_validate(values)
     return values

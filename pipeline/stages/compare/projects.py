@@ -166,7 +166,7 @@ def scratch_bytes(root: Path, params: Params) -> int:
     """
     shape = load_shape(root / "models/base/config.json")
     levels = params.compare.levels
-    sizes = plan_disk(Setup(shape, params.training_on("cpu"), params.preprocess.max_length, levels=levels))
+    sizes = plan_disk(Setup(shape, params.training_on("cpu"), max_length=0, levels=levels))  # rows take none
     return max(own_bytes(sizes), 2 * size_of(root / "models/base")) + 2 * max(
         level_bytes(shape, level) for level in levels
     )

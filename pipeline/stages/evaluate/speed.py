@@ -31,16 +31,19 @@ ANSWER_TOKENS = 8  # written by the server that is measured
 
 
 def speed(server: Server) -> dict[str, Any]:
-    """Tokens per second at each of `PROMPT_LENGTHS` and `DEPTHS` by the server's timings, under `speed` and,
-    as single figures, beside it.
+    """Tokens per second at each of `PROMPT_LENGTHS` and `DEPTHS` that fits the model's context, by the
+    server's timings, under `speed` and, as single figures, beside it.
 
     The prompt's single figure is the longest's, generation's the first depth's; `_spread` is half of highest
     − lowest run. `speed.other_load` is the share of the machine's CPU time that others took meanwhile, and
     `speed.disturbed` whether that spoilt the figures.
     """
+    context = server.client.get("/props").json()["default_generation_settings"]["n_ctx"]
+    lengths = [length for length in PROMPT_LENGTHS if length < context]
+    depths = [depth for depth in DEPTHS if max(depth, 1) + GENERATED <= context]
     # a prompt as long as a depth is measured with it; nothing is generated behind no token at all
-    behind = {max(depth, 1): GENERATED for depth in DEPTHS}
-    asked = dict.fromkeys(PROMPT_LENGTHS, 1) | behind
+    behind = {max(depth, 1): GENERATED for depth in depths}
+    asked = dict.fromkeys(lengths, 1) | behind
     answer_speed(server, min(asked), 1)  # a first run, thrown away
     before = cpu_time()
     with progress("evaluate: speed", len(asked)) as advance:
@@ -49,10 +52,10 @@ def speed(server: Server) -> dict[str, Any]:
             found[length] = [answer_speed(server, length, tokens) for _ in range(RUNS)]
             advance(1)
     load = other_load(before, cpu_time())
-    prompt = [{"tokens": length, **runs([one.prompt for one in found[length]])} for length in PROMPT_LENGTHS]
+    prompt = [{"tokens": length, **runs([one.prompt for one in found[length]])} for length in lengths]
     generation = [
         {"depth": depth, "tokens": GENERATED, **runs([one.generation for one in found[max(depth, 1)]])}
-        for depth in DEPTHS
+        for depth in depths
     ]
     longest = max(prompt, key=lambda one: one["tokens"])
     return {

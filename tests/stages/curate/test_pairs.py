@@ -84,7 +84,7 @@ def test_every_scored_row_is_accounted_for(tmp_path: Path) -> None:
         "left_out": 1,
         "not_trained": 1,
     }
-    assert "0 pairs made of 8 rows" in (tmp_path / "reports/data.html").read_text()
+    assert "0 pairs made of 6 rows" in (tmp_path / "reports/data.html").read_text()
 
 
 def test_identical_answers_are_no_pair_where_duplicates_stay(tmp_path: Path) -> None:

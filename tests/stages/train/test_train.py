@@ -130,7 +130,6 @@ ELSEWHERE = {
     "loss",
     "method",
     "reward",
-    "reward_temperature",
     "preference",
     "grpo",
     "target_experts",
@@ -150,6 +149,7 @@ ELSEWHERE = {
     "init_lora_weights",
     "modules_to_save",
     "train_on_prompt",
+    "machine",
 }  # tested below or beside their code
 
 
