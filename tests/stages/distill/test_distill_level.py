@@ -55,6 +55,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_alone(root: Path) -> None:
     """The stage in a process that begins with nothing patched."""
+    distill.LEARNING_RATE = RATE  # in this process
     all_in_this_process(pytest.MonkeyPatch())
     main(load_params(root / "params.yaml"), root, Q4_0)
 
