@@ -227,7 +227,7 @@ def closing(
         ]
     if card.device == "cuda" and params.machine.n_gpu_layers == 0:
         lines.append(
-            "serve.n_gpu_layers is 0, so `quench serve` would use main memory: set it to auto for the card."
+            "machine.n_gpu_layers is 0, so `quench serve` would use main memory: set it to auto for the card."
         )
     if advice:
         lines += [advice.reason, *(f"Beware: {warning}" for warning in advice.warnings)]

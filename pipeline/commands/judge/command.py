@@ -140,9 +140,9 @@ def evaluated(params: Params, asked: Asked) -> Evaluate:
 
 def load_of(params: Params, asked: Asked, tools: Toolchain) -> Serve:
     """How files are loaded: at the context of section serve, on the threads and the card of section
-    evaluate. Where llama.cpp sees no card, auto is 0.
+    machine. Where llama.cpp sees no card, auto is 0.
     """
-    settings = params.evaluating
+    settings = params.machine
     layers = settings.n_gpu_layers if asked.gpu_layers is None else asked.gpu_layers
     return params.serving.model_copy(
         update={

@@ -49,11 +49,11 @@ def judge(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option("--threads", metavar="N", min=1, help="CPU threads (default: evaluate.threads)."),
+        typer.Option("--threads", metavar="N", min=1, help="CPU threads (default: machine.threads)."),
     ] = None,
     gpu_layers: Annotated[
         int | None,
-        typer.Option("--gpu-layers", metavar="N", min=0, help="Default: evaluate.n_gpu_layers."),
+        typer.Option("--gpu-layers", metavar="N", min=0, help="Default: machine.n_gpu_layers."),
     ] = None,
     as_json: Json = False,
     params: ParamsFile = None,
