@@ -37,7 +37,7 @@ GONE: Mapping[str, Gone] = {
     "parity.rmse_slack": Gone(1.5, "a tensor may have 1.5 times its type's usual rounding error"),
     "evaluate.prompt_lengths": Gone([128, 512], "speed is measured with 128 and 512 tokens"),
     "evaluate.generation_depths": Gone([0, 512], "speed is measured behind 0 and 512 tokens"),
-    "evaluate.repetitions": Gone(3, "each speed is measured three times"),
+    "evaluate.repetitions": Gone(2, "each speed is measured twice"),
     "evaluate.threads": Gone(2, ALL_OF_LLAMA_CPP, "machine.threads"),
     "serve.threads": Gone(2, ALL_OF_LLAMA_CPP, "machine.threads"),
     "quantize.nthreads": Gone(1, ALL_OF_LLAMA_CPP, "machine.threads"),

@@ -22,8 +22,8 @@ class Setup:
     """A training with rows of `max_length` tokens. Without `card`, on a GPU whose memory isn't known.
 
     `quantized` is what a base takes that is trained on as a GGUF. Of several `processes` the memory of one is
-    planned. `levels` are `quantize.levels` and `untuned`, `lora` and `untuned` are `lora.type` and
-    `convert.base`.
+    planned. `levels` are those of the tuned model and of the untuned base; `lora` and `untuned` are
+    `lora.type` and `convert.base`.
     """
 
     shape: Shape

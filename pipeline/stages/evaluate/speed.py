@@ -25,7 +25,7 @@ from pipeline.metrics.answer_speed import answer_speed, runs_of
 PROMPT_LENGTHS = (128, 512)  # prompts whose speed is measured, in tokens
 DEPTHS = (0, 512)  # tokens already in the context when the speed of generation is measured
 GENERATED = 32  # tokens written in each run
-RUNS = 3  # times that each speed is measured
+RUNS = 2  # times that each speed is measured
 ROOM = max(*PROMPT_LENGTHS, *(max(depth, 1) + GENERATED for depth in DEPTHS)) + 1  # tokens of context
 ANSWER_TOKENS = 8  # written by the server that is measured
 

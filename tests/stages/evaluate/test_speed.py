@@ -27,7 +27,7 @@ def test_every_length_and_depth_is_measured(tools: Toolchain) -> None:
     assert [one["tokens"] for one in prompt] == [128, 512]
     assert [(one["depth"], one["tokens"]) for one in generation] == [(0, GENERATED), (512, GENERATED)]
     assert all(
-        0 < one["low"] <= one["median"] <= one["high"] and one["runs"] == 3 for one in prompt + generation
+        0 < one["low"] <= one["median"] <= one["high"] and one["runs"] == 2 for one in prompt + generation
     )
     assert found["prompt_tok_s"] == prompt[1]["median"]
     assert found["prompt_tok_s_spread"] == pytest.approx(
