@@ -70,12 +70,10 @@ def override(file: Path, given: Given) -> list[str]:
     after = checked(file, values, {}).model_dump(mode="json")
     changed = [place for place in given if value_at(before, place) != value_at(after, place)]
     if changed:
-        with publishing(file) as aside:
-            aside.write_text(_text(file, given), encoding="utf-8", newline="")
-            shutil.copymode(file, aside)
-            if read_strict(aside)[0] != values:
-                names = ", ".join(".".join(place) for place in changed)
-                raise ConfigError("Q-CONFIG-005", f"{names} can't be put into the text of {file}: edit it")
+        names = ", ".join(".".join(place) for place in changed)
+        _write(
+            file, _with(_text(file), given), values, f"{names} can't be put into the text of {file}: edit it"
+        )
     return [
         f"{'.'.join(place)}: {as_yaml(value_at(before, place))} → {as_yaml(value_at(after, place))}"
         for place in changed
@@ -134,17 +132,41 @@ def put(values: Any, place: Key, value: Any) -> None:
     values[place[-1]] = value
 
 
-def _text(file: Path, given: Given) -> str:
-    """The file's text with these settings."""
+def _text(file: Path) -> str:
+    """The file's text with the ends of its lines."""
+    return file.read_bytes().decode("utf-8")
+
+
+def _with(text: str, given: Given) -> str:
+    """`text` with these settings."""
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.preserve_quotes, yaml.width = True, 1 << 16
-    values = yaml.load(file.read_bytes().decode("utf-8"))
+    values = yaml.load(text)
     for place, value in given.items():
         put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)
     written = StringIO()
     yaml.dump(values, written)
     return written.getvalue()
+
+
+def _write(file: Path, text: str, values: Any, problem: str) -> None:
+    """Make `text` the file's, whole. Raises `ConfigError` with the sentence `problem` where it doesn't hold
+    `values`.
+    """
+    with publishing(file) as aside:
+        aside.write_text(text, encoding="utf-8", newline="")
+        shutil.copymode(file, aside)
+        if not _holds(aside, values):
+            raise ConfigError("Q-CONFIG-005", problem)
+
+
+def _holds(file: Path, values: Any) -> bool:
+    """Whether the file can be read and holds these values."""
+    try:
+        return bool(read_strict(file)[0] == values)
+    except ConfigError:
+        return False
 
 
 def upgraded(file: Path) -> list[str]:
@@ -156,30 +178,23 @@ def upgraded(file: Path) -> list[str]:
     file = file.resolve()  # a link stays one
     values, lines = read_strict(file)
     places: list[Key] = [place for name in GONE if (place := tuple(name.split("."))) in lines]
-    left, dropped, moved = deepcopy(values), list(places), {}
+    left, dropped, moved = deepcopy(values), list(places), dict[Key, Any]()
     for place in places:
         gone, section = GONE[".".join(place)], value_at(left, place[:-1])
         value = section.pop(place[-1])
         if gone.new_name and value != gone.now:
-            moved[place_of(gone.new_name)] = value
+            moved.setdefault(place_of(gone.new_name), value)  # of several the first in the table
         if not section:
             value_at(left, place[:-2]).pop(place[-2])
             dropped.append(place[:-1])
-    after = deepcopy(left)
     for place, value in moved.items():
-        put(after, place, value)
-    checked(file, after, {})
+        put(left, place, value)
+    checked(file, left, {})
     if places:
-        with publishing(file) as aside:
-            text = file.read_bytes().decode("utf-8")
-            aside.write_text(without(text, lines, dropped), encoding="utf-8", newline="")
-            shutil.copymode(file, aside)
-            if not _says(aside, left):
-                names = ", ".join(f"{'.'.join(place)} (line {lines[place]})" for place in places)
-                raise ConfigError(
-                    "Q-CONFIG-005", f"{names} can't be taken out of the text of {file}: edit it"
-                )
-        override(file, moved)
+        text = without(_text(file), lines, dropped)
+        names = ", ".join(f"{'.'.join(place)} (line {lines[place]})" for place in places)
+        problem = f"{names} can't be taken out of the text of {file}: edit it"
+        _write(file, _with(text, moved) if moved else text, left, problem)
     return [_sentence(place, value_at(values, place)) for place in places]
 
 
@@ -187,11 +202,3 @@ def _sentence(place: Key, value: Any) -> str:
     name = ".".join(place)
     was = "" if value == GONE[name].now else f", and was {as_yaml(value)} here"
     return f"{name} is gone: {GONE[name].why}{was}"
-
-
-def _says(file: Path, values: Any) -> bool:
-    """Whether the file holds these values."""
-    try:
-        return bool(read_strict(file)[0] == values)
-    except ConfigError:
-        return False

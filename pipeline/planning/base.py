@@ -13,13 +13,13 @@ from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import Card
 from pipeline.core.places import expanded
+from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
 from pipeline.planning.duration import work_in
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.quantized import (
     LEVEL_NAMES,
-    MODEL_FILE,
-    SOURCE_FILE,
+    SIZES,
     QuantizedBase,
     gguf_shape,
     level_of,
@@ -32,40 +32,30 @@ from pipeline.planning.shape import Shape, load_shape, read_shape
 # Shapes of published models, so that a recipe can be planned before its base is here: numbers from each
 # model's config.json on the Hugging Face Hub. The tests compare the parameters that follow with the published
 # counts
-KEYS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "tie_word_embeddings",
-    "max_position_embeddings",
-)
+KEYS = (*SIZES, "vocab_size", "tie_word_embeddings")
 # name of the model, in lower case, without "-instruct" and "-base": (model_type, values of KEYS)
 PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
-    "smollm2-135m": ("llama", (576, 1536, 30, 9, 3, 64, 49_152, True, 8_192)),
-    "qwen2.5-0.5b": ("qwen2", (896, 4_864, 24, 14, 2, 64, 151_936, True, 32_768)),
-    "qwen2.5-1.5b": ("qwen2", (1_536, 8_960, 28, 12, 2, 128, 151_936, True, 32_768)),
-    "qwen2.5-3b": ("qwen2", (2_048, 11_008, 36, 16, 2, 128, 151_936, True, 32_768)),
-    "qwen2.5-7b": ("qwen2", (3_584, 18_944, 28, 28, 4, 128, 152_064, False, 32_768)),
-    "qwen2.5-14b": ("qwen2", (5_120, 13_824, 48, 40, 8, 128, 152_064, False, 32_768)),
-    "qwen2.5-32b": ("qwen2", (5_120, 27_648, 64, 40, 8, 128, 152_064, False, 32_768)),
-    "qwen3-0.6b": ("qwen3", (1_024, 3_072, 28, 16, 8, 128, 151_936, True, 40_960)),
-    "qwen3-1.7b": ("qwen3", (2_048, 6_144, 28, 16, 8, 128, 151_936, True, 40_960)),
-    "qwen3-4b": ("qwen3", (2_560, 9_728, 36, 32, 8, 128, 151_936, True, 40_960)),
-    "qwen3-8b": ("qwen3", (4_096, 12_288, 36, 32, 8, 128, 151_936, False, 40_960)),
-    "qwen3-14b": ("qwen3", (5_120, 17_408, 40, 40, 8, 128, 151_936, False, 40_960)),
-    "qwen3-32b": ("qwen3", (5_120, 25_600, 64, 64, 8, 128, 151_936, False, 40_960)),
-    "qwen3-30b-a3b": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 151_936, False, 40_960)),
-    "qwen3-30b-a3b-2507": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 151_936, False, 262_144)),
-    "qwen1.5-moe-a2.7b-chat": ("qwen2_moe", (2_048, 5_632, 24, 16, 16, 128, 151_936, False, 8_192)),
-    "mixtral-8x7b-v0.1": ("mixtral", (4_096, 14_336, 32, 32, 8, 128, 32_000, False, 32_768)),
-    "llama-3.2-1b": ("llama", (2_048, 8_192, 16, 32, 8, 64, 128_256, True, 131_072)),
-    "llama-3.2-3b": ("llama", (3_072, 8_192, 28, 24, 8, 128, 128_256, True, 131_072)),
-    "llama-3.1-8b": ("llama", (4_096, 14_336, 32, 32, 8, 128, 128_256, False, 131_072)),
-    "mistral-7b-v0.3": ("mistral", (4_096, 14_336, 32, 32, 8, 128, 32_768, False, 32_768)),
+    "smollm2-135m": ("llama", (576, 1536, 30, 9, 3, 64, 8_192, 49_152, True)),
+    "qwen2.5-0.5b": ("qwen2", (896, 4_864, 24, 14, 2, 64, 32_768, 151_936, True)),
+    "qwen2.5-1.5b": ("qwen2", (1_536, 8_960, 28, 12, 2, 128, 32_768, 151_936, True)),
+    "qwen2.5-3b": ("qwen2", (2_048, 11_008, 36, 16, 2, 128, 32_768, 151_936, True)),
+    "qwen2.5-7b": ("qwen2", (3_584, 18_944, 28, 28, 4, 128, 32_768, 152_064, False)),
+    "qwen2.5-14b": ("qwen2", (5_120, 13_824, 48, 40, 8, 128, 32_768, 152_064, False)),
+    "qwen2.5-32b": ("qwen2", (5_120, 27_648, 64, 40, 8, 128, 32_768, 152_064, False)),
+    "qwen3-0.6b": ("qwen3", (1_024, 3_072, 28, 16, 8, 128, 40_960, 151_936, True)),
+    "qwen3-1.7b": ("qwen3", (2_048, 6_144, 28, 16, 8, 128, 40_960, 151_936, True)),
+    "qwen3-4b": ("qwen3", (2_560, 9_728, 36, 32, 8, 128, 40_960, 151_936, True)),
+    "qwen3-8b": ("qwen3", (4_096, 12_288, 36, 32, 8, 128, 40_960, 151_936, False)),
+    "qwen3-14b": ("qwen3", (5_120, 17_408, 40, 40, 8, 128, 40_960, 151_936, False)),
+    "qwen3-32b": ("qwen3", (5_120, 25_600, 64, 64, 8, 128, 40_960, 151_936, False)),
+    "qwen3-30b-a3b": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 40_960, 151_936, False)),
+    "qwen3-30b-a3b-2507": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 262_144, 151_936, False)),
+    "qwen1.5-moe-a2.7b-chat": ("qwen2_moe", (2_048, 5_632, 24, 16, 16, 128, 8_192, 151_936, False)),
+    "mixtral-8x7b-v0.1": ("mixtral", (4_096, 14_336, 32, 32, 8, 128, 32_768, 32_000, False)),
+    "llama-3.2-1b": ("llama", (2_048, 8_192, 16, 32, 8, 64, 131_072, 128_256, True)),
+    "llama-3.2-3b": ("llama", (3_072, 8_192, 28, 24, 8, 128, 131_072, 128_256, True)),
+    "llama-3.1-8b": ("llama", (4_096, 14_336, 32, 32, 8, 128, 131_072, 128_256, False)),
+    "mistral-7b-v0.3": ("mistral", (4_096, 14_336, 32, 32, 8, 128, 32_768, 32_768, False)),
 }
 # of mixtures also: num_experts, num_experts_per_tok, moe_intermediate_size, shared_expert_intermediate_size
 EXPERT_KEYS = (

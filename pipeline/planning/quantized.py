@@ -12,14 +12,13 @@ from pathlib import Path
 from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata
 from pipeline.models.experts.recognize import expert_settings, kind_of
 from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, level_bytes, matrices
 from pipeline.planning.shape import Shape, read_shape
 
-# in models/base: what is trained on, and the one that it was made from
-MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
 # keys of a config.json that a shape is made of
 SIZES = (
     "hidden_size",

@@ -152,6 +152,9 @@ def test_former_settings_beside_others_stay_if_they_share_a_line(tmp_path: Path)
     file.write_text("evaluate:\n  prompt_lengths:\n  - 16\n  - 32\n  task_rows: 8\n")
     assert len(upgraded(file)) == 1
     assert file.read_text() == "evaluate:\n  task_rows: 8\n"
+    file.write_text("evaluate: \n  threads: 6\n  task_rows: 8\nquantize:\n  nthreads: 3\n")
+    assert len(upgraded(file)) == 2
+    assert load_params(file).machine.threads == 6  # the measured one, not the quantizer's
     file.write_text("# first\ndistill:\n  learning_rate: 1.0e-3  # quick\n\n# last\ntrain: {r: 8}")
     (sentence,) = upgraded(file)
     assert sentence.endswith(as_yaml(1.0e-3) + " here")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.chat.tokens import Row, encodable
-from pipeline.config.sections import Depth, Evaluate, Parity
+from pipeline.config.sections import Depth, Machine, Parity
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError, ToolError
 from pipeline.llamacpp.tools import Toolchain
@@ -28,7 +28,7 @@ class Measure:
 
     rows: Sequence[Row]
     limits: Parity
-    evaluate: Evaluate
+    machine: Machine
     tools: Toolchain
     scratch: Path
     tensor_types: Mapping[str, str] = field(default_factory=dict)

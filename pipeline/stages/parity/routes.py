@@ -132,7 +132,7 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
         }
 
     def said(checks: ParityChecks) -> ParityChecks:
-        bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.evaluate.threads, measure.tools)
+        bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.machine.threads, measure.tools)
         adapted = {"base_gguf": base_gguf, "lora": lora} if with_lora else {}
         return output_checks(chain, bench, limits, checks, **adapted)
 
@@ -193,7 +193,7 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
 
     def compare(checks: ParityChecks) -> ParityChecks:
         limits, tools = measure.limits, measure.tools
-        with serving(tools, gguf, ctx_size=CTX_SIZE, threads=measure.evaluate.threads) as server:
+        with serving(tools, gguf, ctx_size=CTX_SIZE, threads=measure.machine.threads) as server:
             texts = text.served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
             found = {
                 "text_template": text.template_text(texts, tokenizer, gguf),
@@ -217,8 +217,8 @@ def _behavior(models: list[Path], tokenizer: Any, measure: Measure, lora: Path |
             tokenizer,
             prompts=measure.limits.prompts,
             ctx_size=CTX_SIZE,
-            threads=measure.evaluate.threads,
-            n_gpu_layers=measure.evaluate.n_gpu_layers,
+            threads=measure.machine.threads,
+            n_gpu_layers=measure.machine.n_gpu_layers,
             tools=measure.tools,
             lora=lora,
         ),

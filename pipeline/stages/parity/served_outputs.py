@@ -28,7 +28,7 @@ def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChe
     """Training's forward in float32 against llama.cpp's, of the bare base and of what was trained, on the
     same held-out tokens.
     """
-    prompts, threads, tools = measure.prompts(tokenizer), measure.evaluate.threads, measure.tools
+    prompts, threads, tools = measure.prompts(tokenizer), measure.machine.threads, measure.tools
     limits, where = (
         measure.limits,
         f"{len(prompts)} held-out rows, {sum(len(prompt.positions) for prompt in prompts)} positions",

@@ -41,7 +41,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
         measure = Measure(
             rows,
             params.parity,
-            params.evaluating,
+            params.machine,
             find_toolchain(params.machine.llama_cpp),
             scratch,
             params.quantize.tensor_types,

@@ -58,7 +58,7 @@ def test_a_family_keeps_everything_on_its_way(
     quantize(source=gguf, target=level, level=LEVEL, nthreads=1, tools=tools)
     probes = merged_probes(
         Chain(base, adapter, merged, gguf, {LEVEL: level}),
-        Measure(ROWS, params.parity, params.evaluating, tools, tmp_path),
+        Measure(ROWS, params.parity, params.machine, tools, tmp_path),
         base_gguf=folder / f"{name}-base-F16.gguf",
         lora=folder / f"{name}-lora.gguf",
     )
