@@ -1,3 +1,1 @@
-"""The stages, a package each: `stage.py` is the door (`main`). A stage reads its inputs and its section, and
-imports no other stage.
-"""
+"""The stages, a package each: `main` is in `stage.py`. A stage reads its inputs and imports no other."""

@@ -82,9 +82,7 @@ def no_such_file(file: str, names: list[str], source: str) -> DataError:
 
 
 def gguf_parts(file: str) -> list[str]:
-    """The names of all parts of a GGUF by its first one's (llama-gguf-split: NAME-00001-of-00002.gguf); of
-    any other file, itself.
-    """
+    """The names of all parts of a split GGUF (NAME-00001-of-00002.gguf) by its first; of others, itself."""
     match = re.fullmatch(r"(.*-)00001-of-(\d{5})\.gguf", file)
     return (
         [f"{match[1]}{part:05}-of-{match[2]}.gguf" for part in range(1, int(match[2]) + 1)]

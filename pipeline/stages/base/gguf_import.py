@@ -1,6 +1,4 @@
-"""A GGUF file as a Hugging Face folder: header checked, weights dequantized to 16 bit, tokenizer proven
-against llama.cpp's.
-"""
+"""A GGUF file as a Hugging Face folder: dequantized to 16 bit, the tokenizer proven against llama.cpp's."""
 
 import io
 import json
@@ -99,9 +97,7 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
 
 
 def load_gguf(file: Path, header: Header) -> Any:
-    """The model, dequantized to 16 bit. Raises `DataError` if transformers can't, or leaves out or makes up a
-    tensor.
-    """
+    """The model, dequantized to 16 bit. Raises `DataError` if transformers can't or leaves out a tensor."""
     import torch
     from gguf import GGMLQuantizationType
     from transformers import AutoModelForCausalLM, GgufConfig
@@ -126,9 +122,7 @@ def load_gguf(file: Path, header: Header) -> Any:
 
 
 def check_weights(model: Any, header: Header, file: Path) -> None:
-    """Raise `DataError` unless the model has as many weights as the GGUF (transformers drops tensors it
-    doesn't expect) and all are finite.
-    """
+    """Raise `DataError` unless the model has as many weights as the GGUF, all of them finite."""
     # a tied head counts once
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
     if taken != header.parameters:
@@ -166,9 +160,7 @@ def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
 
 
 def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
-    """Raise `DataError` unless the folder's `tokenizer.json` gives the ids that llama.cpp gives with the
-    GGUF's own tokenizer.
-    """
+    """Raise `DataError` unless `tokenizer.json` gives the ids that llama.cpp gives by the GGUF's tokens."""
     tokenizer = plain_tokenizer(folder)
     for text in PROBES:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:

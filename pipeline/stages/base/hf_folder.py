@@ -29,9 +29,7 @@ MAX_CARD = 1 << 16  # bytes of a model card: its front matter has a few thousand
 
 
 def check_config(config: dict[str, Any], source: str) -> None:
-    """Raise `DataError` unless transformers itself knows this model, its experts (if it has some) can be
-    trained and its weights are plain.
-    """
+    """Raise `DataError` unless transformers knows the model, and its weights are plain and trainable."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = config.get("model_type")
@@ -61,9 +59,7 @@ def check_config(config: dict[str, Any], source: str) -> None:
 
 
 def examine(folder: Path) -> dict[str, Any]:
-    """What the model in `folder` is, for `models/base.json`. Raises `DataError` if its files contradict each
-    other.
-    """
+    """What the model in `folder` is, for `models/base.json`. Raises `DataError` if its files disagree."""
     from transformers import AutoConfig, GenerationConfig
 
     config = read_object(folder / "config.json")
@@ -119,9 +115,7 @@ def examine(folder: Path) -> dict[str, Any]:
 
 
 def need_sizes(config: Any) -> None:
-    """Raise `ValueError` for a size that no model has, which transformers doesn't look at: of the entire
-    model, or a list of a layer's each.
-    """
+    """Raise `ValueError` for a size no model has, of all of it or in a list by layer: transformers won't."""
     for name in SIZES:
         values = getattr(config, name, None)
         for size in values if isinstance(values, list) else [values]:
@@ -133,9 +127,7 @@ def need_sizes(config: Any) -> None:
 
 
 def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None:
-    """Raise `DataError` where the weights have fewer layers or another table of embeddings than config.json
-    says.
-    """
+    """Raise `DataError` where the weights have fewer layers or other embeddings than config.json says."""
     table, last = (config.vocab_size, config.hidden_size), -1
     for entry in entries:
         if (number := layer_of(entry.name)) is not None:
@@ -154,9 +146,7 @@ def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None
 
 
 def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
-    """Write `generation_config.json` if there is none; raise `DataError` if it doesn't stop at the
-    tokenizer's end of turn.
-    """
+    """Write a missing `generation_config.json`; raise `DataError` if it doesn't stop at the end of turn."""
     path = folder / "generation_config.json"
     if not path.exists():
         special = special_ids(tokenizer)

@@ -1,6 +1,4 @@
-"""Fetch a model from the Hugging Face hub at one commit: resumable, checked byte for byte, nothing that
-runs.
-"""
+"""Fetch a model from the Hugging Face hub at one commit: resumable, each byte checked, nothing that runs."""
 
 import os
 import shutil
@@ -178,9 +176,7 @@ def _receive(repo: str, commit: str, file: Any, part: Path) -> None:
 
 
 def _damaged(path: Path, listed: Any) -> bool:
-    """Whether a file differs from the hub's listing: by SHA-256 for large files, by git's blob hash for small
-    ones.
-    """
+    """Whether a file is not the hub's: by SHA-256 for large files, by git's blob hash for small ones."""
     from huggingface_hub.utils.sha import git_hash
 
     if listed.lfs is not None:

@@ -123,9 +123,7 @@ class NamedFile:
         return whole
 
     def _from(self, place: Place, part: Path, root: Path) -> Path:
-        """The whole file as `place` gives it, at `part` or where it is on this machine; refused if it has
-        another hash.
-        """
+        """The entire file as `place` gives it, at `part` or where it lies here; refused for another hash."""
         found = part
         match place:
             case Hub():

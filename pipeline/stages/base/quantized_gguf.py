@@ -142,9 +142,7 @@ def check_trainable(header: Header, file: Path) -> None:
 
 
 def write_config(model: Path, header: Header, folder: Path, special: dict[str, int | None]) -> None:
-    """`config.json` and `generation_config.json` as transformers reads them out of the GGUF. Raises
-    `DataError` if it can't.
-    """
+    """`config.json` and `generation_config.json` as transformers reads them. Raises `DataError`."""
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

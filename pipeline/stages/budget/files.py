@@ -18,9 +18,7 @@ FILE_TYPES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MX
 
 @dataclass(frozen=True)
 class Maker:
-    """How files are made: from `source`, with `imatrix` (None: none), for the budget `text`, in the folder
-    `scratch`.
-    """
+    """How files are made: from `source`, with `imatrix` or None, for the budget `text`, in `scratch`."""
 
     source: Path
     imatrix: Path | None
@@ -64,9 +62,7 @@ class Maker:
 
 @contextmanager
 def emptied(folder: Path) -> Iterator[Path]:
-    """`folder` without what a killed run left in it; removed behind the body, and the folder of all budgets
-    with the last one.
-    """
+    """`folder`, emptied of what a killed run left; removed after the body, with the parent if it is empty."""
     remove(folder)
     folder.mkdir(parents=True)
     try:

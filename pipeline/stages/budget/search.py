@@ -1,6 +1,4 @@
-"""From a budget to a file: what each type costs each tensor, the knapsack, and the competition with the fixed
-level of that size.
-"""
+"""From a budget to a file: the cost of each type for each tensor, the knapsack, the fixed level as rival."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -165,9 +163,7 @@ def is_closer(difference: Mapping[str, float]) -> bool:
 
 
 def rivals(shape: Shape, most: int, with_imatrix: bool) -> list[str]:
-    """Fixed levels of about `most` bytes or less, the largest first; of equal ones, that which is published
-    to lose least.
-    """
+    """Fixed levels of at most about `most` bytes, largest first; of equals, the least loss as published."""
     suffix = SUFFIX if with_imatrix else ""
     planned = {level: level_bytes(shape, level + suffix) for level in RIVALS}
     fitting = [level for level in RIVALS if planned[level] <= most * PLANNED]

@@ -45,9 +45,7 @@ def offered(header: Header) -> dict[str, dict[str, int]]:
 
 
 def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether llama-quantize quantizes a tensor of a dense model (`tensor_allows_quantization` in
-    src/llama-quant.cpp there).
-    """
+    """Whether llama-quantize quantizes a tensor of a dense model (its `tensor_allows_quantization`)."""
     return len(shape) > 1 and shape[1] > 1 and name.endswith("weight") and "_norm.weight" not in name
 
 
@@ -117,9 +115,7 @@ def patterns(allocation: Allocation) -> dict[str, str]:
 
 
 def prove(file: Path, allocation: Allocation, most: int | None = None) -> None:
-    """Raise `DataError` unless each tensor of `file` has the type that it was given, and the file at most
-    `most` bytes.
-    """
+    """Raise `DataError` unless each tensor of `file` has its type, and the file at most `most` bytes."""
     found = {name: GGMLQuantizationType(kind).name for name, (_, kind) in check_gguf(file).tensors.items()}
     for name, kind in allocation.items():
         if found.get(name) != kind:

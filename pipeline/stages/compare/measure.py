@@ -167,9 +167,7 @@ def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: T
 
 
 def divergence(made: Made, project: Path, settings: Evaluate, tools: Toolchain) -> dict[str, float | int]:
-    """Mean KL divergence (nats) of what is shipped from the model that training had, and how often both
-    choose the same token first.
-    """
+    """Mean KL divergence (nats) of what is shipped from the trained model, how often both choose alike."""
     reference = load_reference(project)
     with gguf_speaker(
         made.gguf, reference.prompts, threads=settings.threads, tools=tools, lora=made.lora

@@ -53,9 +53,7 @@ def open_project(
 
 
 def sub_params(params: Params, settings: Settings) -> Settings:
-    """`params` as a dict for YAML, with what every sub-project has in common and with `settings` on top;
-    checked.
-    """
+    """`params` as a dict for YAML, with what all sub-projects share and with `settings` on top; checked."""
     kind = params.convert.type
     shared: Settings = {
         "base": {"quantization": "nf4", "level": None},
@@ -112,9 +110,7 @@ def quantize_base(root: Path, params: Params, project: Path, level: str, tools: 
 
 
 def train(project: Path, target: Path) -> None:
-    """Train in `project`, publish the adapter and the training's report as the folder `target`, remove the
-    sub-project.
-    """
+    """Train in `project`, publish adapter and report as the folder `target`, remove the sub-project."""
     train_here(project)
     with publishing(target) as aside:
         shutil.copytree(project / "models/adapter", aside / "adapter")
@@ -126,9 +122,7 @@ def train(project: Path, target: Path) -> None:
 
 
 def check_trainable(root: Path, params: Params) -> None:
-    """Raise `ConfigError` for a base or a level that can't be trained on as a GGUF: hours before its own job
-    would.
-    """
+    """Raise `ConfigError` for a base or level that can't be trained as a GGUF: hours before its own job."""
     try:
         header = checked_header(untuned_gguf(root, params))
     except DataError as error:

@@ -51,9 +51,7 @@ class Difference:
 
 
 def mean_of(scores: Scores) -> Mean:
-    """The mean of `scores` (seeds, rows) with its interval; of a single score, which says nothing about
-    others, 0 to 1.
-    """
+    """The mean of `scores` (seeds, rows) with its interval, which for a single seed is 0 to 1."""
     value, half = float(scores.mean()), half_width(scores) if scores.size > 1 else 1.0
     return Mean(value, max(value - half, 0.0), min(value + half, 1.0))
 

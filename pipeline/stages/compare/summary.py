@@ -1,6 +1,4 @@
-"""From the figures of each strategy, level and seed to reports/strategies.json: means with intervals,
-differences, and which strategy to take.
-"""
+"""Each strategy's figures as reports/strategies.json: means with intervals, differences, which to take."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -132,9 +130,7 @@ def of_level(
 def of_strategy(
     figures: Sequence[Figures], rows: Sequence[str], level: str, strategy: str, seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """One strategy's figures over the seeds: sizes and divergence as their mean, speeds as their median,
-    scores with intervals.
-    """
+    """One strategy's figures over the seeds: sizes and divergence as means, speeds as medians, scores."""
     own = mine(figures, level, strategy, seeds)
     points = matrix(figures, rows, level, strategy, seeds)
     score, perfect = mean_of(points), mean_of(all_right(points))

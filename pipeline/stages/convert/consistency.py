@@ -95,9 +95,7 @@ def rows(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Ite
 
 
 def layers(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
-    """num_hidden_layers, and those for multi-token prediction that config.json names, are all there and no
-    others.
-    """
+    """Exactly num_hidden_layers, and those for multi-token prediction that config.json names, are there."""
     wanted, extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
     found = {int(match[1]) for name in tensors if (match := LAYER.match(name))}
     if not found or wanted is None:
@@ -150,9 +148,7 @@ def modules(linear: Linear, *, shared: bool) -> list[str]:
 
 
 def experts(config: dict[str, Any]) -> Iterator[str]:
-    """Experts' weights are normalized where llama.cpp does it for the architecture; transformers' default is
-    not to.
-    """
+    """Experts' weights are normalized where llama.cpp does it for the architecture; often they aren't."""
     kind, normalized = config.get("model_type"), bool(config.get("norm_topk_prob", False))
     wanted = NORMALIZED.get(str(kind))
     if wanted is not None and normalized != wanted:

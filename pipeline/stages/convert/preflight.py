@@ -1,6 +1,4 @@
-"""Everything that speaks against a conversion, said at once and before it: a 7B model takes minutes, and its
-GGUF would load all the same.
-"""
+"""Everything that speaks against a conversion, said at once and before it, for a 7B model takes minutes."""
 
 import json
 from dataclasses import dataclass
@@ -16,9 +14,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True)
 class Found:
-    """What a conversion goes by: the pre-tokenizers, and the tokenizer's files that are others in the merged
-    model than in the base.
-    """
+    """What a conversion goes by: the pre-tokenizers, and what tokenizer's files are not the base's."""
 
     base: PreTokenizer
     merged: PreTokenizer
@@ -26,9 +22,7 @@ class Found:
 
 
 def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found:
-    """Look at both folders before they are converted to `kind` (F16 or BF16). Raises `DataError` with all
-    reasons against it.
-    """
+    """Look at both folders before conversion to `kind` (F16 or BF16). Raises `DataError` with all faults."""
     reasons: list[str] = []
     found: list[PreTokenizer] = []
     differing = differing_files(base, merged)
@@ -48,9 +42,7 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
 
 
 def differing_files(base: Path, merged: Path) -> tuple[str, ...]:
-    """The tokenizer's files with another content than the base's, or that only one of them has; JSON may be
-    written in another way.
-    """
+    """The tokenizer's files that only one folder has or that differ, in JSON by more than its layout."""
     return tuple(name for name in TOKENIZER_FILES if _content(base / name) != _content(merged / name))
 
 

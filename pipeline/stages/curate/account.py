@@ -1,6 +1,4 @@
-"""The account of a curation: the statistics of `reports/data.json`, whether they add up, and the few rows of
-every kind that the page shows.
-"""
+"""The account of a curation: the statistics of `reports/data.json`, their check, samples for the page."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -217,9 +215,7 @@ class CurationStats:
         }
 
     def rules(self, lost: Mapping[str, int], parts_added: int, pairs: int) -> list[dict[str, Any]]:
-        """How many rows every rule saw, passed on, rejected and changed, in the order in which they are
-        applied.
-        """
+        """How many rows every rule saw, passed on, rejected and changed, in the order of the rules."""
         steps, now = [], self.lines
         added = {"length": parts_added} | ({"pairs": pairs} if pairs else {})
         for rule in (*ROW_RULES, *lost, *added.keys() - {"length"}):
@@ -378,9 +374,7 @@ def check_not_empty(
 
 
 def cluster_samples(rows: Rows, clusters: Clusters) -> list[dict[str, Any]]:
-    """The kept row of some clusters beside rows that nearly repeat it: those that differ most, for they tell
-    whether the threshold is right.
-    """
+    """The kept row of some clusters beside those that differ most: they tell if the threshold is right."""
     near = np.flatnonzero(clusters.similarity < 1)
     order = near[np.argsort(clusters.similarity[near], kind="stable")]
     shown: dict[int, list[int]] = {}

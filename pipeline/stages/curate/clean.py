@@ -104,9 +104,7 @@ class Cleaner:
         self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)  # of a domain's name
 
     def redact(self, row: Row, changes: Changes) -> Row:
-        """The redactor's rule; the excerpts of earlier rules are withheld where it found something, for they
-        could hold it.
-        """
+        """The redactor's rule; where it redacts, earlier rules' excerpts are withheld: they could hold it."""
         earlier = len(changes)
         redacted = self.redactor.rule(row, changes)
         if redacted is not row:

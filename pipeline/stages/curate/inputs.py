@@ -1,6 +1,4 @@
-"""What the settings say about the files in data/raw, and what the rules need from the base and from
-data/guard.
-"""
+"""What settings say of the files in data/raw, and what the rules need from the base and data/guard."""
 
 import json
 import unicodedata
@@ -30,9 +28,7 @@ def cleaner_arguments(
 
 
 def added_tokens(lineage: Path) -> tuple[str, ...]:
-    """The tokenizer's added tokens, which no text may hold: they would become control tokens. Blank ones are
-    harmless.
-    """
+    """The tokenizer's added tokens but blank ones; no text may hold them, or they would control."""
     try:
         tokens = json.loads(lineage.read_text(encoding="utf-8"))["added_tokens"]
         return tuple(token for token in tokens if token.strip())
@@ -44,9 +40,7 @@ def added_tokens(lineage: Path) -> tuple[str, ...]:
 
 
 def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
-    """The names to redact, one a line of the file that the settings name. Raises `DataError` if it can't be
-    read.
-    """
+    """The names to redact, one a line of the file that the settings name. Raises `DataError`."""
     if settings.names is None:
         return ()
     path = root / "data/guard" / settings.names
@@ -63,16 +57,12 @@ def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
 
 
 def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:
-    """What the settings say for a file below data/raw: the value of the first glob that matches, or the
-    default.
-    """
+    """What the settings say for a file below data/raw: the first matching glob's value, or the default."""
     return next((value for glob, value in values.items() if fnmatchcase(file, glob)), default)
 
 
 def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
-    """Raise `ConfigError` for a glob of setting `key` that decides for none of the files `names`: it would
-    change nothing.
-    """
+    """Raise `ConfigError` for a glob of setting `key` that decides for none of the files `names`."""
     before = list[str]()
     for glob in globs:
         mine = {name for name in names if fnmatchcase(name, glob)}

@@ -41,9 +41,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class Pairs:
-    """The pairs in the order of their chosen rows, and what became of every row with a reward (reason →
-    rows).
-    """
+    """The pairs in the order of their chosen rows, and the fate of each row with a reward (reason → rows)."""
 
     made: list[Pair]
     rows: Counter[str]
@@ -175,9 +173,7 @@ def _preference(chosen: Row, rejected: Row) -> Row:
 
 
 def pair_counts(pairs: Pairs, decisions: Decisions, table: Table) -> dict[str, Any]:
-    """What `reports/data.json` holds of the pairs: how many by split, the mean gap, and what became of the
-    rows with a reward.
-    """
+    """What `reports/data.json` holds of the pairs: how many by split, mean gap, fates of scored rows."""
     split = decisions.split[[pair.chosen for pair in pairs.made]]
     gaps = [pair.gap for pair in pairs.made]
     return {

@@ -45,9 +45,7 @@ def work_of(root: Path, settings: Curate, shards: int) -> Work:
 
 
 def run(phase: str, item: str, root: Path, settings: Curate) -> None:
-    """Run one job ("clean", "3-of-7"). Raises `QuenchError`, `MachineError` also if what it read has changed
-    meanwhile.
-    """
+    """Run one job ("clean", "3-of-7"). Raises `QuenchError`, also if what it read has changed meanwhile."""
     shard, shards = parse_item(phase, item)
     work = work_of(root, settings, shards)
     if shard is None:

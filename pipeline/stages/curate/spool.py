@@ -1,6 +1,4 @@
-"""Clean rows on disk while the rules that compare rows with each other are at work: in order, any row by its
-index.
-"""
+"""Clean rows on disk while the rules that compare rows are at work: in order, any row by its index."""
 
 import os
 import re
@@ -86,9 +84,7 @@ class Rows:
             yield from file
 
     def ranges(self, spool: int) -> Iterator[tuple[int, int]]:
-        """(offset, bytes) of neighboring rows of one spool, at most `BLOCK_ROWS` and `BLOCK_BYTES` (or one
-        row), for `read_rows_at`.
-        """
+        """(offset, bytes) of neighboring rows, `BLOCK_ROWS` and `BLOCK_BYTES` at most, for `read_rows_at`."""
         offsets = np.fromfile(_offsets_path(self.spools[spool]), np.int64)
         for rows in batches(
             range(len(offsets) - 1), lambda row: int(offsets[row + 1] - offsets[row]), BLOCK_BYTES, BLOCK_ROWS
@@ -146,9 +142,7 @@ def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:
 def batches(
     items: Iterable[Item], size: Callable[[Item], int], limit: int, most: int
 ) -> Iterator[list[Item]]:
-    """Neighboring items in lists of at most `most`, whose sizes add up to at most `limit` (or a single larger
-    one).
-    """
+    """Neighboring items in lists of at most `most`, of summed size at most `limit` (or a larger one)."""
     batch: list[Item] = []
     held = 0
     for item in items:

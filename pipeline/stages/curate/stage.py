@@ -102,9 +102,7 @@ def _first(names: list[str]) -> str:
 
 
 def main(params: Params, root: Path, shards: int | None = None) -> None:
-    """Run the stage on the data below `root`, or publish what jobs made of so many shards, and say what
-    became of the rows.
-    """
+    """Run the stage below `root`, or publish what jobs made of so many shards, and say what became of it."""
     counts = publish_shards(root, params.curate, shards) if shards else curate(root, params.curate)
     remove(root / FOLDER)
     splits = ", ".join(f"{split} {counts['splits'][split]}" for split in SPLITS)

@@ -1,6 +1,4 @@
-"""Work on blocks in several processes: results in the order of the blocks, memory bounded, the same with any
-number of processes.
-"""
+"""Work on blocks in several processes: results in order, memory bounded, whatever the number of processes."""
 
 import multiprocessing
 import os

@@ -168,9 +168,7 @@ def summary(loss: Floats, comparison: Comparison) -> dict[str, float]:
 
 
 def same_start(ids: list[int], before: list[int]) -> int:
-    """At how many first positions two rows have said the same and the same follows, as in chats with one
-    system prompt: those are measured once.
-    """
+    """At how many first positions two rows agree and the same follows (a system prompt): measured once."""
     return max(common_start(ids, before) - 1, 0)
 
 
@@ -198,9 +196,7 @@ def blocks(row: Row, start: int, *models: GgufModel) -> Iterator[tuple[Any, ...]
 
 
 def compare_logits(model: Floats, reference: Floats, following: Ids) -> Comparison:
-    """Two models' float32 logits (T, V) after the same positions, which the tokens `following` (T,) come
-    after.
-    """
+    """Two models' float32 logits (T, V) at the same positions; `following` (T,) are the tokens after them."""
     ours, theirs = shifted(model), shifted(reference)
     loss, expected = negative_log(ours, following), negative_log(theirs, following)
     kld = kl_divergence(theirs, ours)

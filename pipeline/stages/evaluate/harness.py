@@ -102,9 +102,7 @@ def _slots(server: Server) -> int:
 
 
 def _figures(found: dict[str, Any]) -> dict[str, Any]:
-    """The harness's {"exact_match,none": 0.5, …} without its own name for the task; what is no number (its
-    "N/A") is None.
-    """
+    """The harness's {"exact_match,none": 0.5, …} without the ",none"; None for what is no number ("N/A")."""
     figures: dict[str, Any] = {}
     for key, value in found.items():
         metric, comma, selected = key.partition(",")

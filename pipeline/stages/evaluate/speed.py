@@ -117,9 +117,7 @@ def serving_figures(
 
 
 def gpu_memory(pid: int) -> int | None:
-    """What a process holds on all GPUs by `nvidia-smi`, in bytes; None if there is none, or where it can't
-    see the process.
-    """
+    """What a process holds on all GPUs by `nvidia-smi`, in bytes; None if that is not to be seen."""
     if not shutil.which("nvidia-smi"):
         return None
     try:
@@ -129,8 +127,6 @@ def gpu_memory(pid: int) -> int | None:
 
 
 def held_by(pid: int, lines: Sequence[Sequence[str]]) -> int | None:
-    """A process's memory in nvidia-smi's lines (pid, MiB), in bytes; None if it isn't listed with a
-    number.
-    """
+    """A process's memory in nvidia-smi's lines (pid, MiB), in bytes; None if they have no number for it."""
     held = [int(line[1]) for line in lines if line[0] == str(pid) and len(line) == 2 and line[1].isdigit()]
     return sum(held) << 20 if held else None

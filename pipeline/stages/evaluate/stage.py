@@ -102,9 +102,7 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
 
 
 def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]:
-    """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` if none can be
-    measured.
-    """
+    """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` for none."""
     encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.seed, settings.ctx_size)
     if not encoded:
         raise DataError(

@@ -117,9 +117,7 @@ def spread(rows: Path, tokens: int) -> Iterator[Row]:
 
 
 def calibration_texts(tokenizer: Any, rows: Iterator[Row], tokens: int) -> Iterator[str]:
-    """Rows as the model sees them until they have `tokens` tokens; those that can't be rendered were not
-    trained on either.
-    """
+    """Rows as the model sees them until they have `tokens` tokens, without those that can't be rendered."""
     left = tokens
     for row in rows:
         if left <= 0:

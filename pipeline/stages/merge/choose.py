@@ -76,9 +76,7 @@ def merge_the_better(
 
 
 def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tuple[list[Prompt], list[Row]]:
-    """(prompts with the positions that training teaches, rows of the task) from a split that training has not
-    seen.
-    """
+    """(prompts with the positions that training teaches, the task's rows) from a split not trained on."""
     encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, evaluate.seed, evaluate.ctx_size)
     prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
     if not prompts:
@@ -127,9 +125,7 @@ def measure(
 
 
 def choose(found: Mapping[MergeBase, Found], levels: Sequence[str], evaluate: Evaluate) -> Choice:
-    """Take the better of both merges by what was measured of them against the trained model; see
-    `pipeline.stages.merge.decision`.
-    """
+    """Take the better of both merges, by figures against the trained model; see `merge.decision`."""
     level, seed = levels[0], evaluate.seed
     sixteen_bit, nf4 = (
         Measured(one.kld_rows, one.same_top, points)

@@ -23,9 +23,7 @@ NAMES: Mapping[MergeBase, str] = {"16-bit": "16-bit base", "nf4": "NF4 base"}
 
 @dataclass(frozen=True)
 class Measured:
-    """One merge at one level: per row the mean divergence from the trained model in nats, the same first
-    choice, the task's points.
-    """
+    """One merge at one level: per row mean divergence (nats), same first choices, the task's points."""
 
     klds: Sequence[float]
     same_top: float
@@ -33,9 +31,7 @@ class Measured:
 
 
 def decide(sixteen_bit: Measured, nf4: Measured, level: str, seed: int) -> tuple[MergeBase, str]:
-    """(winner, the sentence that says why); both were measured on the same rows. `seed` is the
-    bootstrap's.
-    """
+    """(winner, a sentence why); both were measured on the same rows. `seed` is the bootstrap's."""
     pairs = zip(sixteen_bit.points or (), nf4.points or (), strict=True)
     better = [100 * (a - b) for a, b in pairs if a is not None and b is not None]
     closer = [b - a for a, b in zip(sixteen_bit.klds, nf4.klds, strict=True)]

@@ -20,9 +20,7 @@ class ChangeStats:
         self.start_squares = self.start_sum = self.change_squares = self.change_sum = 0.0
 
     def add(self, start: Any, total: Any) -> None:
-        """Count rows of the weight before and after (float64): what changed is more than B·A where DoRA sets
-        lengths.
-        """
+        """Count rows of the weight before and after (float64): with DoRA's lengths more than B·A changed."""
         import torch
 
         change = total - start
@@ -76,9 +74,7 @@ def _norm(values: Any) -> float:
 
 
 def _spectral(update: Update) -> float:
-    """Largest singular value of any expert's scaled update: that of the small matrix R_left · R_rightᵀ of two
-    QR decompositions.
-    """
+    """Largest singular value of any expert's scaled update: that of R_left · R_rightᵀ of two QRs."""
     import torch
 
     left = torch.linalg.qr(update.left.double(), mode="r").R
@@ -102,9 +98,7 @@ def nf4_error(entry: Entry, nf4: Nf4) -> float:
 
 
 def idle_adapters(adapters: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence on the adapters that changed no weight at all, if there are any; `adapters` are the records
-    of `figures`.
-    """
+    """A sentence on adapters that changed no weight, if any did; `adapters` are records of `figures`."""
     idle = [one["tensor"] for one in adapters if one["norm_update"] == 0.0]
     return (
         [

@@ -53,9 +53,7 @@ def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, merge_base: Me
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root`; with `merge.base` auto both merges are made and the better one
-    is kept.
-    """
+    """Run the stage on the files below `root`; with `merge.base` auto, make both and keep the better one."""
     settings, merged = params.merge, root / "models/merged"
     base, adapter = root / "models/base", root / "models/adapter"
 

@@ -76,9 +76,7 @@ def stream(
 
 
 def kind_of(job: Job, dtype: str) -> str:
-    """The type, in safetensors' names, that a job's tensor has in the merged model. Raises `DataError` for
-    8-bit weights.
-    """
+    """The type (safetensors' names) of a job's tensor in the merged model. Raises `DataError` for 8 bit."""
     if job.source.dtype in COPIED_TYPES:
         return job.source.dtype
     if job.source.dtype.startswith("F8"):
@@ -87,9 +85,7 @@ def kind_of(job: Job, dtype: str) -> str:
 
 
 def write_tensor(shard: BinaryIO, job: Job, kind: str, nf4: Nf4 | None) -> list[dict[str, Any]]:
-    """Write a job's tensor; the diagnostics of its update, if it has one. A few blocks of rows are in memory
-    at a time.
-    """
+    """Write a job's tensor and its update's diagnostics, with a few blocks of rows in memory at a time."""
     import torch
 
     rows, change_stats = Rows(job, nf4), ChangeStats()

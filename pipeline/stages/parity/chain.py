@@ -1,6 +1,4 @@
-"""The way from training to serving: each hand-over with the verdicts of the parity checks that judge it, and
-a chart of the divergences.
-"""
+"""The way from training to serving: each hand-over with the verdicts on it, and the divergences' chart."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,9 +50,7 @@ class HandOver:
 
 
 def chain(checks: ParityChecks) -> list[HandOver]:
-    """Every hand-over, in the order of the way: text and tokens, what is stored and said, the answers of
-    llama-server.
-    """
+    """Every hand-over, in order: text and tokens, what is stored and said, the answers of llama-server."""
     groups = grouped(checks)
     stored = [row for group in ("Weights", "Outputs") for row in groups.get(group, ())]
     texts = [_counted(groups.get(name, ()), name.lower()) for name in ("Text", "Tokens")]
@@ -104,9 +100,7 @@ def _counted(rows: Sequence[Row], name: str) -> Label:
 
 
 def divergences(checks: ParityChecks) -> str:
-    """Mean KL divergence at each hand-over whose outputs were compared, and its limit, on a logarithmic
-    scale; SVG, "" where all are 0.
-    """
+    """Mean KL divergence at each hand-over compared, and its limit, on a log scale; SVG, "" if all are 0."""
     rows = [row for row in grouped(checks).get("Outputs", ()) if is_number(row.get("figure"))]
     figures = [(float(row["figure"]), float(row.get("limit") or 0)) for row in rows]
     positive = [value for both in figures for value in both if value > 0]

@@ -75,9 +75,7 @@ def divergence_check(
 
 
 def incomparable(title: str, found: Divergence, sentence: str, cause: str) -> Check:
-    """Two models whose logits can't be compared: NaN and Inf are counted, else the difference between their
-    vocabularies.
-    """
+    """Two models whose logits can't be compared: a count of NaN and Inf, or how vocabularies differ."""
     count, unit = (
         (found.strange, "positions") if found.strange else (abs(found.widths[0] - found.widths[1]), "tokens")
     )

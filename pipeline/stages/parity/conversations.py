@@ -1,6 +1,4 @@
-"""Conversations that users have and training sets rarely hold: what they say times the shapes that a template
-knows.
-"""
+"""Conversations that users have and training sets rarely hold: contents times shapes of a template."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,9 +13,7 @@ ENOUGH = 200  # held-out chats; from so many on, all made conversations are comp
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns with their tools; `thinking` is the template's `enable_thinking`, None where nothing is said
-    about it.
-    """
+    """Turns with their tools; `thinking` is the template's `enable_thinking`, None where not said."""
 
     messages: list[Message]
     tools: Tools = None
@@ -135,9 +131,7 @@ def system(text: str) -> Message:
 
 
 def chosen(rows: Iterable[Row], count: int) -> list[Conversation]:
-    """The first `count` chats of `data/final` and all made conversations; asked for fewer than `ENOUGH`, it
-    takes those in proportion.
-    """
+    """`count` chats of `data/final` and all made conversations; below `ENOUGH`, of both in proportion."""
     own = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
     return [*own, *made()[:: max(1, ENOUGH // count)]]
 
@@ -187,9 +181,7 @@ def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any
 
 
 def with_tools() -> Iterator[Conversation]:
-    """Definitions, calls with arguments of every shape, several calls in a turn, results, and what
-    llama-server writes in its own way.
-    """
+    """Definitions, calls with all shapes of arguments, several in a turn, results, llama-server's own way."""
     every = [tool(f"tool_{i}", schema) for i, schema in enumerate(SCHEMAS)]
     for one in every:
         yield Conversation([user("Which tools have you?")], [one])

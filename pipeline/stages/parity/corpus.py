@@ -1,6 +1,4 @@
-"""Strings on which tokenizers part: every token, every Unicode block, digits, white space, code, emoji, added
-tokens, real text, and mixes.
-"""
+"""Strings on which tokenizers part: tokens, Unicode blocks, digits, white space, code, emoji, real text."""
 
 import random
 import sys
@@ -144,9 +142,7 @@ def single_tokens(tokenizer: Any) -> Iterator[str]:
 
 
 def unicode_runs() -> Iterator[str]:
-    """Every assigned character, `RUN` neighbors to a string, and one of each run among letters, digits and
-    spaces.
-    """
+    """Every assigned character, `RUN` to a string, and one of each run among letters, digits, spaces."""
     assigned = (
         chr(code) for code in range(1, sys.maxunicode + 1) if unicodedata.category(chr(code)) not in UNSEEN
     )

@@ -1,6 +1,4 @@
-"""The merged model's weights against those of its 16-bit GGUF: equal bit for bit after the one rounding to
-the GGUF's type.
-"""
+"""The merged weights against their 16-bit GGUF: equal bit for bit after one rounding to the GGUF's type."""
 
 import math
 from collections import Counter
@@ -69,9 +67,7 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
 
 
 def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str) -> str:
-    """How a complete file is not what its name says: another architecture, or quantized; empty where it
-    is.
-    """
+    """How a complete file is not what its name says: another architecture, or quantized; else empty."""
     found = header.fields.get("general.architecture")
     if found != KNOWN[architecture]:
         return f"the GGUF is a {found}, the merged model a {architecture}"
@@ -81,9 +77,7 @@ def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: s
 
 
 def weights_check(title: str, what: str, faults: list[Fault], tensors: dict[str, GgufTensor]) -> Check:
-    """The verdict over all faults; the first one is shown, and where most tensors differ, that it is another
-    model.
-    """
+    """The verdict over all faults: the first one, and where most differ, that it is another model."""
     weights = sum(tensor.rows * tensor.columns for tensor in tensors.values())
     compared = f"{len(tensors)} tensors, {weights / 1e6:,.1f} M weights"
     if not faults:
@@ -109,9 +103,7 @@ def weights_check(title: str, what: str, faults: list[Fault], tensors: dict[str,
 def names_faults(
     wanted: dict[str, list[Piece]], tensors: dict[str, GgufTensor], merged: Path, *, tied: bool
 ) -> Iterator[Fault | None]:
-    """Tensors that the GGUF lacks or has too many, and the two that have no counterpart in the folder: a tied
-    head, rotary factors.
-    """
+    """Tensors that the GGUF lacks or adds, but for a tied head and rotary factors, which have no twin."""
     if HEAD not in wanted and not tied:
         cause = (
             "The merged model lost its head, and its config says that it has one of its own: run "
@@ -159,9 +151,7 @@ def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:
 
 
 def tensor_fault(tensor: GgufTensor, pieces: list[Piece]) -> Fault | None:
-    """The first difference of a tensor from its pieces, both as bytes of the GGUF's type; None if there is
-    none.
-    """
+    """The first difference of a tensor, given in pieces, in the GGUF's type; None if there is none."""
     size = sum((piece.last - piece.first) * piece.entry.columns for piece in pieces)
     if size != tensor.rows * tensor.columns or pieces[0].entry.shape[-1:] != tensor.shape[-1:]:
         shape = " + ".join(str(list(piece.entry.shape)) for piece in pieces[:2])

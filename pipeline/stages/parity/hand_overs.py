@@ -162,9 +162,7 @@ def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
 
 
 def merge_cause(outputs: Outputs, merge_base: str) -> str:
-    """What the merged model is instead of what it should be, found by comparing it with what else it could
-    be.
-    """
+    """What the merged model is instead of what it should be, by comparison with all it could be."""
     if same(outputs.untuned(), outputs.merged):
         return (
             "The merged model is the untuned base, the adapter was not merged: run `snakemake --force merge`."
@@ -218,9 +216,7 @@ def level_check(title: str, before: Reference, after: Reference, bound: Bound, o
 
 
 def lora_check(outputs: Outputs, with_lora: Reference, merge_base: str) -> Check:
-    """The base's GGUF with the adapter's GGUF on it, against the GGUF of the merge; of a merge into NF4,
-    against the 16-bit base with adapter.
-    """
+    """The base's GGUF with the adapter's on it, against the merge's GGUF or the 16-bit base with adapter."""
     before, name = (
         (outputs.gguf, "16-bit GGUF")
         if merge_base == "16-bit"

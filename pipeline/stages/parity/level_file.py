@@ -1,6 +1,4 @@
-"""Whether a file is the level that its name says, without reading a weight: its type, its tensors, and what
-`quantize.tensor_types` asks for.
-"""
+"""Whether a file is the level in its name, by its header: type, tensors, `quantize.tensor_types`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -49,9 +47,7 @@ def file_check(
     before: dict[str, GgufTensor],
     after: dict[str, GgufTensor],
 ) -> Check | None:
-    """A failure that shows without reading a weight: another level's file, other tensors or types; None if
-    there is none.
-    """
+    """A failure seen without reading weights: another level's file, tensors or types; None if none."""
     from gguf import LlamaFileType
 
     level, remedy = split_level(name)[0], remake(next(iter(after.values())).file)
@@ -101,9 +97,7 @@ def file_check(
 
 
 def given_by(names: Iterable[str], tensor_types: Mapping[str, str]) -> dict[str, str]:
-    """{tensor: the pattern of `tensor_types` that gives it its type}, the first one that is found in its
-    name, as llama-quantize takes them.
-    """
+    """{tensor: the first pattern of `tensor_types` found in its name}, as llama-quantize takes them."""
     return {
         name: pattern
         for pattern in reversed(list(tensor_types))

@@ -74,9 +74,7 @@ def level_weights(
 
 
 def noise_check(title: str, found: Mapping[str, TensorNoise], after: Mapping[str, GgufTensor]) -> Check:
-    """The verdict over all tensors: the worst in multiples of what its type costs, as a whole or by one
-    weight.
-    """
+    """The verdict over all tensors: the worst in multiples of its type's cost, whole or in one weight."""
     whole = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
     weight = {
         tensor: one.worst / WORST_WEIGHT.get(after[tensor].type, np.inf) for tensor, one in found.items()
@@ -117,9 +115,7 @@ def noise_check(title: str, found: Mapping[str, TensorNoise], after: Mapping[str
 def lost_check(
     title: str, lost: dict[str, TensorNoise], before: dict[str, GgufTensor], after: dict[str, GgufTensor]
 ) -> Check:
-    """The failure of a level in which blocks hold nothing of what they stand for, with the first of them and
-    the likely cause.
-    """
+    """The failure of a level whose blocks hold nothing, with the first of them and the likely cause."""
     name, first = next(iter(lost.items()))
     stored, count = after[name].values(first.row, first.row + 1)[0], sum(one.lost for one in lost.values())
     remedy = remake(after[name].file)

@@ -19,9 +19,7 @@ PREFIX = "base_model.model."
 
 
 def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
-    """Each `lora_A` and `lora_B` of the PEFT folder `adapter` against its tensor in the GGUF `lora`, in the
-    type stored there, and α.
-    """
+    """Each `lora_A`, `lora_B` of the folder `adapter` against the GGUF `lora`, in the type there, and α."""
     from safetensors import safe_open
     from transformers import AutoConfig
 

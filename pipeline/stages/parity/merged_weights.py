@@ -1,6 +1,4 @@
-"""The merged weights, tensor by tensor: base + scale·B·A within half a unit in the last place, the rest
-bit-equal, nothing lost or added.
-"""
+"""The merged weights: base + scale·B·A within half a unit in the last place, the rest equal, none lost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,9 +31,7 @@ AGAIN = "run `python -m pipeline merge` again."
 
 @dataclass(frozen=True)
 class Compared:
-    """What should be in the merged model and what is, how training quantized, and the records of training and
-    merge.
-    """
+    """What should be in the merged model and what is, the quantization, the records of train and merge."""
 
     jobs: dict[str, Job]
     there: dict[str, Entry]
@@ -96,9 +92,7 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
 
 
 def read_merge(merged: Path) -> dict[str, Any]:
-    """The merge's record, whose `merge_base` is 16-bit or nf4. Raises `DataError` where it does not say
-    what the adapter was merged into.
-    """
+    """The merge's record. Raises `DataError` where `merge_base` is neither 16-bit nor nf4."""
     file = merged / RECORD
     record = read_json(file, REMERGE) if file.exists() else {}
     if not isinstance(record, dict) or record.get("merge_base") not in ("16-bit", "nf4"):

@@ -50,9 +50,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Bench:
-    """What models are asked with: the prompts, a folder for temporary files, and llama.cpp's threads and
-    tools.
-    """
+    """What models are asked with: the prompts, a scratch folder, and llama.cpp's threads and tools."""
 
     prompts: list[Prompt]
     scratch: Path
@@ -167,9 +165,7 @@ def trained_outputs(chain: Chain, bench: Bench, files: ExitStack) -> tuple[Refer
 
 @contextmanager
 def base_at_level(chain: Chain, level: str, base_gguf: Path, bench: Bench) -> Iterator[Path]:
-    """The base quantized to a level, for the length of a body; quantized here, into a temporary file, where
-    stage quantize did not.
-    """
+    """The base at a level, during the body; quantized into a temporary file unless stage quantize did."""
     with tempfile.TemporaryDirectory(prefix=".level-", dir=bench.scratch) as folder:
         quantized = chain.untuned.get(level) or Path(folder) / f"{base_gguf.stem}-{level}.gguf"
         if level not in chain.untuned:

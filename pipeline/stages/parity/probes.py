@@ -35,9 +35,7 @@ class Measure:
     distilled: Path = Path("reports/distill")  # a record for each distilled level
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
-        """Held-out rows as tokens, with the positions whose next token is compared. Raises `DataError` where
-        no row can be used.
-        """
+        """Held-out rows as tokens, and which next tokens are compared. Raises `DataError` for none."""
         encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.limits.rows))
         if not encoded:
             raise DataError(

@@ -13,9 +13,7 @@ FIRST_STAND_IN = 0xF0000  # a private plane of Unicode, which no text and no tem
 
 
 class Rewrites:
-    """Conversations as llama-server reads them, with stand-ins for what JSON or the template would show
-    otherwise.
-    """
+    """Conversations as llama-server reads them, with stand-ins for what JSON or templates change."""
 
     def __init__(self) -> None:
         self.stand_ins: dict[str, str] = {}
@@ -71,9 +69,7 @@ class Rewrites:
         return found
 
     def put_back(self, text: str) -> str:
-        """The text with what the stand-ins stand for; numbers without the quotes that a string has in
-        JSON.
-        """
+        """The text with what the stand-ins stand for; numbers without the quotes of JSON's strings."""
         for found, stands_for in self.stand_ins.items():
             text = text.replace(f'"{found}"', stands_for).replace(found, stands_for)
         return text

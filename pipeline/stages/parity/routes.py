@@ -187,9 +187,7 @@ def _special(tokenizer: Any, folder: Path, gguf: Path, measure: Measure) -> Pari
 
 
 def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
-    """What llama-server makes of conversations, and the GGUF's vocabulary of strings; both as training
-    does.
-    """
+    """What llama-server makes of conversations, and the GGUF's tokens of strings; both as in training."""
 
     def compare(checks: ParityChecks) -> ParityChecks:
         limits, tools = measure.limits, measure.tools

@@ -1,6 +1,4 @@
-"""The tuned file against the base's, byte for byte: only the scales of the trained tensors may differ, and
-they are those that training ended with.
-"""
+"""The tuned file against the base's, byte for byte: only trained scales differ, as training ended."""
 
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
-    """Every field and tensor of the file `tuned` against the GGUF in the folder `base`, with the scales of
-    the folder `adapter`, by blocks of rows.
-    """
+    """All of the file `tuned` against the GGUF in `base` with the scales of `adapter`, by blocks of rows."""
     if not is_scales(adapter):
         cause = "Training left an adapter: set train.tuner to scales, then run `snakemake`."
         return exact(TITLE, 1, "differences", f"{adapter.name}/ holds no trained scales", cause, WHAT)
@@ -94,9 +90,7 @@ def distilled_weights(level: Path, distilled: Path, record: Path, name: str) -> 
 
 
 def refined_fault(before: GgufTensor, after: GgufTensor) -> str:
-    """What is wrong with a tensor whose scales may have been trained: a scale that is no number or has
-    another sign, or another byte.
-    """
+    """What is wrong with a trained tensor: a scale that is no number or of other sign, or another byte."""
     places = SCALES.get(after.ggml_type)
     if places is None:
         return same_fault(before, after)
@@ -119,9 +113,7 @@ def refined_fault(before: GgufTensor, after: GgufTensor) -> str:
 
 
 def other_fields(old_file: Path, old: Header, new_file: Path, new: Header) -> list[str]:
-    """Fields that are not in both files byte by byte, but for those that say where a file comes from; "GGUF
-    version" if that is another.
-    """
+    """Fields that aren't the same in both files, but for those on a file's origin; "GGUF version" too."""
 
     def stored(path: Path, header: Header) -> dict[str, bytes]:
         with path.open("rb") as file:
@@ -150,9 +142,7 @@ def base_end(path: Path, header: Header) -> list[bytes]:
 
 
 def other_tensors(old: Header, new: Header) -> str:
-    """The first tensor that is not in both files or not of one shape and type, or that they lie in another
-    order; "" if none is.
-    """
+    """The first tensor that the files don't share with shape, type and place; "" if there is none."""
     for name in [*new.tensors, *old.tensors]:
         if old.tensors.get(name) != new.tensors.get(name):
             return f"tensor {name}"

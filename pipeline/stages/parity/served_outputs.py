@@ -25,9 +25,7 @@ SERVED_OVER_BARE = 2.0  # divergence of what is served by that of the bare base,
 
 
 def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChecks:
-    """Training's forward in float32 against llama.cpp's, of the bare base and of what was trained, on the
-    same held-out tokens.
-    """
+    """Training's float32 forward against llama.cpp's, bare and trained, on the same held-out tokens."""
     prompts, threads, tools = measure.prompts(tokenizer), measure.machine.threads, measure.tools
     limits, where = (
         measure.limits,
@@ -59,9 +57,7 @@ def training_rounding(
 
 
 def bare_check(bare: Divergence, where: str) -> Check:
-    """The floor: what llama.cpp's arithmetic alone changes of a model that nobody trained. Beyond
-    `MOST_SERVED_KLD` it is no longer arithmetic.
-    """
+    """The floor: what llama.cpp's arithmetic changes of an untrained model; at most `MOST_SERVED_KLD`."""
     title = BARE_TITLE
     if bare.fault:
         return incomparable(

@@ -1,6 +1,4 @@
-"""Special tokens, chat template, vocabularies and provenance records: the same in tokenizer, merged model,
-the GGUF and every level.
-"""
+"""Special tokens, chat template, vocabularies, provenance: the same in tokenizer, merged model and GGUFs."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -75,9 +73,7 @@ def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
 
 
 def ends(tokenizer: Any, merged: Path, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
-    """One text for each id that ends an answer in training or in transformers: whether llama.cpp stops
-    there.
-    """
+    """A text for each id that ends answers in training or transformers: whether llama.cpp stops there."""
     listed = settings(merged).get("generation_config.json", {}).get("eos_token_id")
     for number in sorted({tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [])}):
         yield (
@@ -120,9 +116,7 @@ def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
 
 
 def stored_template(folder: Path) -> str | None:
-    """The chat template in a model's folder: a file of its own, or in tokenizer_config.json; None if there is
-    none.
-    """
+    """The chat template in a model's folder, from its file or tokenizer_config.json; None if none."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
@@ -194,9 +188,7 @@ def kept_fields(header: Header) -> dict[str, Any]:
 
 
 def rows_differ(name: str, header: Header) -> Iterator[Difference]:
-    """What is wrong where the tables of embeddings or of the head have another number of rows than there are
-    tokens.
-    """
+    """What is wrong where the tables of embeddings or of the head have not one row for each token."""
     tokens = len(header.fields.get("tokenizer.ggml.tokens", []))
     for table in ("token_embd.weight", "output.weight"):
         if table in header.tensors and (rows := header.tensors[table][0][-1]) != tokens:

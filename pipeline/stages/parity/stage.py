@@ -63,9 +63,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
 
 
 def main(params: Params, root: Path) -> None:
-    """Run the stage on the files below `root`; write the reports also when a parity check failed, then raise
-    `GateError`.
-    """
+    """Run the stage on files below `root`; raise `GateError` for a failed check after writing reports."""
     checks = measure_parity(params, root).values()
     print(*(f"parity: {check}" for check in checks), sep="\n")
     if failed := [check for check in checks if check.verdict == "fail"]:

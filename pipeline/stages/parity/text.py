@@ -80,9 +80,7 @@ def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Convers
 
 
 def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
-    """The parity check of the texts; names what llama-server writes in its own way, and of a difference where
-    it comes from.
-    """
+    """The parity check of the texts; says which texts llama-server writes its own way, and causes."""
     different = [text for text in texts.compared if text.differs]
     own_way = Counter(reason for text in texts.compared for reason in text.rewritten)
     counts = [f"{count} {what}" for what, count in sorted(texts.left_out.items())]
@@ -117,9 +115,7 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
 
 
 def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
-    """One sentence: what is more or less in the server's text, and whether the GGUF has another template than
-    training.
-    """
+    """One sentence: what differs in the server's text, and whether the GGUF has another template."""
     theirs = check_gguf(f16).fields.get("tokenizer.chat_template")
     if theirs is None:
         return f"{f16.name} has no chat template: run the stages merge and convert again."
@@ -181,9 +177,7 @@ def forms(conversations: Iterable[Conversation]) -> Iterator[tuple[Conversation,
 
 
 def training_text(tokenizer: Any, conversation: Conversation, prompt: bool, **more: Any) -> str:
-    """The text by training's template, which is told `more` beside. Raises `Unrenderable` where the template
-    refuses the turns.
-    """
+    """The text by training's template with the variables `more`. Raises `Unrenderable` if refused."""
     return render(
         tokenizer,
         conversation.messages,
@@ -227,9 +221,7 @@ def trainable(tokenizer: Any, conversation: Conversation) -> bool:
 
 
 def rewritten(tokenizer: Any, text: Text, begin: str) -> tuple[str, ...]:
-    """What llama-server shows in its own way by design, where that explains the entire difference; else
-    nothing.
-    """
+    """What llama-server shows in its own way by design, where that explains all; else nothing."""
     rewrites = Rewrites()
     try:
         ours = training_text(

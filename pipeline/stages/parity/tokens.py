@@ -1,6 +1,4 @@
-"""Token ids: conversations by llama-server's `/tokenize`, and a corpus of strings by the GGUF's vocabulary in
-process, against training's.
-"""
+"""Token ids: conversations by `/tokenize`, strings by the GGUF's vocabulary, against training's."""
 
 import ctypes
 import unicodedata
@@ -34,9 +32,7 @@ class GgufVocabulary:
         self._ids = (ctypes.c_int32 * self._room)()
 
     def ids(self, text: str, *, add_special: bool = False) -> list[int]:
-        """The ids of `text`, in which control tokens are recognized; `add_special` adds what the GGUF says to
-        add (BOS, EOS).
-        """
+        """The ids of `text` with control tokens; `add_special` adds the GGUF's BOS and EOS."""
         data = text.encode()
         while (
             count := self._llama.llama_tokenize(
@@ -52,18 +48,14 @@ class GgufVocabulary:
         return bool(self._llama.llama_vocab_is_eog(self._vocab, number))
 
     def recognized(self, number: int) -> bool:
-        """Whether llama.cpp looks for this token before it splits a text: a control token, or one that a user
-        has added.
-        """
+        """Whether llama.cpp finds this token before it splits a text: a control or user's token."""
         special = self._llama.LLAMA_TOKEN_ATTR_CONTROL | self._llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         return bool(self._llama.llama_vocab_get_attr(self._vocab, number) & special)
 
 
 @contextmanager
 def open_vocabulary(tools: Toolchain, path: Path) -> Iterator[GgufVocabulary]:
-    """Load a GGUF's vocabulary only; freed when the body ends. Raises `ToolError` where llama.cpp refuses
-    it.
-    """
+    """Load a GGUF's vocabulary only, during the body. Raises `ToolError` where llama.cpp refuses it."""
     with loaded_gguf(tools, path, vocab_only=True) as (llama, model):
         yield GgufVocabulary(llama, model)
 
@@ -139,9 +131,7 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
 
 
 def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
-    """Tokens that are text by the GGUF and that llama.cpp takes for control tokens all the same, by their
-    spelling.
-    """
+    """Tokens that are text by the GGUF and that llama.cpp takes for control tokens by their spelling."""
     fields = check_gguf(f16).fields
     tokens = zip(fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type", []), strict=False)
     return [
@@ -152,9 +142,7 @@ def overridden_tokens(vocabulary: GgufVocabulary, f16: Path) -> list[str]:
 
 
 def token_cause(tokenizer: Any, f16: Path, ours: list[int], theirs: list[int]) -> str:
-    """One sentence: a beginning or end of text that is added, another vocabulary, or another
-    pre-tokenizer.
-    """
+    """One sentence: an added beginning or end of text, another vocabulary, or pre-tokenizer."""
     fields = check_gguf(f16).fields
     if len(theirs) > len(ours) and ours in (theirs[1:], theirs[:-1]):
         name, number = ("bos", theirs[0]) if theirs[1:] == ours else ("eos", theirs[-1])

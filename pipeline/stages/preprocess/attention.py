@@ -34,9 +34,7 @@ SMALL = {
 
 
 def need_rows_apart(base: Path) -> float:
-    """The largest difference that packing makes to a logit. Raises `ConfigError` if it is above `LIMIT` or
-    can't be measured.
-    """
+    """The largest difference of a logit by packing. Raises `ConfigError` above `LIMIT` or if not measured."""
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     kind = config.get("model_type")
     try:
@@ -58,9 +56,7 @@ def need_rows_apart(base: Path) -> float:
 
 
 def small_model(config: dict[str, Any]) -> Any:
-    """A random float32 model of the architecture in `config` (a decoded config.json): a layer of each type,
-    narrow.
-    """
+    """A random float32 model by `config` (a decoded config.json): a layer of each type, narrow."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -100,9 +96,7 @@ def _layers(config: Any) -> int:
 
 
 def packed_difference(model: Any) -> float:
-    """The largest absolute difference of a logit between rows packed as TRL's collator packs them, and each
-    row alone.
-    """
+    """The largest absolute difference of a logit between rows packed by TRL's collator and rows alone."""
     import torch
 
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
@@ -114,9 +108,7 @@ def packed_difference(model: Any) -> float:
 
 
 def packed_positions(lengths: tuple[int, ...]) -> dict[str, Any]:
-    """What TRL's collator says of a packed row beside its ids: positions, and where its rows begin and which
-    each token is of.
-    """
+    """What TRL's collator says of a packed row beside its ids: positions, rows' starts and numbers."""
     import torch
 
     sizes = torch.tensor(lengths)

@@ -174,9 +174,7 @@ def _shown(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
-    """Tokens as HTML: `<mark>` round a trained stretch, `<i>` a token, `<b>` a control token, `<u>` white
-    space made visible; all escaped.
-    """
+    """Tokens as HTML: `<mark>` trained, `<i>` a token, `<b>` a control token, `<u>` white space; escaped."""
     from markupsafe import Markup, escape
 
     def token(piece: Mapping[str, Any]) -> str:
@@ -191,9 +189,7 @@ def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
 
 
 def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]:
-    """The sequence of this name in a file that was read back: kind, name, counts and its pieces, of which the
-    first `LONGEST` tokens' are given.
-    """
+    """The sequence of this name, read back: kind, name, counts, the pieces of its first `LONGEST` tokens."""
     found = written.take(name)
     assert found is not None, name
     ids, labels = (part.tolist() for part in found)
@@ -208,9 +204,7 @@ def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]
 
 
 def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, Any]]:
-    """{"text", "trained", "special", "tokens"} of each token, or of several neighbors that only together are
-    characters (an emoji).
-    """
+    """{"text", "trained", "special", "tokens"} of each token, or of several that make one character."""
     special, start = set(plain.get_added_tokens_decoder()), 0
     found = []
     for end in range(1, len(ids) + 1):

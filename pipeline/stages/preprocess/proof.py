@@ -29,9 +29,7 @@ TOGETHER = 256  # rows that are decoded in one call
 
 
 def load_base(folder: Path, tokenizer: Any) -> Base:
-    """The base in `folder`; raises `DataError` if tokenizer, config.json and generation_config.json name
-    different ends of turn.
-    """
+    """The base in `folder`. Raises `DataError` if its files name different ends of turn."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if "vocab_size" in part]
     generation = folder / "generation_config.json"
@@ -132,9 +130,7 @@ def prove(
 
 
 def check_pairs(written: Written, file: str) -> None:
-    """Raise `DataError` unless each packed row has pairs, a chosen answer and right behind it the rejected
-    one of the same row of data.
-    """
+    """Raise `DataError` unless each packed row has pairs, a chosen answer right before its rejected one."""
     names, roles = written.row_ids, written.roles.tolist()
     starts = np.concatenate(([0], np.cumsum(written.counts)))
     whole = all(start % 2 == 0 for start in starts) and roles == [1, -1] * (len(roles) // 2)

@@ -19,9 +19,7 @@ from pipeline.stages.preprocess.tables import Written
 
 
 def write_questions(target: Path, table: Path, rows: Path) -> None:
-    """Write the questions of the sequences in `table` (Parquet), in its order; `rows` is what it was made
-    of.
-    """
+    """Write the questions of the sequences in `table` (Parquet), in order; `rows` made the table."""
     names = Written(table).row_ids
     if write_rows(target, questions(rows, names)) != len(names):
         raise AssertionError(f"{target.name} has not a line for each row of {table.name}")

@@ -84,9 +84,7 @@ def account(found: Weighting, rewards: Numbers, weights: Numbers) -> dict[str, A
 
 
 def histogram(values: Numbers) -> list[dict[str, float]]:
-    """{"from", "to", "rows"} of `BINS` equal bins from the lowest to the highest value; one bin if all are
-    equal.
-    """
+    """{"from", "to", "rows"} of `BINS` equal bins from the lowest to the highest value, or of one."""
     if not len(values):
         return []
     counts, edges = np.histogram(values, bins=BINS if values.min() < values.max() else 1)

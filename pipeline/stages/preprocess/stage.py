@@ -169,9 +169,7 @@ def write_split(
 def sequences(
     tokenizer: Any, path: Path, max_length: int, train: Train, split_stats: SplitStats
 ) -> Iterator[Sequence]:
-    """Every sequence of the rows in `path` that the method can train as they are; `split_stats` counts
-    all.
-    """
+    """Every sequence of the rows in `path` that the method can train as is; `split_stats` counts all."""
     unit, pairs = 0, METHODS[train.method].pairs
     rows = encode_rows(tokenizer, read_rows(path), train.method)
     rows = with_prompts(tokenizer, rows) if train.train_on_prompt else rows
@@ -211,9 +209,7 @@ def main(params: Params, root: Path) -> None:
 
 
 def summary(stats: dict[str, Any]) -> Iterator[str]:
-    """The statistics in a few lines: what is trained, what was left out and why, what training doesn't
-    use.
-    """
+    """The statistics in a few lines: what is trained, what was left out and why, what is unused."""
     train = stats["splits"]["train"]
     yield (
         f"{plural(train['rows'], 'training row')}, {plural(train['tokens'], 'token')}, "

@@ -1,6 +1,4 @@
-"""What became of the rows of a split: trained, unfolded or left out with a reason, and which of them are
-worth a look.
-"""
+"""What became of a split's rows: trained, unfolded, or left out with a reason; and which to look at."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -61,9 +59,7 @@ def row_name(row: Row, file: str, number: int) -> str:
 
 
 def kind_of(row: Row, *, unfolded: bool) -> str:
-    """What is most worth seeing of a row: preference, feedback, unfolded, text, tools, reasoning, untrained
-    turn, several turns or one exchange.
-    """
+    """What to look at in a row: its kind, unfolded, text, tools, reasoning, untrained turn, or turns."""
     if row.get("kind") in ("preference", "feedback"):
         return str(row["kind"])
     turns = row.get("messages", [])
@@ -81,9 +77,7 @@ def kind_of(row: Row, *, unfolded: bool) -> str:
 
 
 def histogram(lengths: Sequence[int]) -> list[dict[str, int]]:
-    """Sequences by length in tokens: {"from", "to", "rows"}, `to` not included; bins are as wide as 2ⁿ ×
-    `FIRST_BIN` has to be for `BINS` of them.
-    """
+    """Sequences by tokens: {"from", "to", "rows"}, `to` excluded; at most `BINS`, 2ⁿ × `FIRST_BIN` wide."""
     width = FIRST_BIN
     while lengths and max(lengths) >= width * BINS:
         width *= 2

@@ -82,9 +82,7 @@ def _joined(stretches: list[Stretch]) -> list[Stretch]:
 
 
 def same(decoded: str, text: str, base: Base) -> bool:
-    """Whether both are one text to the tokenizer: some compose characters (NFC) or add or drop a space where
-    a stretch begins.
-    """
+    """Whether both are one text to a tokenizer that may compose characters (NFC) or change outer spaces."""
     if decoded == text:
         return True
     again: str = base.plain.decode(

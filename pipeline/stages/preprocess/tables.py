@@ -160,9 +160,7 @@ class Written:
             self._places.setdefault(self.row_ids[place], []).append(place)
 
     def take(self, row_id: str) -> tuple[Any, Any] | None:
-        """(ids, labels) of the next sequence of this row, which is then used up; None if there is none
-        (left).
-        """
+        """(ids, labels) of this row's next sequence, which is then used up; None if there is none."""
         places = self._places.get(row_id)
         if not places:
             return None

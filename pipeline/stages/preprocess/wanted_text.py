@@ -9,9 +9,7 @@ from pipeline.stages.preprocess.stretches import Base, Claim, Stretch, short
 
 
 def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, name: str) -> list[Stretch]:
-    """The text of a conversation in stretches, trained from the end of what is before a turn to the turn's
-    own end.
-    """
+    """The text of a conversation in stretches, trained from the end of the prompt to a turn's own end."""
 
     def text(turns: list[Any], prompt: bool = False) -> str:
         return str(

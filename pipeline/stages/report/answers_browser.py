@@ -48,9 +48,7 @@ def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None
 
 
 def differing(answers: Answers) -> list[int]:
-    """The rows (by number) that tuned models score differently on; those that any model does if the tuned
-    ones score the same throughout.
-    """
+    """The rows (by number) that tuned models score differently on; if none, those that any model does."""
     rows = list(zip(*answers.values(), strict=True))
     tuned = [place for place, model in enumerate(answers) if not is_base(model)]
     found = [number for number, row in enumerate(rows) if differ([row[place] for place in tuned])]
@@ -64,16 +62,12 @@ def differ(row: Sequence[Answer]) -> bool:
 
 
 def safe(data: str) -> str:
-    """JSON that can stand inside a `<script>` of any type: nothing in it ends the element or opens a
-    comment.
-    """
+    """JSON for inside a `<script>` of any type: nothing in it ends the element or opens a comment."""
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _row(answers: Sequence[Answer]) -> dict[str, Any]:
-    """One row for the page; `answers` in the order of the models: [text, score or null, stopped or null,
-    refused or null].
-    """
+    """A row for the page; `answers` by model: [text, score or null, stopped or null, refused or null]."""
     first = answers[0]
     return {
         "id": first.id,

@@ -44,9 +44,7 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        """The verdict in a few words; with the test's p where the interval, made in another way, would say
-        otherwise.
-        """
+        """The verdict in a few words; with the test's p where the interval would say otherwise."""
         found = {
             "better": "better, more than noise",
             "worse": "worse, more than noise",

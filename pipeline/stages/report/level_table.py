@@ -148,9 +148,7 @@ GROUPS: Mapping[str, Sequence[Column]] = {
 def level_rows(
     evaluations: Evaluations, verdicts: Mapping[str, Judgment], advice: Recommendation
 ) -> list[dict[str, Any]]:
-    """A row per model: {"model", "tag": what it is, "chosen", "gate": its verdict or None, "groups": cells by
-    group}.
-    """
+    """A row per model: {"model", "tag", "chosen", "gate": its verdict or None, "groups": cells by group}."""
     return [
         {
             "model": model,

@@ -21,9 +21,7 @@ LOST = 0.25  # of what the fine-tune changed: from here on a level is said to lo
 
 
 def merge_values(merge: Merge, parity: Parity, evaluations: Evaluations, reference: str) -> dict[str, Any]:
-    """What the section's template needs; `reference` is the 16-bit model's name, and "base-" before it that
-    of the untuned base.
-    """
+    """What the section's template needs; `reference` is the 16-bit model, "base-" before it the untuned."""
     changes = by_place(merge.adapters, "relative_change")
     levels = survival(merge.adapters, noise(parity), evaluations, reference)
     return {

@@ -61,9 +61,7 @@ SCALES = {"train": "the scales, its curves and the run record"}
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page: its id, which its template is called, its heading, and the commands that made
-    its figures.
-    """
+    """One section of the page: its id and template's name, its heading, the commands behind its figures."""
 
     name: str
     title: str
@@ -215,9 +213,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
 
 
 def domain_rows(evaluations: Evaluations, answers: Answers) -> list[tuple[str, dict[str, Any]]]:
-    """(domain, that domain's scores by model, with the rows that have one), the largest domain first; empty
-    where no domain was recorded.
-    """
+    """(domain, its scores by model, with the rows that have one), largest domain first; empty without any."""
     scored = {
         model: Counter(row.domain for row in rows if row.score is not None) for model, rows in answers.items()
     }
@@ -282,9 +278,7 @@ def headline(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, Judg
 
 
 def with_warnings(advice: Recommendation, inputs: Inputs, seed: int) -> Recommendation:
-    """The advice, headed by a warning where a parity check failed, and with what the recommended level
-    forgot.
-    """
+    """The advice, after a warning where a parity check failed, and what the recommended level forgot."""
     failed = [check for check in inputs.parity.checks.values() if check.verdict == "fail"]
     warnings = list(advice.warnings)
     if failed or inputs.parity.verdict != "pass":
@@ -299,8 +293,7 @@ def with_warnings(advice: Recommendation, inputs: Inputs, seed: int) -> Recommen
 
 
 def resource_rows(used: Mapping[str, Usage]) -> list[tuple[str, Usage]]:
-    """(stage, its last run) in the order of the graph, but for the report itself: peak memory, time and disk,
-    as planned and as seen."""
+    """(stage, its last run) in the graph's order, without report: memory, time and disk, planned and seen."""
     order = {name: place for place, name in enumerate(table().stages)}
     stages = [name for name in used if name.partition("@")[0] in order and name != "report"]
     return [
@@ -309,9 +302,7 @@ def resource_rows(used: Mapping[str, Usage]) -> list[tuple[str, Usage]]:
 
 
 def command_list(evaluations: Evaluations) -> Mapping[str, str]:
-    """Each command (without `python -m pipeline`) and what it measures, in the order of the pipeline; one
-    `evaluate` per model.
-    """
+    """Each command (without `python -m pipeline`) and what it measures, in order, one a model to evaluate."""
     product = product_of(evaluations)
     words = COMMANDS | (UNMERGED if product.served else {}) | (SCALES if product.graph == "tuned" else {})
     stages = stages_in(product.graph)

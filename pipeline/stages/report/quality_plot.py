@@ -1,6 +1,4 @@
-"""Quality against file size as inline SVG: tuned levels, levels of the untuned base, and the Pareto front of
-them all.
-"""
+"""Quality against file size as inline SVG: tuned levels, the untuned base's, and their Pareto front."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -88,9 +86,7 @@ def _places(evaluations: Evaluations, scored: bool) -> list[Place]:
 
 
 def _ranges(places: Sequence[Place]) -> list[tuple[float, float]]:
-    """The y axis from bottom to top; in two parts, the upper first, where nothing lies between the untuned
-    base and the tuned models.
-    """
+    """The y axis from bottom to top; in two parts, upper first, if nothing is between base and tuned."""
     untuned, tuned = ([one for one in places if is_base(one.model) == base] for base in (True, False))
     groups = [group for group in (tuned, untuned) if group]
     spans = sorted(

@@ -26,8 +26,7 @@ IMPROVED = {SUFFIX: "An importance matrix", DISTILLED: "Distilling the scales"}
 
 @dataclass(frozen=True)
 class Side:
-    """One model's divergence from its own 16-bit model; figures that compare it with another one count as not
-    measured."""
+    """One model's divergence from its own 16-bit model; of another model's it counts as not measured."""
 
     model: str
     measured: bool
@@ -140,9 +139,7 @@ def _change(ratio: float, recovered: str, partly: str, nothing: str, worse: str)
 
 
 def _improved(evaluations: Evaluations, scores: Scores, seed: int) -> list[str]:
-    """What the importance matrix or distilling did to each level that was made with and without it, and which
-    of the two is better.
-    """
+    """What an importance matrix or distilling did to each level made with and without; which is better."""
     sentences = []
     for model, found in evaluations.items():
         level = improved_from(model)

@@ -1,6 +1,4 @@
-"""The report's figures as data: `quants.csv` and `quants.json` with everything flat, `metrics.json` with the
-few that `dvc metrics` compares.
-"""
+"""The report's figures as data: all in `quants.csv` and `quants.json`, the few of `dvc metrics` apart."""
 
 import csv
 from collections.abc import Mapping
@@ -53,9 +51,7 @@ HEADLINE = (
 
 
 def flat_figures(evaluation: Evaluation, verdict: Judgment | None = None) -> dict[str, Any]:
-    """A model's figures in one level, None for what was not measured: `task_score`, `all_tokens_kld_mean`,
-    `prompt_512_tok_s` and so on.
-    """
+    """A model's figures in one level, None if not measured: `task_score`, `all_tokens_kld_mean`, …"""
     figures, task, speed = evaluation.written(), evaluation.task, evaluation.speed
     if evaluation.is_disturbed:  # then speeds are no figures; the share of other load says why
         figures = {key: value for key, value in figures.items() if "tok_s" not in key}
@@ -111,9 +107,7 @@ def write_data_files(
 
 
 def headline_figures(measured: Mapping[str, Mapping[str, Any]], loss: float | None) -> dict[str, Any]:
-    """The few figures that `dvc metrics show` puts side by side, a column each; quants.json has all of
-    them.
-    """
+    """The few figures that `dvc metrics show` puts side by side; quants.json has all of them."""
     figures: dict[str, Any] = {} if loss is None else {"loss": round(loss, 4)}
     for name, key, factor, digits in HEADLINE:
         column = {model: round(row[key] * factor, digits) for model, row in measured.items() if key in row}
@@ -123,9 +117,7 @@ def headline_figures(measured: Mapping[str, Mapping[str, Any]], loss: float | No
 
 
 def write_csv(target: Path, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """Publish one line per model with every figure that some model has; an empty cell where nothing was
-    measured.
-    """
+    """Publish a line per model with every figure that some model has; empty where not measured."""
     with publishing(target) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(
             file,

@@ -105,18 +105,14 @@ def norms_of(adapter: Path) -> list[Norms]:
 
 
 def read_template(adapter: Path) -> str | None:
-    """The chat template that was trained, None where there are several. Raises `DataError` where the folder
-    is missing.
-    """
+    """The trained chat template, None if there are several. Raises `DataError` for a missing folder."""
     if not adapter.is_dir():
         raise DataError("Q-CORE-001", f"{adapter} is missing: run `python -m pipeline train`, which makes it")
     return chat_template(adapter)
 
 
 def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None = None) -> str:
-    """The `llama-server` command for `gguf`, with the adapter `lora` on it, to be run in the project's
-    folder, with `quench serve`'s flags.
-    """
+    """The `llama-server` command for `gguf` with `lora`, run in the project, with `quench serve`'s flags."""
     # in a checkout the build lies in the project's own folder
     own = DEFAULT_HOME.relative_to(PROJECT) if DEFAULT_HOME.is_relative_to(PROJECT) else DEFAULT_HOME
     home = Path(llama_home) if llama_home else own

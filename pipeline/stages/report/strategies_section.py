@@ -16,8 +16,7 @@ VERDICTS = {
 
 
 def strategies_values(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What the section's template needs of `reports/strategies.json`; only "seeds", which is empty, where
-    not measured."""
+    """What the section needs of `reports/strategies.json`; "seeds" alone, empty, where not measured."""
     if not found["seeds"]:
         return {"seeds": []}
     reference = found["reference"]
@@ -64,9 +63,7 @@ def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, A
 
 
 def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A difference from the first strategy or the untuned base with its verdict in words; None if there
-    is none, as for the first strategy itself.
-    """
+    """The difference from the first strategy or the untuned base with its verdict; None if there is none."""
     if difference is None:
         return None
     verdict = "noise" if not difference["measurable"] else "better" if difference["points"] > 0 else "worse"
@@ -79,9 +76,7 @@ def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | No
 
 
 def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Mapping[str, Any]) -> str:
-    """Each strategy's score as a dot on its 95 % interval with every seed's own beside it, and the 16-bit
-    merged model's score as a line; SVG.
-    """
+    """Each strategy's score on its 95 % interval with its seeds', and the 16-bit model's as a line; SVG."""
     from pipeline.pages.plots import ACCENT, INK, MUTED, axes_of, name_rows, put_interval, svg_of
 
     figure, axes = axes_of("score, points", "", (7.6, 0.95 + 0.42 * len(rows)), grid="x")

@@ -1,6 +1,4 @@
-"""The curves of a training run: loss, gradient norm, learning rate and speed over the optimizer's steps, as
-inline SVG.
-"""
+"""The curves of a run: loss, gradient norm, learning rate and speed over optimizer steps, as inline SVG."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -80,9 +80,7 @@ def make_trainer(
     interruption: Interruption,
     group: Group | None = None,
 ) -> tuple[Any, Monitor]:
-    """The trainer over the quantized base with its adapter, by which `learner` learns, and the monitor that
-    judges its steps.
-    """
+    """The trainer by which `learner` learns over the quantized base, and the monitor of its steps."""
     settings = learner.settings
     rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
     arguments = training_arguments(settings, learner.checkpoints, rows=len(rows), held_out=len(held_out))

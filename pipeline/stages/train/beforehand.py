@@ -15,9 +15,7 @@ BEFORE = "before.json"  # beside the checkpoints: what distillation started from
 
 
 def held_out_before(trainer: Any, file: Path, *, fresh: bool) -> float | None:
-    """The loss over the held-out rows before the first step, None if there are no such rows; a run that goes
-    on has it in `file`.
-    """
+    """The loss over held-out rows before the first step, None without rows; on resume that in `file`."""
     if fresh and trainer.held_out:
         found = trainer.held_out_metrics()["eval_loss"]  # by all processes
         if not trainer.leads:
@@ -27,9 +25,7 @@ def held_out_before(trainer: Any, file: Path, *, fresh: bool) -> float | None:
 
 
 def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
-    """What is proven of the model before its first step, with figures: targets, trainable parameters, finite
-    weights, packing.
-    """
+    """What is proven before the first step, in figures: targets, parameters, finite weights, packing."""
     # what is packed here has no teacher's answers
     plain = getattr(trainer.data_collator, "plain", trainer.data_collator)
     return {

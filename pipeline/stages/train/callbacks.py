@@ -23,9 +23,7 @@ SAME_LOSS = 1e-4  # relative; float32 sums in another order
 
 
 def loss_text(loss: float) -> str:
-    """Three decimals, of what is smaller three digits: a level in distillation is hundredths of a nat from
-    its original.
-    """
+    """Three decimals, or three digits of what is smaller: a distilled level is hundredths of a nat away."""
     return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.3g}"
 
 
@@ -50,9 +48,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self.forwards += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Keep the random state that a checkpoint of this step needs; have the last step evaluated, whatever
-        its number.
-        """
+        """Keep the random state for a checkpoint of this step; have the last step evaluated always."""
         self.trainer.after_step = random_state()
         if state.global_step >= state.max_steps and self.trainer.held_out:
             control.should_evaluate = True

@@ -39,9 +39,7 @@ def kept_from(method: str | None, *, resume: bool, replay: bool) -> set[str]:
 
 
 def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -> None:
-    """Move the folder `written` to `checkpoint`, sealed: hashes of all files and `notes` in its marker,
-    fsync, rename.
-    """
+    """Move `written` to `checkpoint`, sealed: hashes of all files and `notes` in a marker, fsync, rename."""
 
     def check(aside: Path) -> None:
         if trouble := defect(aside):
@@ -58,9 +56,7 @@ def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -
 
 
 def defect(checkpoint: Path) -> str | None:
-    """What keeps a checkpoint from being resumed, in a few words; None where every file is as it was
-    sealed.
-    """
+    """What keeps a checkpoint from being resumed, in a few words; None if every file is as sealed."""
     try:
         files = dict(read_notes(checkpoint)["files"])
     except FileNotFoundError:
@@ -76,16 +72,12 @@ def defect(checkpoint: Path) -> str | None:
 
 
 def read_notes(checkpoint: Path) -> dict[str, Any]:
-    """The marker: `files` with their hashes, and the notes it was sealed with. Raises `OSError` or
-    `ValueError`.
-    """
+    """The marker: hashes of `files`, and the notes sealed with them. Raises `OSError` or `ValueError`."""
     return parse_object((checkpoint / MARKER).read_bytes())
 
 
 def newest_verified(folder: Path) -> Path | None:
-    """The newest complete checkpoint below `folder`; torn ones that are newer move to `folder`/torn and are
-    named on stderr.
-    """
+    """The newest complete checkpoint below `folder`; newer torn ones move to `folder`/torn, as is said."""
     for unfinished in folder.glob(".*"):  # a kill inside a save leaves it; it never was a checkpoint
         remove(unfinished)
     for checkpoint in reversed(checkpoints_in(folder)):
@@ -123,9 +115,7 @@ def set_later_aside(folder: Path, chosen: Path) -> None:
 
 
 def prune(folder: Path, keep: int, best: Path | None = None) -> None:
-    """Delete all but the `keep` newest checkpoints and `best`; nothing while the newest does not read back
-    whole.
-    """
+    """Delete all but the `keep` newest checkpoints and `best`; nothing while the newest can't be read."""
     found = checkpoints_in(folder)
     if not found or defect(found[-1]):
         return

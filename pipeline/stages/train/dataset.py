@@ -24,9 +24,7 @@ def load_rows(tokens: Path, split: str) -> Any:
 
 
 class Collator:
-    """Flattens packed rows into one sequence (1, T); positions restart with every row, which keeps them apart
-    (TRL's collator).
-    """
+    """Flattens packed rows into one sequence (1, T); positions restart with each row (TRL's collator)."""
 
     def __init__(self, pad_token_id: int) -> None:
         from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -58,9 +56,7 @@ def token_weights(examples: list[dict[str, Any]]) -> Any:
 
 
 def sequences(rows: Any, count: int, *, wanted: bool = False) -> list[tuple[list[int], list[int]]]:
-    """(ids, labels) of the first `count` conversations in packed rows; if only `wanted` ones, without answers
-    that are not preferred.
-    """
+    """(ids, labels) of the first `count` conversations in packed rows, only `wanted` ones, none rejected."""
     conversations = (
         (row["input_ids"][end - length : end], row["labels"][end - length : end])
         for row in rows

@@ -78,9 +78,7 @@ def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
 
 
 def logical_parameters(model: Any) -> int:
-    """Parameters of base and adapter as the formulas count them: not a packed byte, but what it holds; a
-    table in main memory is none to torch.
-    """
+    """Parameters of base and adapter by formula: what packed bytes hold, and tables in main memory too."""
     from pipeline.models.tensors import nf4_state
 
     quantized = {
@@ -93,9 +91,7 @@ def logical_parameters(model: Any) -> int:
 
 
 def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per step with the columns `CURVE`, for `dvc plots`; `eval_loss` is empty where nothing was
-    evaluated.
-    """
+    """A row per step with the columns `CURVE`, for `dvc plots`; `eval_loss` may be empty."""
     rows = list(rows)
     evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
     return [

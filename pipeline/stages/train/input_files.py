@@ -18,9 +18,7 @@ JSON_OBJECTS = "config.json", "tokenizer.json"  # without which no base can be l
 
 
 def data(tokens: Path) -> Check:
-    """As many packed rows and tokens in the Parquet files as the manifest counts, and at least one row to
-    train on.
-    """
+    """As many packed rows and tokens in the Parquet files as the manifest counts, at least one."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 

@@ -42,23 +42,17 @@ class Learner:
 
     @contextmanager
     def prepared(self, tokens: Path, base: Path, tokenizer: Any, *, replay: bool = False) -> Iterator[None]:
-        """Have ready, while the body runs, what the method needs beside the rows; with `replay` GRPO draws
-        nothing.
-        """
+        """Have ready, during the body, what the method needs beside rows; with `replay` GRPO draws none."""
         yield
 
     def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
-        """The method's own collators, round the plain one `collate`, and its trainer; this process `leads` if
-        it may write.
-        """
+        """The method's collators, round the plain `collate`, and its trainer; the leader may write."""
         from pipeline.stages.train.trainer import QuenchTrainer
 
         return Learning(collate, collate, QuenchTrainer)
 
     def measure_before(self, trainer: Any, *, fresh: bool) -> None:
-        """Measure what the report says of the model before its first step; a run that is not `fresh` has
-        it.
-        """
+        """Measure what the report says of the model before its first step, unless the run goes on."""
 
     def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """What reports/train.json has of this method alone, given the metrics log."""

@@ -28,9 +28,7 @@ class Optimizing(TrainedOnly):
         return norm
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """The library's optimizer; with LoRA+ (arXiv:2402.12354) in PEFT's groups, B's learning rate being
-        the ratio times A's.
-        """
+        """The library's optimizer; LoRA+ (arXiv:2402.12354) has B learn `ratio` times as fast as A."""
         if self.settings.loraplus_lr_ratio is None or self.optimizer is not None:
             return super().create_optimizer(model)
         from peft.optimizers import create_loraplus_optimizer

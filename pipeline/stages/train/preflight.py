@@ -32,9 +32,7 @@ NF4_BLOCK = 64  # weights that share a scale
 
 
 def check_beforehand(params: Params, root: Path, processes: int) -> None:
-    """Print every check of a training below `root` that so many `processes` share; raise the first that
-    failed.
-    """
+    """Print every check of a training below `root` in `processes` processes; raise the first failure."""
     check_shared(params.training, processes)  # else the plan for one card would refuse it
     checks = preflight(params, root, processes)
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
@@ -42,9 +40,7 @@ def check_beforehand(params: Params, root: Path, processes: int) -> None:
 
 
 def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
-    """Every check of a training below `root`, in the order in which training would meet them;
-    `pipeline.core.checks.refuse` raises what failed.
-    """
+    """Every check of a training below `root`, in training's order; `pipeline.core.checks.refuse` raises."""
     settings, base, card = params.training, root / "models/base", this_card()
     checks = [
         data(root / "data/tokens"),
@@ -100,9 +96,7 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
 
 
 def mixture_settings(shape: Shape, settings: Training) -> list[Check]:
-    """Settings for mixtures are of a mixture, and the others for what they can be; nothing where that is
-    so.
-    """
+    """Settings for mixtures are of a mixture, the others for what they can be; else what is wrong."""
     try:
         check_mixture(settings, mixture=bool(shape.experts))
     except ConfigError as error:

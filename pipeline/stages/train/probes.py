@@ -182,9 +182,7 @@ def triton_works(card: Card, settings: Train) -> Check:
 def probe(
     name: str, measure: Callable[[], float], limit: float, sentence: str, remedy: str, id: str
 ) -> Check:
-    """A figure that must be at most `limit`; whatever keeps it from being measured fails the check by
-    name.
-    """
+    """A figure that must be at most `limit`; if it can't be measured, the check fails by name."""
     try:
         figure = measure()
     except Exception as error:  # a library that is broken raises anything; its words go into the line

@@ -1,6 +1,4 @@
-"""What is proven of a training run itself: packed rows don't see each other, every row was trained as
-planned, the adapter has learned.
-"""
+"""What is proven of a run: packed rows don't see each other, all rows were trained, something learned."""
 
 import math
 import sys
@@ -81,9 +79,7 @@ def _logits(
 
 
 def check_not_repacked(model: Any) -> None:
-    """Raise `GateError` where bitsandbytes has rewritten the weights for inference: training would go on
-    without most gradients.
-    """
+    """Raise `GateError` where bitsandbytes repacked weights for inference: most gradients would lack."""
     for name, module in model.named_modules():
         if getattr(nf4_state(module), "packing_format_for_cpu", False):
             raise GateError(
@@ -119,9 +115,7 @@ def idle_experts(model: Any) -> dict[str, int]:
 
 
 def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
-    """Refuse what can't have learned: no step done, a tensor not finite, or a lora_B or a change of scales
-    that is still 0.
-    """
+    """Refuse what can't have learned: no step, a tensor not finite, a lora_B or scales' change still 0."""
     if not steps:
         raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
     trained = list(trained_numbers(model))

@@ -103,7 +103,5 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
 
 
 def run_id(record: dict[str, Any]) -> str:
-    """What a run's checkpoints are told from another's by: a hash of its record, but for what it may go on
-    with changed.
-    """
+    """What tells a run's checkpoints from another's: a hash of its record without what may change."""
     return json_hash({key: value for key, value in record.items() if key not in MACHINE})

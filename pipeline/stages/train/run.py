@@ -108,9 +108,7 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
 
 
 def _best_of(checkpoint: Path) -> str | None:
-    """The name of the checkpoint that was the best until this one, where training stops early
-    (`train.early_stopping_patience`).
-    """
+    """The best checkpoint until this one, where training stops early (`train.early_stopping_patience`)."""
     state = checkpoint / "trainer_state.json"
     step = json.loads(state.read_text(encoding="utf-8")).get("best_global_step") if state.is_file() else None
     return f"checkpoint-{step}" if step else None

@@ -132,9 +132,7 @@ def check_method(manifest: dict[str, Any], settings: Training) -> None:
 
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
-    """Publish what was trained with tokenizer, template and run record; bytes depend on the run alone, not on
-    its place.
-    """
+    """Publish what was trained with tokenizer, template, record; its bytes depend on the run alone."""
 
     def check(folder: Path) -> None:
         if not trained_file(folder).stat().st_size:
@@ -151,9 +149,7 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
 
 
 def tidy_adapter(folder: Path) -> None:
-    """Make PEFT's folder the same bytes in every run, without its empty model card: `quench ship` writes a
-    real one.
-    """
+    """Make PEFT's folder the same bytes in every run, without its empty model card (`ship` writes one)."""
     config_file = folder / "adapter_config.json"
     settings = json.loads(config_file.read_text(encoding="utf-8"))
     if not isinstance(settings["target_modules"], str):

@@ -30,9 +30,7 @@ class Measures:
         return dict(self._sums)
 
     def record(self, items: int) -> dict[str, Any]:
-        """`measures`, the mean by name, and `items`, for a row of the metrics log; nothing if nothing was
-        measured.
-        """
+        """`measures`, the mean by name, and `items`, for a row of the metrics log; {} if not measured."""
         means = {name: float(total) / count for name, (total, count) in self._sums.items() if count}
         return {"items": items, "measures": means} if means else {}
 

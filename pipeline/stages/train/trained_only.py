@@ -10,9 +10,7 @@ from pipeline.models.tuners import fill_scales, save_trained
 
 
 class TrainedOnly(Trainer):  # type: ignore[misc]
-    """The base, the tokenizer and the arguments are known by their hashes. The library itself reads PEFT's
-    folders back.
-    """
+    """Base, tokenizer and arguments are known by their hashes. The library reads PEFT's folders back."""
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write what was trained into `output_dir`."""

@@ -77,9 +77,7 @@ class QuenchTrainer(Sharing):
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Cross entropy of the micro-batch's trained tokens ÷ the trained tokens of the optimizer step: a
-        scalar.
-        """
+        """Cross entropy of the micro-batch's trained tokens ÷ the step's trained tokens: a scalar."""
         loss, measures = self.loss_over(model, inputs, num_items_in_batch)
         self.stats.add(inputs, loss * num_items_in_batch, measures)
         return loss
@@ -180,9 +178,7 @@ class QuenchTrainer(Sharing):
             self._determine_best_metric(metrics=self._evaluate(None, None), trial=None)
 
     def is_over(self) -> bool:
-        """Whether the step that was gone on from was the last one: the library would do another before it
-        looks.
-        """
+        """Whether the step resumed from was the last: the library would do one more before it looks."""
         out_of_patience = any(
             one.early_stopping_patience_counter >= one.early_stopping_patience
             for one in self.callback_handler.callbacks

@@ -62,9 +62,7 @@ _ONE, _TOP = np.uint64(1), np.uint64(63)
 
 @dataclass(frozen=True)
 class Span:
-    """Characters `start` to `end` of what `row_parts.parts` has at `place` (tool calls are JSON), which
-    another text has too.
-    """
+    """Characters `start` to `end` of `row_parts.parts` at `place` (tool calls: JSON), shared with others."""
 
     place: str
     start: int
@@ -121,9 +119,7 @@ class Documents:
 
 
 class Overlaps:
-    """Finds training rows that share a run of `NGRAM` words with others, given the fingerprints of all rows
-    and those of the `Documents` in `folder`.
-    """
+    """Finds training rows that share `NGRAM` words with others, by fingerprints of rows and `Documents`."""
 
     def __init__(self, prints: Sequence[Spill | Stored], folder: Path, boilerplate: Hashes) -> None:
         self.prints, self.boilerplate = prints, boilerplate
@@ -196,9 +192,7 @@ def _checked(found: Candidates) -> Candidates:
 
 
 def shared_spans(row: Row, others: Sequence[str], keys: Hashes, boilerplate: Hashes) -> list[Span]:
-    """The runs of `NGRAM` or more words that stand in the row and in one of `others`, with one of `keys` for
-    a key; at most `SPANS`.
-    """
+    """At most `SPANS` runs of `NGRAM` or more words of the row in one of `others`, with a key of `keys`."""
     shared = np.unique(word_ngrams(tokenize(others), NGRAM)[0])
     spans = (
         _runs(part.place, part.text, shared, keys, boilerplate)

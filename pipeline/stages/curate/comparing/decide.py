@@ -64,9 +64,7 @@ class Decisions:
 
 
 def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
-    """Drop of every cluster all but the best row ("near"), only exact duplicates of an earlier row ("exact"),
-    or nothing ("none").
-    """
+    """Drop of every cluster all but the best row ("near"), only exact duplicates ("exact"), or nothing."""
     fate, twin = np.zeros(len(clusters.cluster), np.uint8), np.full(len(clusters.cluster), -1, np.int32)
     if which == "near":
         best = np.zeros(len(fate), np.int32)
@@ -110,9 +108,7 @@ def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights
 
 
 def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> int:
-    """Rows that a split row by row would have put into test or val while a relative of theirs went to
-    training.
-    """
+    """Rows that a split by row would have put into test or val while a relative went to training."""
     kept = np.flatnonzero(decisions.fate == KEPT)
     draw = draws(table.key[kept], "row split", settings.seed) / 2**64
     away = (draw < settings.test_fraction) | (draw >= 1 - settings.val_fraction)
@@ -159,9 +155,7 @@ def assign_splits(
 def _groups(
     group: NDArray[np.int32], domain: NDArray[np.int32], keep: NDArray[np.bool_], keys: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int32], NDArray[np.intp], NDArray[np.int32], NDArray[np.uint64]]:
-    """Of every group with kept rows: its name, how many they are, the domain of the first, and the smallest
-    key of all its rows.
-    """
+    """Of every group with kept rows: name, number of these, the first's domain, and the smallest key."""
     kept = np.flatnonzero(keep)
     leaders, first, sizes = np.unique(group[kept], return_index=True, return_counts=True)
     lowest = np.full(len(group), np.iinfo(np.uint64).max)

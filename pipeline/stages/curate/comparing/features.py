@@ -231,9 +231,7 @@ def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
 
 
 def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
-    """What is common among `rows`, a sample of at most `SAMPLE_ROWS` spread evenly over all; `folder` takes
-    temporary files.
-    """
+    """What is common among `rows`, at most `SAMPLE_ROWS` of all; `folder` takes temporary files."""
     spills = [Spill(folder) for _ in range(4)]  # shingles, grams, requests, short requests
     count = 0
     for block in batches(

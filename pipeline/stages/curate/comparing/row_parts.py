@@ -17,9 +17,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Part(NamedTuple):
-    """Something said in a row; `asked`: it belongs to the request. The place is that of
-    `pipeline.chat.rows.texts`.
-    """
+    """Something said in a row, at a place of `pipeline.chat.rows.texts`; `asked`: in the request."""
 
     role: str
     text: str
@@ -93,9 +91,7 @@ def worth(row: Row) -> int:
 
 
 def request_and_answer(row: Row) -> tuple[str, str]:
-    """What the user says in all turns, and the last answer (of a preference, the chosen one), with single
-    spaces.
-    """
+    """All that the user says, and the last answer (of a preference, the chosen one), single-spaced."""
     turns = [*row["messages"], *row.get("chosen", [])]
     request = " ".join(turn["content"] for turn in turns if turn["role"] == "user")
     answer = next((turn["content"] for turn in reversed(turns) if turn["role"] == "assistant"), "")

@@ -47,9 +47,7 @@ class Tokens(NamedTuple):
 
 
 def mix(keys: Hashes) -> Hashes:
-    """A bijection under which equally distributed bits come out (the end of SplitMix64, Steele, Lea, Flood
-    2014).
-    """
+    """A bijection that spreads bits evenly (the end of SplitMix64, Steele, Lea, Flood 2014)."""
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return keys ^ (keys >> np.uint64(31))
@@ -89,9 +87,7 @@ _POWERS, _INVERSES = (
 
 
 def tokenize(texts: Sequence[str]) -> Tokens:
-    """The tokens of every text; a token's hash is that of its lower-case characters (a polynomial modulo
-    2^64, then mixed).
-    """
+    """The tokens of every text, hashed by their lower-case characters (a polynomial modulo 2^64, mixed)."""
     counts, passed = np.zeros(len(texts), np.int64), 0
     found = [(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.bool_))]
     for batch in batches(_pieces(texts), lambda piece: len(piece[1]) + 1, BATCH, BATCH):
@@ -108,9 +104,7 @@ def tokenize(texts: Sequence[str]) -> Tokens:
 
 
 def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """(index of the text, piece) for all texts; only one of `BATCH` characters or more is cut, at a space if
-    it has one.
-    """
+    """(index of the text, piece) for all texts; one of `BATCH` characters or more is cut, best at a space."""
     for owner, text in enumerate(texts):
         while len(text) >= BATCH:
             space = text.rfind(" ", 1, BATCH - 1)

@@ -1,6 +1,4 @@
-"""The features of rows on disk, a folder for each shard: written block by block, joined by their keys,
-signatures read where they are compared.
-"""
+"""The features of rows on disk, a folder a shard: written by block, joined by keys, read where compared."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,9 +59,7 @@ class Sketches:
 
 
 class Sketched:
-    """The features of all rows: those in `folders`, one after the other; `bases` is the row with which each
-    begins, and the number of all.
-    """
+    """The features of all rows in `folders`; `bases` is the row with which each begins, then the number."""
 
     def __init__(self, folders: Sequence[Path], bases: Sequence[int]) -> None:
         self.folders, self.bases = folders, np.array(bases)
@@ -124,9 +120,7 @@ def _column(folder: Path, name: str) -> Path:
 
 
 def _pairs(keys: Keys, rows: Labels) -> Iterator[Pairs]:
-    """Pairs of rows that share a key: each with the `NEIGHBORS` before it, and with the first of its
-    group.
-    """
+    """Pairs of rows that share a key: each with the `NEIGHBORS` before it, and with its group's first."""
     for distance in range(1, NEIGHBORS + 1):
         same = np.flatnonzero(keys[distance:] == keys[:-distance])
         yield rows[same], rows[same + distance]

@@ -154,9 +154,7 @@ def scratch_file(folder: Path) -> BufferedRandom:
 
 
 def offsets_of(counts: NDArray) -> NDArray[np.int64]:
-    """Where each of neighboring groups of these sizes begins, and where the last one ends: one entry more
-    than `counts`.
-    """
+    """Where each of neighboring groups of these sizes begins, and the last ends: `counts` + 1 entries."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
@@ -190,8 +188,6 @@ def pieces(values: NDArray, keys: NDArray) -> list[NDArray]:
 
 
 def _repeated(keys: Keys) -> NDArray[np.intp]:
-    """Indices that hold all keys which occur twice or more and few others: sorting those alone is quicker
-    than sorting all.
-    """
+    """Indices that hold all keys which occur twice or more, and few others: fewer to sort."""
     slot = ((keys >> np.uint64(24)) & _SLOTS).astype(np.int64)
     return np.flatnonzero(np.bincount(slot, minlength=1)[slot] > 1)

@@ -190,9 +190,7 @@ def not_measured(settings: Curate, base: Path) -> list[str]:
 
 
 def count_tokens(base: Path, rows: Rows, kept: NDArray[np.bool_]) -> dict[str, Any]:
-    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none if there is no tokenizer to count
-    with.
-    """
+    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none if there is no tokenizer."""
     tokens = list[int]()
     if base.is_dir() and kept.any():
         counter = TokenCounter(base)

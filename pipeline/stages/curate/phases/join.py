@@ -1,6 +1,4 @@
-"""What rows have in common, of a range of keys: pairs to unite, requests with several answers, shared runs
-of words.
-"""
+"""What rows share, of a range of keys: pairs to unite, requests with several answers, runs of words."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -73,9 +73,7 @@ def _write_rows(
     dropped: IO[bytes],
     shown: dict[str, list[dict[str, Any]]],
 ) -> None:
-    """Every row to its split, in the order in which they were read, or to `dropped`; `shown` gets the first
-    few of every reason.
-    """
+    """Every row to its split or to `dropped`, in the order read; `shown` gets the first of every reason."""
     for spool in spools:
         begin, end = decided.rows.bases[spool : spool + 2]
         fates, sides = decided.fate[begin:end].tobytes(), decided.split[begin:end].tobytes()

@@ -36,9 +36,7 @@ JSON_SPACE = b" \t\r\n"
 
 
 class Part(NamedTuple):
-    """The bytes from `start` to `stop` (0: the end) of a file of lines, of which `number` begin before
-    `start`.
-    """
+    """The bytes from `start` to `stop` (0: the end) of a file of lines, after `number` earlier lines."""
 
     start: int
     stop: int
@@ -136,9 +134,7 @@ def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part = ALL
 
 
 def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:
-    """`array` or `object` where the file is one such value over several lines (an array: or the only line),
-    else `lines`.
-    """
+    """`array` or `object` where the file is such a value on several lines (an array: or one), or `lines`."""
     try:
         with opened(path) as packed, unpacked(packed, packing) as file:
             head = file.read(SNIFFED)
@@ -161,9 +157,7 @@ def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> st
 
 
 def _is_row(text: bytes) -> bool:
-    """Whether its first line that is not blank is a row of its own: an object that no array goes on
-    behind.
-    """
+    """Whether its first nonblank line is a row of its own: an object that no array goes on behind."""
     line, _, rest = text.lstrip(JSON_SPACE).partition(b"\n")
     return line.startswith(b"{") and _is_json(line) and not rest.lstrip(JSON_SPACE).startswith((b",", b"]"))
 
@@ -257,9 +251,7 @@ def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _is_grammatical(element: bytes) -> bool:
-    """Whether its text follows JSON's grammar, so that the array's next comma is one; it may break any other
-    rule.
-    """
+    """Whether its text follows JSON's grammar, so that the array's next comma is one."""
     try:
         orjson.loads(element)
     except orjson.JSONDecodeError:

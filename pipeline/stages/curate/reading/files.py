@@ -106,9 +106,7 @@ def size(path: Path) -> int:
 
 
 def suffixes(name: str) -> tuple[str, str]:
-    """The container (JSON's is .json, none is "") and what it is packed with, as suffixes: (".json",
-    ".gz").
-    """
+    """The container (JSON's is .json, none is "") and its packing, as suffixes: (".json", ".gz")."""
     *_, first, last = ["", "", *PurePosixPath(name.lower()).suffixes]
     kind, packing = (first, last) if last in PACKED_SUFFIXES else (last, "")
     if kind in JSON_SUFFIXES:
@@ -117,9 +115,7 @@ def suffixes(name: str) -> tuple[str, str]:
 
 
 def unpacked(file: BufferedReader, packing: str) -> BufferedReader:
-    """The plain bytes of a file packed with ".gz", ".zst" or "" (itself). Reading raises `BadLine` where it
-    breaks or grows beyond measure.
-    """
+    """The bytes inside a file packed with ".gz", ".zst" or "" (none). Reading raises `BadLine`."""
     if not packing:
         return file
     pieces = _gzip_pieces(file) if packing == ".gz" else _zstd_pieces(file)

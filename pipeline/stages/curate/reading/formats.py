@@ -95,9 +95,7 @@ def _prompt(value: Value, field: str, answer: str) -> Content:
 
 
 def _preference(value: Value, *sides: str) -> Content:
-    """What both conversations share is the prompt, after the row's own prompt if it is not already in
-    there.
-    """
+    """What both conversations share is the prompt, after the row's own prompt unless it has that already."""
     asked = _system(value)
     field = next((key for key in ("prompt", "messages", "conversations") if value.get(key) is not None), None)
     if field:
@@ -139,9 +137,7 @@ def _text(value: Value, field: str) -> Content:
 
 
 class Format(NamedTuple):
-    """How rows of one format are told (one of these groups of keys is there, none of them null), and the
-    function that reads one by that group.
-    """
+    """How rows of one format are told (one of these groups of keys, none null), and what reads them."""
 
     keys: tuple[tuple[str, ...], ...]
     read: Callable[..., Content]
@@ -174,9 +170,7 @@ GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.ke
 
 
 def _chat(value: Value, turns: list[Turn]) -> Content:
-    """A conversation; a label makes it feedback, an answer to an open question a prompt, and a score is
-    kept.
-    """
+    """A conversation; a label makes it feedback, an open question a prompt, and a score is kept."""
     if len(value) == 1:
         return "chat", {"messages": turns}
     content = _with_tools(value, _system(value) + turns)
@@ -223,9 +217,7 @@ def _system(value: Value) -> list[Turn]:
 
 
 def label_of(value: Value) -> bool | None:
-    """The thumb that a row of no particular format has; words other than true and false are the names of
-    classes.
-    """
+    """The thumb that a row of no particular format has; other words than true and false name classes."""
     if value.get("kto_tag") is not None:
         return thumb_of(value, "kto_tag")
     label = _lower(value.get("label"))

@@ -1,6 +1,4 @@
-"""The texts in files that `curate.decontaminate` names: every string in rows, every paragraph of plain
-text.
-"""
+"""The texts in files that `curate.decontaminate` names: strings in rows, paragraphs of plain text."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +16,7 @@ MAX_TEXT_BYTES = 1 << 28  # of one line
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:
-    """(line or row, text): every string in a file that `curate` reads data from, every paragraph of plain
-    text. Raises `DataError`.
-    """
+    """(line or row, text): every string of a data file, every paragraph of plain text. Raises `DataError`."""
     if not path.is_file():
         raise DataError(
             "Q-CURATE-006",

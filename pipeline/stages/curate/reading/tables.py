@@ -1,6 +1,4 @@
-"""The records of CSV and Parquet files as JSON objects, one column a key; null and empty cells are left
-out.
-"""
+"""The records of CSV and Parquet files as JSON objects, a key per column; empty cells are left out."""
 
 import csv
 import math

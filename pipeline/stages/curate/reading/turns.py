@@ -74,9 +74,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 
 
 def text(value: Any, where: str) -> str:
-    """`value` if it is text, the texts of a list of text parts joined by newlines (as llama-server joins
-    them).
-    """
+    """`value` if it is text; of a list, the text parts joined by newlines (as llama-server does)."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -147,9 +145,7 @@ def _turn(item: Any, where: str) -> Turn:
 
 
 def _trained(item: Mapping[str, Any], role: str, where: str) -> bool:
-    """Whether an assistant's turn is trained; other turns never are, so that there only a wish to train them
-    is an error.
-    """
+    """Whether an assistant's turn is trained; for other turns, that are never, the wish is an error."""
     key = next((key for key in WEIGHTS if item.get(key) is not None), None)
     if key is None:
         return True

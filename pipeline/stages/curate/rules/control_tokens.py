@@ -49,9 +49,7 @@ Match = tuple[int, int, int]  # the token's number, first character, behind the 
 
 
 class ControlTokens:
-    """The rule: `tokens` are the tokenizer's added tokens, `mode` says what becomes of a text that holds
-    one.
-    """
+    """The rule: `tokens` are the added tokens, `mode` says what becomes of a text that holds one."""
 
     def __init__(self, tokens: Iterable[str], mode: Literal["neutralize", "reject"]) -> None:
         self.mode = mode
@@ -63,9 +61,7 @@ class ControlTokens:
         self.matcher = AhoCorasick(list(words), matchkind=MatchKind.LeftmostLongest)
 
     def __call__(self, row: Row, changes: Changes) -> Row:
-        """The row with every control token broken up. Raises `BadRow` if one is found and `mode` is
-        reject.
-        """
+        """The row with every control token broken up. Raises `BadRow` for one where `mode` is reject."""
         if row["kind"] == "text" and len(row["segments"]) > 1:
             return row
 
@@ -88,9 +84,7 @@ class ControlTokens:
         return self.spellings[matches[0][0]] if matches else None
 
     def neutralize(self, text: str) -> str:
-        """The text with every token written `< |im_end| >`; such a text stays as it is. Raises `BadRow` if
-        tokens come up again and again.
-        """
+        """The text with every token written `< |im_end| >`. Raises `BadRow` if tokens keep coming up."""
         for _ in range(PASSES):
             folded = self._folded(text)
             matches = self.matcher.find_matches_as_indexes(folded)

@@ -1,6 +1,4 @@
-"""Rules that judge what a row says: stock refusals, the language of answers, garbage. `JUDGES` is the list of
-them.
-"""
+"""Rules that judge what a row says, listed in `JUDGES`: refusals, the answers' language, garbage."""
 
 import re
 from collections import Counter
@@ -120,9 +118,7 @@ MOST_REPEATED, FEWEST_READABLE, MOST_BROKEN = 0.6, 0.25, 0.01  # shares of a tex
 
 
 def garbage() -> Rule:
-    """The rule that rejects rows in which a user's or assistant's text, or a segment, is hardly one;
-    `garbage_in` says what that is.
-    """
+    """The rule that rejects rows in which a user's or assistant's text, or a segment, is garbage."""
 
     def rule(row: Row, changes: Changes) -> Row:
         for field in (*TURN_LISTS, "segments"):
@@ -168,17 +164,13 @@ def _broken(text: str) -> float:
 
 
 def _readable(text: str) -> float:
-    """Letters, digits and what sits on them (marks of Indic scripts are no letters to Python) among what is
-    no white space.
-    """
+    """Letters, digits and their marks (to Python Indic marks are no letters) among all but white space."""
     shown = "".join(text.split())
     return sum(map(str.isalnum, shown)) / len(shown) if shown else 0.0
 
 
 def _repeated(text: str) -> float:
-    """The share of words (of characters, where words are long: no spaces) in runs of `RUN` that occur three
-    times or more.
-    """
+    """The share of words (of long ones, characters) in runs of `RUN` that occur three times or more."""
     units: Sequence[str] = text.split()
     if len(text) > 20 * len(units):
         units = text

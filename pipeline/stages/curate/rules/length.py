@@ -86,9 +86,7 @@ class TokenCounter:
         self.overhead = lru_cache(CACHED_SHAPES)(self._overhead)
 
     def count(self, text: str, most: int | None = None) -> int:
-        """The number of tokens, exactly; of a text with more than `most`, just some number above it, which
-        costs less.
-        """
+        """The number of tokens; of a text with more than `most`, some number above it, at less cost."""
         if most is not None and (least := self.at_least(text)) > most:
             return least
         if self.words is None:
@@ -139,9 +137,7 @@ class TokenCounter:
         return max(self.count(text, most) for text in self.rendered(row))
 
     def rendered(self, row: Row) -> list[str]:
-        """What a row is trained as: one text, of a preference two, of segments each by itself. Raises
-        `BadRow` as the template does.
-        """
+        """The texts a row is trained as: one, of a preference two, of segments each. Raises `BadRow`."""
         messages, tools = row["messages"], row.get("tools")
         if row["kind"] == "text":
             return [segment["text"] for segment in row["segments"]]
@@ -191,9 +187,7 @@ class TokenCounter:
         return size + overhead(tuple(shape))
 
     def _overhead(self, shape: Shape) -> int:
-        """The most tokens that the template can add to such turns: one for each added token, else one for
-        each byte.
-        """
+        """The most tokens that the template can add: one for each added token, else one for each byte."""
         rendered = self.template.render([{"role": role, "content": content} for role, content in shape])
         markup, marks = self.marks.subn("", rendered)
         return marks + len(markup.encode())
@@ -232,9 +226,7 @@ class TokenCounter:
         return max(map(len, words)) if words.keys() >= set(ByteLevel.alphabet()) else None
 
     def _cuts_at_spaces(self) -> bool:
-        """Whether a space between two other characters always starts a new piece, so that pieces can be
-        counted one by one.
-        """
+        """Whether a space between other characters always starts a piece, so that pieces add up."""
         if not self.bounded or any(
             token.lstrip
             or token.rstrip
@@ -270,9 +262,7 @@ def _state(part: Any) -> dict[str, Any]:
 
 
 class Length:
-    """The rule: `max_tokens` of the tokenizer and template in `tokenizer_folder`; without a folder everything
-    passes.
-    """
+    """The rule: `max_tokens` by the files in `tokenizer_folder`; without a folder everything passes."""
 
     def __init__(
         self, tokenizer_folder: Path | None, max_tokens: int, mode: Literal["split", "reject"]
@@ -321,9 +311,7 @@ class Length:
         return self._split(row, described, changes)
 
     def _count(self, row: Row, splits: bool) -> int:
-        """The row's tokens; above `EXACT` times the budget just some number there. Raises `BadRow` if
-        counting would take seconds.
-        """
+        """The row's tokens; above `EXACT` times the budget some number there. Raises `BadRow`."""
         texts = self.counter.rendered(row)
         most = EXACT * self.max_tokens
         least = max(map(self.counter.at_least, texts), default=0)
@@ -410,9 +398,7 @@ class Length:
     def _limited_size(
         self, part: Callable[[int, int], Row], weight: Callable[[int, int], int], total: int, described: str
     ) -> Size:
-        """Counts the tokens of a part. Raises `BadRow` once the parts it was asked for weigh far more than
-        `total`, the entire row.
-        """
+        """Counts a part's tokens. Raises `BadRow` once parts weigh far more than `total`, the row."""
         left = WORK + WORK_PER_CHARACTER * total
 
         def size(first: int, end: int) -> int:

@@ -74,9 +74,7 @@ _DIGITS_TO_0 = bytes(ord("0") if byte in b"0123456789" else byte for byte in ran
 
 
 def find_personal(text: str, kinds: tuple[str, ...] = KINDS) -> Iterator[Span]:
-    """The personal data of these kinds in a text (without halves of surrogate pairs), some perhaps
-    overlapping.
-    """
+    """The personal data of these kinds in a text (without lone surrogates), which may overlap."""
     for kind, possible, find in FINDERS:
         if kind in kinds and possible(text):
             yield from find(text)

@@ -65,9 +65,7 @@ class Redactor:
         return counts
 
     def rule(self, row: Row, changes: Changes) -> Row:
-        """The row with placeholders, and a change per altered text and rule; `BadRow` for a secret where the
-        settings say reject.
-        """
+        """The row with placeholders, and a change per text and rule; `BadRow` where settings say reject."""
         secrets = self._settings[0] != "keep"
         pairs = list(_argument_pairs(row)) if secrets else []
         content = [text for _, text in texts(row)] + pairs
@@ -145,16 +143,12 @@ class Redactor:
 
 
 def _one_word(edge: str, beyond: str) -> bool:
-    """Does a name's last character go on into the next? Scripts that write no spaces (from U+2E80) never
-    do.
-    """
+    """Whether a name's last character goes on into the next; from U+2E80 on, without spaces, never."""
     return edge < "\u2e80" and (edge.isalnum() or edge == "_") and (beyond.isalnum() or beyond == "_")
 
 
 def _argument_pairs(row: Row) -> Iterator[str]:
-    """`"key": "value"` of the strings in the arguments of tool calls: there the key alone may tell that the
-    value is a secret.
-    """
+    """`"key": "value"` of the strings in tool calls' arguments: the key alone may tell of a secret."""
     pending = [
         turn["tool_calls"] for field in TURN_LISTS for turn in row.get(field, ()) if "tool_calls" in turn
     ]
@@ -168,9 +162,7 @@ def _argument_pairs(row: Row) -> Iterator[str]:
 
 
 def _repeats(content: Iterable[str]) -> Callable[[str], list[Span]]:
-    """Finds, as whole words, the secrets of these texts that are told from words, and so are secrets wherever
-    they are repeated.
-    """
+    """Finds, as whole words, those secrets that can't be words, and so are secrets wherever repeated."""
     found = {
         text[span.start : span.end]: span.kind for text in content for span in find_secrets(blanked(text))
     }
@@ -209,9 +201,7 @@ def _precedence(span: Span) -> tuple[bool, int, int]:
 
 
 def _namer(text: str) -> Namer:
-    """Numbers the values of a row per kind, from 1 or after the highest number that its text already
-    holds.
-    """
+    """Numbers a row's values per kind, from 1 or after the highest number that its text holds."""
     last: Counter[str] = Counter()
     for kind, number in _NUMBERED.findall(text):
         last[kind] = max(last[kind], int(number))
@@ -234,9 +224,7 @@ def _replaced(text: str, spans: list[Span], name: Namer) -> str:
 
 
 def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[Change]:
-    """What became of one text, per rule: kinds and lengths before, placeholders after, never the text
-    itself.
-    """
+    """What became of one text, per rule: kinds and lengths before, placeholders after, never the text."""
     for rule in ("secrets", "personal"):
         own = [span for span in spans if (span.rank > 0) == (rule == "secrets")]
         if own:
@@ -262,9 +250,7 @@ def decodings(text: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _decoded(text: str, pattern: re.Pattern[str]) -> tuple[str, list[int]]:
-    """The text with one character for every escape, and where in `text` each of its characters, and its end,
-    began.
-    """
+    """The text with one character for each escape, and where in `text` each character and the end began."""
     pieces: list[str] = []
     origin: list[int] = []
     end = 0

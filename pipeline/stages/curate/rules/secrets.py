@@ -50,9 +50,7 @@ class Format(NamedTuple):
 
 
 def key(kind: str, prefixes: str, tail: str, source: str) -> Format:
-    """A key that is one of the prefixes and then `tail`; it goes on to the end of its run of letters and
-    digits.
-    """
+    """A key that is one of the prefixes, then `tail`; it ends with its run of letters and digits."""
     needles = tuple(prefixes.split())
     return Format(
         kind,
@@ -283,9 +281,7 @@ BLOCK = 1 << 18  # characters searched for needles at a time: bounds the list of
 
 
 def find_secrets(text: str) -> Iterator[Span]:
-    """The secrets in a text (without halves of surrogate pairs), some perhaps overlapping; linear in its
-    length.
-    """
+    """The secrets in a text (without lone surrogates), which may overlap; linear in its length."""
     searched = [0] * len(FORMATS)  # where the last match of each ended
     for base in range(0, len(text) or 1, BLOCK):
         block = text if len(text) <= BLOCK else text[base : base + BLOCK + _LONGEST - 1]
@@ -305,9 +301,7 @@ def find_secrets(text: str) -> Iterator[Span]:
 
 
 def find_private_keys(text: str) -> Iterator[Span]:
-    """The PEM blocks of private keys in a text that may be cut: one without an end goes on to the next, or to
-    the end of the text.
-    """
+    """The PEM private keys in a text that may be cut: one without an end goes on to the next or the end."""
     edges = list(_PEM_EDGE.finditer(text)) if "-----BEGIN " in text else []
     for edge, following in zip_longest(edges, edges[1:]):
         if edge["begin"]:

@@ -61,9 +61,7 @@ def normalize(row: Row, changes: Changes) -> Row:
 
 
 def has_endless_marks(text: str) -> bool:
-    """Whether `MOST_MARKS` or more combining marks follow each other; such a run covers one of every
-    `MOST_MARKS` places.
-    """
+    """Whether `MOST_MARKS` combining marks follow each other; such a run covers one of so many places."""
     for hit in range(0, len(text), MOST_MARKS):
         if not _is_mark(text[hit]):
             continue
@@ -87,9 +85,7 @@ def reasoning(added_tokens: Iterable[str]) -> Rule | None:
 
 
 def move_reasoning(row: Row, changes: Changes) -> Row:
-    """The row with the thoughts of every assistant turn in its `reasoning_content`; a turn that already has
-    one is unchanged.
-    """
+    """The row with each assistant turn's thoughts in its `reasoning_content`, unless it has one already."""
     moved = row
     for field in TURN_LISTS:
         for number, turn in enumerate(row.get(field, ()), start=1):
@@ -108,9 +104,7 @@ def move_reasoning(row: Row, changes: Changes) -> Row:
 
 
 def turns(mode: Literal["repair", "reject"]) -> Rule:
-    """The rule that puts turns into the canonical order: what that is, `check_turns` says; `repair_turns`,
-    what is repaired.
-    """
+    """The rule that gives turns the canonical order of `check_turns`, after the repairs of `repair_turns`."""
 
     def rule(row: Row, changes: Changes) -> Row:
         try:
@@ -156,9 +150,7 @@ def _check_answer(turns: Turns, field: str, before: str) -> None:
 
 
 def _walk(turns: Turns, field: str, state: str) -> str:
-    """Where a walk along the turns from `state` ends (a key of `FOLLOWERS`). Raises `BadRow` at the first
-    turn out of place.
-    """
+    """Where a walk along the turns from `state` ends (a key of `FOLLOWERS`). Raises `BadRow`."""
     for number, turn in enumerate(turns, start=1):
         role = turn["role"]
         if role not in FOLLOWERS[state]:
@@ -193,9 +185,7 @@ def repair_turns(row: Row, changes: Changes) -> Row:
 
 
 def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns up to the last one in which the assistant says or calls something; all of them if there is
-    none.
-    """
+    """The turns up to the last in which the assistant says or calls something; all if there is none."""
     end = next(
         (
             i
@@ -210,9 +200,7 @@ def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
 
 
 def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
-    """The turns with each run of one side's made one; a run gives one note, at the place of its first
-    turn.
-    """
+    """The turns with each run of one side's as one; a run gives one note, at its first turn's place."""
     joined: Turns = []
     for _, run in groupby(enumerate(turns, start=1), key=lambda numbered: _side(numbered[1])):
         (number, first), *others = run

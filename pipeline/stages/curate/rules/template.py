@@ -29,9 +29,7 @@ class ChatTemplate:
         self.templates = {name: compiled(text) for name, text in _sources(folder, settings).items()}
 
     def render(self, messages: list[dict[str, Any]], tools: Any = None, *, prompt: bool = False) -> str:
-        """The text of a conversation, with the opening of an answer where `prompt` is set. Raises `BadRow` if
-        the template refuses it.
-        """
+        """A conversation's text, with an answer's opening if `prompt`. Raises `BadRow` if refused."""
         from jinja2 import TemplateError
 
         template = self.templates["tool_use" if tools and "tool_use" in self.templates else "default"]

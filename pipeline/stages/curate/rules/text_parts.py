@@ -27,9 +27,7 @@ Span = tuple[int, int, int]  # start, end and tokens of a part
 
 
 class Unbreakable(Exception):
-    """One character with its marks, or space alone, is longer than the budget; it starts at `place`, a
-    character of the text.
-    """
+    """A character with its marks, or space alone, is longer than the budget, at the text's `place`."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -37,9 +35,7 @@ class Unbreakable(Exception):
 
 
 def text_parts(text: str, size: Size, most: int) -> Iterator[Span]:
-    """(start, end, tokens) of every part, in order, each of at most `most` tokens by `size`. Raises
-    `Unbreakable`.
-    """
+    """(start, end, tokens) of each part, in order, at most `most` tokens by `size`. Raises `Unbreakable`."""
     places, start, rate = range(len(text) + 1), 0, CHARACTERS_PER_TOKEN
     while start < len(text):
         end, tokens, rate = farthest(places, size, most, start, rate, enough=FULL * most)
@@ -55,9 +51,7 @@ def text_parts(text: str, size: Size, most: int) -> Iterator[Span]:
 
 
 def _cut(text: str, size: Size, most: int, start: int, reach: int, rate: float) -> tuple[int, int]:
-    """(end, tokens) of the part from `start` on that ends at the best place up to `reach`. Raises
-    `Unbreakable`.
-    """
+    """(end, tokens) of the part from `start` to the best place up to `reach`. Raises `Unbreakable`."""
     while (cut := last_cut(text, start, reach)) is not None:
         if (tokens := size(start, cut)) <= most:
             return cut, tokens
@@ -130,9 +124,7 @@ def last_character(text: str, start: int, reach: int) -> int | None:
 
 
 def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
-    """(kind, place) where paragraphs, sentences and lines end behind `start` up to `reach`; a part never
-    begins with a line break.
-    """
+    """(kind, place) of ends of paragraphs, sentences and lines from `start` to `reach`, after line breaks."""
     stretch = text[start : reach + BEYOND]
     first = len(stretch) - len(stretch.lstrip())  # before that there is nothing but space
     for match in _patterns()[0].finditer(stretch):
@@ -150,9 +142,7 @@ def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
 
 
 def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
-    """The places behind `start` up to `reach` where Unicode ends a word (UAX 29): between characters in
-    scripts without spaces.
-    """
+    """The places behind `start` up to `reach` where a word ends (UAX 29): without spaces, any character."""
     stretch = text[start : reach + BEYOND]
     first = len(stretch) - len(stretch.lstrip())
     for match in _patterns()[1].finditer(stretch):
@@ -161,9 +151,7 @@ def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
 
 
 def _ends_sentence(ends: str, space: str, following: str) -> bool:
-    """Whether `ends` (marks, then quotes and brackets) ends a sentence in front of `space` and
-    `following`.
-    """
+    """Whether `ends` (marks, then quotes, brackets) ends a sentence before `space` and `following`."""
     if any(mark in SPACED for mark in ends):
         return bool(space) and not following.islower()
     return bool(space) or not unicodedata.category(following).startswith("M")
@@ -171,9 +159,7 @@ def _ends_sentence(ends: str, space: str, following: str) -> bool:
 
 @cache
 def _patterns() -> tuple[Any, Any]:
-    """(ends of sentences and of lines, with the space behind them; ends of words); compiled with the first
-    long text.
-    """
+    """(ends of sentences and lines, with the space behind; ends of words); compiled at the first use."""
     import regex  # type: ignore[import-untyped]
 
     ends = r"(?<ends>[\p{Sentence_Terminal}…]++\p{Sentence_Break=Close}*+)(?<space>\s*+)|(?<!\s)(?<space>[^\S\n]*+\n\s*+)"  # noqa: E501

@@ -27,9 +27,7 @@ Key = dict[str, Any]
 
 @dataclass(frozen=True)
 class Answers:
-    """The teacher's answers to the packed rows of one split; row r has positions `starts[r]` to `starts[r +
-    1]`.
-    """
+    """The teacher's answers to one split; packed row r has positions `starts[r]` to `starts[r + 1]`."""
 
     starts: np.ndarray[Any, Any]  # (rows + 1,)
     ids: np.ndarray[Any, Any]  # (P, k)
@@ -53,9 +51,7 @@ class Teacher:
 
 
 class Writer:
-    """The two files of one split, written from the first position to the last: a full disk is an error, as it
-    isn't in a memory map.
-    """
+    """The two files of one split, written in order: a full disk is an error, unlike in a memory map."""
 
     def __init__(self, ids: BinaryIO, logs: BinaryIO, positions: int, top_k: int) -> None:
         self.ids, self.logs, self.left, self.rest_sum = ids, logs, positions, 0.0
@@ -76,9 +72,7 @@ class Writer:
 
 
 def key_of(record: dict[str, Any], top_k: int) -> Key:
-    """What the answers depend on, from the run's record (`pipeline.stages.train.record.describe`) and the
-    tokens kept per position.
-    """
+    """What the answers depend on, of the run's record (`train.record.describe`), and tokens per position."""
     return {
         "format": FORMAT,
         "tokens_sha256": record["tokens_sha256"],
@@ -90,9 +84,7 @@ def key_of(record: dict[str, Any], top_k: int) -> Key:
 
 
 def position_counts(seq_lengths: Iterable[list[int]]) -> list[int]:
-    """Per packed row, the positions after which a token follows in the same conversation: all but each
-    conversation's last.
-    """
+    """Per packed row, the positions before a token of the same conversation: all but each last one."""
     return [sum(max(length - 1, 0) for length in lengths) for lengths in seq_lengths]
 
 
@@ -103,9 +95,7 @@ def cache_bytes(positions: int, top_k: int) -> int:
 
 @contextmanager
 def writing(folder: Path, split: str, positions: int, top_k: int) -> Iterator[Writer]:
-    """A writer for one split's files in `folder`. Raises `AssertionError` where it was given fewer or more
-    positions than `positions`.
-    """
+    """A writer of one split's files in `folder`. Raises `AssertionError` for more or fewer `positions`."""
     with ExitStack() as files:
         ids, logs = (
             files.enter_context((folder / f"{split}-{part}.npy").open("wb")) for part in ("ids", "logs")

@@ -111,9 +111,7 @@ def make(
 
 
 def batches(rows: Any) -> Iterator[dict[str, Any]]:
-    """The rows in order, as many at a time as are no longer than the longest alone: what fits training fits
-    here.
-    """
+    """The rows in order, batched to at most the longest one's length: what fits training fits here."""
     collate, length = Collator(0), 0  # nothing is padded
     waiting: list[dict[str, Any]] = []
     longest = max((sum(lengths) for lengths in rows["seq_lengths"]), default=0)
@@ -129,9 +127,7 @@ def batches(rows: Any) -> Iterator[dict[str, Any]]:
 
 
 def answers(model: Any, batch: dict[str, Any], top_k: int) -> tuple[Any, Any]:
-    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of a flattened batch's positions. Raises
-    `GateError` for NaN.
-    """
+    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of P positions. `GateError` for NaN."""
     ids, places = (batch[name].to(model.device) for name in ("input_ids", "position_ids"))
     hidden = model.model(input_ids=ids, position_ids=places, use_cache=False)[0][:, :-1]
     best, logs = likeliest(hidden[followed(places)], model, top_k)
@@ -172,18 +168,14 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
 
 
 def take(values: Any, count: int) -> tuple[Any, Any]:
-    """The `count` largest of each row of `values` (P, n), and where they were; in `values` they are −∞
-    afterwards.
-    """
+    """The `count` largest of each row of `values` (P, n), and their places, which then hold −∞."""
     found, places = values.topk(min(count, values.shape[1]), 1)
     values.scatter_(1, places, -torch.inf)
     return found, places
 
 
 def roomy_device(file: Path) -> str:
-    """The GPU where there is one with `TEACHER_ROOM` times the file's bytes free, else the CPU, which is slow
-    and said.
-    """
+    """The GPU if it has `TEACHER_ROOM` times the file's bytes free, else the CPU, which is slow and said."""
     if not torch.cuda.is_available():
         return "cpu"
     if torch.cuda.mem_get_info(0)[0] > TEACHER_ROOM * file.stat().st_size:

@@ -1,6 +1,4 @@
-"""The trainer of distillation: batches that know the teacher's answers, and a loss that is a mean over all
-positions of the optimizer step.
-"""
+"""Distillation's trainer: batches with the teacher's answers, a loss that is a mean over the step."""
 
 from typing import Any
 
@@ -19,17 +17,13 @@ from pipeline.stages.train.trainer import QuenchTrainer
 
 
 class DistillCollator:
-    """`plain`'s batches with the teacher's answers to their rows; `trained_tokens` are all positions at which
-    there is one.
-    """
+    """`plain`'s batches with the teacher's answers; `trained_tokens` are all positions that have one."""
 
     def __init__(self, plain: Collator, answers: Answers) -> None:
         self.plain, self.answers = plain, answers
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
-        """What `plain` gives, and teacher_ids (P, k), teacher_logs (P, k + 1). Raises `DataError` where the
-        answers are other rows'.
-        """
+        """As `plain`, and teacher_ids (P, k), teacher_logs (P, k + 1). Raises `DataError` for other rows."""
         batch = self.plain(examples)
         ids, logs = zip(*(self.answers.of(example["row"]) for example in examples), strict=True)
         batch["teacher_ids"], batch["teacher_logs"] = _joined(ids), _joined(logs)
@@ -45,18 +39,14 @@ class DistillCollator:
 
 
 class DistillTrainer(QuenchTrainer):
-    """Trains with (1 − w) · KL + w · cross entropy, where w is `sft_weight`: each is a mean over the entire
-    optimizer step.
-    """
+    """Trains with (1 − w) · KL + w · cross entropy, w is `sft_weight`: means over the optimizer step."""
 
     def __init__(self, *, sft_weight: float, **rest: Any) -> None:
         super().__init__(**rest)
         self.sft_weight = sft_weight
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
-        """A batch's share of a loss that is a mean over `items` positions and the step's tokens of the
-        assistant.
-        """
+        """A batch's share of a mean over `items` positions and the step's tokens of the assistant."""
         tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
         answered = max(int(self.answered), 1)
         return distill_loss(model, tensors, self.sft_weight, items, answered), {}
@@ -78,8 +68,6 @@ class DistillTrainer(QuenchTrainer):
 
 
 def _joined(pieces: tuple[Any, ...]) -> torch.Tensor:
-    """Arrays one below the other; of a single one a view, so that a watched row's answers stay on the disk
-    until they are needed.
-    """
+    """Arrays one below the other; a single one as a view, so that it stays on disk until needed."""
     tensors = [torch.from_numpy(piece) for piece in pieces]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

@@ -156,9 +156,7 @@ class Rounds:
     def _measured(
         self, prompts: Sequence[Batch], scored: list[Completion], measure: Measure
     ) -> list[Completion]:
-        """With training's own log-probabilities, batch by batch as it will be trained: by the same sums, the
-        first ratio is 1.
-        """
+        """With training's own log-probabilities, in the batches trained later: the first ratio is 1."""
         measured: list[Completion] = []
         groups = iter(in_groups(scored, self.grpo.group_size))
         for batch in prompts:

@@ -32,9 +32,7 @@ class Terms(NamedTuple):
 def policy_terms(
     logps: Any, old: Any, advantages: Any, weights: Any, *, reference: Any = None, kl_beta: float = 0.0
 ) -> Terms:
-    """The loss of each token; all arguments are float32 (N,), `logps` with a gradient. `weights` are
-    `correction`'s.
-    """
+    """The loss of each token; all float32 (N,), `logps` with a gradient. `weights`: see `correction`."""
     ratio = torch.exp(logps - old)
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
     loss = -weights * torch.minimum(ratio * advantages, clipped * advantages)
@@ -49,7 +47,5 @@ def policy_terms(
 
 
 def correction(old: Any, rollout: Any) -> Any:
-    """The weights w (N,) by training's and by the rollout's log-probabilities of the same tokens; 1 where the
-    rollout's is NaN (not known).
-    """
+    """The weights w (N,) by both log-probabilities of the same tokens; 1 where the rollout's is NaN."""
     return torch.exp(old - rollout).clamp(max=CAP).nan_to_num(nan=1.0)

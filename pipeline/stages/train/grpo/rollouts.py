@@ -16,9 +16,7 @@ class Request(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A completion: ids with the end of turn, their log-probabilities (None: not known), whether it ended by
-    itself.
-    """
+    """A completion: ids with the end of turn, their log-probabilities or None, whether it ended."""
 
     ids: list[int]
     logps: list[float | None]
@@ -32,7 +30,5 @@ class Source(Protocol):
     same_again: bool
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
-        """A completion for each request by `model` as it is now; `heed` is called between them, and may
-        raise.
-        """
+        """A completion by `model` for each request; `heed` is called between them, and may raise."""
         ...

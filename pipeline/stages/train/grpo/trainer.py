@@ -56,9 +56,7 @@ class GrpoTrainer(QuenchTrainer):
         return [training_batch(batch, groups, self.grpo) for batch, groups in shared(asked, made)]
 
     def measure(self, prompts: Batch, groups: Sequence[Group], reference: bool) -> list[list[float]]:
-        """The log-probabilities of each completion that is trained, by the model as it is or (`reference`)
-        without what it has learned.
-        """
+        """The log-probabilities of each trained completion, by the model or (`reference`) as it began."""
         lengths = [len(one.ids) for group in groups for one in trained(group, self.grpo)]
         if not lengths:
             return []

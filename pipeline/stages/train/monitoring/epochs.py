@@ -1,6 +1,4 @@
-"""Proof from the metrics log that every packed row was trained once per epoch, across any number of
-resumes.
-"""
+"""Proof from the metrics log that every packed row was trained once per epoch, through all resumes."""
 
 import math
 from collections import Counter
@@ -36,16 +34,12 @@ def epochs_complete(rows: Sequence[dict[str, Any]], packed_rows: int) -> list[st
 
 
 def _epoch(row: dict[str, Any]) -> int:
-    """1 for the first: a step's `epoch` is the number of passes done after it, so the last step of the first
-    has 1.0.
-    """
+    """1 for the first: a step's `epoch` counts the passes done after it, so the first ends at 1.0."""
     return max(1, math.ceil(float(row["epoch"]) - ROUNDING))
 
 
 def _uneven(what: str, found: Iterable[int], wanted: range, *, skips: bool = True) -> list[str]:
-    """A sentence for the numbers that are there more than once, for those that don't exist, and (with
-    `skips`) for those that lack.
-    """
+    """A sentence on numbers that are there twice, that don't exist, and (with `skips`) that lack."""
     counted = Counter(found)
     kinds = {
         "repeated": [number for number, times in counted.items() if times > 1],

@@ -27,9 +27,7 @@ class Monitor:
         self._found: dict[str, Check] = {}
 
     def see(self, row: dict[str, Any]) -> list[Check]:
-        """Take in one row of the metrics log; the warnings and failures that are new with it, each again only
-        when it gets worse.
-        """
+        """Take in a row of the metrics log; its new warnings and failures, again only if they got worse."""
         self._run.add(row)
         rules = self._step_rules if row["kind"] == "step" else self._eval_rules
         new = [check for check in self._judge(rules, row["step"]) if self._is_new(check)]

@@ -22,9 +22,7 @@ GIT_SECONDS = 30
 def run_record(
     root: Path, *, argv: Sequence[str], seeds: Mapping[str, int], hashes: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The record as JSON, without host, user or absolute paths. `root` is the project's folder, `argv` is
-    `sys.argv`.
-    """
+    """The record as JSON without host, user, absolute paths. `root` is the project, `argv` `sys.argv`."""
     return {
         "hardware": hardware(),
         "os": f"{platform.system()} {platform.release()}",
@@ -38,9 +36,7 @@ def run_record(
 
 
 def versions() -> dict[str, str | None]:
-    """The installed version of every library that Quench pins or asks for, and of Quench itself; None where
-    one is not installed.
-    """
+    """The version of Quench and of every library that it pins or asks for; None if not installed."""
     names = sorted(
         {
             re.split(r"[^\w.-]", line, maxsplit=1)[0]
@@ -52,18 +48,14 @@ def versions() -> dict[str, str | None]:
 
 
 def command(argv: Sequence[str]) -> list[str]:
-    """The command line as a list; of absolute paths only the last part is kept, for they name users and
-    machines.
-    """
+    """The command line as a list; of absolute paths the last part, for they name users and machines."""
     program = Path(argv[0]).name
     start = ["python", "-m", "pipeline"] if program == "__main__.py" else [program]
     return start + [re.sub(r"(^|(?<==))/(?:.*/)?(?=[^/]*$)", "…/", argument) for argument in argv[1:]]
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Commit of the project's folder, and whether tracked files differ from it (dvc.lock aside: stages write
-    it); None outside a repository.
-    """
+    """Commit of the project, and whether tracked files but dvc.lock differ; None outside a repository."""
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None

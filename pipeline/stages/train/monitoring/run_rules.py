@@ -45,9 +45,7 @@ def overfitting(run: Run) -> Check:
 
 
 def falling(run: Run) -> Check:
-    """The loss of the last fifth of the steps against that of the first, or of the first steps: an easy task
-    is learned before a fifth is over.
-    """
+    """The last fifth's loss against the first's, or the first steps': easy tasks are learned early."""
     fifth = len(run.losses) // 5
     if fifth < FEW:
         return unknown(f"{len(run.losses)} steps are too few to tell")

@@ -1,6 +1,4 @@
-"""Samples of a model in mid-training: its greedy answers to held-out questions, taken so that the run goes on
-as if there had been none.
-"""
+"""A model's greedy answers to held-out questions in mid-training, without a trace in the run."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

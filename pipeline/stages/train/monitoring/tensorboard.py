@@ -15,9 +15,7 @@ STEP_CURVES = {
 
 
 class Board:
-    """Events below `folder`; with `purge_step`, what an interrupted run wrote from that step on is hidden, so
-    no point is there twice.
-    """
+    """Events below `folder`; with `purge_step`, what an interrupted run wrote from there on is hidden."""
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -51,9 +51,7 @@ class PreferenceCollator:
         return {name: found[name] for name in ("input_ids", "labels", "position_ids")} | _shapes(rows)
 
     def with_others(self, number: int) -> PackedRow:
-        """A packed row whose sequences have the answers of the sequences behind them, no longer than the
-        longest of the split.
-        """
+        """A packed row whose sequences have the answers behind them, no longer than the longest row."""
         mine = _sequences(self.rows[number])
         made = [
             _with_answer(one, self.other(number, one, [*mine[place + 1 :], *mine[:place]]))

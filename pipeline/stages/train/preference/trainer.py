@@ -1,6 +1,4 @@
-"""The trainer of preferences: a loss that is a mean over the pairs (KTO: answers) of the optimizer step, and
-what is measured of them.
-"""
+"""The trainer of preferences: a loss that is a mean over the step's pairs (KTO: answers), and figures."""
 
 from typing import Any
 
@@ -15,9 +13,7 @@ from pipeline.stages.train.trainer import QuenchTrainer
 
 
 class PreferenceTrainer(QuenchTrainer):
-    """Trains with the loss of `settings.method` (`pipeline.models.preference_losses`); `reference` is None
-    where the method has none.
-    """
+    """Trains with the loss of `settings.method`; `reference` is None where the method has none."""
 
     def __init__(self, *, reference: Reference | None, **rest: Any) -> None:
         super().__init__(**rest)

@@ -37,9 +37,7 @@ class GradientSum:
             self.part = gradient.clone() if self.part is None else self.part.add_(gradient)
 
     def finish(self) -> None:
-        """Put the sum into every process's `.grad`; a parameter that no gradient has reached has None, as in
-        one process.
-        """
+        """Put the sum into every process's `.grad`; None where no gradient came, as in one process."""
         flat = self.group.gathered(self.part).view(-1)
         reached = self.group.gathered(torch.tensor(self.reached, dtype=torch.uint8)).any(0).tolist()
         for (parameter, piece), any_reached in zip(self._pieces(flat), reached, strict=True):

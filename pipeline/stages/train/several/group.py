@@ -185,9 +185,7 @@ class Group:
         return found.view(self.count, -1)
 
     def dealt(self, values: torch.Tensor) -> torch.Tensor:
-        """Of `values` (n,), a multiple of the processes, this process's part from all of them: (processes, n
-        ÷ processes).
-        """
+        """Of `values` (n,) this process's part from all processes: (processes, n ÷ processes)."""
         found = torch.empty_like(values)
         with self.noticing():
             dist.all_to_all_single(found, values)
@@ -222,9 +220,7 @@ def _listening(rank: Rank) -> int:
 
 @contextmanager
 def open_group(rank: Rank) -> Iterator[Group]:
-    """Join the others for as long as the body lasts. Raises `Lost` if rank 0 is not to be found, or can't
-    listen where it is to be found.
-    """
+    """Join the others during the body. Raises `Lost` if rank 0 is not to be found or can't listen."""
     leads = rank.leads and not rank.hosted
     try:
         listening = (_listening(rank) if rank.listening is None else rank.listening) if leads else None

@@ -31,9 +31,7 @@ class Stopping(Optimizing):
         self._stopped: Stopped | None = None
 
     def meet(self, *numbers: int) -> list[int]:
-        """The largest of each of `MET` numbers among all processes. Where one has got a signal, all save and
-        stop.
-        """
+        """The maximum of each of `MET` numbers over processes. After a signal to one, all save and stop."""
         assert self.group is not None
         with self.interruption.deferred():
             found = self._say(self.interruption.received or 0, *numbers)
@@ -59,9 +57,7 @@ class Stopping(Optimizing):
             self.save_and_stop()
 
     def save_and_stop(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, unless there is one, and raise `Stopped`, in all
-        processes.
-        """
+        """Publish a checkpoint of the newest optimizer step, unless there, and raise `Stopped` in all."""
         if self._stopped is None:
             with self.interruption.deferred():
                 self._stopped = self._stop()
