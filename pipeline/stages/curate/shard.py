@@ -25,14 +25,11 @@ from pipeline.core.publish import need_folder
 from pipeline.core.text import screen
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.inputs import cleaner_arguments
-from pipeline.stages.curate.phases.clean import clean
+from pipeline.stages.curate.phases.cleaning import clean, make_plan, read_plan
 from pipeline.stages.curate.phases.cluster import cluster
-from pipeline.stages.curate.phases.join import join
-from pipeline.stages.curate.phases.plan import make_plan, read_plan
-from pipeline.stages.curate.phases.sample import sample
-from pipeline.stages.curate.phases.sketch import sketch
+from pipeline.stages.curate.phases.compare import join, sample, sketch
+from pipeline.stages.curate.phases.publish import write
 from pipeline.stages.curate.phases.work import Work
-from pipeline.stages.curate.phases.write import write
 from pipeline.stages.curate.workers import Workers
 from pipeline.workflow.receipts import leave_failure
 from pipeline.workflow.record import running

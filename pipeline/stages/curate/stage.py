@@ -22,15 +22,11 @@ from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments
 from pipeline.stages.curate.page_words import pairs_sentence
-from pipeline.stages.curate.phases.clean import clean
+from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder, read_plan
 from pipeline.stages.curate.phases.cluster import cluster
-from pipeline.stages.curate.phases.join import join
-from pipeline.stages.curate.phases.plan import make_plan, raw_folder, read_plan
-from pipeline.stages.curate.phases.publish import publish
-from pipeline.stages.curate.phases.sample import sample
-from pipeline.stages.curate.phases.sketch import sketch
+from pipeline.stages.curate.phases.compare import join, sample, sketch
+from pipeline.stages.curate.phases.publish import publish, write
 from pipeline.stages.curate.phases.work import Work
-from pipeline.stages.curate.phases.write import write
 from pipeline.stages.curate.reading.files import READ
 from pipeline.stages.curate.shard import work_of
 from pipeline.stages.curate.workers import workers

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
-import pipeline.stages.curate.phases.clean
-import pipeline.stages.curate.phases.sketch
+import pipeline.stages.curate.phases.cleaning
+import pipeline.stages.curate.phases.compare
 from pipeline.chat.rows import row_id
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.places import PROJECT
@@ -291,7 +291,7 @@ def test_two_runs_and_any_number_of_workers_give_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        pipeline.stages.curate.phases.clean, "BLOCK_BYTES", 20_000
+        pipeline.stages.curate.phases.cleaning, "BLOCK_BYTES", 20_000
     )  # so that each worker gets some
     rows = [
         chat(
@@ -321,7 +321,7 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(
     project = of_rows(tmp_path, [chat(f"question {i} word{i * 17}") for i in range(500)])
     project.run()
     before = project.outputs()
-    original = pipeline.stages.curate.phases.clean.raw_lines
+    original = pipeline.stages.curate.phases.cleaning.raw_lines
 
     def killing(*arguments: Any, **options: Any) -> Any:
         for number, line in enumerate(original(*arguments, **options)):
@@ -330,8 +330,8 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(
                     child.kill()  # the workers and their fork server
             yield line
 
-    monkeypatch.setattr(pipeline.stages.curate.phases.clean, "raw_lines", killing)
-    monkeypatch.setattr(pipeline.stages.curate.phases.clean, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(pipeline.stages.curate.phases.cleaning, "raw_lines", killing)
+    monkeypatch.setattr(pipeline.stages.curate.phases.cleaning, "BLOCK_BYTES", 1000)
     with pytest.raises(MachineError, match="Q-CURATE-015"):
         project.run(2)
     assert project.outputs() == before
@@ -361,7 +361,7 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
 def test_progress_counts_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: dict[str, list[int]] = {}
     files = {"a.jsonl": lines(GOOD) + b"\n\nbad\n", "b.jsonl": b"", "c.jsonl": lines(chat("x"))}
-    for module in (pipeline.stages.curate.phases.clean, pipeline.stages.curate.phases.sketch):
+    for module in (pipeline.stages.curate.phases.cleaning, pipeline.stages.curate.phases.compare):
         monkeypatch.setattr(
             module,
             "progress",

@@ -27,7 +27,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate import account, shard
-from pipeline.stages.curate.phases import clean, plan, work
+from pipeline.stages.curate.phases import cleaning, work
 from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.stages.curate.stage import publish_shards
 from pipeline.workflow.shards import FOLDER, PHASES, drop_stale, parse_item
@@ -149,7 +149,7 @@ def test_any_number_of_shards_gives_the_same_bytes(
     project: Project, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(account, "MOST_DOMAINS", 6)  # so that there are more of them
-    monkeypatch.setattr(clean, "BLOCK_BYTES", 3000)
+    monkeypatch.setattr(cleaning, "BLOCK_BYTES", 3000)
     asked = settings_with(**changed)
     if changed is not MANY_RULES and (project.root / "models/base").is_dir():
         shutil.rmtree(project.root / "models/base")  # each shard would read the tokenizer again
@@ -174,8 +174,8 @@ def test_any_number_of_shards_gives_the_same_bytes(
         assert sum(map(len, read_plan(project, asked, shards).shards)) > len(counts["files"])  # some were cut
 
 
-def read_plan(project: Project, asked: Curate, shards: int) -> plan.Plan:
-    return plan.read_plan(shard.work_of(project.root, asked, shards))
+def read_plan(project: Project, asked: Curate, shards: int) -> cleaning.Plan:
+    return cleaning.read_plan(shard.work_of(project.root, asked, shards))
 
 
 @pytest.mark.parametrize("shards", [3, 20])
@@ -218,8 +218,8 @@ def test_shards_read_every_line_once_under_its_number(
     root = make_project(tmp_path_factory.mktemp("cut"), names).root
     with patch("pipeline.stages.curate.reading.containers.SNIFFED", 64):
         made = work.Work(root / "work", shards)
-        plan.make_plan(root, settings_with(max_line_bytes=1024), made)
-        planned = plan.read_plan(made)
+        cleaning.make_plan(root, settings_with(max_line_bytes=1024), made)
+        planned = cleaning.read_plan(made)
 
         def read(name: str, part: Any = None) -> list[Any]:
             found = raw_lines(root / "data/raw" / name, name, max_line_bytes=50, notes=notes, part=part)
@@ -242,8 +242,8 @@ def test_a_shards_bytes_are_nearly_equal(tmp_path: Path) -> None:
     root = make_project(tmp_path, files).root
     total = sum(path.stat().st_size for path in (root / "data/raw").iterdir())
     made = work.Work(root / "work", 5)
-    plan.make_plan(root, SMALL, made)
-    for one in plan.read_plan(made).shards:
+    cleaning.make_plan(root, SMALL, made)
+    for one in cleaning.read_plan(made).shards:
         read = sum(
             part.stop - part.start if part else (root / "data/raw" / name).stat().st_size
             for name, part in one

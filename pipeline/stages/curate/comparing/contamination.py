@@ -43,7 +43,7 @@ from pipeline.stages.curate.comparing.spill import (
     pieces,
     ranks,
 )
-from pipeline.stages.curate.reading.guarded import read_texts
+from pipeline.stages.curate.inputs import read_texts
 from pipeline.stages.curate.spool import Rows as StoredRows
 
 PARTNERS = 4  # of one training row for one key

@@ -45,11 +45,16 @@ from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
 from pipeline.stages.curate.comparing.spill import Stored, sizes
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.pairs import Pairs, add_pairs, make_pairs, near_duplicates, pair_counts
-from pipeline.stages.curate.phases.clean import STATS
-from pipeline.stages.curate.phases.join import ANSWERS, read_edges
-from pipeline.stages.curate.phases.plan import Plan
-from pipeline.stages.curate.phases.sample import GUARDED, read_boilerplate, read_facts, read_first
-from pipeline.stages.curate.phases.work import ROWS, Work, read, write
+from pipeline.stages.curate.phases.cleaning import STATS, Plan
+from pipeline.stages.curate.phases.compare import (
+    ANSWERS,
+    GUARDED,
+    read_boilerplate,
+    read_edges,
+    read_facts,
+    read_first,
+)
+from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import TokenCounter
 from pipeline.stages.curate.spool import Rows, Spool, spread_evenly
@@ -65,7 +70,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     """Decide on every row, and write what `write` and `publish` need to know."""
     stats = CurationStats.of(plan.files, plan.refused)
     for folder in work.each("clean"):
-        stats.merge(CurationStats.from_json(read(folder / STATS)))
+        stats.merge(CurationStats.from_json(load(folder / STATS)))
     rows = work.rows()
     table = table_of(np.concatenate([read_facts(folder) for folder in work.each("clean")]), stats.domains)
     found = _clusters(work, rows, settings)
@@ -97,8 +102,8 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
             "not_measured": not_measured(settings, root / "models/base"),
         }
         counts = stats.summary(settings, decisions, table, found, extra, len(pairs.made))
-        write(folder / COUNTS, counts)
-        write(folder / SAMPLES, samples)
+        dump(folder / COUNTS, counts)
+        dump(folder / SAMPLES, samples)
         (folder / LEAKS).write_bytes(
             b"".join(dump_line({"row": leak.row, **describe(leak, rows)}) for leak in leaks.values())
         )
@@ -126,14 +131,14 @@ def _extra_of_leaks(leaks: dict[int, Leak], work: Work) -> dict[str, Any]:
         "contamination": {
             "rows": len(leaks),
             "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
-            "guarded_texts": read(work.made("sample") / GUARDED),
+            "guarded_texts": load(work.made("sample") / GUARDED),
         }
     }
 
 
 def _answers(work: Work, rows: Rows) -> tuple[int, list[dict[str, Any]]]:
     """How many requests have several answers, and the first of them."""
-    found = [read(folder / ANSWERS) for folder in work.each("join")]
+    found = [load(folder / ANSWERS) for folder in work.each("join")]
     shown = sorted(chain.from_iterable(one["shown"] for one in found))[:SHOWN]
     return sum(one["count"] for one in found), answer_samples(rows, shown)
 

@@ -81,11 +81,11 @@ def name_of(phase: str, shard: int | None, shards: int) -> str:
     return f"{phase}-of-{shards}" if shard is None else f"{phase}-{shard + 1}-of-{shards}"
 
 
-def write(path: Path, value: Any) -> None:
-    """`value` as JSON, which `read` gives back with its keys in their order."""
+def dump(path: Path, value: Any) -> None:
+    """`value` as JSON, which `load` gives back with its keys in their order."""
     path.write_bytes(orjson.dumps(value))
 
 
-def read(path: Path) -> Any:
-    """What `write` wrote."""
+def load(path: Path) -> Any:
+    """What `dump` wrote."""
     return orjson.loads(path.read_bytes())

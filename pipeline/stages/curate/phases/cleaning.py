@@ -1,10 +1,11 @@
-"""Which lines each shard reads: the raw files, one after the other, in runs of equal bytes.
+"""Which lines each shard reads, and each line read and cleaned.
 
-A file of JSON lines is cut at a line's start; any other (an array, a table, a packed file) is one shard's.
-The plan also has what only a look at whole files tells: their hashes, and how many lines lie before each cut.
-"""
+The raw files, one after the other, are shared out in runs of equal bytes. A file of JSON lines is cut at a
+line's start; any other (an array, a table, a packed file) is one shard's. The plan also has what only a look
+at whole files tells: their hashes, and how many lines lie before each cut."""
 
 import hashlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -13,12 +14,17 @@ from typing import Any
 
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine
+from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk
 from pipeline.core.special_files import need_plain_files, unreadable
+from pipeline.stages.curate.account import CurationStats
+from pipeline.stages.curate.clean import Block, Cleaner, blocks
 from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
-from pipeline.stages.curate.phases.work import Work, read, write
-from pipeline.stages.curate.reading.containers import Part, is_cut_anywhere
-from pipeline.stages.curate.reading.files import opened, raw_files, refusal, size
+from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
+from pipeline.stages.curate.reading.containers import Part, is_cut_anywhere, raw_lines
+from pipeline.stages.curate.reading.files import files_below, opened, raw_files, refusal, size
+from pipeline.stages.curate.spool import Spool
+from pipeline.stages.curate.workers import Workers
 
 DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
 BLOCK = 1 << 20  # bytes read at a time
@@ -72,12 +78,12 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Non
             if paths
             else [[]] * work.shards,
         }
-        write(folder / "plan.json", plan)
+        dump(folder / "plan.json", plan)
 
 
 def read_plan(work: Work) -> Plan:
     """What `make_plan` wrote."""
-    plan: dict[str, Any] = read(work.made("plan") / "plan.json")
+    plan: dict[str, Any] = load(work.made("plan") / "plan.json")
     return Plan(
         plan["files"],
         {name: BadLine(*why) for name, why in plan["refused"].items()},
@@ -157,3 +163,44 @@ def _shards(
         if begin < end or not end:
             shards[-1].append((name, Part(begin, end, lines[name][begin]) if begin else None))
     return shards
+
+
+BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
+FACTS, REJECTS, CHANGES, STATS = "facts", "rejects.jsonl", "changes.jsonl", "stats.json"
+
+
+def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool: Workers) -> None:
+    """Read and clean what the plan gives this shard (from 0); `pool` has a `Cleaner` in each process."""
+    paths = dict(files_below(raw_folder(root)))
+    parts = plan.shards[shard]
+    stats = CurationStats.of(plan.files, {})
+    left = {name: part.stop - part.start if part else size(paths[name]) for name, part in parts}
+
+    def stream() -> Iterator[Block]:
+        for name, part in parts:
+            notes = stats.files[name]["notes"]
+            lines = raw_lines(
+                paths[name], name, max_line_bytes=settings.max_line_bytes, notes=notes, part=part
+            )
+            yield from blocks(name, lines, BLOCK_BYTES)
+
+    with (
+        progress("curate: reading and cleaning", sum(left.values())) as advance,
+        work.making("clean", shard) as folder,
+        (folder / REJECTS).open("wb", buffering=1 << 20) as rejects,
+        (folder / CHANGES).open("wb", buffering=1 << 20) as changes,
+        (folder / FACTS).open("wb") as facts,
+    ):
+        spool = Spool(folder / ROWS)
+        for done in pool.map(Cleaner.block, stream()):
+            spool.append(done.rows)
+            rejects.writelines(done.rejects)
+            changes.writelines(done.changes)
+            facts.write(stats.add(done).data)
+            # bytes; a packed file has more when it is read
+            step = min(done.size, left[done.file])
+            left[done.file] -= step
+            advance(step)
+        advance(sum(left.values()))
+        spool.finish()
+        dump(folder / STATS, stats.as_json())

@@ -1,0 +1,163 @@
+"""What the clean rows have in common: of a sample of all, boilerplate, exact duplicates and what guards hold;
+of a shard, its rows' features; of a range of keys, pairs to unite and shared runs of words.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.sections import Curate
+from pipeline.core.progress import progress
+from pipeline.stages.curate.account import SHOWN
+from pipeline.stages.curate.comparing.contamination import DOCUMENTS, Documents
+from pipeline.stages.curate.comparing.decide import FACT
+from pipeline.stages.curate.comparing.duplicates import Edges, first_rows, joined
+from pipeline.stages.curate.comparing.features import (
+    SAMPLE_ROWS,
+    Boilerplate,
+    Features,
+    boilerplate,
+    features,
+)
+from pipeline.stages.curate.comparing.row_parts import key_of, request_and_answer
+from pipeline.stages.curate.comparing.sketched import PRINTS, Labels, Sketched, Sketches
+from pipeline.stages.curate.comparing.spill import Keys, Spill, Stored, groups_of, pieces
+from pipeline.stages.curate.phases.cleaning import FACTS
+from pipeline.stages.curate.phases.work import Work, dump
+from pipeline.stages.curate.spool import Rows, read_rows_at, spread_evenly
+from pipeline.stages.curate.workers import Workers
+
+GUARDED, FIRST = "guarded.json", "first.npy"
+COMMON = ("shingles", "grams", "requests", "template")  # arrays of `Boilerplate`
+
+
+def sample(root: Path, settings: Curate, work: Work) -> None:
+    """Find the boilerplate in a sample of all clean rows, exact duplicates, and the guarded texts. Raises
+    `DataError` for a file of data/guard that can't be read.
+    """
+    rows = work.rows()
+    with work.making("sample") as folder:
+        shown = (rows.row(index) for index in spread_evenly(np.arange(len(rows)), SAMPLE_ROWS))
+        common = boilerplate(shown, folder)
+        for name in COMMON:
+            np.save(folder / f"{name}.npy", getattr(common, name))
+        keys, row = Spill(folder), 0
+        for shard in work.each("clean"):
+            exact = read_facts(shard)["exact"]
+            keys.add(exact, np.arange(row, row + len(exact), dtype=np.uint32))
+            row += len(exact)
+        np.save(folder / FIRST, first_rows(keys, row))
+        documents = Documents(folder)
+        guarded = {
+            name: documents.add_file(root / "data/guard" / name, name, common.grams)
+            for name in settings.decontaminate
+        }
+        documents.finish()
+        dump(folder / GUARDED, guarded)
+
+
+def read_facts(folder: Path) -> NDArray:
+    """The `FACT`s of a shard's clean rows."""
+    return np.fromfile(folder / FACTS, FACT)
+
+
+def read_boilerplate(folder: Path) -> Boilerplate:
+    """What `sample` found."""
+    return Boilerplate(**{name: np.load(folder / f"{name}.npy") for name in COMMON})
+
+
+def read_first(folder: Path) -> Labels:
+    """Of every row the first one with the same content."""
+    first: Labels = np.load(folder / FIRST)
+    return first
+
+
+def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
+    """Have the workers compute the features of this shard's rows (from 0)."""
+    rows = work.rows()
+    first, last = rows.bases[shard : shard + 2]
+    features = partial(
+        part_features,
+        path=rows.spools[shard],
+        boilerplate=read_boilerplate(work.made("sample")),
+        threshold=settings.near_threshold,
+        guarded=bool(settings.decontaminate),
+    )
+    with progress("curate: comparing", last - first) as advance, work.making("sketch", shard) as folder:
+        sketches = Sketches(folder, first)
+        for found in pool.map(features, rows.ranges(shard)):
+            sketches.add(found)
+            advance(len(found.worth))
+        sketches.finish()
+
+
+def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) -> Features:
+    """The features of one part (offset, size) of the spool at `path` (in a worker)."""
+    return features(read_rows_at(path, *part), **settings)
+
+
+ANSWERS = "answers.json"
+EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
+READ_EDGES = 1 << 20  # at a time
+ANSWERS_COMPARED = 16  # rows of one request
+
+
+def join(settings: Curate, work: Work, shard: int) -> None:
+    """Join the keys of all shards that are this one's (from 0) to join."""
+    rows = work.rows()
+    sketched, first, mine = (
+        Sketched(work.each("sketch"), rows.bases),
+        read_first(work.made("sample")),
+        work.first_bytes(shard),
+    )
+    with work.making("join", shard) as folder:
+        files = [(folder / name).open("wb") for name in EDGES]
+        for same, related in joined(sketched, first, settings.near_threshold, mine):
+            for file, column in zip(files, (*same, *related), strict=True):
+                file.write(np.ascontiguousarray(column, np.int32).data)
+        for file in files:
+            file.close()
+        count, shown = several_answers(sketched.groups("asking", mine), first, rows, SHOWN)
+        dump(folder / ANSWERS, {"count": count, "shown": shown})
+        # of the fingerprints most are of one row alone, and of no use to anybody
+        shared = Spill(folder, PRINTS)
+        every = [*sketched.stored(PRINTS), Stored(work.made("sample"), DOCUMENTS)]
+        for keys, owners in groups_of(every, 2, mine):
+            shared.add(keys, owners)
+        shared.finish()
+
+
+def read_edges(folder: Path) -> Iterator[Edges]:
+    """The pairs that `join` found."""
+    files = [(folder / name).open("rb") for name in EDGES]
+    while len((columns := [np.fromfile(file, np.int32, READ_EDGES) for file in files])[0]) or len(columns[2]):
+        yield (columns[0], columns[1]), (columns[2], columns[3])
+    for file in files:
+        file.close()
+
+
+def several_answers(
+    asking: Iterable[tuple[Keys, NDArray[np.uint32]]], first: NDArray[np.int32], rows: Rows, most: int
+) -> tuple[int, list[list[int]]]:
+    """How many requests have different answers, and the rows of the first `most` of them, one for each
+    answer. `asking` has the rows that make the same request, `first` of every row the first with its content.
+    """
+    count, shown = 0, list[list[int]]()
+    for keys, asked in asking:
+        for own in pieces(first[asked], keys):
+            different = np.unique(own)
+            if len(different) == 1:  # exact duplicates of each other: nothing has to be read
+                continue
+            answers = {
+                key_of([request_and_answer(rows.row(row))[1]]): row
+                for row in different[:ANSWERS_COMPARED].tolist()
+            }
+            if len(answers) > 1:
+                count += 1
+                shown.append(sorted(answers.values()))
+        shown = sorted(shown)[:most]
+    return count, shown
