@@ -35,7 +35,7 @@ def write_adapter(base: Path, folder: Path) -> Path:
     from peft import LoraConfig
     from safetensors.torch import save_file
 
-    from pipeline.models.merging.structure import structure
+    from pipeline.models.merging.inputs import structure
 
     model = structure(base)
     targets = sorted({name.split(".")[-2] for name in model.quantized})
@@ -72,7 +72,7 @@ def merge_with_peft(base: Path, adapter: Path, folder: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from pipeline.models.merging.record import copy_settings
+    from pipeline.models.merging.inputs import copy_settings
     from pipeline.models.runtime import silence_libraries
 
     silence_libraries()
@@ -119,10 +119,10 @@ def largest_error(folder: Path, side: str) -> float:
     """Largest distance from float64 over all adapted tensors, in units in the last place."""
     from pipeline.gguf.safetensors_rows import read_folder
     from pipeline.models.merging.adapter import read_adapter
+    from pipeline.models.merging.inputs import structure
     from pipeline.models.merging.judge import tensor_error
     from pipeline.models.merging.nf4 import Nf4
     from pipeline.models.merging.plan import plan
-    from pipeline.models.merging.structure import structure
     from pipeline.models.runtime import one_thread
 
     base, there = folder / "base", read_folder(folder / side)

@@ -242,7 +242,7 @@ def to_level(merged: Path, level: Path, log: Path) -> list[Ran]:
 
 def judged(gguf: Path, project: Path) -> dict[str, Any]:
     """What Quench's evaluation says of a GGUF on the held-out rows: points, their interval, all right."""
-    from pipeline.chat.held_out import answerable_rows
+    from pipeline.chat.selection import answerable_rows
     from pipeline.config.params import load_params
     from pipeline.llamacpp.tools import find_toolchain
     from pipeline.metrics.answers import answer_rows, score_answers

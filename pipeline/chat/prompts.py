@@ -1,16 +1,23 @@
-"""Prompts for a model to answer by itself: a row's conversation up to the answer, and what a scorer gets to
-know of it.
+"""What stands before an answer: prompts for a model to answer by itself, and labels on what is asked too
+(`train.train_on_prompt`).
 
-A row of kind prompt ends with the user and brings the expected answer; of a chat the last turn of the
-assistant is the reference. Both are encoded as the chat that ends with it and trains nothing else, so all
-that is proven of a trained row (nothing dropped, no control token from what is said) is proven of a prompt:
-it is what stands before the first label.
+A prompt is a row's conversation up to the answer, and what a scorer gets to know of it. A row of kind prompt
+ends with the user and brings the expected answer; of a chat the last turn of the assistant is the reference.
+Both are encoded as the chat that ends with it and trains nothing else, so all that is proven of a trained row
+(nothing dropped, no control token from what is said) is proven of a prompt: it is what stands before the
+first label.
+
+With labels on prompts every token is trained, but for assistant turns with `train: false`. Of a conversation
+that the template unfolds (`pipeline.chat.rendering`) only the first part learns its prompt: those of the later
+parts repeat it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pipeline.chat.tokens import IGNORED, Row, chat_request
+from pipeline.chat.rendering import Unrenderable
+from pipeline.chat.template_probe import Message
+from pipeline.chat.tokens import IGNORED, Encoded, Row, chat_request, encode
 
 QUESTIONS = "questions"  # of the files in data/tokens with a line per prompt: questions-train.jsonl
 REWARDS = "rewards"  # folder in data/tokens with the user's functions that reward, as they were
@@ -50,3 +57,54 @@ def question(name: str, row: Row) -> dict[str, Any]:
         "messages": chat_request(asked)["messages"],
         "reference": last["content"],
     }
+
+
+def with_prompts(
+    tokenizer: Any, encoded: Iterable[tuple[Row, list[Encoded] | Unrenderable]]
+) -> Iterator[tuple[Row, list[Encoded] | Unrenderable]]:
+    """`encode`'s rows with their prompts labeled too."""
+    for row, found in encoded:
+        if isinstance(found, Unrenderable):
+            yield row, found
+            continue
+        try:
+            yield row, [_with_prompt(tokenizer, row, found[0]), *found[1:]]
+        except Unrenderable as why:
+            yield row, why
+
+
+def held_turns(messages: list[Message]) -> list[int]:
+    """The places of the assistant turns that are read only."""
+    return [
+        turn
+        for turn, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("train") is False
+    ]
+
+
+def _with_prompt(tokenizer: Any, row: Row, one: Encoded) -> Encoded:
+    if row.get("kind", "chat") == "text" or not held_turns(row["messages"]):
+        return Encoded(one.ids, list(one.ids), one.part)
+    if one.part is not None:
+        raise Unrenderable(
+            "template_rewrites", "turns with train: false, and the template unfolds the conversation"
+        )
+    held = _only_held(tokenizer, row)
+    if held.ids != one.ids:
+        raise Unrenderable("template_rewrites", "turns with train: false are rendered differently alone")
+    labels = [
+        token if label == IGNORED else IGNORED for token, label in zip(one.ids, held.labels, strict=True)
+    ]
+    return Encoded(one.ids, labels)
+
+
+def _only_held(tokenizer: Any, row: Row) -> Encoded:
+    """The row with labels on the very turns that are read only."""
+    other = [
+        message | {"train": message.get("train") is False} if message["role"] == "assistant" else message
+        for message in row["messages"]
+    ]
+    ((_, found),) = encode(tokenizer, [row | {"messages": other}])
+    if isinstance(found, Unrenderable):
+        raise found
+    return found[0]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.selection import chats_in
 from pipeline.chat.tokens import Row, chat_request
-from pipeline.chat.wanted import chats_in
 from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.server import Server
 

@@ -2,7 +2,7 @@
 those of `data/raw` and learned by nothing else.
 
 A project of preferences is distilled on its chosen answers, one of prompts on the expected ones
-(`pipeline.chat.wanted`): what is learned is how the original goes on, not which answer is better.
+(`pipeline.chat.selection`): what is learned is how the original goes on, not which answer is better.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from pipeline.chat.rows import TRAINED, TURN_LISTS, Row
-from pipeline.chat.wanted import has_stand_ins, learned_in
+from pipeline.chat.selection import has_stand_ins, learned_in
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError

@@ -1,4 +1,4 @@
-"""pipeline.chat.held_out: every file has its share of what is measured, and what can't be measured makes room
+"""pipeline.chat.selection: every file has its share of what is measured, and what can't be measured makes room
 for what can.
 """
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.chat.held_out import answerable_rows, drawn, encoded_rows
+from pipeline.chat.selection import answerable_rows, drawn, encoded_rows
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
 

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 from pipeline.chat.answers import encode_rows
 from pipeline.chat.rendering import Unrenderable
-from pipeline.chat.wanted import chats_in, learned_in
+from pipeline.chat.selection import chats_in, learned_in
 from pipeline.core.jsonl import write_rows
 
 ASK = [{"role": "user", "content": "Yes or no?"}]

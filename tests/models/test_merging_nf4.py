@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
+from pipeline.models.merging.compute import check_finite, round_once
 from pipeline.models.merging.judge import unit
 from pipeline.models.merging.nf4 import (
     Nf4,
@@ -22,7 +23,6 @@ from pipeline.models.merging.nf4 import (
     round_trip,
     tensor_scales,
 )
-from pipeline.models.merging.rounding import check_finite, round_once
 
 TYPES = ("float32", "bfloat16", "float16")
 

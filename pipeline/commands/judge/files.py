@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.held_out import drawn, is_answerable
 from pipeline.chat.rows import BadRow
+from pipeline.chat.selection import drawn, is_answerable
 from pipeline.chat.template import try_templates
 from pipeline.chat.tokens import Row, chat_request, chats
 from pipeline.core.errors import ConfigError, DataError, ToolError

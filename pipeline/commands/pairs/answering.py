@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.held_out import drawn, is_answerable
+from pipeline.chat.selection import drawn, is_answerable
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.selection import chats_in
 from pipeline.chat.tokens import encodable, load_tokenizer
-from pipeline.chat.wanted import chats_in
 from pipeline.commands.quantization_check.adapters import check_settings, put_adapter, saved_adapters
 from pipeline.commands.quantization_check.checks import (
     NF4,

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.gguf.safetensors_rows import DTYPES, NAMES, Entry, read_rows, spans
+from pipeline.models.merging.compute import Job, Update, round_once
 from pipeline.models.merging.nf4 import Nf4, codes, tensor_scales, values_of
-from pipeline.models.merging.plan import Job
-from pipeline.models.merging.rounding import round_once
-from pipeline.models.merging.updates import Update
 from pipeline.models.tensors import all_finite
 
 ROWS = 64  # rows a block: whole blocks of NF4, whatever the columns

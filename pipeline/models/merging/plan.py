@@ -9,25 +9,12 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, same_values
 from pipeline.gguf.stored_names import in_model
 from pipeline.models.merging.adapter import Adapter, Module
-from pipeline.models.merging.structure import Structure
-from pipeline.models.merging.updates import Update, bias, lookup, low_rank
+from pipeline.models.merging.compute import Job, Update, bias, lookup, low_rank
+from pipeline.models.merging.inputs import Structure
 
 # transformers keeps a layer's experts in one parameter of three dimensions, checkpoints keep each expert's
 # linears
 EXPERT_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-
-
-@dataclass(frozen=True)
-class Job:
-    """One tensor of the merged model: numbers of `source`, through NF4 where `quantized`, plus `update`;
-    `file` is its shard's name.
-    """
-
-    name: str
-    source: Entry
-    file: str
-    update: Update | None = None
-    quantized: bool = False
 
 
 @dataclass

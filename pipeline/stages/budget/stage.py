@@ -10,9 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.held_out import SPARE, drawn
+from pipeline.chat.selection import SPARE, chats_in, drawn
 from pipeline.chat.tokens import Encoded, encodable, load_tokenizer
-from pipeline.chat.wanted import chats_in
 from pipeline.config.budgets import FOLDER, parse_budget
 from pipeline.config.params import Params
 from pipeline.config.sections import Serve

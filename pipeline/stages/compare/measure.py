@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.held_out import answerable_rows
+from pipeline.chat.selection import answerable_rows
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import Params
 from pipeline.config.sections import Evaluate

@@ -30,7 +30,7 @@ def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int
     divergence. If its adapter is in no folder, what was trained is in the base's own file: then that is the
     model. Raises `DataError` where no row can be used, `MachineError` where the disk has no room.
     """
-    from pipeline.chat.held_out import encoded_rows
+    from pipeline.chat.selection import encoded_rows
     from pipeline.chat.tokens import load_tokenizer, trained_positions
     from pipeline.metrics.divergence import thinned
     from pipeline.metrics.forward import trained_model

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.held_out import answerable_rows, encoded_rows
+from pipeline.chat.selection import answerable_rows, encoded_rows
 from pipeline.chat.tokens import load_tokenizer, trained_positions
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles

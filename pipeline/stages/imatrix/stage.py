@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.chat.rendering import Unrenderable, renderings
+from pipeline.chat.selection import has_stand_ins, learned_in
 from pipeline.chat.tokens import Row, load_tokenizer
-from pipeline.chat.wanted import has_stand_ins, learned_in
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash

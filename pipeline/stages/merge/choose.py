@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.held_out import answerable_rows, encoded_rows
+from pipeline.chat.selection import answerable_rows, encoded_rows
 from pipeline.chat.tokens import Row, load_tokenizer, trained_positions
 from pipeline.config.params import Params
 from pipeline.config.sections import Evaluate, Merge

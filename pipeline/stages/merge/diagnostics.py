@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline.gguf.safetensors_rows import Entry, read_rows
 from pipeline.metrics.adapter_norms import place_of
+from pipeline.models.merging.compute import Update
 from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
-from pipeline.models.merging.updates import Update
 
 SAMPLE = 1 << 18  # numbers of a tensor from which what NF4 costs is measured
 

@@ -14,7 +14,7 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.merging.adapter import weights_of
-from pipeline.models.merging.record import RECORD, check_same_base, need_nf4, read_run, trained_nf4
+from pipeline.models.merging.inputs import RECORD, check_same_base, need_nf4, read_run, trained_nf4
 from pipeline.stages.merge.choose import SCRATCH, Choice, merge_the_better
 from pipeline.stages.merge.decision import MergeBase
 from pipeline.stages.merge.diagnostics import idle_adapters

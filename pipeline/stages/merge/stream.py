@@ -15,12 +15,10 @@ from pipeline.gguf.safetensors_rows import (
     writing_shard,
 )
 from pipeline.models.merging.adapter import read_adapter
+from pipeline.models.merging.compute import Job, Rows, check_finite, round_once
+from pipeline.models.merging.inputs import copy_settings, structure
 from pipeline.models.merging.nf4 import Nf4
-from pipeline.models.merging.plan import Job, plan
-from pipeline.models.merging.record import copy_settings
-from pipeline.models.merging.rounding import check_finite, round_once
-from pipeline.models.merging.structure import structure
-from pipeline.models.merging.sums import Rows
+from pipeline.models.merging.plan import plan
 from pipeline.models.runtime import in_turn, one_thread
 from pipeline.stages.merge.diagnostics import ChangeStats, figures, nf4_error
 

@@ -12,11 +12,18 @@ from pipeline.core.publish import read_json
 from pipeline.gguf.safetensors_rows import Entry, read_folder
 from pipeline.gguf.stored_names import in_model
 from pipeline.models.merging.adapter import WEIGHTS, read_adapter
+from pipeline.models.merging.compute import Job
+from pipeline.models.merging.inputs import (
+    RECORD,
+    TOKENIZER_FILES,
+    Structure,
+    read_run,
+    structure,
+    trained_nf4,
+)
 from pipeline.models.merging.judge import Assumption, tensor_error
 from pipeline.models.merging.nf4 import Nf4
-from pipeline.models.merging.plan import Job, Plan, plan
-from pipeline.models.merging.record import RECORD, TOKENIZER_FILES, read_run, trained_nf4
-from pipeline.models.merging.structure import Structure, structure
+from pipeline.models.merging.plan import Plan, plan
 from pipeline.models.runtime import side_by_side
 
 TITLE = "Base with adapter → merged model, weights"

@@ -10,7 +10,7 @@ fails the run (exit code 5). Command: `python -m pipeline parity`
 from itertools import islice
 from pathlib import Path
 
-from pipeline.chat.wanted import chats_in
+from pipeline.chat.selection import chats_in
 from pipeline.config.params import Params
 from pipeline.core.checks import overall
 from pipeline.core.errors import DataError, GateError

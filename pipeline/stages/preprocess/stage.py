@@ -14,8 +14,7 @@ from typing import Any
 
 from pipeline.chat.answers import encode_rows
 from pipeline.chat.manifest import NAME, manifest
-from pipeline.chat.prompt_labels import with_prompts
-from pipeline.chat.prompts import QUESTIONS, REWARDS
+from pipeline.chat.prompts import QUESTIONS, REWARDS, with_prompts
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.methods import METHODS, unused_sentences

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.gguf.safetensors_rows import read_header
+from pipeline.models.merging.compute import Update
 from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
-from pipeline.models.merging.updates import Update
 from pipeline.stages.merge.diagnostics import SAMPLE, ChangeStats, figures, idle_adapters, nf4_error
 
 RANDOM = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
-from pipeline.models.merging import sums
+from pipeline.models.merging.compute import Rows
 from pipeline.models.merging.nf4 import Nf4
 from pipeline.stages.merge.stage import merge
 from pipeline.stages.parity.merged_weights import LIMIT, merged_weights, read_merge
@@ -111,9 +111,9 @@ def remerge(folder: Path, how: str = "nf4", **record: Any) -> None:
 
 def other_nf4(folder: Path, nf4: Nf4, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge again into another NF4, with a record that says nothing of it."""
-    original = sums.Rows.__init__
+    original = Rows.__init__
     with monkeypatch.context() as patch:
-        patch.setattr(sums.Rows, "__init__", lambda self, job, _: original(self, job, nf4))
+        patch.setattr(Rows, "__init__", lambda self, job, _: original(self, job, nf4))
         remerge(folder)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tiny import WORDS
 from tokenizer_folders import qwen3_folder, smollm_folder, with_config
 
-from pipeline.chat.prompt_labels import with_prompts
+from pipeline.chat.prompts import with_prompts
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.tokens import IGNORED, Encoded, encode, load_tokenizer
 from pipeline.core.errors import DataError

@@ -1,0 +1,110 @@
+"""Which chats of a file are measured or calibrated with, whatever kinds of rows a project has.
+
+Other rows stand in with the answer that is wanted: a preference with its chosen one, a conversation with a
+thumb up as it is, a prompt with the answer that its checker expects. What measures takes a file's chats alone
+if it has any, for somebody may have put them there to be scored. What calibrates or distills needs much text
+of the kind that is served: there the others stand in beside the chats and texts as soon as they are more.
+
+Held-out rows are drawn by a seed, since curation writes them file by file and the first ones would all be of
+one. The draw is by a hash of the row's id: nothing but `count` rows is held, and rows that are added or leave
+move no others.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.rows import TRAINED, Row
+from pipeline.chat.tokens import Encoded, encodable
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import read_rows
+
+# as many candidates as rows that are wanted, since some are longer than the context or can't be rendered
+SPARE = 4
+
+
+def chats_in(path: Path) -> Iterator[Row]:
+    """The chats of a file of rows; where there are none, what stands in for them."""
+    some = False
+    for row in read_rows(path):
+        if row.get("kind", "chat") == "chat":
+            some = True
+            yield row
+    if not some:
+        yield from (chat for row in read_rows(path) if (chat := stand_in(row)))
+
+
+def learned_in(path: Path, stand_ins: bool | None = None) -> Iterator[Row]:
+    """The chats and texts of a file, and what stands in for its other rows if these are more: whoever knows
+    that by `has_stand_ins` gives it, for it takes a reading of the file.
+    """
+    also = has_stand_ins(path) if stand_ins is None else stand_ins
+    for row in read_rows(path):
+        if row.get("kind", "chat") in TRAINED:
+            yield row
+        elif also and (chat := stand_in(row)):
+            yield chat
+
+
+def has_stand_ins(path: Path) -> bool:
+    """Whether a file's other rows with a wanted answer are more than its chats and texts."""
+    lead = 0
+    for row in read_rows(path):
+        if row.get("kind", "chat") in TRAINED:
+            lead -= 1
+        elif stand_in(row):
+            lead += 1
+    return lead > 0
+
+
+def stand_in(row: Row) -> Row | None:
+    """The row as a chat that ends in the wanted answer; None if it has none."""
+    kind, turns = row.get("kind", "chat"), row["messages"]
+    if kind == "preference":
+        turns = turns + row["chosen"]
+    elif kind == "prompt":
+        turns = [*turns, {"role": "assistant", "content": row["answer"]}]
+    elif kind != "feedback" or not row["label"]:
+        return None
+    found: Row = {key: row[key] for key in ("id", "source", "domain", "tools") if key in row}
+    return found | {"kind": "chat", "messages": turns}
+
+
+def drawn(rows: Iterable[Row], count: int, seed: int) -> list[Row]:
+    """`count` of `rows` (all of them, where they are fewer), each as likely as another; the same ones for the
+    same seed.
+    """
+    return heapq.nsmallest(
+        count, rows, key=lambda row: hashlib.sha256(f"{seed}:{row['id']}".encode()).digest()
+    )
+
+
+def encoded_rows(tokenizer: Any, rows: Path, count: int, seed: int, ctx_size: int) -> list[Encoded]:
+    """The sequences of `count` drawn chats that the template can render and `ctx_size` tokens hold; none, if
+    there are none.
+    """
+    candidates = drawn(chats_in(rows), SPARE * count, seed)
+    return list(islice(encodable(tokenizer, candidates, ctx_size), count))
+
+
+def answerable_rows(rows: Path, count: int, seed: int) -> list[Row]:
+    """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises
+    `DataError` if there is none.
+    """
+    found = drawn(filter(is_answerable, chats_in(rows)), count, seed)
+    if not found:
+        raise DataError(
+            "Q-CHAT-004",
+            f"no chat of {rows} ends in an answer that can be scored: set evaluate.scorers to [], or fix "
+            "the chats",
+        )
+    return found
+
+
+def is_answerable(row: Row) -> bool:
+    """Whether a chat ends in what an assistant says in words."""
+    last = row["messages"][-1]
+    return last["role"] == "assistant" and not last.get("tool_calls")

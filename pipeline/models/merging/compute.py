@@ -1,0 +1,177 @@
+"""One tensor of the merged model: what an adapter adds to a weight, as two thin matrices from which any run of
+rows is computed, summed up in float64 row block by row block and rounded once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.safetensors_rows import Entry, read_rows, spans
+from pipeline.models.merging.adapter import Module
+from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
+from pipeline.models.tensors import all_finite
+
+DROPPED = (1 << 29) - 1  # bits of a float64's fraction that a float32 has no room for
+BLOCK = 1 << 18  # numbers a block: its float64 sums take 2 MB, which stay in the CPU's cache
+
+
+@dataclass(frozen=True)
+class Update:
+    """scale · left · right, one pair of matrices an expert: left (E, O, r), right (E, r, I), for a weight of
+    E·O rows and I columns.
+
+    `magnitude` is DoRA's (arXiv:2402.09353): the sum's rows (`by_column`: columns) are brought to these
+    lengths.
+    """
+
+    left: Any
+    right: Any
+    scale: float
+    magnitude: Any = None
+    by_column: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the weight it belongs to."""
+        return self.left.shape[0] * self.left.shape[1], self.right.shape[2]
+
+    def rows(self, first: int, last: int) -> Any:
+        """Rows [first, last) of scale · left · right in float64."""
+        import torch
+
+        high = self.left.shape[1]
+        parts = []
+        for expert in range(first // high, (last - 1) // high + 1):
+            start, stop = max(first - expert * high, 0), min(last - expert * high, high)
+            parts.append(self.left[expert, start:stop].double() @ (self.right[expert].double() * self.scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def expert(self, number: int, first: int, last: int) -> "Update":
+        """The update of rows [first, last) of one expert."""
+        return Update(self.left[number : number + 1, first:last], self.right[number : number + 1], self.scale)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One tensor of the merged model: numbers of `source`, through NF4 where `quantized`, plus `update`;
+    `file` is its shard's name.
+    """
+
+    name: str
+    source: Entry
+    file: str
+    update: Update | None = None
+    quantized: bool = False
+
+
+def low_rank(module: Module, scale: float, *, transposed: bool, experts: int = 1) -> Update:
+    """The update of a linear's or a parameter's weight; `transposed` for weights stored (in, out).
+
+    With experts PEFT flattens A to (E·r, in) and B to (out, r·E), the expert being the slow index of A's rows
+    and the fast one of B's columns.
+    """
+    a, b = read_rows(module.parts["lora_A.weight"]), read_rows(module.parts["lora_B.weight"])
+    a, b = a.view(experts, -1, a.shape[1]), b.view(b.shape[0], -1, experts).permute(2, 0, 1)
+    left, right = (a.transpose(1, 2), b.transpose(1, 2)) if transposed else (b, a)
+    return Update(left, right, scale, _magnitude(module), by_column=transposed)
+
+
+def lookup(module: Module, scale: float) -> Update:
+    """The update of an embedding's weight (V, H): PEFT keeps A as (r, V) and B as (H, r), and DoRA's lengths
+    by column.
+    """
+    a, b = read_rows(module.parts["lora_embedding_A"]), read_rows(module.parts["lora_embedding_B"])
+    return Update(a.T[None], b.T[None], scale, _magnitude(module), by_column=True)
+
+
+def bias(module: Module, scale: float) -> Update:
+    """The update of a linear's bias where B has one."""
+    import torch
+
+    return Update(read_rows(module.parts["lora_B.bias"])[None], torch.ones(1, 1, 1), scale)
+
+
+def _magnitude(module: Module) -> Any:
+    entry = module.parts.get("lora_magnitude_vector")
+    return None if entry is None else read_rows(entry).double().view(-1)
+
+
+def round_once(exact: Any, dtype: Any) -> Any:
+    """Float64 numbers as `dtype`, within 0.5 ulp for every result that is at least the type's smallest normal
+    number.
+
+    torch goes from float64 over float32, which rounds twice. Here what float32 would drop is first gathered
+    in its last bit (rounding to odd; Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE
+    Trans. Computers 57(4), 2008), so that the second rounding decides as one from float64 would. `exact` is
+    overwritten.
+    """
+    import torch
+
+    if torch.finfo(dtype).bits == 16:
+        bits = exact.view(torch.int64)
+        sticky = bits & DROPPED
+        bits.bitwise_or_(sticky.add_(DROPPED)).bitwise_and_(~DROPPED)
+    return exact.float().to(dtype)
+
+
+def check_finite(rounded: Any, name: str) -> None:
+    """Raise `DataError` if a number of a floating-point tensor is infinite or not a number; `name` is
+    said.
+    """
+    kind = str(rounded.dtype).removeprefix("torch.")
+    if rounded.is_floating_point() and not all_finite(rounded):
+        raise DataError(
+            "Q-MODELS-022",
+            f"{name} has values that {kind} can't hold: set convert.type to BF16, or correct the base or "
+            "the adapter if it is that already",
+        )
+
+
+class Rows:
+    """The float64 rows of a job's tensor before rounding; what they start from, with or without NF4, and the
+    update apart.
+    """
+
+    def __init__(self, job: Job, nf4: Nf4 | None) -> None:
+        self.job, self.nf4 = job, nf4 if job.quantized else None
+        self.factors: Any = None  # of the columns, where DoRA gives them a length
+        if self.nf4:
+            blocks = (read_rows(job.source, *span).view(-1) for span in self.spans())
+            self.maxima, self.used = tensor_scales(blocks, self.nf4)
+            check_finite(self.maxima, job.name)
+        if job.update and job.update.magnitude is not None and job.update.by_column:
+            sums = (self.start(*span) + job.update.rows(*span) for span in self.spans())
+            self.factors = job.update.magnitude / sum(rows.square().sum(dim=0) for rows in sums).sqrt()
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """(first, last) of each block of rows; it ends where a block of NF4 ends, or at the tensor's end."""
+        together = self.nf4.block // gcd(self.nf4.block, self.job.source.columns) if self.nf4 else 1
+        return spans(self.job.source, BLOCK, together)
+
+    def start(self, first: int, last: int) -> Any:
+        """Rows [first, last) of what the update is added to, float64."""
+        values = read_rows(self.job.source, first, last)
+        if self.nf4:
+            span = slice(
+                first * self.job.source.columns // self.nf4.block,
+                -(-last * self.job.source.columns // self.nf4.block),
+            )
+            values = round_trip(values.view(-1), self.maxima[span], self.used[span], self.nf4).view(
+                values.shape
+            )
+        return values.double()
+
+    def total(self, start: Any, first: int, last: int) -> Any:
+        """Rows [first, last) of `start` and update together, float64, with DoRA's lengths where it has any;
+        `start` stays unchanged.
+        """
+        update = self.job.update
+        assert update is not None
+        total = update.rows(first, last).add_(start)
+        if self.factors is not None:
+            return total.mul_(self.factors)
+        if update.magnitude is not None:
+            return total.mul_((update.magnitude[first:last] / total.square().sum(dim=1).sqrt())[:, None])
+        return total
