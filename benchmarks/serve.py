@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pipeline.commands.chat import connect
 from pipeline.llamacpp.server import Server, free_port, serving, wait_for_health
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.serve.client import parse_line
 from pipeline.serve.restarts import watch
-from pipeline.serve.stream import parse_line
 
 CTX_SIZE, WORDS, TOKENS = 2048, 200, 64
 MOST = 1.02

@@ -19,8 +19,8 @@ from user_project import copy_tracked
 
 from pipeline.commands.install import uv_environment
 from pipeline.core.places import PROJECT
-from pipeline.llamacpp.cache import keep
 from pipeline.llamacpp.compiler import find_compiler
+from pipeline.llamacpp.stamp import keep
 from pipeline.llamacpp.tools import DEFAULT_HOME, Toolchain
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

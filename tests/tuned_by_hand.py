@@ -14,8 +14,8 @@ from pipeline.core.hashing import file_hash, json_hash
 from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.gguf.tensors import Bytes, gguf_tensors
+from pipeline.models.gguf_names import in_order
 from pipeline.models.quantized_model import load_gguf, tensor_names
-from pipeline.models.row_order import in_order
 from pipeline.models.scaled_linear import put_scales
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")

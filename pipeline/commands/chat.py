@@ -22,8 +22,8 @@ from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.text import safe
 from pipeline.llamacpp.server import connect
+from pipeline.serve.client import BROKEN_OFF, Piece, parse_line, reason
 from pipeline.serve.key import KEY_FILE, read_key
-from pipeline.serve.stream import BROKEN_OFF, Piece, parse_line, reason
 
 HELP = (
     "/new forgets the conversation, /quit ends (so do Ctrl-D and Ctrl-C twice), Ctrl-C breaks an answer "

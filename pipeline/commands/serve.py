@@ -22,12 +22,11 @@ from pipeline.config.sections import BASE, TUNED
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.llamacpp.devices import placement
-from pipeline.llamacpp.lora import Lora
 from pipeline.llamacpp.server import Server, connect, start, wait_for_health
-from pipeline.llamacpp.server_command import server_command
+from pipeline.llamacpp.server_command import Lora, server_command
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.serve.adapter import Adapter, matching_adapters, parse_adapter
-from pipeline.serve.instructions import how_to_call
+from pipeline.serve.client import how_to_call
 from pipeline.serve.key import new_key, read_key
 from pipeline.serve.restarts import keep_serving
 from pipeline.serve.smoke import held_out_prompts, judge, smoke

@@ -15,8 +15,8 @@ from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, QuenchError
 from pipeline.llamacpp.server import connect
 from pipeline.serve.adapter import parse_scale
+from pipeline.serve.client import loaded_adapters, set_scales
 from pipeline.serve.key import KEY_FILE, read_key
-from pipeline.serve.switching import loaded_adapters, set_scales
 
 NOTHING_SERVED = "Q-SERVE-013"
 

@@ -3,7 +3,8 @@ conversion is known.
 
 Names are mapped by the package gguf. What llama.cpp's converter does to values is written again here, from
 its description: it orders the rows of Llama's q and k for its own rotary embedding, and it puts the experts
-of a layer into one tensor.
+of a layer into one tensor. Mixtral's tensors are called otherwise in its files than in transformers' model:
+`block_sparse_moe` for `mlp`, and an expert's `w1`, `w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`.
 """
 
 import re
@@ -17,9 +18,18 @@ import numpy as np
 from pipeline.core.publish import read_json
 from pipeline.gguf.header import CONFIG_FIELDS
 from pipeline.gguf.safetensors_rows import Entry, read_rows
-from pipeline.gguf.stored_names import in_model
 from pipeline.gguf.tensors import BLOCK, Floats
 
+STORED = re.compile(r"\.block_sparse_moe\.(?:gate\.|experts\.\d+\.w[123]\.)")
+PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+# the same as patterns, for transformers' `from_pretrained`
+KEY_MAPPING = {
+    r"\.block_sparse_moe\.gate\.": ".mlp.gate.",
+    **{
+        rf"\.block_sparse_moe\.experts\.(\d+)\.{old}\.": rf".mlp.experts.\1.{new}."
+        for old, new in PARTS.items()
+    },
+}
 # architecture in config.json: general.architecture in the GGUF
 KNOWN = {
     "LlamaForCausalLM": "llama",
@@ -42,6 +52,13 @@ SETTINGS = (
     "rope_theta",
 )
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+
+
+def in_model(name: str) -> str:
+    """The name in transformers' model of a tensor that its file calls `name`; of other models the same."""
+    for pattern, new in KEY_MAPPING.items() if STORED.search(name) else ():
+        name = re.sub(pattern, new, name)
+    return name
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ binding.
 Reads the package index that pip is set up for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`,
 `build.log` and, last, `stamp.json`. A build whose stamp is right and that runs here is used, also one that
 was copied here with the project; one that another checkout made is copied from the user's cache
-(`pipeline.llamacpp.cache`); an interrupted one goes on where it stopped. With `LLAMA_CPP_HOME` set nothing is
+(`pipeline.llamacpp.stamp`); an interrupted one goes on where it stopped. With `LLAMA_CPP_HOME` set nothing is
 built, only source and binding are installed.
 
     python -m pipeline.llamacpp.build [auto | cpu | cuda | hip | vulkan | --check-compiler]
@@ -26,10 +26,9 @@ from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, write_json
 from pipeline.core.rights import closed_to_others
 from pipeline.core.text import screen
-from pipeline.llamacpp.cache import cache_folder, keep, take
 from pipeline.llamacpp.compiler import BACKENDS, SWITCHES, Backend, amx_flags, choose_backend, find_compiler
 from pipeline.llamacpp.source import environment_of_tools, fetch_source, install_binding
-from pipeline.llamacpp.stamp import CMAKE_FLAGS, fits_cpu, is_built, runs, stamp
+from pipeline.llamacpp.stamp import CMAKE_FLAGS, cache_folder, fits_cpu, is_built, keep, runs, stamp, take
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, VERSION, find_toolchain, last_lines, need_safe_home
 
 BUILD_BYTES = 700_000_000  # source distribution, source and build together

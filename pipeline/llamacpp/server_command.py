@@ -1,14 +1,16 @@
 """llama-server's command line: the one place that says how it is hardened. `quench serve`, every measurement,
-the report and the bundle take it from here.
+the report and the bundle take it from here. LoRA adapters are said as all of llama.cpp's tools take them
+(common/arg.cpp).
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.sections import Serve
-from pipeline.llamacpp.lora import Lora, lora_arguments
+from pipeline.core.errors import ConfigError
 from pipeline.llamacpp.tools import Toolchain
 
+Lora = tuple[Path, float]  # an adapter's GGUF and the factor that its change is multiplied with
 IDLE_SECONDS = 10  # that a client may take for the next byte of its request, before it loses its thread
 # that wait for requests. llama-server starts more where none is idle, but counts one as idle until it has
 # woken, so that of connections which come at once only so many find one (llama-server's default: 4 more than
@@ -17,6 +19,28 @@ HTTP_THREADS = 64
 # between two looks at what else is asked; llama-server's own default is 2,048, computed 512 at a time as well
 BATCH_TOKENS = 512
 PROMPT_CACHE_MIB = 512  # of conversations that no slot holds any more; llama-server's own default is 8 GiB
+
+
+def lora_arguments(lora: Sequence[Lora]) -> list[str]:
+    """The adapters as llama.cpp's tools take them: each value is a row of CSV, and with a scale its parts are
+    split at every colon.
+
+    Raises `ConfigError` for a scale beside a path with a colon.
+    """
+    words = []
+    for file, scale in lora:
+        if scale != 1 and ":" in str(file):
+            raise ConfigError(
+                "Q-LLAMACPP-011",
+                f"{file} has a colon in its path, which llama.cpp can't take beside a scale: rename it, or "
+                "leave the scale away",
+            )
+        value = str(file) if scale == 1 else f"{file}:{scale:.6f}"
+        words += [
+            "--lora" if scale == 1 else "--lora-scaled",
+            '"' + value.replace('"', '""') + '"' if set(value) & set(',"') else value,
+        ]
+    return words
 
 
 def server_command(
@@ -69,7 +93,7 @@ def cache_arguments(adapters: int) -> list[str]:
 
     llama-server keeps what it computed of a prompt when an adapter's scale changes, and then answers from one
     adapter's keys with another's weights (llama.cpp's issue 26207). So nothing is kept of several adapters,
-    and of one only what a slot holds, which `pipeline.serve.switching` makes it forget.
+    and of one only what a slot holds, which `pipeline.serve.client` makes it forget.
     """
     kept = ["--cache-ram", str(0 if adapters else PROMPT_CACHE_MIB)]
     return [*kept, "--no-cache-prompt"] if adapters > 1 else kept

@@ -1,19 +1,36 @@
-"""Whether a built llama.cpp can be used unchanged: the right version, made with the right flags, and it runs
-here.
+"""A built llama.cpp that can be used unchanged, here or from the user's cache: the right version, made with the
+right flags, and it runs here.
 
-Reads `stamp.json`, which the build writes last, and asks one tool for its version. The place is not in the
-stamp: tools find their libraries beside themselves, so a copied build is as good as the first. The CPU is:
-the compiler uses all of it.
+A build writes `stamp.json` last, and one tool is asked for its version. The place is not in the stamp: tools
+find their libraries beside themselves, so a copied build is as good as the first. The CPU is: the compiler
+uses all of it.
+
+The cache (`pipeline.core.places`) spares another checkout's set-up the compilation; `QUENCH_CACHE=off` neither
+reads nor writes it. A build is found by what it was made of: `llama.cpp/VERSION-KEY/`, the tools and their
+libraries in `build/bin/` and what is known of them in `stamp.json`. The cache is a convenience: whatever is
+wrong with it costs a compilation and a line, never the set-up.
 """
 
+import fcntl
 import json
 import os
+import platform
 import re
+import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core.cpu import instructions
+from pipeline.core.errors import MachineError
+from pipeline.core.hashing import json_hash, tree_hash
+from pipeline.core.locks import locked
+from pipeline.core.places import user_cache
+from pipeline.core.publish import publishing, write_json
+from pipeline.core.rights import changed_by_others, close_to_others
+from pipeline.llamacpp.compiler import Backend, version_of
 from pipeline.llamacpp.tools import TOOLS, VERSION
 
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
@@ -33,6 +50,9 @@ CMAKE_FLAGS = (
 # of all that Linux says of a CPU, what a compiler makes code of; the rest changes with the kernel
 USED = re.compile(r"s?sse|avx|fma|f16c|bmi|amx|abm|popcnt|movbe|adx|gfni|asimd|sve|i8mm|bf16|fphp")
 SECONDS_TO_START = 60
+CPU = Backend()
+LOCK_SECONDS = 10  # to copy a build takes one or two
+USED_BY_CMAKE = ("CC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")  # of the environment; CXX is the compiler
 
 
 def stamp(backend: Sequence[str] = ()) -> dict[str, object]:
@@ -103,3 +123,89 @@ def read_stamp(home: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def cache_folder() -> Path | None:
+    """Where built llama.cpps are kept; None if the user wants none, or has no home."""
+    folder = user_cache()
+    return None if folder is None else folder / "llama.cpp"
+
+
+def entry_name(compiler: str, backend: Backend) -> str:
+    """The name of the build that this machine's `compiler` makes now for `backend`: version, and a hash of
+    whatever else its bytes depend on.
+    """
+    environment = {name: os.environ.get(name, "") for name in USED_BY_CMAKE}
+    made_of = {
+        "stamp": stamp(backend.flags),
+        "compiler": [compiler, version_of(compiler), *filter(None, [backend.compiler])],
+        "environment": environment,
+        "machine": [sys.platform, platform.machine()],
+    }
+    return f"{VERSION}-{json_hash(made_of)[:16]}"
+
+
+def take(home: Path, compiler: str, backend: Backend = CPU) -> bool:
+    """Copy the build that `compiler` would make for `backend` into `home` if the cache has all of it; whether
+    it did.
+    """
+    folder = cache_folder()
+    if folder is None or not folder.is_dir():
+        return False
+    entry = folder / entry_name(compiler, backend)
+    with _trouble(f"{entry} can't be used"), locked(folder / ".lock", fcntl.LOCK_SH, LOCK_SECONDS):
+        if not _is_complete(entry):
+            return False
+        with publishing(home / "build") as aside:
+            shutil.copytree(entry / "build", aside, symlinks=True)
+            if tree_hash(aside) != read_stamp(entry).get("tree_sha256"):
+                raise OSError("it changed while it was copied")
+        write_json(home / "stamp.json", stamp(backend.flags))
+        return is_built(home)
+    return False
+
+
+def keep(home: Path, compiler: str, backend: Backend = CPU) -> None:
+    """Put the finished build of `home` into the cache, unless it is there."""
+    folder = cache_folder()
+    if folder is None:
+        return
+    entry = folder / entry_name(compiler, backend)
+    with (
+        _trouble(f"{entry} can't be written, so another checkout will compile llama.cpp again"),
+        locked(folder / ".lock", fcntl.LOCK_EX, LOCK_SECONDS),
+    ):
+        if not _is_complete(entry):
+            _need_safe(entry)
+            with publishing(entry) as aside:
+                shutil.copytree(home / "build" / "bin", aside / "build" / "bin", symlinks=True)
+                write_json(
+                    aside / "stamp.json", stamp(backend.flags) | {"tree_sha256": tree_hash(aside / "build")}
+                )
+                close_to_others(aside)
+
+
+def _is_complete(entry: Path) -> bool:
+    """Whether an entry holds what was put there and runs on this machine. Raises `OSError`, before anything
+    of it runs, if another user may have changed it.
+    """
+    if not entry.is_dir():
+        return False
+    _need_safe(entry)
+    return read_stamp(entry).get("tree_sha256") == tree_hash(entry / "build") and is_built(entry)
+
+
+def _need_safe(folder: Path) -> None:
+    if path := changed_by_others(folder):
+        raise OSError(f"another user can change {path}")
+
+
+@contextmanager
+def _trouble(words: str) -> Iterator[None]:
+    """Say in a line what keeps the cache from being used, and go on without it."""
+    try:
+        yield
+    except (OSError, MachineError) as error:
+        print(
+            f"the cache of built llama.cpps: {words} ({error}); QUENCH_CACHE=off goes without it", flush=True
+        )

@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.text import listed, plural
 from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import Entry, read_folder
-from pipeline.gguf.stored_names import in_model
+from pipeline.gguf.sources import in_model
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.models.merging.adapter import Module, changed_start, read_adapter
 

@@ -13,9 +13,9 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import is_scales
 from pipeline.metrics.divergence import Prompt, Reference, kept_logits
+from pipeline.models.lora import with_adapter
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import give_back_holes
-from pipeline.models.saved import with_adapter
 from pipeline.models.tuners import load_scales
 
 

@@ -1,9 +1,17 @@
-"""How a model's parameters are called in its GGUF, and the proof that file and model are one to one."""
+"""How a model's parameters are called and their rows ordered in its GGUF, and the proof that file and model are
+one to one.
+
+llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so in q and k the
+converter lays row i of both halves side by side. Blocks lie along a row, so that moving rows keeps every
+weight.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.tensors import GgufTensor
@@ -71,3 +79,19 @@ def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> 
             f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take "
             "another base",
         )
+
+
+def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows (R, …) of a GGUF's q or k in transformers' order; as they are if `heads` is 0."""
+    if not heads:
+        return rows
+    size = len(rows) // heads
+    return rows.reshape(heads, size // 2, 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()
+
+
+def in_file_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """The inverse: rows (R, …) of transformers' q or k in the order of a GGUF."""
+    if not heads:
+        return rows
+    size = len(rows) // heads
+    return rows.reshape(heads, 2, size // 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()

@@ -19,9 +19,8 @@ from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.models.experts.separate import class_for, is_matrix
 from pipeline.models.experts.targets import expert_number
-from pipeline.models.gguf_names import Names, prove_complete
+from pipeline.models.gguf_names import Names, in_order, prove_complete
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
-from pipeline.models.row_order import in_order
 
 FLOATS = ("F32", "F16", "BF16")
 

@@ -17,9 +17,15 @@ from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
 from pipeline.gguf.tensors import SCALES
 from pipeline.models.experts.targets import check_mixture, narrowed
 from pipeline.models.frozen_layers import stop_gradients
-from pipeline.models.lora import check_adapter, check_targets, lora_config
+from pipeline.models.lora import (
+    check_adapter,
+    check_targets,
+    hold_in_float32,
+    lora_config,
+    saved_changes,
+    saved_paths,
+)
 from pipeline.models.qlora import linear_names
-from pipeline.models.saved import hold_in_float32, saved_changes, saved_paths
 from pipeline.models.tensors import whole
 
 AGAIN = "run `snakemake --force train`"
@@ -173,8 +179,8 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
 
     from pipeline.gguf.scales import changed_scales, stored_scales
     from pipeline.gguf.tensors import gguf_tensors
+    from pipeline.models.gguf_names import in_file_order
     from pipeline.models.quantized_model import tensor_names
-    from pipeline.models.row_order import in_file_order
 
     header, tensors = gguf_tensors(base / MODEL_FILE)
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)

@@ -24,9 +24,7 @@ from pipeline.subprojects.distill_rows import (
     write_drawn,
     write_lines,
 )
-from pipeline.subprojects.folder import Settings, changed_params, open_subproject
-from pipeline.subprojects.processes import run_stage
-from pipeline.subprojects.training import train
+from pipeline.subprojects.processes import Settings, changed_params, open_subproject, run_stage, train
 
 # what a sub-project's training takes from section train: how this machine trains, not what is trained
 OF_THE_MACHINE = (

@@ -12,7 +12,7 @@ from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import setup_of
 from pipeline.planning.shape import Shape
 from pipeline.subprojects.distill import WATCHED, settings
-from pipeline.subprojects.folder import changed_params
+from pipeline.subprojects.processes import changed_params
 
 
 @dataclass(frozen=True)

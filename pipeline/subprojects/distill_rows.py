@@ -20,8 +20,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.publish import publishing, read_json, remove
 from pipeline.core.special_files import DVC_NOTE, is_users_data
-from pipeline.subprojects.folder import changed_params, open_subproject
-from pipeline.subprojects.processes import run_stage
+from pipeline.subprojects.processes import changed_params, open_subproject, run_stage
 
 # what a user says of single files and domains of data/raw, its languages, pairs and splits: not of
 # data/distill

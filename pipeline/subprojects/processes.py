@@ -1,14 +1,18 @@
-"""The stages and modules that another stage runs, each as a process of its own that ends with it."""
+"""A sub-project: a folder with a `params.yaml` of its own and links to what it shares with the project, and the
+stages and modules that run in it, each as a process of its own that ends with this one.
+"""
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from pipeline.config.params import Params
 from pipeline.core.child import bound
 from pipeline.core.errors import (
     ConfigError,
@@ -20,8 +24,10 @@ from pipeline.core.errors import (
     ToolError,
 )
 from pipeline.core.owner import DVC, RUN
-from pipeline.core.places import PROJECT
+from pipeline.core.places import PROJECT, expanded
+from pipeline.core.publish import publishing, remove
 
+Settings = dict[str, dict[str, Any]]  # {section: {key: value}}
 # of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of
 # the run's end. The first is `pipeline.workflow.settle.REUSE`; an import would put all code of the workflow
 # into the keys of what is trained.
@@ -29,6 +35,42 @@ OF_THE_RUN = ("QUENCH_REUSE", RUN, DVC)
 ERRORS: dict[int, type[QuenchError]] = {
     kind.exit_code: kind for kind in (ConfigError, DataError, ToolError, GateError, MachineError)
 }
+
+
+def open_subproject(folder: Path, values: Settings, links: Mapping[str, Path]) -> Path:
+    """The sub-project in `folder` (absolute), made or set to the settings `values` and `links` ({path in it:
+    what it leads to}). What a killed job left in it stays.
+    """
+    for place, target in links.items():
+        link = folder / place
+        link.parent.mkdir(parents=True, exist_ok=True)
+        remove(link)  # it may lead to where the project was before it was copied
+        link.symlink_to(target.resolve())
+    with publishing(folder / "params.yaml") as aside:
+        aside.write_text(json.dumps(values, indent=2, ensure_ascii=False), encoding="utf-8")  # JSON is YAML
+    return folder
+
+
+def changed_params(params: Params, *changes: Settings) -> Settings:
+    """`params` as a dict for YAML under `changes`, the last of them on top; checked. llama.cpp's folder is
+    absolute in it.
+    """
+    home = params.machine.llama_cpp
+    values: Settings = params.model_dump(mode="json")
+    values["machine"]["llama_cpp"] = str(expanded(home, "machine.llama_cpp").resolve()) if home else None
+    for change in changes:
+        for section, changed in change.items():
+            values[section] |= changed
+    Params.model_validate(values)
+    return values
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; of a folder its weights (safetensors), or all it holds if it has none."""
+    if path.is_file():
+        return path.stat().st_size
+    files = list(path.glob("*.safetensors")) or [one for one in path.rglob("*") if one.is_file()]
+    return sum(one.stat().st_size for one in files)
 
 
 def run_stage(project: Path, *words: str) -> None:
@@ -88,3 +130,19 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def signal_of(code: int) -> int | None:
     """The signal that ended a process with this exit status, None if none did."""
     return -code if code < 0 else code - 128 if code - 128 in (signal.SIGINT, signal.SIGTERM) else None
+
+
+def train(project: Path, *words: str) -> None:
+    """Run stage train in `project` with options `words`; a killed training goes on, if its inputs are still
+    the same.
+
+    Raises what the stage ended with.
+    """
+    try:
+        run_stage(project, "train", *words)
+    except ConfigError:
+        if not any((project / "models/checkpoints").glob("checkpoint-*")):
+            raise
+        # a killed training of other settings or rows left them here, where nobody else can need them
+        print(f"the checkpoints in {project.name} are of other inputs: training starts again", flush=True)
+        run_stage(project, "train", "--no-resume", *words)

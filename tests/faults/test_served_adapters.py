@@ -28,7 +28,7 @@ from pipeline.gguf.provenance import BASE_FILE
 from pipeline.llamacpp import server_command as llama_server
 from pipeline.llamacpp.server import Server, free_port
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.serve import switching
+from pipeline.serve import client as serve_client
 from pipeline.serve.adapter import Adapter, matching_adapters
 from pipeline.serve.key import KEY_FILE, new_key, read_key
 
@@ -180,7 +180,7 @@ def test_without_our_guards_llama_server_goes_on_from_another_adapters_keys(
     `forget_prompts` can go.
     """
     monkeypatch.setattr(llama_server, "cache_arguments", lambda number: [])
-    monkeypatch.setattr(switching, "forget_prompts", lambda client: None)
+    monkeypatch.setattr(serve_client, "forget_prompts", lambda client: None)
     with served(own=1) if adapters == 1 else served(own=1, tone=0) as server:
         assert output(server) == truth[1, 0]
         change_scales(params, root, ["demo-lora=0"])

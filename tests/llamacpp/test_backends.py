@@ -9,7 +9,7 @@ from make import script
 
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp import build as toolchain
-from pipeline.llamacpp import cache, compiler, stamp
+from pipeline.llamacpp import compiler, stamp
 from pipeline.llamacpp.compiler import Backend, choose_backend
 
 RTX = 'echo "NVIDIA GeForce RTX 4060, 8188, 580.95, 8.9"'
@@ -180,4 +180,4 @@ def test_builds_for_other_cards_and_compilers_are_kept_apart() -> None:
         Backend("vulkan", ("-DGGML_VULKAN=ON",)),
         Backend(),
     ]
-    assert len({cache.entry_name("true", one) for one in (CUDA, *others)}) == 5
+    assert len({stamp.entry_name("true", one) for one in (CUDA, *others)}) == 5

@@ -20,7 +20,7 @@ from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
 from pipeline.core.rights import changed_by_others
 from pipeline.llamacpp import build as toolchain
-from pipeline.llamacpp import cache, compiler, stamp, tools
+from pipeline.llamacpp import compiler, stamp, tools
 from pipeline.llamacpp.tools import DEFAULT_HOME, TOOLS, run_tool
 
 OTHER = 12345  # a user and a group that this one is not
@@ -249,7 +249,7 @@ def test_nothing_of_a_build_that_others_can_change_runs(
     home: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(kept / "build" / "bin" / "llama-server", f"touch {home}/ran-it").chmod(0o777)
-    write_json(kept / "stamp.json", stamp.read_stamp(kept) | {"tree_sha256": cache.tree_hash(kept / "build")})
+    write_json(kept / "stamp.json", stamp.read_stamp(kept) | {"tree_sha256": stamp.tree_hash(kept / "build")})
     (home / "stamp.json").unlink()
     toolchain.build(home)
     assert not (home / "ran-it").exists()
@@ -294,7 +294,7 @@ def test_a_build_is_closed_to_others_whatever_the_umask(
 def test_a_lock_of_the_cache_that_never_comes_costs_a_line_and_a_compilation(
     home: Path, kept: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(stamp, "LOCK_SECONDS", 0.2)
     lock = kept.parent / ".lock"
     lock.unlink()
     if kind == "a named pipe":
@@ -337,9 +337,9 @@ def test_set_ups_at_once_share_the_cache(home: Path, kept: Path, fake_tools: Pat
     """
     homes = [with_source(home.with_name(f"other{number}")) for number in range(3)]
     again = (
-        "import sys; from pathlib import Path; from pipeline.llamacpp import cache, compiler; "
-        "assert hasattr(cache, '_is_complete'); cache._is_complete = lambda entry: False\n"
-        "print(flush=True)\nwhile True: cache.keep(Path(sys.argv[1]), compiler.find_compiler())"
+        "import sys; from pathlib import Path; from pipeline.llamacpp import stamp, compiler; "
+        "assert hasattr(stamp, '_is_complete'); stamp._is_complete = lambda entry: False\n"
+        "print(flush=True)\nwhile True: stamp.keep(Path(sys.argv[1]), compiler.find_compiler())"
     )
     with subprocess.Popen(
         [Path(sys.prefix) / "bin" / "python", "-c", again, home], stdout=subprocess.PIPE

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from pipeline.config.sections import Training
 from pipeline.config.targets import is_routed
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.gguf.stored_names import in_model
+from pipeline.gguf.sources import in_model
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Toolchain

@@ -11,8 +11,8 @@ from tiny import untied_qwen2
 
 from pipeline.core.errors import ConfigError
 from pipeline.models.liger_loss import choose_loss
+from pipeline.models.lora import saved_modules, with_adapter
 from pipeline.models.qlora import load_quantized
-from pipeline.models.saved import saved_modules, with_adapter
 from pipeline.models.tuners import check_tuner, put_tuner, save_trained, trained_numbers, without_tuner
 
 LAYERS, HIDDEN = 3, 64

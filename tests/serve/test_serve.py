@@ -36,9 +36,9 @@ from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import Server, connect, free_port
 from pipeline.llamacpp.server_command import server_command
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.serve.client import Piece, parse_line
 from pipeline.serve.key import KEY_FILE, new_key, read_key
 from pipeline.serve.smoke import Reply, held_out_prompts, judge
-from pipeline.serve.stream import Piece, parse_line
 
 HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 QUESTION = [{"role": "user", "content": "say it"}]

@@ -7,8 +7,8 @@ from typing import Any
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
+from pipeline.models.lora import hold_in_float32, with_adapter
 from pipeline.models.merging.adapter import check_patterns, read_settings
-from pipeline.models.saved import hold_in_float32, with_adapter
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
 
 WEIGHTS = "adapter_model.safetensors"

@@ -26,8 +26,7 @@ from pipeline.core.places import expanded
 from pipeline.core.publish import read_json, remove
 from pipeline.core.text import screen
 from pipeline.stages.train.checkpoints import METRICS_LOG
-from pipeline.subprojects.folder import open_subproject
-from pipeline.subprojects.processes import ERRORS, end, signal_of, started
+from pipeline.subprojects.processes import ERRORS, end, open_subproject, signal_of, started
 
 if TYPE_CHECKING:
     from optuna import Study

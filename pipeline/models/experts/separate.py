@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pipeline.config.targets import PARTS
 from pipeline.core.errors import DataError
-from pipeline.gguf.stored_names import KEY_MAPPING
+from pipeline.gguf.sources import KEY_MAPPING
 from pipeline.models.experts.recognize import TRAINABLE
 
 APART = "experts_apart"  # of no library's: by a known model_type they would put the experts together again

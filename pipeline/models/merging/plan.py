@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, same_values
-from pipeline.gguf.stored_names import in_model
+from pipeline.gguf.sources import in_model
 from pipeline.models.merging.adapter import Adapter, Module
 from pipeline.models.merging.compute import Job, Update, bias, lookup, low_rank
 from pipeline.models.merging.inputs import Structure

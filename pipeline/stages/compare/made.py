@@ -21,8 +21,7 @@ from pipeline.stages.compare.projects import (
     untuned_gguf,
 )
 from pipeline.stages.compare.tuned_scales import PATCH
-from pipeline.subprojects.folder import size_of
-from pipeline.subprojects.processes import run_stage
+from pipeline.subprojects.processes import run_stage, size_of
 
 TUNED_FILE = "tuned.gguf"  # in a sub-project: a level with trained scales
 

@@ -38,8 +38,7 @@ from pipeline.stages.compare.projects import (
     untuned_gguf,
 )
 from pipeline.stages.compare.reference import load_reference, tokenizer_folder
-from pipeline.subprojects.folder import Settings, size_of
-from pipeline.subprojects.processes import run_module
+from pipeline.subprojects.processes import Settings, run_module, size_of
 
 MEASURED = Path("reports/compare")  # a file for each measurement
 TIMED = 5  # answers whose speed is measured, after one that isn't

@@ -26,8 +26,8 @@ from pipeline.planning.plan import own_bytes, plan_disk
 from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import Setup
 from pipeline.planning.shape import load_shape
-from pipeline.subprojects.folder import Settings, changed_params, open_subproject, size_of
-from pipeline.subprojects.training import train as train_here
+from pipeline.subprojects.processes import Settings, changed_params, open_subproject, size_of
+from pipeline.subprojects.processes import train as train_here
 
 TRAINED = Path("models/compare")  # a folder for each training: what was trained, and its report
 TRAINABLE = {name for name, kind in TYPES.items() if kind.scratch is not None}

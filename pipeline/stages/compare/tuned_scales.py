@@ -18,9 +18,7 @@ from pipeline.config.sections import TUNED, Train
 from pipeline.config.targets import LORA_ONLY
 from pipeline.core.publish import publishing, write_json
 from pipeline.gguf.patch import write_patch
-from pipeline.subprojects.folder import Settings
-from pipeline.subprojects.processes import run_stage
-from pipeline.subprojects.training import train
+from pipeline.subprojects.processes import Settings, run_stage, train
 
 PATCH = "patch.safetensors"
 LEARNING_RATE = 5.0e-3  # the peak, where scales learn the task; what learns best lies between 1e-3 and 1e-2

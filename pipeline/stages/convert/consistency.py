@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.chat.tokens import plain_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
-from pipeline.gguf.stored_names import in_model
+from pipeline.gguf.sources import in_model
 from pipeline.planning.shape import KNOWN, ROUTED, Linear, read_shape
 
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")

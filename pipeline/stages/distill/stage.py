@@ -22,7 +22,7 @@ from pipeline.gguf.tuned_file import write_tuned
 from pipeline.models.base_header import checked_header
 from pipeline.models.tuners import file_scales
 from pipeline.subprojects.distill import FOLDER, ROWS, check_same, distill_scales
-from pipeline.subprojects.folder import size_of
+from pipeline.subprojects.processes import size_of
 
 KEPT = ("steps", "seconds", "tokens", "peak_memory_bytes", "teacher")
 

@@ -24,8 +24,8 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     from transformers import AutoConfig
 
     from pipeline.models.experts.targets import expert_number
+    from pipeline.models.gguf_names import in_order
     from pipeline.models.quantized_model import tensor_names
-    from pipeline.models.row_order import in_order
 
     header, tensors = gguf_tensors(lora)
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)

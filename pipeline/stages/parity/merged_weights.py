@@ -10,7 +10,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import read_json
 from pipeline.gguf.safetensors_rows import Entry, read_folder
-from pipeline.gguf.stored_names import in_model
+from pipeline.gguf.sources import in_model
 from pipeline.models.merging.adapter import WEIGHTS, read_adapter
 from pipeline.models.merging.compute import Job
 from pipeline.models.merging.inputs import (

@@ -57,8 +57,8 @@ from pipeline.stages.compare.stage import MEASURING as MEASURED_BY
 from pipeline.stages.compare.stage import main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
 from pipeline.stages.compare.summary import part_of_speed
-from pipeline.subprojects import distill, distill_rows, processes, training
-from pipeline.subprojects.folder import size_of
+from pipeline.subprojects import distill, distill_rows, processes
+from pipeline.subprojects.processes import size_of
 from pipeline.workflow.package import Package
 from pipeline.workflow.settle import REUSE
 from pipeline.workflow.stages import code_of_stages, items_of, rules, table
@@ -75,7 +75,7 @@ JOBS = (*TRAINING, *MEASURING)
 
 
 # the modules that run stages in sub-projects
-RUN_STAGES = (level, made, tuned_scales, training, distill, distill_rows)
+RUN_STAGES = (level, made, tuned_scales, processes, distill, distill_rows)
 
 
 def no_stage_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -703,7 +703,7 @@ def test_checkpoints_of_other_inputs_are_not_gone_on_from(
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("{}")
 
-    monkeypatch.setattr(training, "run_stage", refuses)
+    monkeypatch.setattr(processes, "run_stage", refuses)
     with pytest.raises(ConfigError, match="Q-COMPARE-007"):
         projects.train(project, tmp_path / "trained")
     (project / "models/checkpoints/checkpoint-1").mkdir(parents=True)

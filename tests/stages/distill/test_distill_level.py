@@ -26,7 +26,7 @@ from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
-from pipeline.subprojects import distill, distill_rows, training
+from pipeline.subprojects import distill, distill_rows, processes
 from pipeline.subprojects.distill import targets
 from pipeline.subprojects.distill_rows import OF_A_TURN, OF_RAW, General, curated, write_drawn
 from pipeline.workflow.stages import table
@@ -44,7 +44,7 @@ def in_this_process(root: Path, *words: str) -> None:
 
 def all_in_this_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-    for module in (distill, distill_rows, training):
+    for module in (distill, distill_rows, processes):
         patch.setattr(module, "run_stage", in_this_process)
 
 
@@ -225,7 +225,7 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
         in_this_process(project, *words)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (distill, distill_rows, training):
+        for module in (distill, distill_rows, processes):
             patch.setattr(module, "run_stage", keeping)
         main(load_params(root / "params.yaml"), root, Q4_0)
     found = json.loads((root / f"reports/distill/{Q4_0}.json").read_text())["rows"]

@@ -1,0 +1,173 @@
+"""How a client talks to a running llama-server: what `quench serve` prints about it, the lines of a streamed answer
+(server-sent events of OpenAI's chat protocol), and its adapters: list them, and set their scales
+(`/lora-adapters`).
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+import httpx
+
+from pipeline.core.errors import ConfigError, ToolError
+
+BROKEN_OFF = "see logs/, start it again with `quench serve`"  # what to do about a server that broke off
+
+
+def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Sequence[str] = ()) -> str:
+    """What `quench serve` prints once the model is loaded; `adapters` are the names of those on it. The key
+    itself is never printed."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
+    # by a pipe: everybody can read a command's arguments
+    header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"
+    return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
+  chat here:         quench chat
+{how_to_switch(adapters)}  OpenAI clients:    base URL {url}/v1, API key: what {key_file} holds
+  curl:
+    {header} |
+    curl {url}/v1/chat/completions -H @- \\
+      -H "Content-Type: application/json" -d '{body}'"""
+
+
+def how_to_switch(adapters: Sequence[str]) -> str:
+    """Lines on how to switch the adapters of these names while the server runs; none without adapters."""
+    if not adapters:
+        return ""
+    off, strong = (shlex.quote(f"{name}={scale}") for name, scale in ((adapters[0], 0), (adapters[-1], 0.5)))
+    change = f"quench serve --scale {off} (off) or --scale {strong} (half)"
+    lines = f"  adapters:          quench status (shows them); {change}\n"
+    if len(adapters) == 1:
+        # prompts are kept then, which a request's own scales don't clear
+        # (llamacpp.server_command.cache_arguments)
+        return lines
+    ids = ", ".join(f"{number} {name}" for number, name in enumerate(adapters))
+    return (
+        f'{lines}  one request only:  "lora": [{{"id": 0, "scale": 0.5}}] in its JSON, the others are off '
+        f"in it ({ids})\n"
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one event adds: text of the answer or the reasoning, calls of tools; the last ones have usage and
+    llama-server's timings."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[Any] = field(default_factory=list)
+    usage: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def says_something(self) -> bool:
+        """Whether the model said anything in it."""
+        return bool(self.text or self.reasoning or self.calls)
+
+
+def parse_line(line: str) -> Piece | None:
+    """The piece in one line; None for lines without one (empty, comments, the end mark), an error for what is
+    not of the protocol."""
+    if not line.startswith("data: ") or line == "data: [DONE]":
+        return None
+    try:
+        return _piece(json.loads(line.removeprefix("data: ")))
+    except (ValueError, TypeError, AttributeError):
+        return Piece(error="a line of the answer is not an event of OpenAI's protocol")
+
+
+def _piece(chunk: dict[str, Any]) -> Piece:
+    error = chunk.get("error")
+    if error is not None:
+        return Piece(error=str((error.get("message") if isinstance(error, dict) else error) or error))
+    deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or []]
+    return Piece(
+        text="".join(delta.get("content") or "" for delta in deltas),
+        reasoning="".join(delta.get("reasoning_content") or "" for delta in deltas),
+        calls=[call for delta in deltas for call in delta.get("tool_calls") or []],
+        usage=_numbers(chunk.get("usage")),
+        timings=_numbers(chunk.get("timings")),
+    )
+
+
+def _numbers(values: dict[str, Any] | None) -> dict[str, float]:
+    return {name: value for name, value in (values or {}).items() if isinstance(value, int | float)}
+
+
+def reason(body: bytes) -> str:
+    """What a refusal's body says, in the server's words."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:300]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An adapter that a server holds: its number there, its name, and the scale of requests that say none."""
+
+    id: int
+    name: str
+    scale: float
+
+
+def loaded_adapters(client: httpx.Client) -> list[Loaded]:
+    """The adapters of the server behind `client`, in its order. Raises `ToolError` if it doesn't list
+    them."""
+    try:
+        return [
+            Loaded(int(one["id"]), PurePath(one["path"]).stem, float(one["scale"]))
+            for one in _ask(client, "GET", "/lora-adapters")
+        ]
+    except (TypeError, KeyError, ValueError):
+        raise ToolError(
+            "Q-SERVE-015",
+            f"what listens on {client.base_url} does not say which adapters it has: stop it, then run "
+            "`quench serve`",
+        ) from None
+
+
+def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded]:
+    """Give the adapters named in `wanted` these scales, the others keep theirs; the adapters afterwards.
+
+    Raises `ConfigError` for a name that the server doesn't have, `ToolError` if it refuses.
+    """
+    adapters = loaded_adapters(client)
+    names = [adapter.name for adapter in adapters]
+    if unknown := [name for name in wanted if name not in names]:
+        there = ", ".join(names) or "none, start it with `quench serve --adapter FILE`"
+        raise ConfigError("Q-SERVE-018", f"the server has no adapter {unknown[0]}: it has {there}")
+    # all of them: llama-server turns those off that are not named
+    scales = [{"id": adapter.id, "scale": wanted.get(adapter.name, adapter.scale)} for adapter in adapters]
+    _ask(client, "POST", "/lora-adapters", scales)
+    if len(adapters) == 1:  # of several no prompt is kept (pipeline.llamacpp.server_command.cache_arguments)
+        forget_prompts(client)
+    return loaded_adapters(client)
+
+
+def forget_prompts(client: httpx.Client) -> None:
+    """Make every slot forget what it computed of prompts with the scales before; waits for slots that are
+    answering.
+
+    llama-server would continue from it, with one adapter's keys under another's weights. Its own way to erase
+    a slot needs a folder to save slots in, so each slot is given another prompt, of one token.
+    """
+    for slot in range(int(_ask(client, "GET", "/props")["total_slots"])):
+        prompt = {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot}
+        _ask(client, "POST", "/completion", prompt)
+
+
+def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
+    try:
+        answer = client.request(method, path, json=body)
+        if answer.status_code != 200:
+            raise ToolError(
+                "Q-SERVE-016",
+                f"llama-server answered {answer.status_code} to {path}: {reason(answer.content)}",
+            )
+        return answer.json()
+    except (httpx.RequestError, ValueError) as error:
+        raise ToolError("Q-SERVE-017", f"the server broke off ({error}): {BROKEN_OFF}") from None
