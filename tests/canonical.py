@@ -3,8 +3,11 @@
 from typing import Any
 
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
-from pipeline.chat.rows import row_id
+from pipeline.chat.rows import json_schema, row_id
+
+SCHEMA = Draft202012Validator(json_schema())
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\t\n\r"), max_size=20)
 WORD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
@@ -90,3 +93,9 @@ def leaves(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [leaf for key, item in value.items() for leaf in (key, *leaves(item))]
     return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else []
+
+
+def check_row(row: dict[str, Any]) -> None:
+    """Prove that a row is one of the published schema, its id that of its content."""
+    SCHEMA.validate(row)
+    assert row["id"] == row_id(row)

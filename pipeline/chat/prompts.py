@@ -8,8 +8,8 @@ Both are encoded as the chat that ends with it and trains nothing else, so all t
 first label.
 
 With labels on prompts every token is trained, but for assistant turns with `train: false`. Of a conversation
-that the template unfolds (`pipeline.chat.rendering`) only the first part learns its prompt: those of the later
-parts repeat it.
+that the template unfolds (`pipeline.chat.rendering`) only the first part learns its prompt: those of the
+later parts repeat it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

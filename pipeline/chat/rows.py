@@ -9,11 +9,11 @@ it.
 import hashlib
 import json
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Annotated, Any, Literal, NotRequired, get_args
+from functools import partial
+from typing import Annotated, Any, Literal, NotRequired
 
 import orjson
-from pydantic import ConfigDict, Discriminator, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from pipeline.core.jsonl import BadLine
@@ -140,33 +140,13 @@ class BadRow(BadLine):
     """An unusable row; `code` is the stable reason, the text says more (never the row's own text)."""
 
 
-@cache
-def _model() -> TypeAdapter[Any]:
-    return TypeAdapter(CanonicalRow, config=ConfigDict(extra="forbid", strict=True))
-
-
-def check_row(row: Row) -> None:
-    """Raise `BadRow` (`not_canonical`, with the place) where `row` is none of the kinds above or its id is
-    not its content's.
-    """
-    try:
-        _model().validate_python(row)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = " ".join(str(part + 1 if isinstance(part, int) else part)[:40] for part in first["loc"][1:])
-        problem = first["msg"] if place else f"kind is missing or none of {', '.join(get_args(Kind))}"
-        raise BadRow("not_canonical", f"{place or 'row'}: {problem}") from None
-    if row["id"] != row_id(row):
-        raise BadRow("not_canonical", f"id: {row['id']} is not its content's: {row_id(row)}")
-
-
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a row."""
     title = "A line of Quench's data/final/*.jsonl"
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
-    } | _model().json_schema()
+    } | TypeAdapter(CanonicalRow, config=ConfigDict(extra="forbid")).json_schema()
 
 
 def row_id(row: Row) -> str:

@@ -1,14 +1,14 @@
-"""A built llama.cpp that can be used unchanged, here or from the user's cache: the right version, made with the
-right flags, and it runs here.
+"""A built llama.cpp that can be used unchanged, here or from the user's cache: the right version, made with
+the right flags, and it runs here.
 
 A build writes `stamp.json` last, and one tool is asked for its version. The place is not in the stamp: tools
 find their libraries beside themselves, so a copied build is as good as the first. The CPU is: the compiler
 uses all of it.
 
-The cache (`pipeline.core.places`) spares another checkout's set-up the compilation; `QUENCH_CACHE=off` neither
-reads nor writes it. A build is found by what it was made of: `llama.cpp/VERSION-KEY/`, the tools and their
-libraries in `build/bin/` and what is known of them in `stamp.json`. The cache is a convenience: whatever is
-wrong with it costs a compilation and a line, never the set-up.
+The cache (`pipeline.core.places`) spares another checkout's set-up the compilation; `QUENCH_CACHE=off`
+neither reads nor writes it. A build is found by what it was made of: `llama.cpp/VERSION-KEY/`, the tools and
+their libraries in `build/bin/` and what is known of them in `stamp.json`. The cache is a convenience:
+whatever is wrong with it costs a compilation and a line, never the set-up.
 """
 
 import fcntl

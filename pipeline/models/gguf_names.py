@@ -1,5 +1,5 @@
-"""How a model's parameters are called and their rows ordered in its GGUF, and the proof that file and model are
-one to one.
+"""How a model's parameters are called and their rows ordered in its GGUF, and the proof that file and model
+are one to one.
 
 llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so in q and k the
 converter lays row i of both halves side by side. Blocks lie along a row, so that moving rows keeps every

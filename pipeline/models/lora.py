@@ -1,5 +1,5 @@
-"""The LoRA adapter on a frozen base: PEFT's settings of it, the norms that train whole beside it, and the proof
-that both are what was asked for.
+"""The LoRA adapter on a frozen base: PEFT's settings of it, the norms that train whole beside it, and the
+proof that both are what was asked for.
 
 Norms (`train.modules_to_save`, PEFT's `ModulesToSaveWrapper`) learn as copies; the base's own stay for the
 model without its adapter. The copies are float32, for in 16 bit a norm near 1 would not move by a step of the

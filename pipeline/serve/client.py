@@ -1,5 +1,5 @@
-"""How a client talks to a running llama-server: what `quench serve` prints about it, the lines of a streamed answer
-(server-sent events of OpenAI's chat protocol), and its adapters: list them, and set their scales
+"""How a client talks to a running llama-server: what `quench serve` prints about it, the lines of a streamed
+answer (server-sent events of OpenAI's chat protocol), and its adapters: list them, and set their scales
 (`/lora-adapters`).
 """
 

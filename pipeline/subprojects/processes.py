@@ -1,5 +1,5 @@
-"""A sub-project: a folder with a `params.yaml` of its own and links to what it shares with the project, and the
-stages and modules that run in it, each as a process of its own that ends with this one.
+"""A sub-project: a folder with a `params.yaml` of its own and links to what it shares with the project, and
+the stages and modules that run in it, each as a process of its own that ends with this one.
 """
 
 import json

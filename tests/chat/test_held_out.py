@@ -1,5 +1,5 @@
-"""pipeline.chat.selection: every file has its share of what is measured, and what can't be measured makes room
-for what can.
+"""pipeline.chat.selection: every file has its share of what is measured, and what can't be measured makes
+room for what can.
 """
 
 import json

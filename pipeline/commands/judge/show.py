@@ -10,8 +10,7 @@ from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.pages.differences import clipped
 from pipeline.pages.formats import FILTERS, number, percent, points, size
-from pipeline.pages.labels import Place, put_labels, put_point
-from pipeline.pages.plots import ACCENT, INK, MUTED, WARM, axes_of, svg_of
+from pipeline.pages.plots import ACCENT, INK, MUTED, WARM, Place, axes_of, put_labels, put_point, svg_of
 from pipeline.pages.templating import DATA_FILTERS, fill
 
 FITS = {True: "yes", False: "no", None: "not known"}

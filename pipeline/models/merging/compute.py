@@ -1,5 +1,5 @@
-"""One tensor of the merged model: what an adapter adds to a weight, as two thin matrices from which any run of
-rows is computed, summed up in float64 row block by row block and rounded once.
+"""One tensor of the merged model: what an adapter adds to a weight, as two thin matrices from which any run
+of rows is computed, summed up in float64 row block by row block and rounded once.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""What a merge reads beside tensors, and leaves behind: the structure that transformers builds from the base's
-config, how training quantized and which weights it saw, settings and tokenizer.
+"""What a merge reads beside tensors, and leaves behind: the structure that transformers builds from the
+base's config, how training quantized and which weights it saw, settings and tokenizer.
 """
 
 import shutil

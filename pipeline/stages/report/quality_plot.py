@@ -5,8 +5,7 @@ from typing import Any
 
 from pipeline.config.products import is_base, product_of
 from pipeline.gate.records import Evaluations
-from pipeline.pages.labels import Place, put_labels, put_point
-from pipeline.pages.plots import ACCENT, INK, MUTED, panels_of, svg_of
+from pipeline.pages.plots import ACCENT, INK, MUTED, Place, panels_of, put_labels, put_point, svg_of
 
 INCHES = (7.6, 4.1)
 BREAK = 0.4  # of the entire range: a gap as large breaks the scale

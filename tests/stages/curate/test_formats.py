@@ -8,11 +8,11 @@ import time
 from typing import Any, get_args
 
 import pytest
-from canonical import ROWS
+from canonical import ROWS, check_row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.chat.rows import BadRow, check_row, row_id
+from pipeline.chat.rows import BadRow, row_id
 from pipeline.core.places import PROJECT
 from pipeline.stages.curate.reading.formats import FORMATS, GROUPS, detect, to_row
 

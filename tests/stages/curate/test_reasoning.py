@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from canonical import check_row
 
-from pipeline.chat.rows import check_row, row_id
+from pipeline.chat.rows import row_id
 from pipeline.stages.curate.rules.shape import move_reasoning, reasoning
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from canonical import check_row
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
-from pipeline.chat.rows import BadRow, Row, check_row, row_id
+from pipeline.chat.rows import BadRow, Row, row_id
 from pipeline.chat.tokens import IGNORED, encode, load_tokenizer
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.text_parts import Unbreakable, text_parts
