@@ -16,7 +16,7 @@ from pipeline.metrics.divergence import Prompt, Reference, kept_logits
 from pipeline.models.lora import with_adapter
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import give_back_holes
-from pipeline.models.tuners import load_scales
+from pipeline.models.scales import load_scales
 
 
 def trained_logits(

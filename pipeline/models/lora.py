@@ -28,7 +28,7 @@ from pipeline.config.targets import (
     trains_in,
 )
 from pipeline.core.errors import ConfigError
-from pipeline.models.experts.targets import plain_targets
+from pipeline.models.experts.targets import narrowed, plain_targets
 from pipeline.models.qlora import linear_names
 
 COPY = ".modules_to_save."  # in the names of their weights
@@ -52,6 +52,30 @@ def lora_config(train: Training) -> Any:
         init_lora_weights="gaussian" if train.init_lora_weights == "gaussian" else True,
         bias="none",
     )
+
+
+def adapter_config(model: Any, train: Training) -> Any:
+    """PEFT's settings for `model`, which has no adapter yet: what `narrowed` makes of a mixture's, and which
+    modules train whole. Raises `ConfigError` for settings that the model has no use for.
+    """
+    config = narrowed(lora_config(train), linear_names(model), train)
+    config.modules_to_save = saved_paths(model, train) or None
+    return config
+
+
+def put_adapter(model: Any, train: Training) -> Any:
+    """The frozen base with the adapter on it, its start drawn from the random state."""
+    from peft import get_peft_model
+
+    # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from its
+    # first step on
+    model = get_peft_model(model, adapter_config(model, train), autocast_adapter_dtype=True)
+    hold_in_float32(model)
+    if model.device.type == "cpu":
+        from pipeline.models.lean_lora import lighten
+
+        lighten(model)
+    return model
 
 
 def check_targets(model: Any, train: Training) -> None:

@@ -1,34 +1,18 @@
-"""What trains on a frozen base (`train.tuner`): a LoRA adapter by PEFT, or the scales of a GGUF's blocks.
-
-Both leave a folder with what was trained: PEFT's for an adapter, `scales.safetensors` for scales, by the
-linear's name the change of its scales, float32 (scales of a block, rows in transformers' order, blocks of a
-row).
+"""What trains on a frozen base (`train.tuner`): a LoRA adapter by PEFT (`pipeline.models.lora`), or the
+scales of a GGUF's blocks (`pipeline.models.scales`).
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_routed, is_target, trains_in
-from pipeline.core.errors import ConfigError, DataError, GateError
-from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
-from pipeline.gguf.tensors import SCALES
-from pipeline.models.experts.targets import check_mixture, narrowed
-from pipeline.models.frozen_layers import stop_gradients
-from pipeline.models.lora import (
-    check_adapter,
-    check_targets,
-    hold_in_float32,
-    lora_config,
-    saved_changes,
-    saved_paths,
-)
+from pipeline.config.targets import is_routed, is_target
+from pipeline.models.experts.targets import check_mixture
+from pipeline.models.lora import check_adapter, check_targets, put_adapter, saved_changes
 from pipeline.models.qlora import linear_names
-from pipeline.models.tensors import whole
-
-AGAIN = "run `snakemake --force train`"
+from pipeline.models.scales import check_scales, trained_changes, without_changes, write_changes
 
 
 def put_tuner(model: Any, settings: Training) -> Any:
@@ -40,16 +24,7 @@ def put_tuner(model: Any, settings: Training) -> Any:
     """
     check_targets(model, settings)
     if settings.tuner == "lora":
-        from peft import get_peft_model
-
-        # the adapter is float32: in 16 bit it would lose small updates, and a resumed run would differ from
-        # its first step on
-        model = get_peft_model(model, adapter_config(model, settings), autocast_adapter_dtype=True)
-        hold_in_float32(model)
-        if model.device.type == "cpu":
-            from pipeline.models.lean_lora import lighten
-
-            lighten(model)
+        model = put_adapter(model, settings)
     else:
         from pipeline.models.scaled_linear import put_scales
 
@@ -63,13 +38,26 @@ def put_tuner(model: Any, settings: Training) -> Any:
     return model
 
 
-def adapter_config(model: Any, settings: Training) -> Any:
-    """PEFT's settings for `model`, which has no adapter yet: what `narrowed` makes of a mixture's, and which
-    modules train whole. Raises `ConfigError` for settings that the model has no use for.
+def stop_gradients(model: Any) -> int:
+    """Run the layers of `model` (a causal language model) before the first with a parameter that trains
+    without autograd: they keep no activation, and the next layer's input needs no gradient. Their number.
+
+    PyTorch alone would not notice that nothing before learns under gradient checkpointing, where transformers
+    makes the embeddings' output ask for a gradient (`PreTrainedModel.enable_input_require_grads`): every
+    layer would be recomputed and walked back through.
     """
-    config = narrowed(lora_config(settings), linear_names(model), settings)
-    config.modules_to_save = saved_paths(model, settings) or None
-    return config
+    import torch
+
+    layers = model.model.layers
+    first = next((number for number, one in enumerate(layers) if _trains(one)), 0)
+    for layer in layers[:first]:
+        # over the class's own forward, which is where transformers puts its checkpointing
+        layer.forward = torch.no_grad()(layer.forward)
+    return first
+
+
+def _trains(module: Any) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def causal_model(model: Any) -> Any:
@@ -79,127 +67,16 @@ def causal_model(model: Any) -> Any:
 
 def without_tuner(model: Any) -> AbstractContextManager[Any]:
     """The model as it is without what trains on it: an adapter switched off, scales as the file has them."""
-    return model.disable_adapter() if hasattr(model, "disable_adapter") else _without_changes(model)
-
-
-@contextmanager
-def _without_changes(model: Any) -> Iterator[None]:
-    changes = list(trained_changes(model).values())
-    learned = [change.detach().clone() for change in changes]
-    try:
-        for change in changes:
-            change.data.zero_()  # not seen by autograd: a backward pass to come has the values again
-        yield
-    finally:
-        for change, before in zip(changes, learned, strict=True):
-            change.data.copy_(before)
+    return model.disable_adapter() if hasattr(model, "disable_adapter") else without_changes(model)
 
 
 def save_trained(model: Any, folder: Path | str) -> None:
     """Write what was trained into `folder`, the same bytes for the same numbers."""
-    changes = trained_changes(model)
-    if not changes:
+    if changes := trained_changes(model):
+        write_changes(changes, Path(folder))
+    else:
         # embeddings are frozen; without this, PEFT would look for the base on the hub
         model.save_pretrained(folder, save_embedding_layers=False)
-        return
-    from safetensors.torch import save_file
-
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    numbers = {name: change.detach().cpu().contiguous() for name, change in changes.items()}
-    save_file(numbers, Path(folder) / SCALES_FILE)
-
-
-def trained_changes(model: Any) -> dict[str, Any]:
-    """The changes of all scales that train, by the linear's name; none under LoRA."""
-    from pipeline.models.scaled_linear import ScaledLinear
-
-    return {name: one.change for name, one in model.named_modules() if isinstance(one, ScaledLinear)}
-
-
-def fill_scales(model: Any, folder: Path) -> None:
-    """Give the scales of `model` the changes in `folder`. Raises `DataError` if these are not its own."""
-    import torch
-
-    wanted, found = trained_changes(model), set()
-    with torch.no_grad():
-        for name, change in read_changes(folder):
-            if name not in wanted or change.shape != wanted[name].shape:
-                raise _of_another_model(folder, name)
-            wanted[name].copy_(change)
-            found.add(name)
-    if missing := sorted(wanted.keys() - found):
-        raise _of_another_model(folder, missing[0])
-
-
-def read_changes(folder: Path) -> Iterator[tuple[str, Any]]:
-    """(linear's name, float32 change of its scales) of the folder's scales.safetensors, one at a time. Raises
-    `DataError` for a file that is cut off, or holds other numbers.
-    """
-    import torch
-    from safetensors import SafetensorError, safe_open
-
-    file = folder / SCALES_FILE
-    try:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (it is no dict)
-                change = opened.get_tensor(name)
-                if change.dtype != torch.float32:
-                    raise DataError(
-                        "Q-MODELS-033", f"{file} holds {name} as {change.dtype}, not as float32: {AGAIN}"
-                    )
-                yield name, change
-    except (SafetensorError, OSError) as error:
-        raise DataError("Q-MODELS-033", f"{file} can't be read ({error}): {AGAIN}") from error
-
-
-def _of_another_model(folder: Path, name: str) -> DataError:
-    return DataError(
-        "Q-MODELS-033", f"{folder / SCALES_FILE} holds the scales of another model ({name}): {AGAIN}"
-    )
-
-
-def load_scales(model: Any, adapter: Path) -> None:
-    """Put the scales that were trained in the folder `adapter` into a model of `load_gguf`. Raises
-    `DataError` if they are not its own.
-    """
-    from pipeline.models.scaled_linear import put_scales
-
-    put_scales(model, {name for name, _ in read_changes(adapter)}.__contains__)
-    fill_scales(model, adapter)
-
-
-def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
-    """(tensor's name, its scales as the tuned file holds them) for every tensor that trained: float16 (scales
-    of a block, rows in the file's order, blocks of a row). `base` is the folder with the GGUF.
-
-    Raises `DataError` for scales that are not those of this file, `GateError` for one that is not a number.
-    """
-    import torch
-    from transformers import AutoConfig
-
-    from pipeline.gguf.scales import changed_scales, stored_scales
-    from pipeline.gguf.tensors import gguf_tensors
-    from pipeline.models.gguf_names import in_file_order
-    from pipeline.models.quantized_model import tensor_names
-
-    header, tensors = gguf_tensors(base / MODEL_FILE)
-    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-    names = tensor_names(config, header, base / MODEL_FILE)
-    for path, change in read_changes(adapter):
-        parameter = f"{path}.weight"
-        tensor = tensors.get(names.map.get_name(parameter, try_suffixes=(".weight",)) or "")
-        if tensor is None or tensor.ggml_type not in SCALES:
-            raise _of_another_model(adapter, path)
-        stored = stored_scales(torch.from_numpy(tensor.stored(0, tensor.rows)), tensor.ggml_type)
-        if change.shape != stored.shape:
-            raise _of_another_model(adapter, path)
-        if not bool(change.isfinite().all()):
-            raise GateError(
-                "Q-GGUF-020",
-                f"a trained scale of {tensor.name} is not a number: lower train.learning_rate, then {AGAIN}",
-            )
-        heads = names.reordered(parameter)
-        yield tensor.name, changed_scales(stored, torch.stack([in_file_order(one, heads) for one in change]))
 
 
 def check_tuner(model: Any, settings: Training) -> int:
@@ -209,35 +86,7 @@ def check_tuner(model: Any, settings: Training) -> int:
     """
     if settings.tuner == "lora":
         return check_adapter(model, settings)
-    changes = trained_changes(model)
-    if wrong := sorted(name for name in changes if not is_target(name, settings)):
-        raise AssertionError(f"{wrong[0]} trains, and is no target")
-    named = [] if isinstance(settings.target_modules, str) else settings.target_modules
-    for number in filter(lambda one: trains_in(one, settings), range(len(model.model.layers))):
-        for target in named:
-            found = sum(f".layers.{number}." in name and name.endswith(f".{target}") for name in changes)
-            if found != 1:
-                raise ConfigError(
-                    "Q-MODELS-026",
-                    f"layer {number} has {found} linears named {target} whose scales could train, and each "
-                    "layer must have 1: take targets that all its layers have",
-                )
-    training = {name for name, one in model.named_parameters() if one.requires_grad}
-    if other := sorted(training ^ {f"{name}.change" for name in changes}):
-        raise AssertionError(f"{other[0]} is trainable, and only the scales should be, or is not")
-    return sum(one.numel() for one in changes.values())
-
-
-def unchanged_in_file(model: Any) -> bool:
-    """Whether scales train and each is still the file's once it is rounded to float16."""
-    import torch
-
-    from pipeline.models.scaled_linear import ScaledLinear
-
-    scaled = [one for one in model.modules() if isinstance(one, ScaledLinear)]
-    # of all: where the base is shared out, the other processes wait for each
-    same = [torch.equal(one.tuned().weight, whole(one.weight)) for one in scaled]
-    return bool(scaled) and all(same)
+    return check_scales(model, settings)
 
 
 def trained_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:

@@ -20,7 +20,8 @@ from pipeline.models.finite import finite_record
 from pipeline.models.offload import OffloadedWeight, Resident
 from pipeline.models.qlora import load_quantized
 from pipeline.models.runtime import one_thread
-from pipeline.models.tuners import causal_model, check_tuner, put_tuner, save_trained, unchanged_in_file
+from pipeline.models.scales import unchanged_in_file
+from pipeline.models.tuners import causal_model, check_tuner, put_tuner, save_trained
 
 sys.path.insert(0, str(PROJECT))
 LAYERS, LINEARS = 4, 7

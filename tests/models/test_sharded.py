@@ -25,9 +25,10 @@ from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.models.finite import finite_record
 from pipeline.models.offload import is_frozen_linear
+from pipeline.models.scales import unchanged_in_file
 from pipeline.models.sharded import shard
 from pipeline.models.tensors import whole
-from pipeline.models.tuners import causal_model, save_trained, unchanged_in_file
+from pipeline.models.tuners import causal_model, save_trained
 
 GGUF: list[dict[str, Any]] = [{}, {"tuner": "scales"}, {"keep_quantized": False}]
 CASES = {

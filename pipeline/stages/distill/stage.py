@@ -20,7 +20,7 @@ from pipeline.gguf.base_files import DENSE, MODEL_FILE, not_dense, trained_file
 from pipeline.gguf.provenance import DISTILL, provenance
 from pipeline.gguf.tuned_file import write_tuned
 from pipeline.models.base_header import checked_header
-from pipeline.models.tuners import file_scales
+from pipeline.models.scales import file_scales
 from pipeline.subprojects.distill import FOLDER, ROWS, check_same, distill_scales
 from pipeline.subprojects.processes import size_of
 

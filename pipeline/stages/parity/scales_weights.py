@@ -12,7 +12,7 @@ from pipeline.gguf.base_files import MODEL_FILE, is_scales
 from pipeline.gguf.header import Header, tensor_bytes
 from pipeline.gguf.provenance import DISTILL, OWN, STANDARD
 from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
-from pipeline.models.tuners import file_scales
+from pipeline.models.scales import file_scales
 from pipeline.stages.parity.check import exact
 
 TITLE = "Base's file and trained scales → tuned file"

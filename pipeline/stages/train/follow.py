@@ -52,7 +52,7 @@ def same_in_all(record: dict[str, Any], settings: Training) -> dict[str, Any]:
 
 def follow_in(*, tokens: Path, base: Path, checkpoints: Path, settings: Training, group: Any) -> None:
     """The same with each place by itself."""
-    from pipeline.models.tuners import unchanged_in_file
+    from pipeline.models.scales import unchanged_in_file
     from pipeline.stages.train.assembly import make_trainer
 
     with ExitStack() as opened:

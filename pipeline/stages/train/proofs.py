@@ -7,8 +7,9 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.models.experts.targets import expert_of, together
+from pipeline.models.scales import unchanged_in_file
 from pipeline.models.tensors import nf4_state
-from pipeline.models.tuners import trained_numbers, unchanged_in_file
+from pipeline.models.tuners import trained_numbers
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
 from pipeline.stages.train.monitoring.epochs import epochs_complete
 from pipeline.stages.train.monitoring.samples import undisturbed

@@ -6,7 +6,8 @@ from typing import Any
 from transformers import Trainer
 
 from pipeline.gguf.base_files import is_scales
-from pipeline.models.tuners import fill_scales, save_trained
+from pipeline.models.scales import fill_scales
+from pipeline.models.tuners import save_trained
 
 
 class TrainedOnly(Trainer):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from pipeline.gguf.provenance import BASE_FILE, adapter_fields
 from pipeline.gguf.tuned_file import write_tuned
 from pipeline.llamacpp.converters import base_fields
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.models.tuners import file_scales
+from pipeline.models.scales import file_scales
 
 
 def write(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Toolchain) -> None:

@@ -27,7 +27,7 @@ from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.forward import trained_model
 from pipeline.models.quantized_linear import QuantizedLinear
 from pipeline.models.quantized_model import load_gguf
-from pipeline.models.tuners import file_scales, load_scales
+from pipeline.models.scales import file_scales, load_scales
 from pipeline.stages.parity.scales_weights import scales_weights
 from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file
 

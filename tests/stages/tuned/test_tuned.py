@@ -22,7 +22,7 @@ from pipeline.gguf.tensors import SCALES, gguf_tensors
 from pipeline.gguf.tuned_file import header_with, write_tuned
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.quantized_model import load_gguf
-from pipeline.models.tuners import file_scales, load_scales
+from pipeline.models.scales import file_scales, load_scales
 from pipeline.stages.train.stage import train
 from pipeline.stages.tuned.stage import write
 

@@ -23,7 +23,8 @@ from pipeline.llamacpp.converters import RolloutType, lora_to_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.models.tuners import file_scales, save_trained
+from pipeline.models.scales import file_scales
+from pipeline.models.tuners import save_trained
 from pipeline.stages.train.checkpoints import ROLLOUTS
 from pipeline.stages.train.grpo.alignment import aligned
 from pipeline.stages.train.grpo.rollouts import Drawn, Request
