@@ -6,7 +6,8 @@ The norm of the update s·B·A is had without that matrix: ‖BA‖² = tr(BᵀB
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,46 +193,29 @@ def _three(tensor: GgufTensor) -> Floats:
 
 
 def _beside_base(found: Sequence[Norms], base: Path) -> list[Norms]:
-    weight = _of_base_folder(base) if base.is_dir() else _of_base_gguf(base)
+    weights: Mapping[str, Entry] | Mapping[str, GgufTensor]
+    if base.is_dir():
+        weights = {in_model(name): entry for name, entry in read_folder(base).items()}
+    else:
+        _, weights = gguf_tensors(base)
+    sizes = [_weight_norm(weights.get(norms.tensor), norms.tensor, base) for norms in found]
     return [
-        one._replace(norm_weight=size, relative=one.norm_update / size if size else None)
-        for one in found
-        for size in (weight(one.tensor),)
+        norms._replace(norm_weight=size, relative=norms.norm_update / size if size else None)
+        for norms, size in zip(found, sizes, strict=True)
     ]
 
 
-def _of_base_folder(base: Path) -> Callable[[str], float]:
-    entries = {in_model(name): entry for name, entry in read_folder(base).items()}
-
-    def norm(tensor: str) -> float:
-        entry = entries.get(tensor)
-        if entry is None:
-            raise _other_base(base, tensor)
-        step = max(1, BLOCK // entry.columns)
-        spans = ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))
-        return math.sqrt(sum(float(np.sum(np.square(_rows(entry, *span)))) for span in spans))
-
-    return norm
-
-
-def _of_base_gguf(base: Path) -> Callable[[str], float]:
-    _, tensors = gguf_tensors(base)
-
-    def norm(tensor: str) -> float:
-        found = tensors.get(tensor)
-        if found is None:
-            raise _other_base(base, tensor)
-        step = max(1, BLOCK // found.columns)
-        spans = ((first, min(first + step, found.rows)) for first in range(0, found.rows, step))
-        return math.sqrt(
-            sum(float(np.sum(np.square(found.values(*span), dtype=np.float64))) for span in spans)
+def _weight_norm(weight: Entry | GgufTensor | None, tensor: str, base: Path) -> float:
+    """The Frobenius norm of a weight of the base, a block of rows at a time. Raises `DataError` if there is
+    none.
+    """
+    if weight is None:
+        raise DataError(
+            "Q-METRICS-022",
+            f"{base} has no {tensor}: name the base's folder for a PEFT folder, its GGUF for an adapter's "
+            "GGUF",
         )
-
-    return norm
-
-
-def _other_base(base: Path, tensor: str) -> DataError:
-    return DataError(
-        "Q-METRICS-022",
-        f"{base} has no {tensor}: name the base's folder for a PEFT folder, its GGUF for an adapter's GGUF",
-    )
+    step = max(1, BLOCK // weight.columns)
+    spans = ((first, min(first + step, weight.rows)) for first in range(0, weight.rows, step))
+    read = partial(_rows, weight) if isinstance(weight, Entry) else weight.values
+    return math.sqrt(sum(float(np.sum(np.square(read(*span), dtype=np.float64))) for span in spans))

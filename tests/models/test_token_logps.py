@@ -9,8 +9,8 @@ import torch
 from test_chunked import tiny
 from test_quantized_head import models
 
-from pipeline.models import token_logps as module
-from pipeline.models.token_logps import sums_by_sequence, token_logps, weighted_loss
+from pipeline.models import chunked_loss as module
+from pipeline.models.chunked_loss import sums_by_sequence, token_logps, weighted_loss
 
 LENGTHS = (5, 7)  # tokens of two sequences in one row
 

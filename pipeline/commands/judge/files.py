@@ -18,6 +18,7 @@ from pipeline.chat.tokens import Row, chat_request, chats
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import read_rows
+from pipeline.core.text import one_line
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.gguf.header import Header, NotGguf, UnknownType, read_header, tensor_bytes
 from pipeline.llamacpp.server import Server
@@ -225,19 +226,15 @@ def prompt_tokens(one: Candidate, server: Server, row: Row) -> int:
     try:
         text = server.post("/apply-template", asked)["prompt"]
     except ToolError as error:
+        answer = one_line(error.sentence.partition(": ")[2], 200)  # what llama-server said
         raise DataError(
             "Q-JUDGE-011",
-            f"the chat template of {one.name} does not take row {row['id']} ({said(error)}): leave the file "
+            f"the chat template of {one.name} does not take row {row['id']} ({answer}): leave the file "
             "or the row out, or put a system turn's text into the first question",
         ) from error
     return len(
         server.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
     )
-
-
-def said(error: ToolError) -> str:
-    """What llama-server answered, on one line of at most 200 letters."""
-    return " ".join(error.sentence.partition(": ")[2].split())[:200]
 
 
 def _checked(file: Path) -> Iterator[Row]:

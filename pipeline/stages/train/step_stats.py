@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pipeline.models.token_logps import at_trained
+from pipeline.models.chunked_loss import at_trained
 
 Batch = dict[str, Any]
 

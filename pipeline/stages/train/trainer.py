@@ -23,10 +23,9 @@ from transformers import EarlyStoppingCallback
 from pipeline.core.errors import DataError, MachineError, Stopped
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
-from pipeline.models.chunked_loss import chunked_loss
+from pipeline.models.chunked_loss import chunked_loss, weighted_loss
 from pipeline.models.liger_loss import fused_loss
 from pipeline.models.runtime import give_back_holes
-from pipeline.models.token_logps import weighted_loss
 from pipeline.models.tuners import causal_model
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.models.token_logps import token_logps
+from pipeline.models.chunked_loss import token_logps
 from pipeline.models.tuners import causal_model, without_tuner
 from pipeline.planning.duration import steps_per_epoch
 from pipeline.stages.train.grpo.batches import Group, for_the_model, trained, training_batch

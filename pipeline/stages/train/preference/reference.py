@@ -14,7 +14,7 @@ from pipeline.core.errors import DataError, GateError
 from pipeline.core.hashing import json_hash
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
-from pipeline.models.token_logps import sums_by_sequence, token_logps
+from pipeline.models.chunked_loss import sums_by_sequence, token_logps
 from pipeline.models.tuners import without_tuner
 from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, PARTS
 from pipeline.stages.train.monitoring.samples import undisturbed
