@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from pipeline.core.other_load import cpu_time, other_load
 from pipeline.core.usage import peak_memory
+from pipeline.metrics.answer_speed import cpu_time, other_load
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]

@@ -1,5 +1,6 @@
-"""How fast llama-server reads a prompt and writes an answer, by its own timings, and whether such figures
-hold.
+"""How fast llama-server reads a prompt and writes an answer, by its own timings, and how much of the
+machine's CPU time others took meanwhile: a speed that was measured beside another busy process says nothing
+about the model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +8,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import psutil
+
 from pipeline.llamacpp.server import Server
+
+# of the machine's CPU time; 4 to 7 % were seen here, of unknown origin, while no other job should have run
+DISTURBING = 0.1
+IDLE = ("idle", "iowait")
+COUNTED_TWICE = ("guest", "guest_nice")  # Linux counts them as user time too
 
 
 @dataclass(frozen=True)
@@ -43,3 +51,57 @@ def is_disturbed(evaluation: Mapping[str, Any]) -> bool:
 def measure_again(models: Iterable[str]) -> str:
     """The command that measures these models again and makes the report again."""
     return f"snakemake --forcerun {' '.join(f'reports/eval/{model}.json' for model in models)}"
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """CPU seconds so far, over all cores: those that were `idle`, those that this process and its children
+    took, and all.
+    """
+
+    own: float
+    idle: float
+    total: float
+
+
+@dataclass(frozen=True)
+class OtherLoad:
+    """Shares of the machine's CPU time between two moments (0 to 1): what others took, what nobody took."""
+
+    share: float
+    idle: float
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether others took more than a little and there were no cores to spare for them."""
+        return self.share > DISTURBING and self.idle < self.share
+
+    def as_values(self) -> dict[str, float | bool]:
+        """The same as JSON, beside the figures that were measured meanwhile."""
+        return {"other_load": round(self.share, 3), "disturbed": self.disturbs}
+
+
+def cpu_time() -> CpuTime:
+    """As of now; children that have ended and were waited for count as own."""
+    machine = psutil.cpu_times()._asdict()
+    own = 0.0
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        try:
+            own += sum(process.cpu_times()[:4])  # user, system, and of ended children user, system
+        except psutil.NoSuchProcess:
+            continue
+    return CpuTime(
+        own,
+        sum(machine.get(name, 0.0) for name in IDLE),
+        sum(seconds for name, seconds in machine.items() if name not in COUNTED_TWICE),
+    )
+
+
+def other_load(before: CpuTime, after: CpuTime) -> OtherLoad:
+    """What others took between two moments. Steal, what other guests of the host took, is theirs too."""
+    total, idle = after.total - before.total, after.idle - before.idle
+    if total <= 0:
+        return OtherLoad(0.0, 0.0)
+    others = total - idle - (after.own - before.own)
+    return OtherLoad(min(max(others / total, 0.0), 1.0), idle / total)

@@ -24,8 +24,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
-from pipeline.core.other_load import OtherLoad
-from pipeline.metrics.answer_speed import Speed
+from pipeline.metrics.answer_speed import OtherLoad, Speed
 
 GB = 1 << 30
 LOAD = Serve(ctx_size=4096, threads=2, n_gpu_layers=0)

@@ -27,7 +27,6 @@ from pipeline.config.sections.values import ALL_LAYERS
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.hardware import Card, first_gpu, main_memory
 from pipeline.core.hashing import json_hash
-from pipeline.core.other_load import OtherLoad, cpu_time, other_load
 from pipeline.core.progress import progress
 from pipeline.core.text import quoted
 from pipeline.core.units import MEMORY_GB, memory_gb
@@ -35,7 +34,7 @@ from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.metrics.answer_speed import Speed, answer_speed, runs_of
+from pipeline.metrics.answer_speed import OtherLoad, Speed, answer_speed, cpu_time, other_load, runs_of
 from pipeline.metrics.answers import answer_row, kept_answers
 from pipeline.planning.serving import LevelPlan, plan_level, prompt_cache
 from pipeline.stages.evaluate.speed import gpu_memory

@@ -21,11 +21,10 @@ from pipeline.config.sections import Evaluate
 from pipeline.config.strategies import FOLDER, STRATEGIES, title, training_of
 from pipeline.core.errors import GateError
 from pipeline.core.hardware import machine
-from pipeline.core.other_load import cpu_time, other_load
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.metrics.answer_speed import answer_speed, runs_of
+from pipeline.metrics.answer_speed import answer_speed, cpu_time, other_load, runs_of
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
 from pipeline.metrics.general import ask_general

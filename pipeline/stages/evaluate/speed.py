@@ -14,13 +14,12 @@ from typing import Any
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ToolError
 from pipeline.core.hardware import nvidia_smi
-from pipeline.core.other_load import cpu_time, other_load
 from pipeline.core.progress import progress
 from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.metrics.answer_speed import answer_speed, runs_of
+from pipeline.metrics.answer_speed import answer_speed, cpu_time, other_load, runs_of
 
 PROMPT_LENGTHS = (128, 512)  # prompts whose speed is measured, in tokens
 DEPTHS = (0, 512)  # tokens already in the context when the speed of generation is measured

@@ -12,8 +12,8 @@ from qwen2_variants import cut_models
 from tiny import tiny_params
 
 from pipeline.config.sections import Evaluate
-from pipeline.core.other_load import cpu_time, other_load
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.metrics.answer_speed import cpu_time, other_load
 from pipeline.metrics.answers import evaluated_server
 from pipeline.stages.evaluate.speed import GENERATED, ROOM, runs, speed
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.core.other_load import CpuTime, cpu_time, other_load
+from pipeline.metrics.answer_speed import CpuTime, cpu_time, other_load
 
 START = CpuTime(own=5.0, idle=100.0, total=1000.0)
 
