@@ -7,15 +7,6 @@ import numpy as np
 from pipeline.llamacpp.logits import Floats, Ids
 
 
-def log_softmax(logits: Floats) -> Floats:
-    """log p over the last axis, in float64 so that a divergence of 1e-6 is still a number and not
-    rounding.
-    """
-    shifted: Floats = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return shifted
-
-
 @dataclass(frozen=True)
 class Shifted:
     """Logits less their largest (T, V), exp of them (T, V), where the largest is (T,), and log Σ exp (T,)."""
@@ -55,20 +46,6 @@ def kl_divergence(reference: Shifted, candidate: Shifted) -> Floats:
         + candidate.log_sum
     )
     return np.maximum(kld, 0.0)  # rounding can leave −1e-8
-
-
-def divergence(reference: Floats, candidate: Floats) -> Floats:
-    """KL(reference ‖ candidate) per position, in nats; both are log probabilities (T, V)."""
-    kld: Floats = (np.exp(reference) * (reference - candidate)).sum(axis=-1)
-    return np.maximum(kld, 0.0)  # rounding can leave −1e-17
-
-
-def nmse(reference: Floats, candidate: Floats) -> float:
-    """Normalized mean squared error Σ(c − r)² ÷ Σr² of logits, as llama.cpp's test-backend-ops measures
-    it.
-    """
-    difference = candidate.astype(np.float64) - reference
-    return float((difference**2).sum() / (reference.astype(np.float64) ** 2).sum())
 
 
 def perplexity(losses: Floats) -> tuple[float, float]:

@@ -14,6 +14,7 @@ import tiny
 from families import byte_folder
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_figures import log_softmax
 
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.tokens import load_tokenizer
@@ -30,7 +31,6 @@ from pipeline.metrics.general import (
     likeliest,
 )
 from pipeline.metrics.general_questions import Question, load_questions
-from pipeline.metrics.log_probabilities import log_softmax
 
 ROOT = Path("/nowhere")
 ROW = {

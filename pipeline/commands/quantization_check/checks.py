@@ -15,8 +15,8 @@ from pipeline.commands.quantization_check.adapters import put_adapter
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check
 from pipeline.llamacpp.logits import Floats
+from pipeline.metrics.divergence import prompt_figures
 from pipeline.metrics.level_limits import NF4_COUNTS_AS, PUBLISHED_KLD
-from pipeline.metrics.log_probabilities import divergence, log_softmax, nmse
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
 from pipeline.planning.base import published_shape
 from pipeline.planning.setup import FLOAT, Setup
@@ -78,14 +78,15 @@ def compare_logits(reference: list[Floats], candidate: list[Floats]) -> dict[str
     before, after = np.concatenate(reference), np.concatenate(candidate)
     difference = np.abs(after - before)
     relative = norms(after - before) / norms(before)
+    found = prompt_figures(before, after)
     return {
         "mean_abs": float(difference.mean()),
         "max_abs": float(difference.max()),
         "mean_relative": float(relative.mean()),
         "max_relative": float(relative.max()),
-        "nmse": nmse(before, after),
-        "kld": float(divergence(log_softmax(before), log_softmax(after)).mean()),
-        "same_top": float((before.argmax(axis=-1) == after.argmax(axis=-1)).mean()),
+        "nmse": found.nmse,
+        "kld": found.kld,
+        "same_top": found.same_top,
         "positions": len(before),
     }
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_figures import divergence, log_softmax, nmse
 from tiny import tiny_gguf
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import CHUNK, open_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.metrics.log_probabilities import divergence, log_softmax, nmse
 from pipeline.stages.evaluate.divergence import (
     SELF_ROWS,
     Comparison,
