@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from pipeline.chat.template_probe import Message
-from pipeline.commands.serve import choose_model
+from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.text import safe
@@ -140,7 +140,10 @@ def main(params: Params, root: Path, asked: str | None) -> None:
     """Chat with the running server; `ConfigError` if it serves another model than `asked`."""
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)
-        if asked and served.partition("+")[0] != f"{params.convert.name}-{choose_model(params, root, asked)}":
+        if (
+            asked
+            and served.partition("+")[0] != f"{params.convert.name}-{Project(params, root).name_of(asked)}"
+        ):
             raise ConfigError(
                 "Q-SERVE-020",
                 f"{served} is served, not {asked}: stop that server, then `quench serve {asked}`",

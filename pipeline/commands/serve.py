@@ -8,7 +8,6 @@ Writes `.quench/api-key` (a new one each time, readable by its owner only) and a
 """
 
 import errno
-import json
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -16,21 +15,20 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from pipeline.config.levels import distilled_from
+from pipeline.commands.project import Project
 from pipeline.config.params import Params
-from pipeline.config.sections import BASE, TUNED
+from pipeline.config.sections import TUNED
 from pipeline.config.sections import Serve as ServeSettings
-from pipeline.core.errors import ConfigError, DataError, MachineError
+from pipeline.core.errors import ConfigError, MachineError
 from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.server import Server, connect, start, wait_for_health
 from pipeline.llamacpp.server_command import Lora, server_command
-from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.adapter import Adapter, matching_adapters, parse_adapter
 from pipeline.serve.client import how_to_call
 from pipeline.serve.key import new_key, read_key
 from pipeline.serve.restarts import keep_serving
 from pipeline.serve.smoke import held_out_prompts, judge, smoke
-from pipeline.workflow.integrity import verify_outputs
 
 STOPS = (
     signal.SIGINT,
@@ -39,63 +37,10 @@ STOPS = (
 )  # Ctrl-C, a service manager, a terminal that was closed
 
 
-def choose_model(params: Params, root: Path, asked: str | None) -> str:
-    """The model to serve, spelled as in `params.yaml`: what was asked for (any case), else the recommended
-    one, else the first level.
-
-    If base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) or
-    "tuned" (that file with trained scales), and "base" (the file alone). Raises `ConfigError` for a name that
-    the recipe doesn't make.
-    """
-    if served := params.product.served:
-        model = (asked or served).lower()
-        if model not in (served, BASE):
-            raise ConfigError(
-                "Q-SERVE-001",
-                f"no model is called {asked!r}: with base.quantization gguf there are {served} "
-                f"(the base with {params.product.beside}) and {BASE}",
-            )
-        return model
-    untuned = [f"base-{params.convert.type}"] if params.convert.base else []
-    names = {
-        name.upper(): name
-        for name in (*params.quantize.files, *params.quantize.untuned, params.convert.type, *untuned)
-    }
-    if asked is None:
-        return names.get(_recommended(root).upper(), params.quantize.tuned[0])
-    if asked.upper() not in names:
-        raise ConfigError(
-            "Q-SERVE-001",
-            f"no model is called {asked!r}: this recipe makes {', '.join(names.values())} (quantize.levels "
-            "in params.yaml)",
-        )
-    return names[asked.upper()]
-
-
-def model_file(params: Params, root: Path, model: str) -> Path:
-    """The GGUF of a model (without its adapter). If it is missing, the `DataError` names the stage that makes
-    it."""
-    path = params.files(root, model).gguf
-    if not path.exists():
-        stage = f"{'budget' if model in params.quantize.budgets else 'quantize'}@{model}"
-        stage = "convert" if model.endswith(params.convert.type) else stage
-        if plain := distilled_from(model):
-            stage = f"distill@{plain}"
-        if params.product.served:
-            stage = "tuned" if model == TUNED else "base"
-        raise DataError(
-            "Q-SERVE-002",
-            f"{path} is missing: stage {stage} makes it, so run `snakemake` (everything) or `python -m "
-            f"pipeline {stage}` (only that)",
-        )
-    return path
-
-
-def chosen_adapters(
-    params: Params, root: Path, model: str, *, lora: bool, given: Sequence[str]
-) -> list[Adapter]:
+def chosen_adapters(project: Project, model: str, *, lora: bool, given: Sequence[str]) -> list[Adapter]:
     """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given`
     ones (FILE or FILE=SCALE). Raises `ConfigError` if the project's own is wanted and it trains scales."""
+    params = project.params
     if lora and params.graph == "tuned":
         raise ConfigError(
             "Q-SERVE-022",
@@ -103,8 +48,8 @@ def chosen_adapters(
             "was trained, in one file; name another adapter's GGUF with --adapter to put that on it",
         )
     chosen = [*map(parse_adapter, given)]
-    if lora or params.files(root, model).lora:
-        chosen.insert(0, Adapter(root / "models" / "gguf" / f"{params.convert.name}-lora.gguf"))
+    if lora or params.files(project.root, model).lora:
+        chosen.insert(0, Adapter(project.root / "models" / "gguf" / f"{params.convert.name}-lora.gguf"))
     return chosen
 
 
@@ -175,16 +120,16 @@ def main(
     `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE)
     further ones. `file` is what `params` were read from, if that was named.
     """
-    model = choose_model(params, root, asked)
-    path = model_file(params, root, model)
-    chosen = chosen_adapters(params, root, model, lora=lora, given=adapters)
-    verify_outputs([path, *(adapter.file for adapter in chosen)], root, params=file)
+    project = Project(params, root, file)
+    model = project.name_of(asked)
+    path, own = project.files(model)
+    chosen = chosen_adapters(project, model, lora=lora, given=adapters)
+    project.verify(path, *(adapter.file for adapter in chosen))
     applied = matching_adapters(path, chosen)
-    # the model's name says its own already
-    named = applied[1:] if params.files(root, model).lora else applied
+    named = applied[1:] if own else applied  # the model's name says its own already
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
-    log, tools = root / "logs" / f"serve-{model}.log", find_toolchain(params.machine.llama_cpp)
+    log, tools = root / "logs" / f"serve-{model}.log", project.tools
     need_port(params.serve.port)  # before key and log are replaced: they may be those of a running server
     key_file = new_key(root)
     with suppress(OSError):  # anything else than a file is refused when the log is opened
@@ -227,14 +172,6 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _recommended(root: Path) -> str:
-    try:
-        found = json.loads((root / "reports" / "quants.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""  # no report yet
-    return str(found.get("recommended") or "") if isinstance(found, dict) else ""
 
 
 def _print(line: str) -> None:

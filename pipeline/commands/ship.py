@@ -14,7 +14,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from pipeline.commands.serve import model_file
+from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
 from pipeline.core.errors import ConfigError, GateError
@@ -26,7 +26,6 @@ from pipeline.ship.lineage import need_records
 from pipeline.ship.ollama import chat_template
 from pipeline.ship.signature import SIGNATURE
 from pipeline.ship.verification import bundle_faults
-from pipeline.workflow.integrity import verify_outputs
 
 # what a bundle's texts are about
 DESCRIBED = ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
@@ -41,11 +40,10 @@ def main(
     `file` is what `params` were read from, if that was named.
     """
     level = shippable(params, asked)
-    model_file(params, root, level)
+    project = Project(params, root, file)
     # what leaves, and what the bundle says about it, has to be what the stages recorded
-    files = params.files(root, level)
-    verify_outputs([*filter(None, files)], root, params=file)
-    verify_outputs([root / place for place in DESCRIBED], root, again=False, params=file)
+    project.verify(*project.files(level))
+    project.verify(*(root / place for place in DESCRIBED), again=False)
     shipment, reasons = prepare(params, root, level)
     if reasons:
         print(f"{level} is not shipped:", *reasons, sep="\n  ", file=sys.stderr)

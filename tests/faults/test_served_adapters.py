@@ -18,7 +18,8 @@ import tiny
 import yaml
 from tiny_lora import tiny_lora
 
-from pipeline.commands.serve import choose_model, chosen_adapters, model_file, serve
+from pipeline.commands.project import Project
+from pipeline.commands.serve import chosen_adapters, serve
 from pipeline.commands.status import change_scales
 from pipeline.config.params import Params, load_params
 from pipeline.core.errors import ConfigError, DataError, ToolError
@@ -71,7 +72,7 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
     @contextmanager
     def run(**scales: float) -> Iterator[Server]:
         pairs = [(files[name], scale) for name, scale in scales.items()]
-        model, log = model_file(params, root, "base"), root / "logs" / "test.log"
+        model, log = Project(params, root).files("base").gguf, root / "logs" / "test.log"
         with serve(
             tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serving, lora=pairs
         ) as running:
@@ -105,7 +106,7 @@ def truth(tools: Toolchain, params: Params, root: Path) -> dict[tuple[float, flo
             for file, scale in ((root / "models/gguf/demo-lora.gguf", own), (root / "tone.gguf", tone))
             if scale
         ]
-        model, log = model_file(params, root, "base"), root / "logs" / "truth.log"
+        model, log = Project(params, root).files("base").gguf, root / "logs" / "truth.log"
         with serve(
             tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serving, lora=lora
         ) as running:
@@ -231,24 +232,24 @@ def test_words_that_the_command_refuses(
 
 def test_what_a_project_with_a_gguf_base_serves(params: Params, root: Path, tmp_path: Path) -> None:
     own = Adapter(root / "models/gguf/demo-lora.gguf")
-    assert [choose_model(params, root, asked) for asked in (None, "adapter", "BASE")] == [
+    assert [Project(params, root).name_of(asked) for asked in (None, "adapter", "BASE")] == [
         "adapter",
         "adapter",
         "base",
     ]
-    assert {model_file(params, root, model) for model in ("adapter", "base")} == {
+    assert {Project(params, root).files(model).gguf for model in ("adapter", "base")} == {
         root / "models/base/model.gguf"
     }
-    assert chosen_adapters(params, root, "adapter", lora=False, given=["x.gguf=2"]) == [
+    assert chosen_adapters(Project(params, root), "adapter", lora=False, given=["x.gguf=2"]) == [
         own,
         Adapter(Path("x.gguf"), 2),
     ]
-    assert chosen_adapters(params, root, "base", lora=False, given=[]) == []
-    assert chosen_adapters(params, root, "base", lora=True, given=[]) == [own]
+    assert chosen_adapters(Project(params, root), "base", lora=False, given=[]) == []
+    assert chosen_adapters(Project(params, root), "base", lora=True, given=[]) == [own]
     with pytest.raises(ConfigError, match="Q-SERVE-001"):
-        choose_model(params, root, "Q4_K_M")
+        Project(params, root).name_of("Q4_K_M")
     with pytest.raises(DataError, match="Q-SERVE-002"):
-        model_file(params, tmp_path, "base")
+        Project(params, tmp_path).files("base")
 
 
 def quench(root: Path, *words: str) -> subprocess.Popen[str]:
@@ -328,8 +329,8 @@ def test_what_does_not_belong_together_is_not_served(
     spoil(copy, kind)
     with pytest.raises(DataError, match=FAULTS[kind]):
         matching_adapters(
-            model_file(params, copy, "adapter"),
-            chosen_adapters(params, copy, "adapter", lora=False, given=[]),
+            Project(params, copy).files("adapter").gguf,
+            chosen_adapters(Project(params, copy), "adapter", lora=False, given=[]),
         )
 
 

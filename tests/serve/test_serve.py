@@ -27,7 +27,8 @@ import yaml
 from golden import Golden
 
 from pipeline.commands import chat as chatting
-from pipeline.commands.serve import choose_model, chosen_adapters, how_to_call, model_file, need_port, serve
+from pipeline.commands.project import Project
+from pipeline.commands.serve import chosen_adapters, how_to_call, need_port, serve
 from pipeline.commands.ship import shippable
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Serve
@@ -92,7 +93,7 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
     """`served("Q4_K_M")` is a context with that model's server."""
     return lambda model: serve(
         tools=tools,
-        model=model_file(params, root, model),
+        model=Project(params, root).files(model).gguf,
         key_file=new_key(root),
         log=root / "logs" / "test.log",
         settings=params.serving,
@@ -551,50 +552,52 @@ def test_which_model_is_served(
     if report is not None:
         (tmp_path / "reports").mkdir()
         (tmp_path / "reports" / "quants.json").write_text(json.dumps(report))
-    assert choose_model(params, tmp_path, asked) == chosen
+    assert Project(params, tmp_path).name_of(asked) == chosen
 
 
 def test_unknown_model_and_missing_file(params: Params, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Q-SERVE-001"):
-        choose_model(params, tmp_path, "Q9")
+        Project(params, tmp_path).name_of("Q9")
     without = params.model_copy(update={"convert": params.convert.model_copy(update={"base": False})})
     with pytest.raises(ConfigError, match="Q-SERVE-001"):
-        choose_model(without, tmp_path, "base-F16")
+        Project(without, tmp_path).name_of("base-F16")
     with pytest.raises(DataError, match="Q-SERVE-002"):
-        model_file(params, tmp_path, "Q4_K_M")
+        Project(params, tmp_path).files("Q4_K_M")
     with pytest.raises(DataError, match="Q-SERVE-002"):
-        model_file(params, tmp_path, "base-F16")
+        Project(params, tmp_path).files("base-F16")
     with pytest.raises(DataError, match="Q-SERVE-006"):
         held_out_prompts(tmp_path / "test.jsonl", 1)
 
 
 def test_a_distilled_level_is_served_and_shipped_by_its_name(tmp_path: Path) -> None:
     distilled = load_params(PROJECT / "recipes/demo-level-distill.yaml")
-    assert choose_model(distilled, tmp_path, "q4_0-DISTILLED") == "Q4_0-distilled"
+    assert Project(distilled, tmp_path).name_of("q4_0-DISTILLED") == "Q4_0-distilled"
     assert shippable(distilled, "Q4_0-Distilled") == "Q4_0-distilled"
     with pytest.raises(DataError, match="distill@Q4_0"):
-        model_file(distilled, tmp_path, "Q4_0-distilled")
+        Project(distilled, tmp_path).files("Q4_0-distilled")
 
 
 @pytest.mark.parametrize("recipe", ["demo-gguf", "demo-scales"])
 def test_a_base_of_its_own_is_served_alone_or_with_what_was_trained(tmp_path: Path, recipe: str) -> None:
     found = load_params(PROJECT / "recipes" / f"{recipe}.yaml")
     served, other = ("adapter", "tuned") if recipe == "demo-gguf" else ("tuned", "adapter")
-    assert [choose_model(found, tmp_path, asked) for asked in (None, "BASE")] == [served, "base"]
+    assert [Project(found, tmp_path).name_of(asked) for asked in (None, "BASE")] == [served, "base"]
     with pytest.raises(ConfigError, match="Q-SERVE-001"):
-        choose_model(found, tmp_path, other)
+        Project(found, tmp_path).name_of(other)
     with pytest.raises(DataError, match=rf"Q-SERVE-002.*stage {'base' if served == 'adapter' else 'tuned'} "):
-        model_file(found, tmp_path, served)
+        Project(found, tmp_path).files(served)
     with pytest.raises(DataError, match=r"Q-SERVE-002.*stage base "):
-        model_file(found, tmp_path, "base")
+        Project(found, tmp_path).files("base")
     own = [found.convert.name + "-lora"] if served == "adapter" else []
-    assert [one.file.stem for one in chosen_adapters(found, tmp_path, served, lora=False, given=[])] == own
+    assert [
+        one.file.stem for one in chosen_adapters(Project(found, tmp_path), served, lora=False, given=[])
+    ] == own
 
 
 def test_a_project_that_trains_scales_has_no_adapter_of_its_own(tmp_path: Path) -> None:
     found = load_params(PROJECT / "recipes" / "demo-scales.yaml")
     with pytest.raises(ConfigError, match=r"Q-SERVE-022: .*demo-tuned\.gguf"):
-        chosen_adapters(found, tmp_path, "base", lora=True, given=[])
+        chosen_adapters(Project(found, tmp_path), "base", lora=True, given=[])
 
 
 def quench(root: Path, *words: str) -> list[str]:

@@ -16,16 +16,14 @@ from typing import Any
 
 from pipeline.commands.pairs.answering import FOLDER, Sampling, hashes, sampled_answers, training_requests
 from pipeline.commands.pairs.choosing import counts, pair_of, score
-from pipeline.commands.serve import choose_model, model_file
+from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import remove, write_json
 from pipeline.core.text import most, plural, words
-from pipeline.llamacpp.tools import find_toolchain
 from pipeline.metrics.answers import check_references
 from pipeline.metrics.scorers import parse
-from pipeline.workflow.integrity import verify_outputs
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,14 @@ def make(
     check_target(root, target)
     evaluate, scorer = params.evaluating, scorer_of(params, asked)
     parse(scorer, evaluate.judge, root, evaluate.external)
-    name = choose_model(params, root, model)
-    model_file(params, root, name)
-    files = params.files(root, name)
-    verify_outputs([one for one in files if one], root, params=file)
+    project = Project(params, root, file)
+    name = project.name_of(model)
+    files = project.files(name)
+    project.verify(*files)
     sampling = Sampling(asked.answers, asked.temperature, evaluate.seed if asked.seed is None else asked.seed)
     rows = training_requests(root, asked.rows or evaluate.task_rows, sampling.seed)
     check_references(rows, [scorer], root)
-    tools = find_toolchain(params.machine.llama_cpp)
+    tools = project.tools
     answers = sampled_answers(files, rows, sampling, evaluate, tools, root)
     scored = score(rows, answers, scorer, evaluate, root)
     found = [pair_of(row, mine, asked.min_gap) for row, mine in zip(rows, scored, strict=True)]

@@ -9,7 +9,7 @@ import yaml
 from conftest import run_stages
 from html_page import Page
 
-from pipeline.commands.serve import model_file
+from pipeline.commands.project import Project
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.planning.budget import file_bytes
@@ -38,7 +38,7 @@ def test_a_budget_is_a_level_of_the_project(project: Path) -> None:
     assert file.stat().st_size == record["bytes"]
     assert not (project / "models/.budget").exists()
     params = load_params(project / "params.yaml")
-    assert model_file(params, project, "5.5bpw") == file
+    assert Project(params, project).files("5.5bpw").gguf == file
     assert file_bytes(load_shape(project / "models/base/config.json"), "5.5bpw") >= file.stat().st_size * 0.9
     quants = json.loads((project / "reports/quants.json").read_text(encoding="utf-8"))
     assert quants["5.5bpw"]["bytes"] == record["bytes"]

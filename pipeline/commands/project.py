@@ -1,0 +1,97 @@
+"""A project with models that are ready, as the verbs that use one see it: which model is meant, its files,
+and the proof that these are what their stages recorded.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.levels import distilled_from
+from pipeline.config.params import Params
+from pipeline.config.products import ModelFiles
+from pipeline.config.sections import BASE, TUNED
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.workflow.integrity import verify_outputs
+
+
+@dataclass(frozen=True)
+class Project:
+    """The settings `params` and the folder `root`; `file` is what the settings were read from, if that was
+    named.
+    """
+
+    params: Params
+    root: Path
+    file: Path | None = None
+
+    @property
+    def tools(self) -> Toolchain:
+        """Its llama.cpp. Raises as `find_toolchain`."""
+        return find_toolchain(self.params.machine.llama_cpp)
+
+    def name_of(self, asked: str | None) -> str:
+        """The model that is meant, spelled as in `params.yaml`: what was asked for (any case), else the
+        recommended one, else the first level.
+
+        If base.quantization is gguf there are two: "adapter" (the base's file with its adapter beside it) or
+        "tuned" (that file with trained scales), and "base" (the file alone). Raises `ConfigError` for a name
+        that the recipe doesn't make.
+        """
+        params = self.params
+        if served := params.product.served:
+            model = (asked or served).lower()
+            if model not in (served, BASE):
+                raise ConfigError(
+                    "Q-SERVE-001",
+                    f"no model is called {asked!r}: with base.quantization gguf there are {served} "
+                    f"(the base with {params.product.beside}) and {BASE}",
+                )
+            return model
+        untuned = [f"base-{params.convert.type}"] if params.convert.base else []
+        names = {
+            name.upper(): name
+            for name in (*params.quantize.files, *params.quantize.untuned, params.convert.type, *untuned)
+        }
+        if asked is None:
+            return names.get(self._recommended().upper(), params.quantize.tuned[0])
+        if asked.upper() not in names:
+            raise ConfigError(
+                "Q-SERVE-001",
+                f"no model is called {asked!r}: this recipe makes {', '.join(names.values())} "
+                "(quantize.levels in params.yaml)",
+            )
+        return names[asked.upper()]
+
+    def files(self, model: str) -> ModelFiles:
+        """The files of a model. If its GGUF is missing, the `DataError` names the stage that makes it."""
+        files = self.params.files(self.root, model)
+        if not files.gguf.exists():
+            stage = self._stage_of(model)
+            raise DataError(
+                "Q-SERVE-002",
+                f"{files.gguf} is missing: stage {stage} makes it, so run `snakemake` (everything) or "
+                f"`python -m pipeline {stage}` (only that)",
+            )
+        return files
+
+    def verify(self, *paths: Path | None, again: bool = True) -> None:
+        """Raise `DataError` where one of `paths` is not what its stage recorded (`verify_outputs`)."""
+        verify_outputs([*filter(None, paths)], self.root, again=again, params=self.file)
+
+    def _stage_of(self, model: str) -> str:
+        params = self.params
+        if params.product.served:
+            return "tuned" if model == TUNED else "base"
+        if plain := distilled_from(model):
+            return f"distill@{plain}"
+        if model.endswith(params.convert.type):
+            return "convert"
+        return f"{'budget' if model in params.quantize.budgets else 'quantize'}@{model}"
+
+    def _recommended(self) -> str:
+        try:
+            found = json.loads((self.root / "reports" / "quants.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return ""  # no report yet
+        return str(found.get("recommended") or "") if isinstance(found, dict) else ""
