@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.commands.project import Project
-from pipeline.config.params import Params
 from pipeline.config.sections import TUNED
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, MachineError
@@ -105,22 +104,20 @@ def serve(
 
 
 def main(
-    params: Params,
-    root: Path,
+    project: Project,
     asked: str | None,
     smoke_count: int,
     *,
     lora: bool = False,
     adapters: Sequence[str] = (),
-    file: Path | None = None,
 ) -> None:
     """Serve until a signal (Ctrl-C, SIGTERM, a closed terminal), through crashes; with `smoke_count` ask that
     many test prompts, then stop.
 
     `lora` applies the project's own adapter to a level of the untuned base, `adapters` (FILE or FILE=SCALE)
-    further ones. `file` is what `params` were read from, if that was named.
+    further ones.
     """
-    project = Project(params, root, file)
+    params, root = project.params, project.root
     model = project.name_of(asked)
     path, own = project.files(model)
     chosen = chosen_adapters(project, model, lora=lora, given=adapters)

@@ -31,16 +31,12 @@ from pipeline.ship.verification import bundle_faults
 DESCRIBED = ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
 
 
-def main(
-    params: Params, root: Path, asked: str, to: Path | None, key: Path | None, *, file: Path | None = None
-) -> int:
+def main(project: Project, asked: str, to: Path | None, key: Path | None) -> int:
     """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason if it may not
     be shipped, else 0.
-
-    `file` is what `params` were read from, if that was named.
     """
+    params, root = project.params, project.root
     level = shippable(params, asked)
-    project = Project(params, root, file)
     # what leaves, and what the bundle says about it, has to be what the stages recorded
     project.verify(*project.files(level))
     project.verify(*(root / place for place in DESCRIBED), again=False)

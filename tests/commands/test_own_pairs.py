@@ -20,6 +20,7 @@ from pipeline.commands.pairs import answering
 from pipeline.commands.pairs.answering import training_requests
 from pipeline.commands.pairs.choosing import pair_of, problem_of
 from pipeline.commands.pairs.command import Asked, make
+from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import QuenchError
@@ -72,7 +73,7 @@ def root(model: Path, tmp_path: Path) -> Path:
 
 def run(root: Path, name: str = "own.jsonl", asked: Asked = ASKED) -> tuple[bytes, Row]:
     target = root / "data/raw" / name
-    account = make(PARAMS, root, target, "F16", asked)
+    account = make(Project(PARAMS, root), target, "F16", asked)
     return target.read_bytes(), account
 
 
@@ -164,7 +165,7 @@ def test_a_file_that_can_not_be_written_is_refused_before_anything_is_asked(
 ) -> None:
     (root / "data/raw/there.jsonl").write_text("mine")
     with pytest.raises(QuenchError) as error:
-        make(PARAMS, root, root / "data/raw" / name, "F16", ASKED)
+        make(Project(PARAMS, root), root / "data/raw" / name, "F16", ASKED)
     assert error.value.id == id
     assert (root / "data/raw/there.jsonl").read_text() == "mine"
     assert not (root / "reports").exists()
@@ -177,7 +178,7 @@ def test_without_a_scorer_rows_or_scores_that_differ_there_is_no_file(root: Path
     def refused(params: Params = PARAMS) -> str:
         asked = Asked(answers=2, rows=1, seed=1)
         with pytest.raises(QuenchError) as error:
-            make(params, root, root / "data/raw/own.jsonl", "F16", asked)
+            make(Project(params, root), root / "data/raw/own.jsonl", "F16", asked)
         assert not list((root / "data/raw").iterdir())
         return error.value.id
 

@@ -19,6 +19,7 @@ from shipping import change, trained_again
 from tiny_lora import tiny_lora
 
 from pipeline.commands import ship as command
+from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
@@ -132,7 +133,7 @@ def printed(root: Path, params: Params, model: str) -> tuple[int, str]:
     """Exit code and what stands on standard error."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
-        code = command.main(params, root, model, None, None)
+        code = command.main(Project(params, root), model, None, None)
     return code, errors.getvalue().replace(str(root), "ROOT")
 
 
@@ -162,21 +163,21 @@ def test_reports_about_other_files_are_refused(way: str, tmp_path: Path, snapsho
 def test_what_can_not_be_shipped_is_refused(way: str, model: str, tmp_path: Path) -> None:
     _, write, params, _ = WAYS[way]
     with pytest.raises(ConfigError, match="Q-SHIP-011"):
-        command.main(params(), write(tmp_path / "project"), model, None, None)
+        command.main(Project(params(), write(tmp_path / "project")), model, None, None)
 
 
 def test_what_was_not_measured_or_is_gone_is_refused(tmp_path: Path) -> None:
     root, params = shipping.write_project(tmp_path / "merged"), shipping.params()
     models = params.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})
     with pytest.raises(ConfigError, match="Q-SHIP-012"):
-        command.main(params.model_copy(update={"evaluate": models}), root, "Q4_K_M", None, None)
+        command.main(Project(params.model_copy(update={"evaluate": models}), root), "Q4_K_M", None, None)
     (root / LEVEL).unlink()
     with pytest.raises(DataError, match="Q-SERVE-002"):
-        command.main(params, root, "Q4_K_M", None, None)
+        command.main(Project(params, root), "Q4_K_M", None, None)
     root = tuned_inputs.write_project(tmp_path / "tuned")
     (root / "models/adapter" / SCALES_FILE).unlink()
     with pytest.raises(DataError, match=rf"Q-SHIP-004: .*{SCALES_FILE}"):
-        command.main(tuned_inputs.params(), root, "tuned", None, None)
+        command.main(Project(tuned_inputs.params(), root), "tuned", None, None)
 
 
 def test_without_the_base_here_its_record_says_whether_a_tuned_file_is_of_it(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.commands import ship as command
+from pipeline.commands.project import Project
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.gate.records import Base
@@ -44,7 +45,7 @@ GGUF = "demo-Q4_K_M.gguf"
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with one bundle. Read only: copy it to change it."""
     root = shipping.write_project(tmp_path_factory.mktemp("ship"))
-    assert command.main(shipping.params(), root, "q4_k_m", None, None) == 0
+    assert command.main(Project(shipping.params(), root), "q4_k_m", None, None) == 0
     return root
 
 
@@ -123,7 +124,7 @@ def test_front_matter_names_the_base_and_what_the_model_is_of_it(level: str, rel
 
 def test_a_base_from_a_folder_does_not_tell_where_that_was(tmp_path: Path) -> None:
     project = shipping.write_project(tmp_path, source="path", model="/home/somebody/models/qwen")
-    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     for file in (project / "models/bundle/demo-Q4_K_M").rglob("*"):
         assert file.is_dir() or b"somebody" not in file.read_bytes(), file
 
@@ -152,12 +153,12 @@ def test_the_bill_is_valid_and_about_this_file(bundle: Path) -> None:
 
 
 def test_the_same_model_has_the_same_bundle(made: Path, bundle: Path, tmp_path: Path) -> None:
-    assert command.main(shipping.params(), made, "Q4_K_M", tmp_path / "again", None) == 0
+    assert command.main(Project(shipping.params(), made), "Q4_K_M", tmp_path / "again", None) == 0
     assert (tmp_path / "again/demo-Q4_K_M" / SUMS).read_bytes() == (bundle / SUMS).read_bytes()
 
 
 def test_the_gguf_is_a_copy_that_a_write_into_the_project_does_not_reach(project: Path) -> None:
-    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     source, copy = project / "models/gguf" / GGUF, project / "models/bundle/demo-Q4_K_M" / GGUF
     before = copy.read_bytes()
     with source.open("r+b") as file:  # as `cp` writes over a file that is there
@@ -316,42 +317,42 @@ def test_the_unit_is_valid_and_hardened(bundle: Path, tmp_path: Path) -> None:
 def test_levels_that_can_not_be_shipped_are_named(project: Path) -> None:
     for asked in ("base-Q4_K_M", "Q2_K"):
         with pytest.raises(ConfigError, match="Q-SHIP-011"):
-            command.main(shipping.params(), project, asked, None, None)
+            command.main(Project(shipping.params(), project), asked, None, None)
     unmeasured = shipping.params()
     fewer = unmeasured.model_copy(
         update={"evaluate": unmeasured.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})}
     )
     with pytest.raises(ConfigError, match="Q-SHIP-012"):
-        command.main(fewer, project, "Q4_K_M", None, None)
+        command.main(Project(fewer, project), "Q4_K_M", None, None)
     (project / "models/gguf" / GGUF).unlink()
     with pytest.raises(DataError, match="Q-SERVE-002"):
-        command.main(shipping.params(), project, "Q4_K_M", None, None)
+        command.main(Project(shipping.params(), project), "Q4_K_M", None, None)
 
 
 def test_what_is_no_bundle_is_never_replaced(project: Path) -> None:
     (project / "mine/demo-Q4_K_M").mkdir(parents=True)
     (project / "mine/demo-Q4_K_M/thesis.txt").write_text("years of work")
     with pytest.raises(DataError, match="Q-SHIP-001"):
-        command.main(shipping.params(), project, "Q4_K_M", project / "mine", None)
+        command.main(Project(shipping.params(), project), "Q4_K_M", project / "mine", None)
     assert (project / "mine/demo-Q4_K_M/thesis.txt").exists()
 
 
 @pytest.mark.parametrize("own", ["notes.md", ".git/HEAD", "README.md"])
 def test_what_a_user_put_into_a_bundle_is_never_replaced(project: Path, own: str) -> None:
     """The folder invites it: "publish: everything in it", with git."""
-    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     # an untouched one is made again
-    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     file = project / "models/bundle/demo-Q4_K_M" / own
     file.parent.mkdir(exist_ok=True)
     file.write_text("mine")
     with pytest.raises(DataError, match=re.escape(f"holds what is yours ({own})")):
-        command.main(shipping.params(), project, "Q4_K_M", None, None)
+        command.main(Project(shipping.params(), project), "Q4_K_M", None, None)
     assert file.read_text() == "mine"
 
 
 def test_a_full_disk_leaves_the_older_bundle(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     before = file_hash(project / "models/bundle/demo-Q4_K_M" / SUMS)
 
     def full(source: Path, target: Path) -> None:
@@ -359,7 +360,7 @@ def test_a_full_disk_leaves_the_older_bundle(project: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("pipeline.ship.bundle.shutil.copyfile", full)
     with pytest.raises(MachineError, match="No space left"):
-        command.main(shipping.params(), project, "Q4_K_M", None, None)
+        command.main(Project(shipping.params(), project), "Q4_K_M", None, None)
     assert file_hash(project / "models/bundle/demo-Q4_K_M" / SUMS) == before
     assert [path.name for path in (project / "models/bundle").iterdir()] == ["demo-Q4_K_M"]
 
@@ -368,7 +369,7 @@ def test_a_signed_bundle_verifies_by_its_key_only(
     project: Path, keys: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     private, public = keys
-    assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, private) == 0
     folder = project / "models/bundle/demo-Q4_K_M"
     assert bundle_faults(folder, public) == []
     assert bundle_faults(folder) == []
@@ -392,9 +393,9 @@ def test_keys_that_are_none_and_a_missing_library_are_sentences(
     private, public = keys
     for wrong in (public, tmp_path / "none.pem"):
         with pytest.raises(ConfigError, match="Q-SHIP-008"):
-            command.main(shipping.params(), project, "Q4_K_M", None, wrong)
+            command.main(Project(shipping.params(), project), "Q4_K_M", None, wrong)
     assert not (project / "models/bundle/demo-Q4_K_M").exists()
-    assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, private) == 0
     with pytest.raises(ConfigError, match="Q-SHIP-008"):
         bundle_faults(project / "models/bundle/demo-Q4_K_M", private)
     pipe, huge = tmp_path / "pipe", tmp_path / "huge.pem"
@@ -522,7 +523,7 @@ def test_a_bundle_has_the_same_rights_whatever_the_umask(
     private, public = keys
     folder, before = project / "models/bundle/demo-Q4_K_M", os.umask(umask)
     try:
-        assert command.main(shipping.params(), project, "Q4_K_M", None, private) == 0
+        assert command.main(Project(shipping.params(), project), "Q4_K_M", None, private) == 0
     finally:
         os.umask(before)
     for path in (folder, *folder.rglob("*")):
@@ -533,9 +534,9 @@ def test_a_bundle_has_the_same_rights_whatever_the_umask(
 
 def test_a_bundle_of_other_rights_is_replaced(project: Path) -> None:
     folder = project / "models/bundle/demo-Q4_K_M"
-    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     (folder / CARD).chmod(0o664)
-    assert command.main(shipping.params(), project, "Q4_K_M", None, None) == 0
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     assert bundle_faults(folder) == []
 
 

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.commands import ship as command
+from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.core.errors import QuenchError
 from pipeline.core.hashing import file_hash
@@ -113,7 +114,7 @@ def shipped(made: Made) -> int:
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
-            code = command.main(made.params, made.root, made.level, None, None)
+            code = command.main(Project(made.params, made.root), made.level, None, None)
     except QuenchError as error:
         output.write(str(error))
         code = error.exit_code
@@ -239,7 +240,7 @@ def test_another_runs_rows_are_refused_though_they_are_whole(made: Made) -> None
 def test_rows_curated_since_have_a_remedy_that_does_something(made: Made) -> None:
     """`dvc checkout` brings nothing back where curate recorded them; what follows has to run."""
     with damaged(made, "data/final/train.jsonl", b'{"id": "other"}\n'), pytest.raises(QuenchError) as refused:
-        command.main(made.params, made.root, made.level, None, None)
+        command.main(Project(made.params, made.root), made.level, None, None)
     assert refused.value.id == "Q-SHIP-006"
 
 

@@ -18,6 +18,7 @@ from golden import Golden
 from shipping import BILL, CARD, EVALUATION, SUMS, change, faults_of, sum_again
 
 from pipeline.commands import ship as command
+from pipeline.commands.project import Project
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import BASE_FILE, provenance
 from pipeline.ship.bundle import SCRIPT
@@ -31,7 +32,7 @@ BASE, LORA, TUNED = "model.gguf", "demo-lora.gguf", tuned_inputs.FILE
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with its bundle. Read only: copy it to change it."""
     root = adapter_inputs.write_project(tmp_path_factory.mktemp("ship"))
-    assert command.main(adapter_inputs.params(), root, "Adapter", None, None) == 0
+    assert command.main(Project(adapter_inputs.params(), root), "Adapter", None, None) == 0
     return root
 
 
@@ -175,7 +176,7 @@ def test_the_bundle_of_a_tuned_file_holds_one_file_and_verifies(
     tmp_path: Path, of_the_base: dict[str, str]
 ) -> None:
     root = tuned_inputs.write_project(tmp_path / "project", **of_the_base)
-    assert command.main(tuned_inputs.params(), root, "Tuned", None, None) == 0
+    assert command.main(Project(tuned_inputs.params(), root), "Tuned", None, None) == 0
     bundle = root / "models/bundle/demo-tuned"
     assert bundle_faults(bundle) == []
     assert [path.name for path in bundle.glob("*.gguf")] == [TUNED]

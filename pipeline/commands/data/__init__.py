@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipeline.commands.topics.options import Model, ParamsFile, Root, Split, load, topic, working
+from pipeline.commands.topics.options import Model, ParamsFile, Root, Split, project_of, topic, working
 from pipeline.core.errors import ToolError
 from pipeline.core.places import resource
 
@@ -145,4 +145,4 @@ def pairs(
 
     asked = Asked(answers, rows, seed, temperature, scorer, min_gap)
     with working(root):
-        main(load(params, root), root, file, model, asked, file=params)
+        main(project_of(params, root), file, model, asked)

@@ -38,25 +38,22 @@ class Asked:
     min_gap: float = 0.0
 
 
-def main(
-    params: Params, root: Path, target: Path, model: str | None, asked: Asked, *, file: Path | None
-) -> None:
+def main(project: Project, target: Path, model: str | None, asked: Asked) -> None:
     """Make the pairs and say how many, and where the account is."""
-    account = make(params, root, target, model, asked, file=file)
+    account = make(project, target, model, asked)
+    place = account_file(project.root, target)
     print(f"{target}: {sentence(account)}")
-    print(f"the account: {account_file(root, target)}; `snakemake` curates the pairs like any other rows")
+    print(f"the account: {place}; `snakemake` curates the pairs like any other rows")
 
 
-def make(
-    params: Params, root: Path, target: Path, model: str | None, asked: Asked, *, file: Path | None = None
-) -> dict[str, Any]:
+def make(project: Project, target: Path, model: str | None, asked: Asked) -> dict[str, Any]:
     """Publish the pairs and their account, and give that. Raises `ConfigError` and `DataError` for what can't
     be, before the model is asked, and `DataError` if no pair came of it: then nothing is written.
     """
+    params, root = project.params, project.root
     check_target(root, target)
     evaluate, scorer = params.evaluating, scorer_of(params, asked)
     parse(scorer, evaluate.judge, root, evaluate.external)
-    project = Project(params, root, file)
     name = project.name_of(model)
     files = project.files(name)
     project.verify(*files)

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from pipeline.commands.project import Project
     from pipeline.config.params import Params
 
 JSON_HELP = "Print JSON."
@@ -35,6 +36,13 @@ def load(file: Path | None, root: Path) -> "Params":
     from pipeline.config.params import load_params
 
     return load_params(file or root / "params.yaml")
+
+
+def project_of(file: Path | None, root: Path) -> "Project":
+    """The project in `root` with the settings in `file`, by default its own."""
+    from pipeline.commands.project import Project
+
+    return Project(load(file, root), root, file)
 
 
 def working(root: Path) -> Any:

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.topics.options import Json, Model, ParamsFile, Root, load, topic, working
+from pipeline.commands.topics.options import (
+    Json,
+    Model,
+    ParamsFile,
+    Root,
+    load,
+    project_of,
+    topic,
+    working,
+)
 
 app = topic()
 
@@ -114,7 +123,7 @@ def serve(
         return change_scales(load(params, root), root, scale)
     from pipeline.commands.serve import main
 
-    return main(load(params, root), root, model, smoke, lora=lora, adapters=adapter or [], file=params)
+    return main(project_of(params, root), model, smoke, lora=lora, adapters=adapter or [])
 
 
 @app.command(epilog="example: quench chat")
@@ -176,5 +185,5 @@ def ship(
         raise typer.Exit(check_bundle(check, key))
     assert level is not None
     with working(root):
-        code = main(load(params, root), root, level, to, sign, file=params)
+        code = main(project_of(params, root), level, to, sign)
     raise typer.Exit(code)
