@@ -23,7 +23,7 @@ from pipeline.workflow.stage_command import REPLAY, need_work, parsed, parser
 if TYPE_CHECKING:
     from pipeline.config.params import Params
 
-CODE = "code"  # no stage of Snakemake's: DVC's first one (pipeline/workflow/code_keys.py)
+CODE, SETTINGS = "code", "settings"  # no stages of Snakemake's: DVC's first (pipeline/workflow/code_keys.py)
 
 
 def run(
@@ -47,7 +47,6 @@ def run(
     from pipeline.core.locks import inputs_below
     from pipeline.core.owner import RUN
     from pipeline.core.publish import need_folder
-    from pipeline.workflow.complete import need_all_keys
     from pipeline.workflow.graphs import need_graph
     from pipeline.workflow.idle import idle_of
     from pipeline.workflow.integrity import verify_inputs
@@ -56,6 +55,7 @@ def run(
     from pipeline.workflow.receipts import is_remote
     from pipeline.workflow.record import inputs_state, is_about, refresh_keys_for, running
     from pipeline.workflow.remote import finish, inputs_read
+    from pipeline.workflow.settings import need_settings
     from pipeline.workflow.settle import reuse
 
     name, item = parsed(stage, resume, shards)
@@ -70,7 +70,7 @@ def run(
             _work(name, item, read.params, root, extra)
         return
     need_graph(root, read.params.graph)
-    need_all_keys(root, read)
+    need_settings(root, read)
     # Snakemake has said it of all stages; the settings of a sub-project, which names its file, are a stage's
     if params_file is None and RUN not in os.environ:
         for sentence in idle_of(name, read.params):
@@ -147,6 +147,10 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
             from pipeline.workflow.project import write_code
 
             write_code(arguments.root)
+        elif arguments.stage == SETTINGS:
+            from pipeline.workflow.settings import write_settings
+
+            write_settings(arguments.root)
         elif rank:
             from pipeline.config.params import load_params
             from pipeline.stages.train.stage import run_rank

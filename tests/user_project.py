@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from pipeline.cli import app
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import DEFAULT_HOME
+from pipeline.workflow.settings import refresh_lock
 
 RESULTS = ("data", "models", "reports")
 BIN = Path(sys.executable).parent
@@ -77,6 +78,7 @@ def user_project(root: Path, finished: Path, **sections: Mapping[str, Any]) -> P
     for section, values in sections.items():
         params[section] |= values
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
+    refresh_lock(root)
     with chdir(root), Repo(str(root)) as repo:
         repo.add("data/raw")
         repo.commit(force=True)

@@ -20,9 +20,10 @@ from pipeline.core.places import IS_CHECKOUT, resource
 from pipeline.core.publish import publishing, remove
 from pipeline.llamacpp.stamp import is_built
 from pipeline.llamacpp.tools import DEFAULT_HOME
-from pipeline.workflow.code_keys import FOLDER
+from pipeline.workflow.code_keys import FOLDER, LOCK
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.project import take_over
+from pipeline.workflow.settings import lock_text
 from pipeline.workflow.stages import USERS
 
 SNAKEFILE = """\
@@ -59,7 +60,7 @@ Data, settings and results of a model; the code is that of an installed Quench.
     snakemake                        # runs what is out of date
     quench status --open
 
-`params.yaml` has the settings, a comment above every key.
+`params.yaml` has the settings that differ from the defaults; `quench config show` lists all.
 """
 RAW = "data/raw"
 KEPT = ("models", "reports", "reports/budget", "reports/compare", "reports/distill")  # empty, but in Git
@@ -100,11 +101,13 @@ def _write(folder: Path, name: str, recipe: str) -> None:
         (folder / kept).mkdir(parents=True, exist_ok=True)
         if kept != RAW:  # the file that DVC records that folder in is in Git
             (folder / kept / ".gitkeep").touch()
+    params = load_params(recipe_file(recipe))
     texts = {
         "README.md": README.format(name=name),
         "Snakefile": SNAKEFILE,
         "params.yaml": recipe_text(recipe),
-        "dvc.yaml": dvc_text(load_params(recipe_file(recipe)).graph, of_project=True),
+        LOCK: lock_text(params),
+        "dvc.yaml": dvc_text(params.graph, of_project=True),
         ".gitignore": _ignored(),
     }
     for file, text in texts.items():

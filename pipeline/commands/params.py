@@ -14,9 +14,9 @@ from pipeline.commands.idle import idle_settings
 from pipeline.commands.recipes import RECIPES, TITLE, recipe_names
 from pipeline.config.params import Params, Read, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import as_yaml, value_at
+from pipeline.config.text import as_yaml, comment_of, value_at
 from pipeline.core.errors import ConfigError
-from pipeline.workflow.complete import write
+from pipeline.workflow.settings import complete as complete_file
 
 WIDEST = 44  # columns of a value, beyond which the rest of the line moves
 
@@ -36,7 +36,7 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only
     """
     read = read_params(file)
     if complete:
-        write(file, read)
+        complete_file(file, read)
         read = read_params(file)
     recipe = recipe_of(file)
     shown = [
@@ -61,6 +61,8 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only
             print(
                 f"{one.name:<{longest}}  {as_yaml(one.value):<{WIDEST}}  {_sentence(one, file.name, recipe)}"
             )
+            if section is not None:
+                print("\n".join(comment_of(tuple(one.name.split(".")))))
 
 
 def settings(read: Read, recipe: str | None) -> list[Setting]:

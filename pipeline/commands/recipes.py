@@ -1,19 +1,20 @@
 """Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over someone's
 edits: `quench config use RECIPE`.
 
-Reads `recipes/` (what each changes of the schema's defaults) and `graphs/`. Writes `params.yaml`, every key
-with its comment, and `dvc.yaml`. An edited file is one that is not, byte for byte, what these make.
+Reads `recipes/` (what each changes of the schema's defaults) and `graphs/`. Writes `params.yaml` (what
+differs from the defaults), `params.lock.yaml` (all settings) and `dvc.yaml`. An edited file is one that is
+not, byte for byte, what these make.
 """
 
 import difflib
 from pathlib import Path
 
 from pipeline.config.params import load_params
-from pipeline.config.text import full_text
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.places import resource
 from pipeline.core.publish import publishing
 from pipeline.workflow.graphs import put_graph
+from pipeline.workflow.settings import starting_text, write_lock
 from pipeline.workflow.stages import WORDS
 
 RECIPES = resource("recipes")
@@ -36,18 +37,15 @@ def recipe_file(recipe: str) -> Path:
 
 
 def recipe_text(recipe: str) -> str:
-    """The `params.yaml` that `quench config use` writes: the schema's defaults with what the recipe changes,
-    a comment above every key.
-    """
+    """The `params.yaml` that `quench config use` writes: what the recipe changes of the schema's defaults."""
     file = recipe_file(recipe)
     purpose = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-    return full_text(
+    return starting_text(
         load_params(file),
         [
-            "Quench's one configuration: a section per stage, a comment above every key.",
             f"{TITLE} {recipe}: {purpose}",
-            "`quench config use RECIPE` writes another one here; `quench config show` shows what is in "
-            "effect. A key that is left out has its default.",
+            "A key that is left out has its default. `quench config show` lists all, `quench config show "
+            "KEY` says what one does; `quench config use RECIPE` writes another recipe here.",
         ],
     )
 
@@ -77,11 +75,14 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
             f"{target} has edits that are in no recipe: keep a copy, then `quench config use {recipe} "
             f"--force` replaces it:\n{changes}",
         )
-    graph = load_params(file).graph
+    params = load_params(file)
+    graph = params.graph
     changed = (root / "dvc.yaml").is_file() and put_graph(root, graph)
     if old != new:
         with publishing(target) as aside:
             aside.write_bytes(new)
+    if (root / ".dvc").is_dir():
+        write_lock(root, params)
     if changed:
         print(f"{root / 'dvc.yaml'} is the graph of {WORDS[graph]} now")
     print(changes + f"{target} is recipe {recipe} now" if changes else f"{target} is recipe {recipe} already")

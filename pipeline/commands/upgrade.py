@@ -14,11 +14,9 @@ import typer
 import yaml
 
 from pipeline.config.params import Read
-from pipeline.config.text import left_out
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
 from pipeline.core.yaml_readers import read_fast
-from pipeline.workflow import complete
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.graphs import put_graph, wanted_text
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
@@ -30,6 +28,7 @@ from pipeline.workflow.project import (
     take_over,
     version_of,
 )
+from pipeline.workflow.settings import differences, lock_values, need_settings
 from pipeline.workflow.stages import Stage, filled, filled_deps, filled_outputs, keys_of, stages_in
 
 MOST_FILES = 3  # of a stage's code that are named
@@ -68,7 +67,7 @@ def _upgrade(root: Path, *, yes: bool) -> None:
         print("Nothing is changed yet: `quench doctor upgrade --yes` does it.")
         return
     put_graph(root, read.params.graph)
-    complete.write(root / "params.yaml", read)
+    need_settings(root, read)
     take_over(root)
     print("Upgraded. `snakemake -n` shows the plan; `git add -u` and a commit keep it.")
 
@@ -78,7 +77,8 @@ def changes(root: Path, read: Read) -> dict[str, str]:
     graph, code = stages_in(read.params.graph), changed_code(root)
     before = _entries(root / "dvc.yaml")
     now = yaml.safe_load(wanted_text(root, read.params.graph))["stages"]
-    added = {".".join(place) for place in left_out(read.values)}
+    recorded = lock_values(root)
+    other = list(differences(recorded, read.params.model_dump(mode="json"))) if recorded else []
     found: dict[str, str] = {}
     for name, stage in graph.items():
         why = []
@@ -88,8 +88,8 @@ def changes(root: Path, read: Read) -> dict[str, str]:
             why.append(f"its code has changed: {', '.join(files[:MOST_FILES])}{more}")
         if before.get(name) != now[name]:
             why.append("its inputs, settings or outputs in dvc.yaml have changed")
-        if new := sorted(key for key in added if any(_covers(param, key) for param in stage.params)):
-            why.append(f"new settings: {', '.join(new)}")
+        if differing := [line for line in other if _covered(line.partition(":")[0], stage.params)]:
+            why.append(f"other settings: {', '.join(differing)}")
         if why:
             found[name] = "; ".join(why)
     return found
@@ -122,10 +122,15 @@ def _meet(read: set[str], written: set[str]) -> bool:
     return any(a == b or a.startswith(f"{b}/") or b.startswith(f"{a}/") for a in read for b in written)
 
 
-def _covers(param: str, key: str) -> bool:
-    """Whether a stage's `param` ("train", "train.r", "train -seed") is, or holds, the setting `key`."""
-    section, *without = param.split(" -")
-    return (key == section or key.startswith(f"{section}.")) and key.partition(".")[2] not in without
+def _covered(key: str, params: list[str]) -> bool:
+    """Whether one of a stage's `params` ("train", "train.r", "train -seed") is, or holds, the setting
+    `key`.
+    """
+    for param in params:
+        section, *without = param.split(" -")
+        if (key == section or key.startswith(f"{section}.")) and key.partition(".")[2] not in without:
+            return True
+    return False
 
 
 def _entries(file: Path) -> dict[str, Any]:

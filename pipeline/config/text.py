@@ -1,16 +1,17 @@
-"""`params.yaml` as text: every key of the schema with its comment above it, or a file's own text with what it
-leaves out put in.
+"""Settings as text: all of them, those of a new `params.yaml`, or a file's own text with some put in or taken
+out.
 """
 
 import json
+import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from decimal import Decimal
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from pipeline.config.params import Params
+from pipeline.config.params import Params, Read
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.core.strict_yaml import Place
 from pipeline.core.yaml_readers import is_plain_text
@@ -18,39 +19,60 @@ from pipeline.core.yaml_readers import is_plain_text
 COLUMNS = 100
 SMALL = 0.01  # numbers below are written with an exponent: 2.0e-4
 INDENT = "  "
+BEHIND = "  # "  # before a comment behind a value
+SHORTEST = 24  # characters of such a comment
 
 
 def full_text(params: Params, header: list[str]) -> str:
-    """A whole `params.yaml` with these values, and `header` as its first comment."""
+    """Every key with its value in `params`, a line each, and `header` as the first comment."""
     values = params.model_dump(mode="json")
     lines = [line for text in header for line in _comment(text, "")]
-    for place, field in keys_of(Params):
-        lines += [""] if len(place) == 1 else []
-        lines += _entry(place, field, values)
+    lines += [_entry(place, field, values)[-1] for place, field in keys_of(Params)]
     return "\n".join(lines) + "\n"
 
 
-def left_out(values: Any) -> list[Key]:
-    """The places that a file's `values` lack, the outermost only: a section, not its keys too."""
+def short_text(params: Params, header: list[str], places: Set[Key]) -> str:
+    """A `params.yaml` of these keys, each with the beginning of its comment behind it where there is room."""
+    values = params.model_dump(mode="json")
+    lines = [line for text in header for line in _comment(text, "")]
+    for place, field in _with_sections(places):
+        *_, line = _entry(place, field, values)
+        room = COLUMNS - len(line) - len(BEHIND)
+        short = textwrap.shorten(re.sub(r" \([^()]*\)", "", field.description or ""), room, placeholder=" …")
+        lines += [""] if len(place) == 1 else []
+        lines.append(f"{line}{BEHIND}{short}" if room >= SHORTEST and not group_of(field) else line)
+    return "\n".join(lines) + "\n"
+
+
+def _with_sections(places: Set[Key] | None) -> Iterator[tuple[Key, FieldInfo]]:
+    """These keys and the sections that they are in, in the schema's order; all if `places` is None."""
+    inside = {place[:end] for place in places or () for end in range(1, len(place) + 1)}
+    return ((place, field) for place, field in keys_of(Params) if places is None or place in inside)
+
+
+def left_out(values: Any, needed: Set[Key] | None = None) -> list[Key]:
+    """The places (of the keys `needed` and their sections, if these are given) that a file's `values` lack,
+    the outermost only: a section, not its keys too.
+    """
     found: list[Key] = []
-    for place, _ in keys_of(Params):
+    for place, _ in _with_sections(needed):
         inside = value_at(values, place[:-1])
         if place[:-1] not in found and (inside is None or place[-1] not in inside):
             found.append(place)
     return [place for place in found if not any(place[:end] in found for end in range(1, len(place)))]
 
 
-def completed(text: str, values: Any, lines: dict[Place, int], params: Params) -> str:
-    """`text`, which holds `values` with these line numbers, with what it leaves out put in, as `params` has
-    it; the rest stays as it was.
+def completed(text: str, read: Read, needed: Set[Key] | None = None) -> str:
+    """`text`, from which `read` was read, with what it leaves out (of the keys `needed`, if they are given)
+    put in; the rest stays as it was.
     """
-    rows, known = text.removesuffix("\n").split("\n"), params.model_dump(mode="json")
-    blocks = []
-    for number, place in enumerate(left_out(values)):
+    rows, known = text.removesuffix("\n").split("\n"), read.params.model_dump(mode="json")
+    lines, blocks = read.lines, []
+    for number, place in enumerate(left_out(read.values, needed)):
         more = _more_indent(place, rows, lines)
         block = [
             more + line
-            for below, field in keys_of(Params)
+            for below, field in _with_sections(needed)
             if below[: len(place)] == place
             for line in _entry(below, field, known)
         ]
@@ -128,6 +150,11 @@ def _entry(place: Key, field: FieldInfo, values: Any) -> list[str]:
     indent = INDENT * (len(place) - 1)
     value = "" if group_of(field) else f" {as_yaml(value_at(values, place))}"
     return [*_comment(field.description or "", indent), f"{indent}{place[-1]}:{value}"]
+
+
+def comment_of(place: Key) -> list[str]:
+    """The lines of a key's comment, indented."""
+    return _comment(dict(keys_of(Params))[place].description or "", INDENT)
 
 
 def _comment(text: str, indent: str) -> list[str]:

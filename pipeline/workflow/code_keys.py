@@ -23,6 +23,9 @@ from pipeline.workflow.syntax import ROOT
 
 CODE = "code"  # DVC's first stage, which writes the keys
 FOLDER = f".quench/{CODE}"  # its output
+SETTINGS = "settings"  # the stage that writes the settings in effect
+SETTINGS_MODULE = f"{ROOT}.config.params"  # all that it writes is there: the keys and their defaults
+LOCK = "params.lock.yaml"  # its output
 
 
 def stage_module(stage: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
-from pipeline.workflow.code_keys import CODE, FOLDER
+from pipeline.workflow.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file
 from pipeline.workflow.stages import TABLE, WORDS, Stage, keys_of, stages_in, table
 from pipeline.workflow.syntax import ROOT
 
@@ -17,7 +17,8 @@ HEADER = """\
 # It is made from these and params.yaml, and written again: your own stages belong in a subfolder's dvc.yaml.
 """
 OF_CHECKOUT = f"""in graphs/{TABLE.name}, as they are for Snakemake.
-# Stage {CODE} writes a key for the code of every stage, so that `dvc repro` alone sees an edit of it."""
+# Stage {CODE} writes a key for the code of every stage, so that `dvc repro` alone sees an edit of it; stage
+# {SETTINGS} writes the settings in effect."""
 OF_PROJECT = """the installed version's, as they are for Snakemake.
 # The keys of their code are in .quench/code; `quench doctor upgrade` writes them."""
 
@@ -32,6 +33,11 @@ def dvc_text(graph: Graph, *, of_project: bool = False, cache_base: bool = False
     deps = [f"graphs/{TABLE.name}", ROOT]
     code = {CODE: {"cmd": f"python -m {ROOT} {CODE}", "deps": deps, "outs": [FOLDER]}}
     stages: dict[str, Any] = {} if of_project else code
+    stages[SETTINGS] = {
+        "cmd": f"python -m {ROOT} {SETTINGS}",
+        "deps": ["params.yaml", key_file(SETTINGS)],
+        "outs": [{LOCK: _in_brackets({"cache": False})}],
+    }
     stages |= {name: _dvc_stage(name, stage, cache_base) for name, stage in stages_in(graph).items()}
     writer = ruamel.yaml.YAML()
     writer.width = 200
@@ -59,7 +65,9 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
     entry = {
         "cmd": f"python -m {ROOT} {name}" + (f"@{'-'.join(items)}" if items else ""),
         "deps": _in_brackets([*keys_of(name, stage), *stage.deps]),
-        "params": _in_brackets([key for one in stage.params for key in _keys(one)]),
+        "params": [{LOCK: _in_brackets([key for one in stage.params for key in _keys(one)])}]
+        if stage.params
+        else [],
         "outs": _in_brackets(
             [
                 *(

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError, MachineError
 from pipeline.core.locks import locked
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import read_fast
-from pipeline.workflow.code_keys import CODE
+from pipeline.workflow.code_keys import CODE, SETTINGS
 from pipeline.workflow.receipts import is_remote, receipts
 from pipeline.workflow.stages import filled, items_of, value_at
 
@@ -78,7 +78,7 @@ def seems_unchanged(stage: str, root: Path) -> bool:
 
 def recorded(root: Path) -> list[Recorded]:
     """Every output that a stage of `dvc.yaml` has in `dvc.lock`, or in the receipt of a job that is still to
-    be recorded, but for keys of code; nothing where `root` is no DVC project that has run.
+    be recorded, but for keys of code and the settings; nothing where `root` is no DVC project that has run.
     """
     stages = stages_of(root)
     written = {
@@ -89,7 +89,7 @@ def recorded(root: Path) -> list[Recorded]:
         Recorded(name, Path(path), md5)
         for name, outputs in written.items()
         for path, md5 in outputs.items()
-        if name in stages and name != CODE and path in stages[name].outs
+        if name in stages and name not in (CODE, SETTINGS) and path in stages[name].outs
     ]
 
 
@@ -166,6 +166,12 @@ def entry_of(stage: str, root: Path) -> dict[str, Any] | None:
     name, _, item = stage.partition("@")
     entry: dict[str, Any] | None = read_fast(file).get("stages", {}).get(name)
     return entry.get("do", entry) if entry and item else entry
+
+
+def params_of(entry: Mapping[str, Any]) -> list[str]:
+    """The keys that a stage of `dvc.yaml` depends on, in whichever file of settings."""
+    files = [{"": [key]} if isinstance(key, str) else key for key in entry.get("params", [])]
+    return [key for file in files for keys in file.values() for key in keys or []]
 
 
 def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:

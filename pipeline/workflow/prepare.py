@@ -23,12 +23,12 @@ from pipeline.core.publish import need_disk, remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.text import safe, screen
 from pipeline.workflow.cluster import wait_for_jobs
-from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph
 from pipeline.workflow.project import read_settings, refresh_keys
 from pipeline.workflow.receipts import take_failures
 from pipeline.workflow.remote import record_finished, use_this_python
 from pipeline.workflow.scraps import share, working
+from pipeline.workflow.settings import need_settings
 from pipeline.workflow.settle import REUSE, Settled, settle
 from pipeline.workflow.shards import drop_stale
 from pipeline.workflow.stages import USERS
@@ -73,7 +73,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
             read = _with_settings(root / "params.yaml", settings)
         params = read.params
         need_graph(root, params.graph)
-        need_all_keys(root, read)
+        need_settings(root, read)
         for one in idle(params):
             print(f"{root / 'params.yaml'}: {one}", file=sys.stderr)
         with working(root):  # what killed runs left is swept

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.workflow.code_keys import CODE
+from pipeline.workflow.code_keys import CODE, SETTINGS
 from pipeline.workflow.dvc_cache import drop_dead_links, drop_rotten
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import learn, teach
 from pipeline.workflow.locked import check_no_writer, seems_unchanged, set_aside_if_cut
 from pipeline.workflow.project import refresh_keys
 from pipeline.workflow.record import open_project
+from pipeline.workflow.settings import refresh_lock
 
 # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
 REUSE = "QUENCH_REUSE"
@@ -53,7 +54,7 @@ def settle(root: Path) -> Settled:
             check_no_writer(Path(repo.tmp_dir, "rwlock"))
             set_aside_if_cut(root / "dvc.lock")
             _sweep(repo)
-            _record_code(repo)
+            _record_generated(repo)
         drop_dead_links(repo)
         settled = Settled(damaged=learn(repo, hashes))
         _bring_back(repo, settled, hashes)
@@ -91,20 +92,21 @@ def _all_good(outs: list[Any], root: Path) -> bool:
     return not any(out.changed_cache() for out in outs)
 
 
-def _record_code(repo: Any) -> None:
-    """Record the keys of the code, which the caller has written: the stage that writes them need not run, and
-    others are judged by them.
+def _record_generated(repo: Any) -> None:
+    """Record the keys of the code and the settings in effect, which the caller has written: the stages that
+    write them need not run, and others are judged by them.
     """
-    known = next(
-        (stage for stage in repo.index.stages if not stage.is_data_source and stage.name == CODE), None
-    )
-    if known is not None and (_is_stale(known) or any(out.changed_cache() for out in known.outs)):
-        known.save(run_cache=False)
-        # an edit came in between: keys and code must be of one moment
-        if refresh_keys(Path(repo.root_dir)):
-            known.save(run_cache=False)
-        known.commit()
-        known.dump(update_pipeline=False)
+    root = Path(repo.root_dir)
+    for stage in repo.index.stages:
+        if stage.is_data_source or stage.name not in (CODE, SETTINGS):
+            continue
+        if _is_stale(stage) or any(out.changed_cache() for out in stage.outs if out.use_cache):
+            stage.save(run_cache=False)
+            # an edit came in between: what is written and what it is made of must be of one moment
+            if refresh_keys(root) if stage.name == CODE else refresh_lock(root):
+                stage.save(run_cache=False)
+            stage.commit()
+            stage.dump(update_pipeline=False)
 
 
 def _sweep(repo: Any) -> None:

@@ -18,7 +18,7 @@ from pipeline.config.sections import Graph
 from pipeline.config.text import value_at as value_of
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
-from pipeline.workflow.code_keys import key_file, method_module, stage_module
+from pipeline.workflow.code_keys import SETTINGS, SETTINGS_MODULE, key_file, method_module, stage_module
 from pipeline.workflow.shards import DIVIDED, made_of, option
 
 TABLE = resource("graphs/stages.yaml")
@@ -120,10 +120,11 @@ def stage_modules(stage: str) -> list[str]:
 
 def code_of_stages() -> dict[str, list[str]]:
     """{name of a key: the modules that it starts from}, for the stages of all graphs, and for each method of
-    training ("train.grpo").
+    training ("train.grpo"); what writes the settings in effect.
     """
     stages = {name: stage_modules(name) for name in table().stages}
-    return stages | {f"train.{method}": [method_module(method)] for method in METHODS}
+    methods = {f"train.{method}": [method_module(method)] for method in METHODS}
+    return stages | methods | {SETTINGS: [SETTINGS_MODULE]}
 
 
 def keys_of(name: str, stage: Stage) -> list[str]:

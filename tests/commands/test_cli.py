@@ -213,10 +213,8 @@ def test_doctor_checks_the_llama_cpp_that_stages_will_use(
         monkeypatch.setenv("LLAMA_CPP_HOME", str(tmp_path / variable))
     else:
         monkeypatch.delenv("LLAMA_CPP_HOME", raising=False)
-    text = recipe_text("demo")
-    (tmp_path / "params.yaml").write_text(
-        text.replace("llama_cpp: null", f"llama_cpp: {tmp_path / home if home else 'null'}"), encoding="utf-8"
-    )
+    text = f"machine:\n  llama_cpp: {tmp_path / home if home else 'null'}\n"
+    (tmp_path / "params.yaml").write_text(text, encoding="utf-8")
     for name in filter(None, (variable, home)):
         fake_build(tmp_path / name)
     settings, found = doctor.configuration(tmp_path)

@@ -139,8 +139,10 @@ def recorded(project: Path) -> Path:
     for words in (
         ("git", "init", "--quiet"),
         (PYTHON, "-m", "pipeline", "code"),
+        (PYTHON, "-m", "pipeline", "settings"),
         (PYTHON, "-m", "dvc", "add", "--quiet", "data/raw"),
-        (PYTHON, "-m", "dvc", "commit", "--quiet", "--force", "code", "base", "curate", "preprocess"),
+        (PYTHON, "-m", "dvc", "commit", "--quiet", "--force", "code", "settings"),
+        (PYTHON, "-m", "dvc", "commit", "--quiet", "--force", "base", "curate", "preprocess"),
         ("git", "add", "--all"),
         ("git", "commit", "--quiet", "--message", "start"),
     ):

@@ -28,6 +28,7 @@ from pipeline.ship.card import PrintedTools
 from pipeline.stages.curate.stage import curate
 from pipeline.stages.train.record import NO_PART, run_id
 from pipeline.workflow.dvc_yaml import dvc_text
+from pipeline.workflow.locked import params_of
 
 Settings = dict[str, Any]
 GGUF: Settings = {"base.quantization": "gguf", "evaluate.models": ["base", "adapter"]}
@@ -243,7 +244,7 @@ def test_another_value_acts_and_what_depends_on_it_runs_again(key: str) -> None:
         name
         for name, stage in stages.items()
         for does in [stage.get("do", stage)]
-        if any(key == param or key.startswith(f"{param}.") for param in does.get("params", []))
+        if any(key == param or key.startswith(f"{param}.") for param in params_of(does))
         or f"${{{key}}}" in json.dumps(stage)
     }
     assert bool(again) == (key not in NO_STAGE)

@@ -1,18 +1,17 @@
 """Settings from a command line end in params.yaml, whose other text stays."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from make import full_params
 
 from pipeline.config.gone import GONE
 from pipeline.config.overrides import from_sections, from_words, override, upgraded
 from pipeline.config.params import Params, load_params
 from pipeline.config.text import as_yaml, full_text
 from pipeline.core.errors import ConfigError
-from pipeline.core.places import PROJECT
 
 
 @pytest.fixture
@@ -71,7 +70,8 @@ def test_the_file_has_it_and_keeps_its_text(file: Path) -> None:
 
 
 def test_a_whole_file_changes_in_one_line(tmp_path: Path) -> None:
-    path = Path(shutil.copy(PROJECT / "params.yaml", tmp_path))
+    path = tmp_path / "params.yaml"
+    path.write_text(full_params())
     before = path.read_text().splitlines()
     override(path, {("curate", "near_threshold"): 0.86})
     after = path.read_text().splitlines()

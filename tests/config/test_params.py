@@ -12,17 +12,17 @@ from draws import draws
 from dvc.utils.serialize import dumps_yaml, loads_yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from make import full_params
 from pydantic import ValidationError
 
 from pipeline.config.ggml_types import LEVELS
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
-from pipeline.core.places import PROJECT
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import read_fast
 
-DEMO = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8"))
+DEMO = yaml.safe_load(full_params())
 COMMIT = "a" * 40
 SHA256 = "ab" * 32
 
@@ -339,11 +339,7 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path):
 
 
 def test_a_learning_rate_may_be_written_2e_4_and_dvc_reads_it_so_too(load):
-    text = (
-        (PROJECT / "params.yaml")
-        .read_text(encoding="utf-8")
-        .replace("learning_rate: 5.0e-4", "learning_rate: 2e-4")
-    )
+    text = full_params().replace("learning_rate: 5.0e-4", "learning_rate: 2e-4")
     assert load(text).train.learning_rate == loads_yaml(text)["train"]["learning_rate"] == 2e-4
 
 
@@ -355,11 +351,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
 
 
 def test_an_error_names_its_line_and_a_long_value_is_cut(load):
-    text = (
-        (PROJECT / "params.yaml")
-        .read_text(encoding="utf-8")
-        .replace("  packing: true", f"  packing: '\u202e{'x' * 500}'")
-    )
+    text = full_params().replace("  packing: true", f"  packing: '\u202e{'x' * 500}'")
     number = next(number for number, line in enumerate(text.splitlines(), 1) if "packing:" in line)
     with pytest.raises(
         ConfigError, match=rf"preprocess.packing: is '.u202exxx.*….*\(line {number}\)"
@@ -431,7 +423,7 @@ def test_any_bytes_are_params_or_one_readable_refusal(tmp_path, data):
     """Random bytes, scraps of YAML, and the demo's own file with scraps put in; what is accepted, DVC reads
     the same.
     """
-    demo = (PROJECT / "params.yaml").read_bytes()
+    demo = full_params().encode()
     scraps = data.draw(st.one_of(st.binary(max_size=200), PIECES))
     place = data.draw(st.integers(0, len(demo)))
     kept = data.draw(st.sampled_from([b"", demo[place:]]))

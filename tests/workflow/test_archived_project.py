@@ -31,7 +31,16 @@ from pipeline.workflow.project import installed_version
 ARCHIVES = PROJECT / "tests/archive"
 MOST = 200_000  # bytes
 KEPT = (  # a folder that a stage writes is here whole or not at all
-    *("params.yaml", "dvc.yaml", "dvc.lock", "Snakefile", ".gitignore", ".dvcignore", ".dvc/config"),
+    *(
+        "params.yaml",
+        "params.lock.yaml",
+        "dvc.yaml",
+        "dvc.lock",
+        "Snakefile",
+        ".gitignore",
+        ".dvcignore",
+        ".dvc/config",
+    ),
     *(".quench/code/*", "profiles/*/*", "data/raw.dvc", "data/*.jsonl", "data/final/*", "data/tokens/*"),
     *("models/base.json", "models/checkpoints/*.json*", "models/checkpoints/*/complete.json"),
     *("reports/**/*.json*", "reports/*.csv"),

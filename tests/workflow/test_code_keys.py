@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from forked import Forked
+from make import full_params
 from report_inputs import demo_params, write_inputs
 from user_project import BIN
 
@@ -26,14 +27,15 @@ from pipeline.__main__ import main
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, load_params
 from pipeline.core.places import PACKAGE, PROJECT
-from pipeline.workflow.code_keys import CODE, stage_module
+from pipeline.workflow.code_keys import CODE, SETTINGS, SETTINGS_MODULE, stage_module
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.package import Package
 from pipeline.workflow.sources import read_source
 from pipeline.workflow.stages import USERS, code_of_stages, stages_in
 
 IGNORED = shutil.ignore_patterns("__pycache__")
-STARTS = code_of_stages()
+# the settings in effect are written again by any edit of a section; DVC compares them by value
+STARTS = {name: starts for name, starts in code_of_stages().items() if name != SETTINGS}
 EVERY = set(STARTS)
 SOURCES = Package().sources
 KEYS = ".quench/code"
@@ -372,6 +374,15 @@ def test_an_edit_changes_the_keys_of_what_reaches_it(file: str, edit: Edit, expe
     assert changed(Package(SOURCES | {file: source})) == expected
 
 
+@pytest.mark.parametrize("section", ["Train", "Grpo", "Machine"])
+def test_an_edit_of_any_section_writes_the_settings_in_effect_again(section: str) -> None:
+    (file,) = (path for path, source in SOURCES.items() if section in source.parts and "sections/" in path)
+    text = (PACKAGE / file).read_text(encoding="utf-8")
+    source = read_source(other(section)(text).encode(), is_python=True)
+    before, after = Package(SOURCES), Package(SOURCES | {file: source})
+    assert before.key(SETTINGS_MODULE) != after.key(SETTINGS_MODULE)
+
+
 def changed(package: Package) -> set[str]:
     after = keys(package)
     return {name for name in BEFORE if BEFORE[name] != after[name]}
@@ -439,7 +450,7 @@ def test_keys_are_written_where_they_differ_and_those_of_no_stage_go(tmp_path: P
     (tmp_path / KEYS / "gone.key").touch()
     assert main([CODE, "--root", str(tmp_path)]) == 0
     assert train.stat().st_mtime == 1 and curate.read_text() == right
-    assert {path.name.removesuffix(".key") for path in (tmp_path / KEYS).iterdir()} == EVERY
+    assert {path.name.removesuffix(".key") for path in (tmp_path / KEYS).iterdir()} == {*EVERY, SETTINGS}
 
 
 # ---- both tools go by them
@@ -494,7 +505,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         shutil.copytree(PROJECT / folder, root / folder)
     for name in ("Snakefile", ".dvcignore"):
         shutil.copy(PROJECT / name, root)
-    settings = (PROJECT / "params.yaml").read_text(encoding="utf-8")
+    settings = full_params()
     # compare, distill and budget have jobs
     jobs = {"seeds": "42", "distilled": "merged_distilled", "distill": "Q4_K_M", "budgets": "4.6bpw"}
     for key, value in jobs.items():
@@ -512,7 +523,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         file = root / path / "file" if is_folder else root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{path}\n")
-    edits.run(sys.executable, "-m", "pipeline", CODE)
+    for stage in (CODE, SETTINGS):
+        edits.run(sys.executable, "-m", "pipeline", stage)
     edits.dvc(lambda repo: repo.add("data/raw"))
     edits.dvc(lambda repo: repo.commit(force=True))
     yield edits

@@ -25,6 +25,7 @@ import psutil
 import pytest
 import yaml
 from forked import SERVER, Forked
+from make import full_params
 from user_project import BIN, nothing_to_do
 
 from pipeline.config.params import Params, load_params
@@ -32,7 +33,7 @@ from pipeline.config.sections import Graph
 from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
-from pipeline.workflow.code_keys import CODE
+from pipeline.workflow.code_keys import CODE, SETTINGS
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.settle import REUSE, reuse, settle
@@ -101,7 +102,7 @@ def dvc_stages(recipe: Path, graph: Graph, tmp_path_factory: pytest.TempPathFact
     Repo.init(str(folder), no_scm=True).close()
     with Repo(str(folder)) as repo:
         repo.index.check_graph()
-        return {stage.name: stage for stage in repo.index.stages if stage.name != CODE}
+        return {stage.name: stage for stage in repo.index.stages if stage.name not in (CODE, SETTINGS)}
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +367,7 @@ def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("toy") / "toy"
     shutil.copytree(TOY, root, ignore=shutil.ignore_patterns("__pycache__"))
-    settings = (PROJECT / "params.yaml").read_text(encoding="utf-8")
+    settings = full_params()
     (root / "params.yaml").write_text(re.sub(r"base-Q\w+, |, base-Q\w+", "", settings))
     shutil.copytree(PROJECT / "profiles", root / "profiles")
     (root / "data/raw").mkdir(parents=True)

@@ -28,11 +28,12 @@ from pipeline.__main__ import main as run_stage
 from pipeline.core.errors import DataError, MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import remove
-from pipeline.workflow.code_keys import CODE, FOLDER
+from pipeline.workflow.code_keys import CODE, FOLDER, LOCK
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import verify_inputs, verify_outputs
 from pipeline.workflow.record import running
+from pipeline.workflow.settings import refresh_lock
 from pipeline.workflow.settle import REUSE, reuse, settle
 
 FOLDERS = ("models/base", "models/adapter", "models/merged", "models/imatrix", "data/tokens")
@@ -67,8 +68,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         put(root / path, dice.randbytes(100))
     Repo.init(str(root), no_scm=True).close()
+    refresh_lock(root)
     with chdir(root), Repo(str(root)) as repo:
-        for path in sorted({out.def_path for out in repo.index.outs}):
+        for path in sorted({out.def_path for out in repo.index.outs} - {LOCK}):
             for name in ("a.bin", "b/c.bin") if path in FOLDERS else ("",):
                 # metrics have to be text
                 put(root / path / name, dice.randbytes(dice.randrange(1, 9000)).hex().encode())
@@ -133,9 +135,10 @@ class Output(NamedTuple):
 
 
 def recorded(root: Path) -> list[Output]:
-    """Every output that dvc.lock has."""
+    """Every artifact that dvc.lock has; the settings in effect are none, they are written again."""
     stages = yaml.safe_load((root / "dvc.lock").read_text())["stages"]
-    return [Output(name, out["path"], out["md5"]) for name, one in stages.items() for out in one["outs"]]
+    outs = [Output(name, out["path"], out["md5"]) for name, one in stages.items() for out in one["outs"]]
+    return [out for out in outs if out.path != LOCK]
 
 
 def object_of(root: Path, md5: str) -> Path:

@@ -19,6 +19,7 @@ from pipeline.config.params import read_params
 from pipeline.config.text import left_out
 from pipeline.core.locks import RUN, lock_file, take
 from pipeline.core.places import PROJECT
+from pipeline.workflow.settings import lock_values, read_by_dvc
 from pipeline.workflow.stages import stages_in
 
 
@@ -51,8 +52,10 @@ def test_a_new_project_has_settings_a_graph_git_and_dvc_and_no_code(made: Path) 
     assert not list(made.rglob("*.py"))
     assert "code" not in yaml.safe_load((made / "dvc.yaml").read_text())["stages"]
     assert (made / "data/raw").is_dir()
-    # every key is in the file, as DVC needs it
-    assert not left_out(read_params(made / "params.yaml").values)
+    # DVC has every setting, and what dvc.yaml is made of
+    assert not left_out(lock_values(made)) and "params.lock.yaml" in staged
+    read = read_params(made / "params.yaml")
+    assert not left_out(read.values, read_by_dvc(read.params.graph))
 
 
 def test_a_folder_with_content_is_left_alone(made: Path, tmp_path: Path) -> None:
@@ -140,16 +143,18 @@ def test_an_upgrade_names_what_has_run_and_what_follows_it(root: Path) -> None:
     assert list(again(root)) == ["train", "merge"]
 
 
-def test_an_upgrade_sees_new_settings_and_an_edited_graph(root: Path) -> None:
+def test_an_upgrade_sees_other_defaults_and_an_edited_graph(root: Path) -> None:
     have_run(root, *stages_in("merged"))
-    settings = yaml.safe_load((root / "params.yaml").read_text())
-    del settings["merge"]["rows"], settings["train"]["r"]
-    (root / "params.yaml").write_text(yaml.safe_dump(settings))
+    settings = lock_values(root)
+    del settings["merge"]["rows"]
+    settings["train"] |= {"r": 7, "former": 1}
+    (root / "params.lock.yaml").write_text(yaml.safe_dump(settings))
     graph = yaml.safe_load((root / "dvc.yaml").read_text())
     graph["stages"]["imatrix"]["deps"].pop()
     (root / "dvc.yaml").write_text(yaml.safe_dump(graph))
     reasons = again(root, "--yes")
-    assert "merge.rows" in reasons["merge"] and "train.r" in reasons["train"]
+    assert "merge.rows" in reasons["merge"]
+    assert "train.r" in reasons["train"] and "train.former" in reasons["train"]
     assert "dvc.yaml" in reasons["imatrix"] and "curate" not in reasons
     assert "dvc.yaml" not in again(root).get("imatrix", "")
 

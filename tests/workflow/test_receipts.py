@@ -17,6 +17,7 @@ from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.integrity import verify_inputs
 from pipeline.workflow.receipts import FOLDER, REMOTE, Failure, leave, receipts, take_failures
 from pipeline.workflow.remote import finish_workflow, job_settings, record_finished
+from pipeline.workflow.settings import refresh_lock
 from pipeline.workflow.settle import REUSE
 
 
@@ -33,6 +34,7 @@ def make_project(prepared: Path, root: Path) -> Path:
     shutil.copytree(prepared, root)
     (root / "dvc.yaml").write_text(dvc_text("merged"))
     Repo.init(str(root), no_scm=True).close()
+    refresh_lock(root)
     for folder in ("guard", "evaluation", "distill"):
         (root / "data" / folder).mkdir(exist_ok=True)
     return root

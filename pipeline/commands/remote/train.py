@@ -26,10 +26,10 @@ from pipeline.core.publish import read_json, remove, write_json
 from pipeline.stages.train.monitoring.run_record import git_state
 from pipeline.stages.train.record import LIBRARIES
 from pipeline.subprojects.processes import ERRORS
-from pipeline.workflow.complete import need_all_keys
 from pipeline.workflow.graphs import need_graph
 from pipeline.workflow.integrity import verify_inputs
 from pipeline.workflow.record import inputs_state, record, refresh_keys_for, running
+from pipeline.workflow.settings import need_settings
 from pipeline.workflow.settle import REUSE, reuse
 
 NEEDED = ("pydantic", "pyyaml", "psutil", "pyarrow", "safetensors", "gguf", "tensorboard", "orjson")
@@ -48,7 +48,7 @@ def main(line: Line, root: Path, *, resume: bool = True, keep: bool = False) -> 
     if why := refusal(read.params.train):
         raise ConfigError("Q-REMOTE-009", f"{why}, or run `snakemake train` on that machine itself")
     need_graph(root, read.params.graph)
-    need_all_keys(root, read)
+    need_settings(root, read)
     with running(STAGE, root):
         refresh_keys_for(STAGE, root)
         if resume and _is_done(root):

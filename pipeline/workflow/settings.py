@@ -1,0 +1,179 @@
+"""The settings in effect as DVC records them: `params.lock.yaml`, every key with its value, written from
+params.yaml and the defaults by whatever runs a stage, and by a stage of dvc.yaml for `dvc repro`.
+
+DVC knows no default, so its stages name the keys of that file. What dvc.yaml makes its stages and paths of
+(`${convert.name}`, the list of levels) DVC reads before it runs any stage, from params.yaml itself: what is
+left out of these keys is written there.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.params import Params, Read, load_params
+from pipeline.config.sections import Graph
+from pipeline.config.sections.values import Key, group_of, keys_of
+from pipeline.config.text import as_yaml, completed, full_text, left_out, short_text, value_at
+from pipeline.core.errors import ConfigError
+from pipeline.core.publish import publishing
+from pipeline.core.strict_yaml import read_strict
+from pipeline.core.yaml_readers import read_fast
+from pipeline.workflow.code_keys import LOCK, SETTINGS
+from pipeline.workflow.locked import entry_of
+from pipeline.workflow.stages import stages_in
+
+MOST_NAMED = 8
+HEADER = [
+    "Every setting in effect: params.yaml and the defaults. DVC compares and records these values.",
+    "Written again before each run: edit params.yaml instead.",
+]
+SHOWN = {("base", "source"), ("base", "model"), ("base", "file")}  # in a new params.yaml, whatever they are
+
+
+def need_settings(root: Path, read: Read) -> None:
+    """Write what DVC needs to know of the settings of `root`, if DVC records this project: params.lock.yaml,
+    and into params.yaml the keys that dvc.yaml itself takes from there; `read` is what was read from it.
+
+    Raises `ConfigError` in a stage that DVC itself runs, for DVC has read these files already, and where
+    params.yaml is of a shape that nothing can be put into.
+    """
+    if not (root / ".dvc").is_dir():
+        return
+    if "DVC_STAGE" not in os.environ:
+        complete(root / "params.yaml", read, read_by_dvc(read.params.graph))
+        write_lock(root, read.params)
+    elif _differs(root, read.params):
+        raise ConfigError(
+            "Q-WORKFLOW-002",
+            f"{root / LOCK} doesn't hold the settings of params.yaml, and DVC would record it: run `dvc "
+            f"repro {SETTINGS}`, which writes it, then run again",
+        )
+
+
+def write_settings(root: Path) -> None:
+    """Write params.lock.yaml and say what changed: a stage of dvc.yaml. Raises what `load_params` does."""
+    changed = refresh_lock(root)
+    print("\n".join(changed) if changed else f"{LOCK} is as it was")
+
+
+def refresh_lock(root: Path) -> list[str]:
+    """Write params.lock.yaml from params.yaml as it is now; what changed, as `write_lock` says it. Raises
+    what `load_params` does.
+    """
+    return write_lock(root, load_params(root / "params.yaml"))
+
+
+def write_lock(root: Path, params: Params) -> list[str]:
+    """Make `root`/params.lock.yaml hold `params`, if dvc.yaml has the stage that writes it; a line on each
+    setting that changed: "train.r: 16 → 8".
+    """
+    file = root / LOCK
+    if not _differs(root, params):
+        return []
+    before = lock_values(root)
+    with publishing(file) as aside:
+        aside.write_text(lock_text(params), encoding="utf-8")
+    return list(differences(before, params.model_dump(mode="json"))) if before else [f"{LOCK} is written"]
+
+
+def lock_text(params: Params) -> str:
+    """What params.lock.yaml holds for these settings."""
+    return full_text(params, HEADER)
+
+
+def lock_values(root: Path) -> dict[str, Any]:
+    """The settings that `root`/params.lock.yaml holds; {} if it is not there, or damaged."""
+    try:
+        values = read_fast(root / LOCK)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def differences(before: Any, after: Any) -> Iterator[str]:
+    """A line on each setting whose value is another one, or that `before` alone has: "train.r: 16 → 8"."""
+    for place, field in keys_of(Params):
+        old, new = value_at(before, place), value_at(after, place)
+        if not group_of(field):
+            if old != new:
+                yield f"{'.'.join(place)}: {as_yaml(old)} → {as_yaml(new)}"
+        elif isinstance(old, dict):
+            yield from (f"{'.'.join((*place, name))}: gone" for name in old if name not in new)
+
+
+def _differs(root: Path, params: Params) -> bool:
+    """Whether params.lock.yaml should be there and is not what `params` are written as; False where dvc.yaml
+    can't be read, and DVC says so.
+    """
+    try:
+        if entry_of(SETTINGS, root) is None:
+            return False
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, RecursionError):
+        return False
+    try:
+        return (root / LOCK).read_text(encoding="utf-8") != lock_text(params)
+    except (OSError, UnicodeDecodeError):
+        return True
+
+
+def read_by_dvc(graph: Graph) -> set[Key]:
+    """The keys that dvc.yaml of `graph` takes from params.yaml: those in paths, and lists of jobs."""
+    names = set[str]()
+    for stage in stages_in(graph).values():
+        names |= set(re.findall(r"\$\{([\w.]+)\}", stage.model_dump_json()))
+        lists = stage.each.values() if isinstance(stage.each, dict) else [stage.each]
+        names |= {name for name in lists if isinstance(name, str)}
+    return {tuple(name.split(".")) for name in names if not re.match(r"item\b", name)}
+
+
+def starting_text(params: Params, header: list[str]) -> str:
+    """A new params.yaml: what differs from the defaults, what dvc.yaml reads there, and where the base comes
+    from; `header` as its first comment.
+    """
+    values, defaults = params.model_dump(mode="json"), Params().model_dump(mode="json")
+    needed = read_by_dvc(params.graph) | SHOWN
+    places = {
+        place
+        for place, field in keys_of(Params)
+        if not group_of(field) and (place in needed or value_at(values, place) != value_at(defaults, place))
+    }
+    return short_text(params, header, places)
+
+
+def complete(file: Path, read: Read, needed: Set[Key] | None = None) -> None:
+    """Put what `file` leaves out (of the keys `needed`, if they are given) into it, with comments, and say
+    so; the rest of its text stays. Raises `ConfigError` if that can't be done.
+    """
+    missing = left_out(read.values, needed)
+    if not missing:
+        return
+    file = file.resolve()  # a link stays one
+    text = completed(file.read_bytes().decode("utf-8"), read, needed)
+    names = [".".join(place) for place in missing]
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    shown = ", ".join(names[:MOST_NAMED]) + more
+    with publishing(file) as aside:
+        aside.write_text(text, encoding="utf-8", newline="")
+        shutil.copymode(file, aside)
+        if not _is_the_same(aside, read, needed):
+            raise ConfigError(
+                "Q-WORKFLOW-003",
+                f"{file} leaves out {shown}, and they can't be put into this text: add them (`quench config "
+                "show` shows their values)",
+            )
+    print(f"{file} left out {shown}: now there, with the defaults", file=sys.stderr)
+
+
+def _is_the_same(file: Path, read: Read, needed: Set[Key] | None) -> bool:
+    """Whether `file` says what was in effect, and leaves nothing out that is needed."""
+    try:
+        values, _ = read_strict(file)
+        return not left_out(values, needed) and type(read.params).model_validate(values) == read.params
+    except (ConfigError, ValueError):
+        return False
