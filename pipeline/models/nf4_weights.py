@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.checks import Check
+from pipeline.gguf.safetensors_rows import Entry, read_header, read_rows
 from pipeline.models.finite import nf4_linears
 
 BLOCK = 64  # weights that share a scale
@@ -51,17 +52,17 @@ def weight_lines(model: Any, base: Path) -> dict[str, Check]:
     """The worst linear by each figure, dequantized NF4 against the file's weight; one linear in memory at a
     time.
     """
-    linears, files = nf4_linears(model), stored_weights(base)
-    missing = [name for name in linears if f"{name}.weight" not in files]
+    shards = sorted(base.glob("*.safetensors"))
+    stored = {entry.name: entry for shard in shards for entry in read_header(shard)}
+    linears = nf4_linears(model)
+    missing = [name for name in linears if f"{name}.weight" not in stored]
     if missing or not linears:
         reason = f"{missing[0]} has another name in the file" if missing else "no linear is in NF4"
         return {
             key: Check(title, "not measured", reason, what=what, limit=limit)
             for key, (title, what, limit) in FIGURES.items()
         }
-    found = {
-        name: rounding(linear, files[f"{name}.weight"], f"{name}.weight") for name, linear in linears.items()
-    }
+    found = {name: rounding(linear, stored[f"{name}.weight"]) for name, linear in linears.items()}
     return {
         key: worst_line({name: figures[key] for name, figures in found.items()}, *about)
         for key, about in FIGURES.items()
@@ -82,15 +83,13 @@ def worst_line(values: dict[str, float], title: str, what: str, limit: float) ->
     )
 
 
-def rounding(linear: Any, file: Path, name: str) -> dict[str, float]:
-    """One NF4 linear against the tensor `name` of a safetensors file: squared error ÷ squared weights, how
-    far the best-fitting scale is from 1, the largest error ÷ largest weight of a block.
+def rounding(linear: Any, stored: Entry) -> dict[str, float]:
+    """One NF4 linear against the weight that is stored: squared error ÷ squared weights, how far the
+    best-fitting scale is from 1, the largest error ÷ largest weight of a block.
     """
     from bitsandbytes.functional import dequantize_4bit
-    from safetensors import safe_open
 
-    with safe_open(file, framework="pt") as opened:
-        weight = opened.get_tensor(name).float().flatten()
+    weight = read_rows(stored).float().flatten()
     rounded = dequantize_4bit(linear.weight.data, linear.weight.quant_state).cpu().float().flatten()
     power = float(weight.square().sum())
     end = len(weight) // BLOCK * BLOCK  # a short last block is in the other figures
@@ -101,14 +100,3 @@ def rounding(linear: Any, file: Path, name: str) -> dict[str, float]:
         "nf4_scale": abs(float(rounded @ weight) / power - 1),
         "nf4_blocks": float((errors / largest.clamp(min=1e-30)).amax()),
     }
-
-
-def stored_weights(base: Path) -> dict[str, Path]:
-    """Which safetensors file holds each tensor of the base."""
-    from safetensors import safe_open
-
-    files: dict[str, Path] = {}
-    for shard in sorted(base.glob("*.safetensors")):
-        with safe_open(shard, framework="pt") as opened:
-            files |= dict.fromkeys(opened.keys(), shard)
-    return files

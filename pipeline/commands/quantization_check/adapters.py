@@ -7,11 +7,10 @@ from typing import Any
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
+from pipeline.gguf.base_files import ADAPTER_FILE
 from pipeline.models.lora import hold_in_float32, with_adapter
 from pipeline.models.merging.adapter import check_patterns, read_settings
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
-
-WEIGHTS = "adapter_model.safetensors"
 
 
 def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
@@ -85,7 +84,7 @@ def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
     ]
     found: dict[str, Path] = {}
     for folder in filter(is_complete, (root / "models/adapter", *checkpoints)):
-        found.setdefault(file_hash(folder / WEIGHTS), folder)
+        found.setdefault(file_hash(folder / ADAPTER_FILE), folder)
         if len(found) == 2:
             return tuple(found.values())
     return ()
@@ -93,15 +92,15 @@ def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
 
 def is_complete(folder: Path) -> bool:
     """Whether a folder holds an adapter's settings and weights."""
-    return (folder / "adapter_config.json").is_file() and (folder / WEIGHTS).is_file()
+    return (folder / "adapter_config.json").is_file() and (folder / ADAPTER_FILE).is_file()
 
 
 def check_settings(adapter: Path, settings: Training) -> None:
     """Raise `DataError` unless the adapter is complete and has the rank and targets of `settings`."""
     known = read_settings(adapter)
     found = known["r"], _named(known["target_modules"] or [])
-    if not (adapter / WEIGHTS).is_file():
-        raise DataError("Q-COMMANDS-027", f"{adapter} has no {WEIGHTS}: run `snakemake --force train`")
+    if not (adapter / ADAPTER_FILE).is_file():
+        raise DataError("Q-COMMANDS-027", f"{adapter} has no {ADAPTER_FILE}: run `snakemake --force train`")
     wanted = _named(settings.target_modules)
     if found != (settings.r, wanted):
         raise DataError(
