@@ -2,8 +2,8 @@
 
 Other rows stand in with the answer that is wanted: a preference with its chosen one, a conversation with a
 thumb up as it is, a prompt with the answer that its checker expects. What measures takes a file's chats alone
-if it has any, for somebody may have put them there to be scored. What calibrates or distills needs much text
-of the kind that is served: there the others stand in beside the chats and texts as soon as they are more.
+if it has any, for they may have been put there to be scored. What calibrates or distills needs much text of
+the kind that is served: there the others stand in beside the chats and texts as soon as they are more.
 
 Held-out rows are drawn by a seed, since curation writes them file by file and the first ones would all be of
 one. The draw is by a hash of the row's id: nothing but `count` rows is held, and rows that are added or leave
@@ -38,8 +38,8 @@ def chats_in(path: Path) -> Iterator[Row]:
 
 
 def learned_in(path: Path, stand_ins: bool | None = None) -> Iterator[Row]:
-    """The chats and texts of a file, and what stands in for its other rows if these are more: whoever knows
-    that by `has_stand_ins` gives it, for it takes a reading of the file.
+    """The chats and texts of a file, and what stands in for its other rows if these are more; `stand_ins` is
+    what `has_stand_ins` gave, if it was asked before, for it takes a reading of the file.
     """
     also = has_stand_ins(path) if stand_ins is None else stand_ins
     for row in read_rows(path):
