@@ -33,7 +33,7 @@ def project(folder: Path, method: str, steps: int) -> Path:
     """A project with data and settings for a method, in `folder`."""
     data = folder / "data/raw/rows.jsonl"
     data.parent.mkdir(parents=True, exist_ok=True)
-    recipe = "demo-grpo" if method == "grpo" else "demo"
+    recipe = "demo-grpo" if method == "grpo" else "demo-small"  # 135M: minutes
     params: dict[str, Any] = load_params(PROJECT / f"recipes/{recipe}.yaml").model_dump(mode="json")
     train: dict[str, Any] = {"max_steps": steps, "eval_steps": steps, "save_steps": steps}
     if method == "grpo":
