@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import check_row
+from canonical import check_row
+
 from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import read_rows
