@@ -326,7 +326,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "section train.preference": ("config/sections/preference.py", other("Preference"), JUDGED),
     "a method's own beta": ("config/sections/training.py", replaced(".beta or 0.0", ".beta or 0.1"), JUDGED),
     "the loss of GRPO": ("stages/train/grpo/losses.py", other("correction"), {"train.grpo"}),
-    "rollouts in llama-server": ("stages/train/grpo/server_rollouts.py", other("complete"), {"train.grpo"}),
+    "rollouts in llama-server": ("stages/train/grpo/rollouts.py", other("complete"), {"train.grpo"}),
     "the guards of GRPO": (
         "stages/train/monitoring/grpo_rules.py",
         replaced("SAME = 0.8", "SAME = 0.7"),

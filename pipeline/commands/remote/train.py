@@ -23,8 +23,7 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchErr
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import SIGNALS, Interruption
 from pipeline.core.publish import read_json, remove, write_json
-from pipeline.stages.train.monitoring.run_record import git_state
-from pipeline.stages.train.record import LIBRARIES
+from pipeline.stages.train.record import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
 from pipeline.workflow.graphs import need_graph
 from pipeline.workflow.integrity import verify_inputs

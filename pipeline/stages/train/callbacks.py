@@ -4,6 +4,7 @@ line now and then where there is no terminal.
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -13,13 +14,58 @@ from pipeline.core.errors import GateError
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.models.runtime import give_back_holes, memory_used
 from pipeline.stages.train.monitoring.monitor import Monitor
-from pipeline.stages.train.monitoring.tensorboard import Board
 from pipeline.stages.train.randomness import random_state
 from pipeline.stages.train.step_stats import StepStats
 from pipeline.stages.train.trainer import QuenchTrainer
 
+# the metrics log's field → its name in TensorBoard
+STEP_CURVES = {
+    "loss": "loss",
+    "learning_rate": "learning_rate",
+    "grad_norm": "gradient_norm",
+    "tokens_per_second": "tokens_per_second",
+    "trained_tokens": "trained_tokens",
+    "memory_bytes": "memory_bytes",
+}
 TRIMMED_EVERY = 2  # forwards: after five the holes had grown by 0.4 GB of 3.8, after 16 by 2.3 of 5.8
 SAME_LOSS = 1e-4  # relative; float32 sums in another order
+
+
+class Board:
+    """Events below `folder`; with `purge_step`, what an interrupted run wrote from there on is hidden."""
+
+    def __init__(self, folder: Path, purge_step: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # 0 for a first run: TensorBoard takes the second start that it reads as a restart, and hides nothing
+        # without a first one
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step or 0)  # type: ignore[no-untyped-call]
+
+    def step(self, row: dict[str, Any]) -> None:
+        """One point of each curve, and of what the method measures beside its loss."""
+        for field, name in STEP_CURVES.items():
+            self._writer.add_scalar(name, row[field], row["step"])
+        for name, value in row.get("measures", {}).items():
+            self._writer.add_scalar(name, value, row["step"])
+        # else a kill would lose the last two minutes, and a resumed run has no second chance to write them
+        self._writer.flush()
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        """The loss on the held-out rows, what else is measured of them, and the samples as text."""
+        self._writer.add_scalar("eval_loss", row["eval_loss"], row["step"])
+        for name, value in row.get("measures", {}).items():
+            self._writer.add_scalar(f"eval_{name}", value, row["step"])
+        for number, found in enumerate(row["samples"], start=1):
+            words = "\n\n".join(
+                f"**{title}**\n\n{_verbatim(found[title])}" for title in ("prompt", "reference", "answer")
+            )
+            self._writer.add_text(f"sample_{number}", words, row["step"])
+        self._writer.flush()
+
+
+def _verbatim(text: str) -> str:
+    """As a Markdown code block: what a model says is shown, never rendered."""
+    return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
 def loss_text(loss: float) -> str:

@@ -1,5 +1,6 @@
 """The tokenized rows as the trainer takes them: batches without padding, each of which knows its rows."""
 
+from collections.abc import Mapping
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,13 @@ from typing import Any
 from pipeline.chat.answers import REJECTED
 from pipeline.chat.tokens import IGNORED
 
+OTHERS = "others"  # of a batch: the same prompts with other answers
 PARTS = ("input_ids", "labels", "position_ids")  # of a batch: what its log-probabilities depend on
 # what a batch knows of itself; `items` are what its loss is a mean over: tokens, positions, pairs or answers
-NOT_FOR_THE_MODEL = ("rows", "row_ids", "trained_tokens", "items", "weights", "row_answers", "row_tokens")
+NOT_FOR_THE_MODEL = (
+    *("rows", "row_ids", "trained_tokens", "items", "weights"),
+    *("row_answers", "row_tokens", "roles", OTHERS),  # where answers are judged
+)
 
 
 def load_rows(tokens: Path, split: str) -> Any:
@@ -42,6 +47,11 @@ class Collator:
         if any(weight != 1 for example in examples for weight in example.get("weights", ())):
             batch["weights"] = token_weights(examples)
         return batch
+
+
+def for_the_model(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a batch its method's forward takes: the model's arguments, labels, and a teacher's answers."""
+    return {name: value for name, value in batch.items() if name not in NOT_FOR_THE_MODEL}
 
 
 def token_weights(examples: list[dict[str, Any]]) -> Any:

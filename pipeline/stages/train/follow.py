@@ -12,8 +12,8 @@ from pipeline.config.sections import Training
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, Row
 from pipeline.models.runtime import use_all_cores
-from pipeline.stages.train.beforehand import prove_beforehand
 from pipeline.stages.train.learner import learner_of
+from pipeline.stages.train.proofs import prove_beforehand
 from pipeline.stages.train.record import describe
 
 

@@ -1,28 +1,38 @@
-"""What is proven of a run: packed rows don't see each other, all rows were trained, something learned."""
+"""What is proven of a run: before its first step that weights are finite and packed rows are apart;
+at its end that every row was trained once per epoch and something was learned.
+"""
 
 import math
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, GateError
+from pipeline.core.publish import read_json, write_json
 from pipeline.models.experts.targets import expert_of, together
+from pipeline.models.finite import finite_record
+from pipeline.models.qlora import float32_cast_bytes
 from pipeline.models.scales import unchanged_in_file
 from pipeline.models.tensors import nf4_state
-from pipeline.models.tuners import trained_numbers
-from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
-from pipeline.stages.train.monitoring.epochs import epochs_complete
+from pipeline.models.tuners import causal_model, check_tuner, trained_numbers
+from pipeline.stages.train.dataset import for_the_model, sequences
 from pipeline.stages.train.monitoring.samples import undisturbed
 
 PROBE_TOKENS = 48  # of each of the two rows
 # normalized squared error of logits, packed against alone: bfloat16 gives about 1e-5, a leak above 0.1
 SAME_ROW = 1e-2
 
-Sequence = tuple[list[int], list[int]]  # ids and labels of one row
+Labelled = tuple[list[int], list[int]]  # ids and labels of one row
+BEFORE = "before.json"  # beside the checkpoints: what distillation started from
+NAMED = 5  # numbers named in one sentence
+ROUNDING = 1e-6  # an epoch's last step has the epoch's number up to a float's rounding
 
 
 def check_no_leaks(
-    model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Sequence]
+    model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Labelled]
 ) -> float | None:
     """The error that packing makes in a row's logits: mean squared difference ÷ mean square, packed behind
     another row against alone.
@@ -54,7 +64,7 @@ def check_no_leaks(
 
 
 def _logits(
-    model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Sequence]
+    model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Labelled]
 ) -> Any:
     """Float32 logits (T, V) of rows packed into one."""
     packed = {
@@ -64,19 +74,12 @@ def _logits(
         "row": 0,
         "row_ids": [],
     }
-    batch = {
-        name: value for name, value in collate([packed]).items() if name not in ("labels", *NOT_FOR_THE_MODEL)
+    inputs = {
+        name: value.to(model.device) if hasattr(value, "to") else value
+        for name, value in for_the_model(collate([packed])).items()
+        if name != "labels"
     }
-    return (
-        model(
-            **{
-                name: value.to(model.device) if hasattr(value, "to") else value
-                for name, value in batch.items()
-            }
-        )
-        .logits[0]
-        .float()
-    )
+    return model(**inputs).logits[0].float()
 
 
 def check_not_repacked(model: Any) -> None:
@@ -141,3 +144,70 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
             "every change of a scale is too small for float16, so the tuned file would be the base's: raise "
             "train.learning_rate or train longer",
         )
+
+
+def held_out_before(trainer: Any, file: Path, *, fresh: bool) -> float | None:
+    """The loss over held-out rows before the first step, None without rows; on resume that in `file`."""
+    if fresh and trainer.held_out:
+        found = trainer.held_out_metrics()["eval_loss"]  # by all processes
+        if not trainer.leads:
+            return None
+        write_json(file, {"eval_loss": found})
+    return read_json(file, "start again with --no-resume")["eval_loss"] if file.is_file() else None
+
+
+def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
+    """What is proven before the first step, in figures: targets, parameters, finite weights, packing."""
+    # what is packed here has no teacher's answers
+    plain = getattr(trainer.data_collator, "plain", trainer.data_collator)
+    return {
+        "trainable_parameters": check_tuner(trainer.model, settings),
+        "packing_nmse": check_no_leaks(trainer.model, plain, sequences(trainer.train_dataset, 2)),
+        "float32_cast_bytes_saved": float32_cast_bytes(causal_model(trainer.model)),
+        **finite_record(trainer.model),
+    }
+
+
+def epochs_complete(rows: Sequence[dict[str, Any]], packed_rows: int) -> list[str]:
+    """What is wrong with the order of training, as sentences; none where all is right.
+
+    `rows` is the metrics log, `packed_rows` the number n of rows in data/tokens/train.parquet. Every finished
+    epoch must hold each of 0 … n - 1 exactly once, an unfinished one none of them twice, and the steps must
+    be 1, 2, 3 ….
+    """
+    steps = [row for row in rows if row["kind"] == "step"]
+    numbers = [row["step"] for row in steps]
+    faults = _uneven("the metrics log, step", numbers, range(1, max(numbers, default=0) + 1))
+    if not faults and numbers != sorted(numbers):
+        faults.append("the metrics log: its steps are out of order")
+    trained: dict[int, list[int]] = {}
+    for row in steps:
+        trained.setdefault(_epoch(row), []).extend(row["rows"])
+    done = max((row["epoch"] for row in steps), default=0.0)
+    for epoch in range(1, max(trained, default=0) + 1):
+        finished = epoch <= done + ROUNDING
+        faults += _uneven(
+            f"epoch {epoch}, packed row", trained.get(epoch, []), range(packed_rows), skips=finished
+        )
+    return faults
+
+
+def _epoch(row: dict[str, Any]) -> int:
+    """1 for the first: a step's `epoch` counts the passes done after it, so the first ends at 1.0."""
+    return max(1, math.ceil(float(row["epoch"]) - ROUNDING))
+
+
+def _uneven(what: str, found: Iterable[int], wanted: range, *, skips: bool = True) -> list[str]:
+    """A sentence on numbers that are there twice, that don't exist, and (with `skips`) that lack."""
+    counted = Counter(found)
+    kinds = {
+        "repeated": [number for number, times in counted.items() if times > 1],
+        "unknown": [number for number in counted if number not in wanted],
+        "skipped": [number for number in wanted if number not in counted] if skips else [],
+    }
+    return [f"{what} {_listed(sorted(numbers))}: {kind}" for kind, numbers in kinds.items() if numbers]
+
+
+def _listed(numbers: list[int]) -> str:
+    more = len(numbers) - NAMED
+    return ", ".join(map(str, numbers[:NAMED])) + (f" and {more} more" if more > 0 else "")

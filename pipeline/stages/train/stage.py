@@ -30,14 +30,12 @@ from pipeline.core.ranks import Rank
 from pipeline.gguf.base_files import is_scales, trained_file
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import save_trained
-from pipeline.stages.train.beforehand import prove_beforehand
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, TEACHER, read_notes, step_of
 from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.follow import follow, same_in_all
 from pipeline.stages.train.learner import learner_of
-from pipeline.stages.train.monitoring.run_record import run_record
-from pipeline.stages.train.proofs import check_learned, check_rows, idle_experts
-from pipeline.stages.train.record import describe
+from pipeline.stages.train.proofs import check_learned, check_rows, idle_experts, prove_beforehand
+from pipeline.stages.train.record import describe, run_record
 from pipeline.stages.train.run import find_start, finish
 from pipeline.stages.train.several.sharable import check_shared
 

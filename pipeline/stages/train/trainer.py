@@ -28,7 +28,7 @@ from pipeline.models.liger_loss import fused_loss
 from pipeline.models.runtime import give_back_holes
 from pipeline.models.tuners import causal_model
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes, step_of
-from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL
+from pipeline.stages.train.dataset import for_the_model
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.randomness import random_state, random_state_of
@@ -89,7 +89,7 @@ class QuenchTrainer(Sharing):
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """`loss_over` of the causal model itself: the cross entropies of the trained tokens."""
-        tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
+        tensors = for_the_model(inputs)
         if "weights" in inputs:
             return weighted_loss(model, tensors, inputs["weights"], items), {}
         return self.token_loss(model, tensors, items), {}

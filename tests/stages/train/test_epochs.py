@@ -1,4 +1,4 @@
-"""pipeline.stages.train.monitoring.epochs: repeated and skipped rows are named, and nothing else is."""
+"""pipeline.stages.train.proofs: repeated and skipped rows are named, and nothing else is."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.stages.train.monitoring.epochs import epochs_complete
+from pipeline.stages.train.proofs import epochs_complete
 
 
 def run(order: list[list[int]], steps_per_epoch: int) -> list[dict[str, Any]]:

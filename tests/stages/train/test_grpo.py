@@ -22,7 +22,7 @@ from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.llamacpp.server import serving
 from pipeline.stages.train.checkpoints import ROUNDS, checkpoints_in
-from pipeline.stages.train.grpo.advantages import advantages
+from pipeline.stages.train.grpo.rewards import advantages
 from pipeline.stages.train.grpo.rounds import read_round
 from pipeline.stages.train.stage import train
 
@@ -214,14 +214,14 @@ def test_advantages_and_the_weight_of_a_token_are_those_of_the_settings(
     [
         ("trainer:GrpoTrainer.losses", 7),
         pytest.param("trainer:GrpoTrainer.losses", 9, marks=pytest.mark.slow),
-        pytest.param("own_rollouts:OwnSource.draw", 2, marks=pytest.mark.slow),
-        ("own_rollouts:OwnSource.draw", 3),
+        pytest.param("rollouts:OwnSource.draw", 2, marks=pytest.mark.slow),
+        ("rollouts:OwnSource.draw", 3),
     ],
 )
 def test_a_run_that_was_killed_ends_in_the_same_bytes(
     project: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, call: int
 ) -> None:
-    from pipeline.stages.train.grpo.own_rollouts import OwnSource
+    from pipeline.stages.train.grpo.rollouts import OwnSource
 
     draw = OwnSource.draw
     kill_at(f"pipeline.stages.train.grpo.{place}", call, run, project, tmp_path, **SHORT)
@@ -241,7 +241,7 @@ def test_a_replay_draws_nothing_and_ends_in_the_same_bytes(
 ) -> None:
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
     monkeypatch.setattr("pipeline.stages.train.grpo.drawing.Rounds.watched", lambda *given: 0.0)
-    monkeypatch.setattr("pipeline.stages.train.grpo.own_rollouts.OwnSource.draw", None)
+    monkeypatch.setattr("pipeline.stages.train.grpo.rollouts.OwnSource.draw", None)
     report = run(project, tmp_path, replay=True, **SHORT)
     assert report["resumed_from"] is None and report["steps"] == 6
     assert tree_hash(tmp_path / "adapter") == tree_hash(whole / "adapter")
@@ -283,7 +283,7 @@ def test_completions_that_are_all_empty_end_in_one_sentence(
     from pipeline.stages.train.grpo.rollouts import Drawn
 
     monkeypatch.setattr(
-        "pipeline.stages.train.grpo.own_rollouts.OwnSource.draw",
+        "pipeline.stages.train.grpo.rollouts.OwnSource.draw",
         lambda self, model, requests, heed: [Drawn([260], [-0.1], True) for _ in requests],
     )
     with pytest.raises(GateError, match="Q-GRPO-008"):
@@ -325,7 +325,7 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
         types.extend({one.tensor_type.name for one in GGUFReader(path).tensors} for path in (file, lora))
         return serving(tools, file, lora=lora, **more)
 
-    monkeypatch.setattr("pipeline.stages.train.grpo.server_rollouts.serving", seen)
+    monkeypatch.setattr("pipeline.stages.train.grpo.rollouts.serving", seen)
     params = tiny_params(tiny_qwen2)
     params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO | {"rollouts": "llama-server"}}
     params["train"]["grpo"] |= {"rewards": {"python:letters.py:length": 1.0}, "steps_per_round": 1}

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from pipeline.config.sections.grpo import Grpo
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.grpo.advantages import advantages, seed_of, teaches
-from pipeline.stages.train.grpo.alignment import aligned
-from pipeline.stages.train.grpo.rewards import Answer, Rewards, open_rewards
+from pipeline.stages.train.grpo.rewards import Answer, Rewards, advantages, open_rewards, seed_of, teaches
+from pipeline.stages.train.grpo.rollouts import aligned
 from pipeline.stages.train.grpo.rounds import (
     Completion,
     Round,

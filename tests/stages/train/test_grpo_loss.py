@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from pipeline.config.sections.grpo import Grpo
-from pipeline.stages.train.grpo.batches import training_batch
-from pipeline.stages.train.grpo.losses import correction, policy_terms
+from pipeline.stages.train.grpo.losses import correction, policy_terms, training_batch
 from pipeline.stages.train.grpo.rounds import Completion
 
 

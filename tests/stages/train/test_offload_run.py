@@ -11,7 +11,7 @@ from test_train import run, settings
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.hashing import file_hash
-from pipeline.stages.train.arguments import check_settings
+from pipeline.stages.train.assembly import check_settings
 
 RUN: dict[str, Any] = {"max_steps": 4, "gradient_checkpointing": True, "sample_rows": 1, "sample_tokens": 2}
 
@@ -19,7 +19,7 @@ RUN: dict[str, Any] = {"max_steps": 4, "gradient_checkpointing": True, "sample_r
 def test_the_adapter_is_that_of_a_run_without_it_resumed_or_not(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stages.train.arguments.check_offload", lambda *_: None)
+    monkeypatch.setattr("pipeline.stages.train.assembly.check_offload", lambda *_: None)
     plain = run(prepared, tmp_path / "plain", **RUN)
     offloaded = goes_on_to_the_same(prepared, tmp_path, **RUN, offload_layers=2)
     assert [row.get("loss") for row in plain["metrics_log"]] == [

@@ -29,7 +29,7 @@ from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.preference.collator import PreferenceCollator
-from pipeline.stages.train.preference.reference import likelihoods
+from pipeline.stages.train.preference.trainer import likelihoods
 from pipeline.stages.train.record import describe
 from pipeline.stages.train.stage import train
 

@@ -1,4 +1,4 @@
-"""pipeline.stages.train.monitoring.run_record and hardware: a whole record that names neither the machine nor
+"""pipeline.stages.train.record and hardware: a whole record that names neither the machine nor
 its user.
 """
 
@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.core import hardware as parts
 from pipeline.core.hardware import cpu_name, gpus, hardware, machine, usable_cores
-from pipeline.stages.train.monitoring.run_record import command, git_state, run_record, versions
+from pipeline.stages.train.record import command, git_state, run_record, versions
 
 SMI = """#!/bin/sh
 test "$1" = "--query-gpu=name,memory.total,driver_version,compute_cap" || exit 9

@@ -1,4 +1,4 @@
-"""pipeline.stages.train.monitoring.tensorboard: the events read back as TensorBoard reads them."""
+"""pipeline.stages.train.callbacks: the events read back as TensorBoard reads them."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from training_logs import eval_row, step_row
 
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.monitoring.tensorboard import STEP_CURVES, Board
+from pipeline.stages.train.callbacks import STEP_CURVES, Board
 
 SAMPLES = [{"prompt": "user\n2 + 3?", "reference": "5", "answer": "<b>6</b>\n# no heading"}]
 

@@ -24,8 +24,7 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
 from pipeline.planning.duration import total_steps, warmup_steps
-from pipeline.stages.train.arguments import training_arguments
-from pipeline.stages.train.assembly import make_trainer
+from pipeline.stages.train.assembly import make_trainer, training_arguments
 from pipeline.stages.train.callbacks import check_mean
 from pipeline.stages.train.figures import CURVE, curve
 from pipeline.stages.train.learner import learner_of

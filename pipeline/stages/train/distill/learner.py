@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.stages.train.beforehand import BEFORE, held_out_before
 from pipeline.stages.train.learner import Learner, Learning
+from pipeline.stages.train.proofs import BEFORE, held_out_before
 
 
 class DistillLearner(Learner):

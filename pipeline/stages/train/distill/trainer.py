@@ -7,7 +7,7 @@ import torch
 from pipeline.chat.tokens import IGNORED
 from pipeline.core.errors import DataError
 from pipeline.models.distill_loss import distill_loss, followed
-from pipeline.stages.train.dataset import NOT_FOR_THE_MODEL, Collator
+from pipeline.stages.train.dataset import Collator, for_the_model
 from pipeline.stages.train.distill.cache import Answers
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.proofs import check_not_repacked
@@ -47,9 +47,8 @@ class DistillTrainer(QuenchTrainer):
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """A batch's share of a mean over `items` positions and the step's tokens of the assistant."""
-        tensors = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
         answered = max(int(self.answered), 1)
-        return distill_loss(model, tensors, self.sft_weight, items, answered), {}
+        return distill_loss(model, for_the_model(inputs), self.sft_weight, items, answered), {}
 
     def held_out_metrics(self) -> dict[str, Any]:
         """The same loss over all held-out rows, as if they were one step."""

@@ -12,9 +12,8 @@ from typing import Any
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError, GateError
 from pipeline.models.tuners import trained_numbers
-from pipeline.stages.train.grpo.advantages import advantages, seed_of
-from pipeline.stages.train.grpo.batches import Group, trained
-from pipeline.stages.train.grpo.rewards import Answer, Question, Rewards
+from pipeline.stages.train.grpo.losses import Group, trained
+from pipeline.stages.train.grpo.rewards import Answer, Question, Rewards, advantages, seed_of
 from pipeline.stages.train.grpo.rollouts import Request, Source
 from pipeline.stages.train.grpo.rounds import (
     RESTART,

@@ -10,8 +10,8 @@ from pipeline.chat.prompts import QUESTIONS
 from pipeline.config.sections import Training
 from pipeline.core.jsonl import read_rows
 from pipeline.stages.train.learner import Learner, Learning
-from pipeline.stages.train.monitoring.findings import RuleSets
 from pipeline.stages.train.monitoring.grpo_rules import GRPO_EVAL, GRPO_STEP
+from pipeline.stages.train.monitoring.monitor import RuleSets
 from pipeline.stages.train.record import run_id
 
 
@@ -42,7 +42,7 @@ class GrpoLearner(Learner):
 
     def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
         """The collator of prompts, and the trainer of rounds."""
-        from pipeline.stages.train.grpo.batches import PromptCollator
+        from pipeline.stages.train.grpo.losses import PromptCollator
         from pipeline.stages.train.grpo.trainer import GrpoTrainer
 
         prompts = PromptCollator(collate)
@@ -50,7 +50,7 @@ class GrpoLearner(Learner):
 
     def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The rewards at the start and at the end."""
-        from pipeline.stages.train.grpo.figures import rewards_of
+        from pipeline.stages.train.grpo.losses import rewards_of
 
         return rewards_of(rows)
 
@@ -65,11 +65,11 @@ def open_source(
     """Who draws (a `pipeline.stages.train.grpo.rollouts.Source`), by `train.grpo.rollouts`."""
     if settings.grpo.rollouts == "llama-server":
         from pipeline.llamacpp.tools import find_toolchain
-        from pipeline.stages.train.grpo.server_rollouts import ServerSource
+        from pipeline.stages.train.grpo.rollouts import ServerSource
 
         weights = record["base"]["weights_sha256"]
         return ServerSource(find_toolchain(settings.machine.llama_cpp), base, checkpoints, settings, weights)
-    from pipeline.stages.train.grpo.own_rollouts import OwnSource
+    from pipeline.stages.train.grpo.rollouts import OwnSource
 
     return OwnSource([tokenizer.eos_token_id], settings.grpo.max_new_tokens)
 

@@ -1,4 +1,4 @@
-"""GRPO's loss from log-probabilities, per token.
+"""GRPO's batches of completions, their loss per token from log-probabilities, and what is measured of both.
 
 With the ratio r = π ÷ π_old of training's own probabilities now and at the beginning of the round, an
 advantage A, and the correction w for rollouts that another program drew (μ):
@@ -12,12 +12,28 @@ The clipping is PPO's, its upper border apart from the lower one, both as in DAP
 reference (http://joschu.net/blog/kl-approx.html).
 """
 
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
+from pipeline.chat.prompts import prompt_ids
+from pipeline.chat.tokens import IGNORED
+from pipeline.config.sections.grpo import Grpo
+from pipeline.stages.train.dataset import PARTS, Collator
+from pipeline.stages.train.grpo.rewards import teaches
+from pipeline.stages.train.grpo.rounds import Completion
+from pipeline.stages.train.step_stats import Batch, Sums
+
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # how far below and above 1 the ratio may move an update
 CAP = 2.0  # of the correction's weight
+ENDS = 10  # steps at the beginning and at the end whose mean reward is told
+# what a batch has besides the forward's own arguments, all (N,) over its labelled tokens
+PER_TOKEN = ("advantages", "old", "rollout", "reference")
+Group = Sequence[Completion]
 
 
 class Terms(NamedTuple):
@@ -49,3 +65,133 @@ def policy_terms(
 def correction(old: Any, rollout: Any) -> Any:
     """The weights w (N,) by both log-probabilities of the same tokens; 1 where the rollout's is NaN."""
     return torch.exp(old - rollout).clamp(max=CAP).nan_to_num(nan=1.0)
+
+
+class PromptCollator:
+    """Batches of prompts, which are not trained themselves; `plain` collates sequences."""
+
+    def __init__(self, plain: Collator) -> None:
+        self.plain = plain
+
+    def __call__(self, examples: list[dict[str, Any]]) -> Batch:
+        """The rows' numbers and ids, and each one's prompt."""
+        return {
+            "rows": [example["row"] for example in examples],
+            "row_ids": [name for example in examples for name in example["row_ids"]],
+            "prompts": [prompt_ids(example["input_ids"], example["labels"]) for example in examples],
+        }
+
+
+def trained(group: Group, settings: Grpo) -> list[Completion]:
+    """The completions of a group that are in the loss: none of a group of equal rewards, unless the
+    divergence is in the loss too, and none that was cut off, if these are masked.
+    """
+    if not settings.kl_beta and not teaches([one.reward for one in group]):
+        return []
+    return unmasked(group, settings)
+
+
+def unmasked(group: Group, settings: Grpo) -> list[Completion]:
+    """The completions whose tokens the loss is divided by, so a group of equal rewards counts although it is
+    skipped: the update is the same as if it were not.
+    """
+    return [one for one in group if one.stopped or not settings.mask_truncated]
+
+
+def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> Batch:
+    """The completions to train of the groups to a batch's prompts, as one sequence (1, T) whose positions
+    restart with each, with `PER_TOKEN` where it is known.
+    """
+    pairs = [
+        (prompt, one)
+        for prompt, group in zip(prompts["prompts"], groups, strict=True)
+        for one in trained(group, settings)
+    ]
+    flat = {
+        "input_ids": [prompt + one.ids for prompt, one in pairs],
+        "labels": [[IGNORED] * len(prompt) + one.ids for prompt, one in pairs],
+        "position_ids": [list(range(len(prompt) + len(one.ids))) for prompt, one in pairs],
+    }
+    tokens = {
+        "advantages": [[one.advantage] * len(one.ids) for _, one in pairs],
+        "old": [one.old or [] for _, one in pairs],
+        "rollout": [[float("nan") if log is None else log for log in one.logps] for _, one in pairs],
+        "reference": [one.reference or [] for _, one in pairs],
+    }
+    counted = [one for group in groups for one in unmasked(group, settings)]
+    tokens_counted = sum(len(one.ids) for one in counted)
+    return {
+        **{name: torch.tensor([list(chain(*rows))], dtype=torch.long) for name, rows in flat.items()},
+        **{name: torch.tensor(list(chain(*rows)), dtype=torch.float32) for name, rows in tokens.items()},
+        "rows": prompts["rows"],
+        "row_ids": prompts["row_ids"],
+        "trained_tokens": tokens_counted,
+        "items": items(settings, tokens_counted, sum(map(len, groups))),
+        "groups": groups,
+    }
+
+
+def items(settings: Grpo, tokens: int, completions: int) -> int:
+    """A batch's share of what the sum over an optimizer step's tokens is divided by.
+
+    `dapo`: the tokens, so each counts alike. `dr_grpo`: as many as there could have been, so a step of short
+    completions is no larger than one of long ones.
+    """
+    return tokens if settings.loss == "dapo" else completions * settings.max_new_tokens
+
+
+def forward_parts(batch: Batch) -> Batch:
+    """The forward's arguments and the labels."""
+    return {part: batch[part] for part in PARTS}
+
+
+def of_groups(groups: Sequence[Group]) -> Sums:
+    """Of all that was drawn: `reward`, `zero_variance` (groups of equal rewards, of which nothing is
+    learned), `truncated` (completions that hit the limit), `completion_tokens`, `entropy` (−log-probability
+    of a drawn token, in nats), `unknown` (tokens without a log-probability of the rollout).
+    """
+    drawn = [one for group in groups for one in group]
+    tokens = [log for one in drawn for log in one.logps]
+    known = [-log for log in tokens if log is not None]
+    sums = {
+        "reward": (math.fsum(one.reward for one in drawn), len(drawn)),
+        "zero_variance": (sum(not teaches([one.reward for one in group]) for group in groups), len(groups)),
+        "truncated": (sum(not one.stopped for one in drawn), len(drawn)),
+        "completion_tokens": (len(tokens), len(drawn)),
+        "entropy": (math.fsum(known), len(known)),
+        "unknown": (len(tokens) - len(known), len(tokens)),
+    }
+    return {name: (torch.tensor(float(total)), count) for name, (total, count) in sums.items()}
+
+
+def rewards_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`rewards` of reports/train.json, from the metrics log: means of the first and of the last steps, and
+    over all steps what says how far they can be trusted.
+    """
+    steps = [row["measures"] for row in rows if row["kind"] == "step"]
+    means = {
+        name: round(statistics.fmean(found), 6)
+        for name in ("zero_variance", "truncated", "entropy", "kl", "clipped", "gap", "capped", "unknown")
+        if (found := [one[name] for one in steps if name in one])
+    }
+    first, last = (
+        round(statistics.fmean(one["reward"] for one in some), 4) for some in (steps[:ENDS], steps[-ENDS:])
+    )
+    return {"rewards": {"first": first, "last": last, **means}}
+
+
+def of_tokens(terms: Terms, batch: Batch, weights: Any, settings: Grpo) -> Sums:
+    """Of the tokens that are trained: `clipped` (the ratio is beyond its border), `gap` (|log-probability in
+    training − in the rollout|), `capped` (the correction is at its cap), and, with a reference, `kl` (k3).
+    """
+    count = terms.loss.numel()
+    gaps = (batch["old"] - batch["rollout"]).abs()
+    known = gaps.isfinite()
+    sums: Sums = {
+        "clipped": ((terms.low_clipped | terms.high_clipped).sum().float(), count),
+        "gap": (gaps[known].sum(), int(known.sum())),
+        "capped": ((weights >= CAP).sum().float(), count),
+    }
+    if settings.kl_beta:
+        sums["kl"] = (terms.divergence.sum(), count)
+    return sums

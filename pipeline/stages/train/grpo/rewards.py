@@ -1,10 +1,13 @@
-"""What completions are worth: the scorers of `train.grpo.rewards`, each with its weight.
+"""What completions are worth: by the scorers of `train.grpo.rewards`, each with its weight, and beside the
+others of their group.
 
 The scorers are stage evaluate's, the functions are the user's in data/evaluation, and `external` is a program
 of any language. A reward is the weighted sum of their points.
 """
 
+import hashlib
 import math
+import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,14 +23,12 @@ from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Scorer
 from pipeline.metrics.scorers import parse
 
-Question = Mapping[
-    str, Any
-]  # id, domain, prompt, messages, reference: a line of data/tokens/questions-SPLIT.jsonl
-
-
-GROUP_SECONDS = (
-    60.0  # longest that a scorer may take for one group's answers; a program has limits of its own
-)
+# id, domain, prompt, messages, reference: a line of data/tokens/questions-SPLIT.jsonl
+Question = Mapping[str, Any]
+# longest that a scorer may take for one group's answers; a program has limits of its own
+GROUP_SECONDS = 60.0
+EPSILON = 1e-4  # TRL's, added to the standard deviation
+SAME = 1e-8  # TRL's (`torch.isclose`): a smaller standard deviation is none
 
 
 class Answer(NamedTuple):
@@ -166,3 +167,32 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     if not found:
         raise TimeoutError
     return found[0]
+
+
+def advantages(rewards: Sequence[float], *, scaled: bool) -> list[float]:
+    """The advantage of each completion of a group of G ≥ 2.
+
+    It is GRPO's (arXiv:2402.03300, section 4.1.2): reward minus the group's mean, with `scaled` divided by
+    the group's standard deviation (n − 1, as TRL does). Without that division it is Dr. GRPO's
+    (arXiv:2503.20783), which doesn't favour questions that are nearly always, or never, answered right.
+    """
+    mean = statistics.fmean(rewards)
+    divisor = deviation(rewards) + EPSILON if scaled else 1.0
+    return [(reward - mean) / divisor for reward in rewards]
+
+
+def deviation(rewards: Sequence[float]) -> float:
+    """The standard deviation of a group's rewards, with n − 1."""
+    mean = statistics.fmean(rewards)
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+
+
+def teaches(rewards: Sequence[float]) -> bool:
+    """Whether a group's rewards differ: if not, each advantage is 0, and nothing is learned from it."""
+    return deviation(rewards) > SAME
+
+
+def seed_of(seed: int, step: int, row: int, member: int) -> int:
+    """The sampler's seed, 31 bits, of completion `member` of `row`'s group in the round before `step`."""
+    digest = hashlib.sha256(f"{seed} {step} {row} {member}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -4,8 +4,42 @@ Both draw from the model's own distribution: temperature 1 and no sampler that c
 that come back would not be those that were drawn by.
 """
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property, partial
+from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import ToolError
+from pipeline.core.publish import read_json, write_json
+from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.tuned_file import write_tuned
+from pipeline.llamacpp.converters import RolloutType, lora_to_gguf, to_gguf
+from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.models.scales import file_scales
+from pipeline.models.tuners import save_trained
+from pipeline.stages.train.checkpoints import ROLLOUTS
+from pipeline.stages.train.monitoring.samples import undisturbed
+
+# probabilities that come back are those before the samplers: at temperature 1 and without any other sampler
+# they are those that were drawn by
+SAMPLING = {
+    "temperature": 1.0,
+    "samplers": ["temperature"],
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repeat_penalty": 1.0,
+    "n_probs": 1,
+    "return_tokens": True,
+    "cache_prompt": True,
+}
 
 
 class Request(NamedTuple):
@@ -32,3 +66,182 @@ class Source(Protocol):
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
         """A completion by `model` for each request; `heed` is called between them, and may raise."""
         ...
+
+
+class OwnSource:
+    """Draws with the model in training: no gap between rollout and training, and no server. `ends` are the
+    ids of tokens that end an answer.
+    """
+
+    name, same_again = "in-process", True
+
+    def __init__(self, ends: Sequence[int], max_new_tokens: int) -> None:
+        self.ends, self.max_new_tokens = frozenset(ends), max_new_tokens
+
+    def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
+        """A completion for each request, those of one prompt together."""
+        drawn: list[Drawn] = []
+        with undisturbed(model):
+            for _, group in groupby(requests, key=lambda request: request.prompt):
+                drawn += self._group(model, list(group))
+                heed()
+        return drawn
+
+    def _group(self, model: Any, requests: Sequence[Request]) -> list[Drawn]:
+        """The completions of one prompt, token by token, each with a generator of its own.
+
+        A completion that has ended stays in the batch until all have: its further tokens are thrown away.
+        """
+        import torch
+
+        chance = [torch.Generator().manual_seed(request.seed) for request in requests]
+        ids = torch.tensor([request.prompt for request in requests], device=model.device)  # (G, T)
+        cache, drawn = None, [Drawn([], [], False) for _ in requests]
+        for _ in range(self.max_new_tokens):
+            output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            logs, cache = output.logits[:, -1].float().log_softmax(-1).cpu(), output.past_key_values
+            picked = [
+                int(torch.multinomial(log.exp(), 1, generator=g)) for log, g in zip(logs, chance, strict=True)
+            ]
+            drawn = [
+                self._longer(one, pick, logs[n])
+                for n, (one, pick) in enumerate(zip(drawn, picked, strict=True))
+            ]
+            if all(one.stopped for one in drawn):
+                break
+            ids = torch.tensor(picked, device=model.device)[:, None]
+        return drawn
+
+    def _longer(self, one: Drawn, token: int, logs: Any) -> Drawn:
+        if one.stopped:
+            return one
+        return Drawn([*one.ids, token], [*one.logps, float(logs[token])], token in self.ends)
+
+
+class ServerSource:
+    """Draws with a llama-server per round, on the file and with the adapter that will be served.
+
+    A running server can't load another adapter, so each round starts one, with the adapter as llama.cpp's own
+    converter writes it (trained scales: with the tuned file). A base that is no GGUF is converted once, in 16
+    bit: what training holds in NF4 is then computed otherwise, which the importance correction corrects and
+    the run's figures show. `base` is models/base; `folder`, models/checkpoints, gets the base's GGUF;
+    `weights` is the hash of the base's weights.
+    """
+
+    name = "llama-server"
+
+    def __init__(self, tools: Toolchain, base: Path, folder: Path, settings: Training, weights: str) -> None:
+        self.tools, self.base, self.folder, self.settings = tools, base, folder, settings
+        self.weights = weights
+        # on more slots, which requests share a batch depends on the machine's mood, and so does the rounding
+        self.same_again = settings.grpo.parallel == 1 and settings.rollout_layers == 0
+
+    @cached_property
+    def model(self) -> Path:
+        """The base's GGUF: its own file, else one that is made of it when it is first needed."""
+        own, made = self.base / MODEL_FILE, self.folder / ROLLOUTS
+        if own.is_file():
+            return own
+        return as_gguf(self.tools, self.base, made, self.settings.grpo.rollout_type, self.weights)
+
+    def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
+        """A completion for each request by `model` as it is now."""
+        longest = max(len(request.prompt) for request in requests)
+        with self.server(model, longest) as server, ThreadPoolExecutor(self.settings.grpo.parallel) as pool:
+            completed = partial(complete, server, max_new_tokens=self.settings.grpo.max_new_tokens)
+            drawn = []
+            try:
+                for completion in pool.map(completed, requests):
+                    drawn.append(completion)
+                    heed()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return drawn
+
+    @contextmanager
+    def server(self, model: Any, longest: int) -> Iterator[Server]:
+        """A server with what `model` has learned, for prompts of up to `longest` tokens."""
+        grpo = self.settings.grpo
+        with tempfile.TemporaryDirectory(prefix="quench-rollouts-") as scratch:
+            file, lora = self.learned(model, Path(scratch))
+            with serving(
+                self.tools,
+                file,
+                ctx_size=longest + grpo.max_new_tokens + 8,
+                parallel=grpo.parallel,
+                threads=self.settings.machine.threads,
+                n_gpu_layers=self.settings.rollout_layers,
+                lora=lora,
+            ) as server:
+                yield server
+
+    def learned(self, model: Any, scratch: Path) -> tuple[Path, Path | None]:
+        """The file to serve and the adapter to put on it, from `model` as it is now."""
+        adapter = scratch / "adapter"
+        save_trained(model, adapter)
+        if self.settings.tuner == "scales":
+            write_tuned(self.model, scratch / "tuned.gguf", file_scales(self.base, adapter), {})
+            return scratch / "tuned.gguf", None
+        lora_to_gguf(self.tools, adapter, self.base, scratch / "lora.gguf", "F16")
+        return self.model, scratch / "lora.gguf"
+
+
+def as_gguf(tools: Toolchain, base: Path, folder: Path, type: RolloutType, weights: str) -> Path:
+    """The Hugging Face folder `base` as a GGUF in `folder`, made unless it is there."""
+    file, key = folder / f"base-{type}.gguf", {"weights_sha256": weights, "llama_cpp": tools.commit}
+    record = folder / "made-of.json"
+    if file.is_file() and record.is_file() and read_json(record, f"delete {folder}") == key:
+        return file
+    to_gguf(tools, base, file, type, "base", find_pre_tokenizer(base, tools).name)
+    write_json(record, key)
+    return file
+
+
+def complete(server: Server, request: Request, max_new_tokens: int) -> Drawn:
+    """One completion. Raises `ToolError` if it has no token, or probabilities that are not its own."""
+    asked = SAMPLING | {"prompt": request.prompt, "seed": request.seed, "n_predict": max_new_tokens}
+    answer = server.post("/completion", asked)
+    ids = [int(token) for token in answer.get("tokens") or []]
+    if not ids:
+        raise ToolError(
+            "Q-GRPO-005",
+            f"llama-server completed a prompt of {len(request.prompt)} tokens with nothing, not even an end "
+            "of turn: give it more context or another base",
+        )
+    try:
+        entries = [(int(one["id"]), float(one["logprob"])) for one in answer["completion_probabilities"]]
+        return Drawn(ids, aligned(ids, entries), answer["stop_type"] == "eos")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ToolError(
+            "Q-GRPO-006",
+            f"llama-server's log-probabilities don't fit its tokens ({error}): run `make setup` for the "
+            "pinned llama.cpp",
+        ) from error
+
+
+def aligned(tokens: Sequence[int], entries: Sequence[tuple[int, float]]) -> list[float | None]:
+    """The log-probability of each of `tokens` from `entries`, (id, log-probability) of some of them in order.
+
+    llama-server's list of probabilities leaves out tokens that end inside a UTF-8 character (`process_token`
+    adds none until the character is whole); its entries carry ids and keep their order. None where there is
+    none, and where the entry could as well be another token's: an entry's place is certain if it is the same
+    in the leftmost and in the rightmost alignment. Raises `ValueError` if `entries` are not among the tokens.
+    """
+    first = _leftmost(tokens, [token for token, _ in entries])
+    last = _leftmost(tokens[::-1], [token for token, _ in entries[::-1]])
+    found: list[float | None] = [None] * len(tokens)
+    for number, (_, value) in enumerate(entries):
+        if first[number] == len(tokens) - 1 - last[-1 - number]:
+            found[first[number]] = value
+    return found
+
+
+def _leftmost(tokens: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    places, place = [], -1
+    for token in wanted:
+        place = next((i for i in range(place + 1, len(tokens)) if tokens[i] == token), -1)
+        if place < 0:
+            raise ValueError(f"token {token} has a probability, and is not among the tokens")
+        places.append(place)
+    return places

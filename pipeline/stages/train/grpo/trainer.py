@@ -10,10 +10,17 @@ import torch
 from pipeline.models.chunked_loss import token_logps
 from pipeline.models.tuners import causal_model, without_tuner
 from pipeline.planning.duration import steps_per_epoch
-from pipeline.stages.train.grpo.batches import Group, for_the_model, trained, training_batch
 from pipeline.stages.train.grpo.drawing import Rounds
-from pipeline.stages.train.grpo.figures import of_groups, of_tokens
-from pipeline.stages.train.grpo.losses import correction, policy_terms
+from pipeline.stages.train.grpo.losses import (
+    Group,
+    correction,
+    forward_parts,
+    of_groups,
+    of_tokens,
+    policy_terms,
+    trained,
+    training_batch,
+)
 from pipeline.stages.train.grpo.rounds import Round
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.step_stats import Batch, Sums
@@ -60,7 +67,7 @@ class GrpoTrainer(QuenchTrainer):
         lengths = [len(one.ids) for group in groups for one in trained(group, self.grpo)]
         if not lengths:
             return []
-        inputs = self._prepare_inputs(for_the_model(training_batch(prompts, groups, self.grpo)))
+        inputs = self._prepare_inputs(forward_parts(training_batch(prompts, groups, self.grpo)))
         with (
             undisturbed(self.model),
             without_tuner(self.model) if reference else nullcontext(),
@@ -78,7 +85,7 @@ class GrpoTrainer(QuenchTrainer):
             return sum(weight.sum() * 0 for weight in model.parameters() if weight.requires_grad), measured
         weights = correction(inputs["old"], inputs["rollout"])
         terms = policy_terms(
-            token_logps(model, for_the_model(inputs)),
+            token_logps(model, forward_parts(inputs)),
             inputs["old"],
             inputs["advantages"],
             weights,

@@ -9,11 +9,9 @@ import statistics
 from itertools import pairwise
 
 from pipeline.core.checks import Check
-from pipeline.stages.train.monitoring.curves import WINDOW, Run
-from pipeline.stages.train.monitoring.findings import Rules, failure, passed, unknown, warning
+from pipeline.stages.train.monitoring.monitor import WINDOW, Rules, Run, failure, passed, unknown, warning
 from pipeline.stages.train.monitoring.rules import finite_gradient, finite_loss, gradient_alarm, speed
-from pipeline.stages.train.monitoring.run_rules import finite_eval_loss
-from pipeline.stages.train.monitoring.setting_rules import hint, rank
+from pipeline.stages.train.monitoring.run_rules import finite_eval_loss, hint, rank
 
 CONSTANT_STEPS = 5  # without any variance from the start: chance would not do it
 SAME = 0.8  # of the groups

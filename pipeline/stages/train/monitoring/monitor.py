@@ -1,21 +1,76 @@
-"""Is this run healthy? The rules of `pipeline.stages.train.monitoring.rules` applied to each row of the
-metrics log as it is written.
+"""Is this run healthy? The rules of a method applied to each row of the metrics log as it is written.
 
 Pure: rows in, checks out. The trainer prints a warning and stops on a failure.
 """
 
-from collections.abc import Iterable
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Train
 from pipeline.core.checks import Check
-from pipeline.stages.train.monitoring.curves import Run
-from pipeline.stages.train.monitoring.findings import Rules, RuleSets
 
+USUAL_LOSS = (0.5, 2.0)  # of chats
+WINDOW = 10  # steps in a running median: one odd batch does not move it
+# a rule's finding, whose name the monitor adds: sentence, then remedy and id
+passed = partial(Check, "", "pass")
+warning = partial(Check, "", "warn")  # what a run can go on with
+failure = partial(Check, "", "fail")  # what ends a run
+unknown = partial(Check, "", "not measured")
 SEVERITY = {"not measured": 0, "pass": 1, "warn": 2, "fail": 3}
 # a key of an entry in reports/train.json: the field of `Check`
 KEYS = {"level": "verdict", "rule": "name", "step": "step", "text": "sentence", "cause": "remedy"}
+
+
+class Run:
+    """A value per step, and (step, eval loss, training loss then) per evaluation."""
+
+    def __init__(self, max_steps: int, settings: Train) -> None:
+        self.max_steps, self.settings = max_steps, settings
+        self.distillation = settings.method == "distill"
+        self.preferences = METHODS[settings.method].preferences
+        self.losses: list[float] = []
+        self.gradients: list[float] = []
+        self.speeds: list[float] = []
+        self.evaluations: list[tuple[int, float, float]] = []
+        self.measures: list[dict[str, float]] = []  # of each step, by name
+        self.newest: dict[str, Any] = {}
+
+    def measured(self, name: str) -> list[float]:
+        """What a method measures beside its loss under this name, by step; without steps that had none."""
+        return [one[name] for one in self.measures if name in one]
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take in a row of the metrics log."""
+        self.newest = row
+        if row["kind"] == "step":
+            self.losses.append(row["loss"])
+            self.gradients.append(row["grad_norm"])
+            self.speeds.append(row["tokens_per_second"])
+            self.measures.append(row.get("measures", {}))
+        else:
+            self.evaluations.append((row["step"], row["eval_loss"], median(self.losses[-WINDOW:])))
+
+
+def median(values: Sequence[float]) -> float:
+    """The median of those that are finite, NaN if none is: among NaN, sorting gives any order."""
+    known = [value for value in values if math.isfinite(value)]
+    return statistics.median(known) if known else math.nan
+
+
+Rules = dict[str, Callable[[Run], Check]]
+
+
+class RuleSets(NamedTuple):
+    """The rules of a method: of every step, of every evaluation, and at the end."""
+
+    step: Rules
+    eval: Rules
+    end: Rules
 
 
 class Monitor:

@@ -12,11 +12,19 @@ whose learning rates are those of their papers and of TRL's documentation (5e-7 
 import math
 
 from pipeline.core.checks import Check
-from pipeline.stages.train.monitoring.curves import WINDOW, Run, median
-from pipeline.stages.train.monitoring.findings import Rules, failure, passed, unknown, warning
-from pipeline.stages.train.monitoring.setting_rules import SETTINGS
+from pipeline.stages.train.monitoring.monitor import (
+    USUAL_LOSS,
+    WINDOW,
+    Rules,
+    Run,
+    failure,
+    median,
+    passed,
+    unknown,
+    warning,
+)
+from pipeline.stages.train.monitoring.run_rules import SETTINGS
 
-USUAL_LOSS = (0.5, 2.0)
 USUAL_GRADIENT = (0.1, 10.0)
 GRADIENT_ALARM = 100.0
 SPIKE = 3.0  # times the running median

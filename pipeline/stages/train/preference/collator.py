@@ -13,12 +13,11 @@ import torch
 
 from pipeline.chat.tokens import IGNORED
 from pipeline.config.methods import METHODS, Method
-from pipeline.stages.train.dataset import Collator
+from pipeline.stages.train.dataset import OTHERS, Collator
 from pipeline.stages.train.step_stats import Batch
 
 PackedRow = dict[str, Any]
 Answered = tuple[list[int], list[int]]  # ids and labels of a sequence
-OTHERS = "others"  # of a batch: the same prompts with other answers
 
 
 class PreferenceCollator:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from pipeline.config.methods import METHODS
 from pipeline.stages.train.checkpoints import REFERENCE
 from pipeline.stages.train.learner import Learner, Learning
-from pipeline.stages.train.monitoring.findings import RuleSets
+from pipeline.stages.train.monitoring.monitor import RuleSets
 from pipeline.stages.train.monitoring.rules import EVERY_PREFERENCE, EVERY_STEP
 from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
 
@@ -19,8 +19,7 @@ class PreferenceLearner(Learner):
     def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
         """The collators that know both answers, and the trainer with its reference."""
         from pipeline.stages.train.preference.collator import PreferenceCollator
-        from pipeline.stages.train.preference.reference import Reference
-        from pipeline.stages.train.preference.trainer import PreferenceTrainer
+        from pipeline.stages.train.preference.trainer import PreferenceTrainer, Reference
 
         method, again = self.settings.method, self.settings.shard_base
         reference = None

@@ -2,23 +2,24 @@
 
 All processes have the same rows in the same order and take turns: of each `gradient_accumulation_steps`
 micro-batches, number j is the work of process j mod W. Sums are made in the order of the micro-batches
-(`gradients`), so every process does the very optimizer step that one alone would do. That they stay equal is
-checked at every checkpoint. A signal that one process got is known to all after the micro-batches at hand.
+(`GradientSum`), so every process does the very optimizer step that one alone would do. That they stay equal
+is checked at every checkpoint. A signal that one process got is known to all after the micro-batches at hand.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from pipeline.core.errors import GateError
 from pipeline.stages.train.randomness import drawn_for
-from pipeline.stages.train.several.gradients import GradientSum
+from pipeline.stages.train.several.group import Group
 from pipeline.stages.train.several.stopping import Stopping
 from pipeline.stages.train.step_stats import Batch, StepStats, Sums
 
 Figures = tuple[list[float], Sums]  # of a batch: its losses, and what else is measured of it
+NOTHING = -0.0  # x + -0.0 is x, bit for bit; + 0.0 is not, for -0.0
 
 
 class Sharing(Stopping):
@@ -143,3 +144,38 @@ class Sharing(Stopping):
 def _figures(row: list[float], losses: int, names: list[str]) -> Figures:
     pairs = zip(names, row[losses::2], row[losses + 1 :: 2], strict=True)
     return row[:losses], {name: (torch.tensor(total), int(count)) for name, total, count in pairs}
+
+
+class GradientSum:
+    """The gradients of `parameters`, float32 and on one device, over the micro-batches of a step."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
+        self.parameters, self.group = list(parameters), group
+        numbers = sum(parameter.numel() for parameter in self.parameters)
+        self.size = -(-numbers // group.count) * group.count
+        self.part: Any = None  # this process's part of the sum, (size ÷ processes,)
+        self.reached = [False] * len(self.parameters)  # by a gradient of this process
+
+    def add_round(self) -> None:
+        """Add what the backward of each process has left in `.grad`, which is None afterwards."""
+        flat = torch.full((self.size,), NOTHING, device=self.parameters[0].device)
+        for place, (parameter, piece) in enumerate(self._pieces(flat)):
+            if parameter.grad is not None:
+                piece.copy_(parameter.grad.view(-1))
+                parameter.grad, self.reached[place] = None, True
+        for gradient in self.group.dealt(flat):
+            self.part = gradient.clone() if self.part is None else self.part.add_(gradient)
+
+    def finish(self) -> None:
+        """Put the sum into every process's `.grad`; None where no gradient came, as in one process."""
+        flat = self.group.gathered(self.part).view(-1)
+        reached = self.group.gathered(torch.tensor(self.reached, dtype=torch.uint8)).any(0).tolist()
+        for (parameter, piece), any_reached in zip(self._pieces(flat), reached, strict=True):
+            # a copy lies in memory as a gradient of autograd's does
+            parameter.grad = piece.clone().view_as(parameter) if any_reached else None
+        self.part, self.reached = None, [False] * len(self.parameters)
+
+    def _pieces(self, flat: torch.Tensor) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
+        sizes = [parameter.numel() for parameter in self.parameters]
+        pieces = torch.split(flat[: sum(sizes)], sizes)
+        return zip(self.parameters, pieces, strict=True)

@@ -1,16 +1,82 @@
-"""Where the processes of a training meet, and how a signal to one of them stops all at the same step."""
+"""What stands between transformers' Trainer and ours: only what trains is written and read back; how a step
+treats gradients; where processes meet, and how a signal to one of them stops all at the same step.
+"""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import Trainer
 
+from pipeline.config.sections import Training
 from pipeline.core.errors import GateError, Stopped
 from pipeline.core.interruption import Interruption
-from pipeline.stages.train.optimizing import Optimizing
+from pipeline.gguf.base_files import is_scales
+from pipeline.models.scales import fill_scales
+from pipeline.models.tuners import save_trained
 from pipeline.stages.train.several.group import Group, Lost
 
 MET = 2  # numbers that are told at every meeting beside the signal and the step
+
+
+class TrainedOnly(Trainer):  # type: ignore[misc]
+    """Base, tokenizer and arguments are known by their hashes. The library reads PEFT's folders back."""
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write what was trained into `output_dir`."""
+        save_trained(self.model, output_dir or self.args.output_dir)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if is_scales(Path(resume_from_checkpoint)):
+            fill_scales(model or self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        best = Path(self.state.best_model_checkpoint)
+        if is_scales(best):
+            fill_scales(self.model, best)
+        else:
+            super()._load_best_model()
+
+
+class Optimizing(TrainedOnly):
+    """Trains with `train.clip_value` and `train.loraplus_lr_ratio` of `settings`."""
+
+    def __init__(self, *, settings: Training, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.settings = settings
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """The gradients' norm as the backward made them. Then every element is cut to ± `clip_value`, and
+        what is left is scaled down to `max_grad_norm`.
+        """
+        if self.settings.clip_value is None:
+            return super()._clip_grad_norm(model)
+        # brings float16's scaled gradients back to their size first, which can be done once a step only
+        norm = self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))
+        torch.nn.utils.clip_grad_value_(model.parameters(), self.settings.clip_value)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        return norm
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """The library's optimizer; LoRA+ (arXiv:2402.12354) has B learn `ratio` times as fast as A."""
+        if self.settings.loraplus_lr_ratio is None or self.optimizer is not None:
+            return super().create_optimizer(model)
+        from peft.optimizers import create_loraplus_optimizer
+
+        model = model or self.model
+        kind, options = self.get_optimizer_cls_and_kwargs(self.args, model)
+        self.optimizer: Any = create_loraplus_optimizer(
+            model,
+            kind,
+            lr=options.pop("lr"),
+            loraplus_lr_ratio=self.settings.loraplus_lr_ratio,
+            loraplus_weight_decay=self.args.weight_decay,
+            **options,
+        )
+        return self.optimizer
 
 
 class Stopping(Optimizing):
