@@ -1,6 +1,9 @@
 """Small things that tests of several rooms make."""
 
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.params import read_params
 from pipeline.config.text import completed
@@ -19,3 +22,8 @@ def full_params() -> str:
     """The demo's settings as a params.yaml of all keys."""
     demo = PROJECT / "params.yaml"
     return completed(demo.read_text(encoding="utf-8"), read_params(demo))
+
+
+def ended(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """How a command ended, and what it printed."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)

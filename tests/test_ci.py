@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import needed
+from make import ended
 
 from pipeline.core.places import PROJECT
 
@@ -23,14 +24,7 @@ def test_a_bare_path_has_readmes_programs_and_no_other(tmp_path: Path) -> None:
     has = {path.name for path in bare.iterdir()}
     assert {"python3", "make", "g++", "git", "bash", "tar", "awk", "as", "ld"} <= has
     assert not has & {"rsync", "ssh", "sshd", "sbatch", "chromium", "curl", "cmake", "ninja", "uv", "apt-get"}
-    done = subprocess.run(
-        ["bash", "-euc", WORK],
-        cwd=tmp_path,
-        env=os.environ | {"PATH": str(bare)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended(["bash", "-euc", WORK], cwd=tmp_path, env=os.environ | {"PATH": str(bare)})
     assert done.stdout.endswith("works\n"), done.stderr
     # an environment lives on without the folder
     assert bare not in (tmp_path / "environment/bin/python").resolve().parents

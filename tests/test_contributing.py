@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ import pytest
 from pipeline.core.places import PROJECT
 
 PAGE = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-SHOWN = dict(re.findall(r"^## Add a (.*?)\n.*?```diff\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
-MOST_LINES = 15  # of a diff, headers and context included
+SHOWN = dict(re.findall(r"^## Add an? (.*?)\n.*?```diff\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
+MOST_LINES, MOST_FILES = 30, 3  # of a diff, headers and context included
 
 # what the change is good for, as a program that ends in an AssertionError without it
 USES = {
@@ -48,18 +49,60 @@ assert counts["rejected"] == {"garbage": 1} and counts["rows_kept"] == 2
 assert [rule for rule in counts["rules"] if rule["rejected"]] == [{"rule": "links", "rows_in": 3, "rows_out": 2, "rejected": 1, "changed": 0}]
 assert "nothing but a link" in Path("reports/data.html").read_text()
 """,  # noqa: E501
-    "quantization check": """
-import numpy as np
-from pipeline.commands.quantization_check.checks import compare_logits, output_lines
-base = np.random.default_rng(0).normal(size=(64, 100)).astype(np.float32)
-def verdict(candidate):
-    line = output_lines(compare_logits([base], [candidate]), "64 positions")["output_first_five"]
-    return line.verdict, line.figure
-assert verdict(base) == ("pass", 1.0)
-second = base.copy()
-second[np.arange(64), base.argmax(axis=1)] = -9.0
-assert verdict(second) == ("pass", 1.0)
-assert verdict(-base) == ("fail", 0.0)
+    "input format": """
+from pipeline.config.params import Params
+from pipeline.stages.curate.reading.formats import to_row
+row = to_row({"turns": ["2 + 2?", "4"]}, source="file", domain="all")
+assert [tuple(turn.values()) for turn in row["messages"]] == [("user", "2 + 2?"), ("assistant", "4")]
+Params.model_validate({"curate": {"formats": {"*.jsonl": "alternating"}}})
+""",
+    "preference loss": """
+from pathlib import Path
+import torch
+from pipeline.config.params import Params
+from pipeline.models.preference_losses import Likelihoods, pair_losses
+assert Params.model_validate({"train": {"method": "slic"}}).train.method == "slic"
+zeros, tokens = torch.zeros(2), torch.ones(2)
+sides = torch.tensor([[-1.0, -30.0], [-2.0, -10.0]])
+chosen, rejected = (Likelihoods(logps, zeros, tokens) for logps in sides)
+losses, margins = pair_losses("slic", chosen, rejected, 0.1, 0.0)
+assert torch.allclose(losses, torch.tensor([0.9, 3.0])) and torch.allclose(margins, torch.tensor([0.1, -2.0]))
+""",
+    "level": """
+from pipeline.config.params import Params
+from pipeline.metrics.level_limits import level_limit
+Params.model_validate({"quantize": {"levels": ["Q3_K", *Params().quantize.levels]}})
+assert level_limit("Q3_K", 8e9).kld == level_limit("Q3_K_M", 8e9).kld
+""",
+    "report section": f"""
+import sys
+from functools import partial
+from pathlib import Path
+sys.path.append({str(PROJECT / "tests")!r})
+import report_inputs
+from pipeline.stages.report import stage
+stage.main(report_inputs.demo_params(), report_inputs.write_inputs(Path("finished")))
+page = Path("finished/reports/index.html").read_text()
+assert 'href="#libraries"' in page and "<p>torch " in page
+""",
+    "verb": """
+from typer.testing import CliRunner
+from pipeline.cli import app
+listed = CliRunner().invoke(app, ["config", "recipes"]).stdout
+assert "demo-gguf " in listed and "any machine" in listed
+assert "recipes" in CliRunner().invoke(app, ["config", "--help"]).stdout
+""",
+    "key": """
+from pathlib import Path
+from types import SimpleNamespace
+from pipeline.config.params import Params, load_params
+from pipeline.llamacpp.server_command import server_command
+from pipeline.workflow.settings import lock_text
+params = Params.model_validate({"serve": {"batch_size": 64}})
+tools = SimpleNamespace(tool=lambda name: name)
+command = server_command(tools, Path("model.gguf"), params.serving, Path("key"))
+assert command[command.index("--batch-size") + 1] == "64"
+assert Path("params.lock.yaml").read_text() == lock_text(load_params(Path("params.yaml")))
 """,
 }
 
@@ -67,35 +110,22 @@ assert verdict(-base) == ("fail", 0.0)
 @pytest.mark.parametrize("name", USES)
 def test_a_change_that_contributing_shows_applies_and_works(tmp_path: Path, name: str) -> None:
     diff = SHOWN[name]
-    assert len(diff.splitlines()) <= MOST_LINES
-    for folder in ("pipeline", "docs"):
+    assert len(diff.splitlines()) <= MOST_LINES and diff.count("\n+++ b/") <= MOST_FILES
+    for folder in ("pipeline", "docs", "recipes", "graphs"):
         shutil.copytree(
             PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png")
         )
-    for file in ("params.yaml", "pyproject.toml"):
+    for file in ("params.yaml", "params.lock.yaml", "pyproject.toml"):
         shutil.copy(PROJECT / file, tmp_path)
 
-    def run(*command: str, **given: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {
-            "PYTHONPATH": str(tmp_path),
-            "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
-        }
-        return subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            input=given.get("input"),
-        )
-
-    applied = run("git", "apply", input=diff)
+    place = {"PYTHONPATH": str(tmp_path), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    run = partial(subprocess.run, cwd=tmp_path, env=os.environ | place, capture_output=True, text=True)
+    applied = run(["git", "apply"], input=diff)
     assert applied.returncode == 0, applied.stderr
-    used = run(sys.executable, "-c", USES[name] + "import sys\nassert 'torch' not in sys.modules")
+    used = run([sys.executable, "-c", USES[name]])
     assert used.returncode == 0, used.stderr
     changed = [file for file in re.findall(r"^\+\+\+ b/(.*)$", diff, re.MULTILINE) if file.endswith(".py")]
-    checked = run(sys.executable, "-m", "ruff", "check", *changed)
+    checked = run([sys.executable, "-m", "ruff", "check", *changed])
     assert checked.returncode == 0, checked.stdout
 
 

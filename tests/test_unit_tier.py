@@ -3,9 +3,10 @@ does it; the rest runs.
 """
 
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from make import ended
 
 CONFTEST = f"""
 import sys
@@ -55,12 +56,7 @@ def test_torch_and_processes_leave_the_unit_tier(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).write_text(text)
     options = ["-rs", "-v", "-p", "no:cacheprovider", "-p", "no:hydra_pytest", "-c", "/dev/null"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    command = [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)]
+    done = ended(command, cwd=tmp_path)
     assert re.findall(r"::(\w+) PASSED", done.stdout) == ["test_plain"], done.stdout
     assert "imports torch" in done.stdout and "os.fork" in done.stdout

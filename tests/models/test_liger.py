@@ -4,12 +4,12 @@ it can't be.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from make import ended
 
 from pipeline.core.errors import ToolError
 from pipeline.core.places import PROJECT
@@ -117,14 +117,7 @@ def run(script: str, *arguments: str, **environment: str) -> str:
         script = f"import triton_interpreter\n{script}"
     command = [sys.executable, "-c", script, *arguments]
     paths = {"PYTHONPATH": os.pathsep.join(map(str, (PROJECT, PROJECT / "tests")))}
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=PROJECT,
-        env=os.environ | paths | environment,
-        check=False,
-    )
+    done = ended(command, cwd=PROJECT, env=os.environ | paths | environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -1,10 +1,10 @@
 """Bytes of a level before it is made: llama-quantize's own sums, and files as they were published."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from make import ended
 from plans import QWEN_7B, SMOLLM2
 from shaped_gguf import VOCABULARY, mixture, shaped, written
 
@@ -56,12 +56,7 @@ def test_every_level_is_as_llama_quantize_sums_it_up(tmp_path: Path, tools: Tool
     source = written(tmp_path / "x.gguf", shape)
     # llama-quantize counts a mixture's tensors of the lowest levels otherwise: two in a hundred of the bytes
     for level in sorted(COMPARED - (set(LOW) if shape.experts else set())):
-        done = subprocess.run(
-            [tools.tool("llama-quantize"), "--dry-run", source, level],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = ended([tools.tool("llama-quantize"), "--dry-run", source, level])
         found = re.search(r"quant size += +([\d.]+) MiB", done.stdout + done.stderr)
         assert found, level
         computed = (level_bytes(shape, level) - HEADER_PER_TOKEN * VOCABULARY) / 2**20

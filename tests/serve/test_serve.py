@@ -25,6 +25,7 @@ import pytest
 import tiny
 import yaml
 from golden import Golden
+from make import ended
 
 from pipeline.commands import chat as chatting
 from pipeline.commands.project import Project
@@ -635,14 +636,7 @@ def test_the_command_serves_until_it_is_told_to_stop(
 def test_smoke_tells_a_model_that_stops_from_one_that_does_not(
     root: Path, model: str, code: int, figures: str
 ) -> None:
-    done = subprocess.run(
-        quench(root, "serve", model, "--smoke", "2"),
-        capture_output=True,
-        text=True,
-        cwd=PROJECT,
-        timeout=60,
-        check=False,
-    )
+    done = ended(quench(root, "serve", model, "--smoke", "2"), cwd=PROJECT, timeout=60)
     assert done.returncode == code, done.stderr
     assert re.search(figures, done.stderr if code else done.stdout)
 
@@ -701,14 +695,7 @@ def test_a_log_that_can_not_be_written_is_one_sentence(root: Path, tmp_path: Pat
         (tmp_path / place).write_text("")
     else:
         (tmp_path / place).mkdir(parents=True)
-    done = subprocess.run(
-        quench(tmp_path, "serve", "Q4_K_M"),
-        capture_output=True,
-        text=True,
-        cwd=PROJECT,
-        timeout=60,
-        check=False,
-    )
+    done = ended(quench(tmp_path, "serve", "Q4_K_M"), cwd=PROJECT, timeout=60)
     assert done.returncode == 6
     assert done.stderr.count("\n") == 1 and "serve-Q4_K_M.log" in done.stderr
 

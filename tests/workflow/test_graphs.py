@@ -4,12 +4,12 @@ another.
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from make import ended
 from user_project import quench
 
 from pipeline.__main__ import main
@@ -94,12 +94,6 @@ def test_snakemake_refuses_the_other_graph_before_it_plans(root: Path) -> None:
     shutil.copy(PROJECT / "recipes/demo-gguf.yaml", root / "params.yaml")
     (root / "data/raw").mkdir(parents=True)
     (root / "data/raw/a.jsonl").write_text("{}\n")
-    done = subprocess.run(
-        [sys.executable, "-c", "from pipeline.workflow.prepare import prepare; prepare()"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": str(PROJECT), "PATH": ""},
-    )
+    code = "from pipeline.workflow.prepare import prepare; prepare()"
+    done = ended([sys.executable, "-c", code], cwd=root, env={"PYTHONPATH": str(PROJECT), "PATH": ""})
     assert done.returncode == 2 and "Q-WORKFLOW-004" in done.stderr
