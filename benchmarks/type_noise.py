@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-from pipeline.config.levels import TYPES_NEEDING_IMATRIX
+from pipeline.config.ggml_types import TYPES
 from pipeline.gguf.tensors import NOISE, gguf_tensors
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.stages.parity.tensor_noise import block_noise
@@ -92,7 +92,7 @@ def main() -> None:
         for case, values in cases(asked.rows, asked.seeds, asked.gguf):
             columns = np.exp(np.random.default_rng(1).normal(size=values.shape[1])).astype(np.float32)
             for importances in (None, columns):
-                if importances is None and name in TYPES_NEEDING_IMATRIX:
+                if importances is None and name in TYPES and TYPES[name].needs_imatrix:
                     continue
                 after = rounded(chunk, number, values, importances)
                 found = block_noise(values.reshape(-1, block), after.reshape(-1, block))
