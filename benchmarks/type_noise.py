@@ -25,7 +25,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from pipeline.config.ggml_types import TYPES
 from pipeline.gguf.tensors import NOISE, gguf_tensors
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.stages.parity.tensor_noise import block_noise
+from pipeline.stages.parity.level_weights import block_noise
 
 COLUMNS = 4096
 Floats = np.ndarray[Any, np.dtype[np.float32]]

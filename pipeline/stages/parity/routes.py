@@ -21,17 +21,16 @@ from pipeline.gguf.file import is_made
 from pipeline.llamacpp.server import serving
 from pipeline.pages import parity_summary as places
 from pipeline.stages.parity import behavior, merged_weights, special_tokens, text, tokens
+from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, Probe
 from pipeline.stages.parity.conversations import chosen
 from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.hand_overs import FROM_NF4, FROM_SIXTEEN
 from pipeline.stages.parity.level_weights import level_weights
-from pipeline.stages.parity.lora_weights import lora_weights
 from pipeline.stages.parity.outputs import Bench, Chain, output_checks
-from pipeline.stages.parity.probes import CTX_SIZE, Measure, ParityChecks, Probe
 from pipeline.stages.parity.scales_weights import distilled_weights, scales_weights
 from pipeline.stages.parity.served_outputs import outputs
-from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file
+from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file, lora_weights
 
 NO_BASE = "convert.base is false, so the untuned base has no GGUF"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}

@@ -71,7 +71,7 @@ def distilled_weights(level: Path, distilled: Path, record: Path, name: str) -> 
     if different := other_tensors(old, new):
         wrong.append(f"{different} is not the same as in the level's file")
     else:
-        wrong += filter(None, (refined_fault(before[tensor], after[tensor]) for tensor in after))
+        wrong += filter(None, (trained_fault(before[tensor], after[tensor]) for tensor in after))
         if base_end(level, old) != base_end(distilled, new):
             wrong.append("other bytes stand between or behind the tensors")
     for key, file in (("sha256", distilled), ("level_sha256", level)):
@@ -87,29 +87,6 @@ def distilled_weights(level: Path, distilled: Path, record: Path, name: str) -> 
         f"models/gguf/{distilled.name}`."
     )
     return exact(title, len(wrong), "differences", shown, cause, what)
-
-
-def refined_fault(before: GgufTensor, after: GgufTensor) -> str:
-    """What is wrong with a trained tensor: a scale that is no number or of other sign, or another byte."""
-    places = SCALES.get(after.ggml_type)
-    if places is None:
-        return same_fault(before, after)
-    for first, last in after.blocks():
-        ours, theirs = in_blocks(before, first, last), in_blocks(after, first, last)
-        for at in places:
-            old, new = (
-                np.ascontiguousarray(one[:, :, at : at + 2]).view(np.float16)[..., 0]
-                for one in (ours, theirs)
-            )
-            if (bad := ~np.isfinite(new) | (np.signbit(old) != np.signbit(new))).any():
-                row, block, value = one_of(bad, new)
-                return f"{after.name} has the scale {value} in row {first + row}, block {block}"
-            ours[:, :, at : at + 2] = theirs[:, :, at : at + 2]
-        if (differs := (ours != theirs).any(axis=-1)).any():
-            row, block = np.argwhere(differs)[0]
-            where = f"in row {first + row}, block {block}"
-            return f"{after.name} has another byte than a scale's changed {where}"
-    return ""
 
 
 def other_fields(old_file: Path, old: Header, new_file: Path, new: Header) -> list[str]:
@@ -158,33 +135,48 @@ def same_fault(before: GgufTensor, after: GgufTensor) -> str:
     return ""
 
 
-def trained_fault(before: GgufTensor, after: GgufTensor, scales: Numbers) -> str:
-    """What is wrong with a trained tensor: a scale that is not a number or not the one in `scales`, float16
-    (scales of a block, rows, blocks of a row), or another byte than a scale's.
+def trained_fault(before: GgufTensor, after: GgufTensor, scales: Numbers | None = None) -> str:
+    """What is wrong with a trained tensor: a scale that is no number or not the one in `scales`, float16
+    (scales of a block, rows, blocks of a row), without these one of another sign; or another byte.
     """
     places = SCALES.get(after.ggml_type)
     if places is None:
-        return f"{after.name} is {after.type}, which has no scales"
-    size = in_blocks(after, 0, 1).shape
-    if scales.shape != (len(places), after.rows, size[1]):
+        none = f"{after.name} is {after.type}, which has no scales"
+        return none if scales is not None else same_fault(before, after)
+    if scales is not None and scales.shape != (len(places), after.rows, in_blocks(after, 0, 1).shape[1]):
         return f"{after.name} has other blocks than the trained scales"
     for first, last in after.blocks():
         ours, theirs = in_blocks(before, first, last), in_blocks(after, first, last)
-        for at, trained in zip(places, scales[:, first:last], strict=True):
-            stored = np.ascontiguousarray(theirs[:, :, at : at + 2]).view(np.float16)[..., 0]
-            if not np.isfinite(stored).all():
-                row, block, value = one_of(~np.isfinite(stored), stored)
-                return f"{after.name} has a scale that is {value} in row {first + row}, block {block}"
-            if (differs := stored.view(np.uint16) != trained.view(np.uint16)).any():
-                row, block, value = one_of(differs, stored)
-                ended = f"{float(trained[row, block]):.6g} ended training"
-                return f"{after.name} has the scale {value} in row {first + row}, block {block}, and {ended}"
+        for number, at in enumerate(places):
+            old, new = (
+                np.ascontiguousarray(side[:, :, at : at + 2]).view(np.float16)[..., 0]
+                for side in (ours, theirs)
+            )
+            trained = None if scales is None else scales[number, first:last]
+            if fault := scale_fault(old, new, trained, first):
+                return f"{after.name} has {fault}"
             ours[:, :, at : at + 2] = theirs[:, :, at : at + 2]
         if (differs := (ours != theirs).any(axis=-1)).any():
-            row, block = np.argwhere(differs)[0]
-            where = f"in row {first + row}, block {block}"
-            return f"{after.name} has another byte than a scale's changed {where}"
+            return f"{after.name} has another byte than a scale's changed {place_of(differs, first)[1]}"
     return ""
+
+
+def scale_fault(old: Numbers, new: Numbers, trained: Numbers | None, first: int) -> str:
+    """What is wrong with scales, float16 (rows from `first` on, blocks), which were `old` before training and
+    `trained` after it (None: not known); "" if nothing is.
+    """
+    if trained is not None and (strange := ~np.isfinite(new)).any():
+        at, where = place_of(strange, first)
+        return f"a scale that is {float(new[at]):.6g} {where}"
+    if trained is None:
+        wrong = ~np.isfinite(new) | (np.signbit(old) != np.signbit(new))
+    else:
+        wrong = new.view(np.uint16) != trained.view(np.uint16)
+    if not wrong.any():
+        return ""
+    at, where = place_of(wrong, first)
+    ended = "" if trained is None else f", and {float(trained[at]):.6g} ended training"
+    return f"the scale {float(new[at]):.6g} {where}{ended}"
 
 
 def in_blocks(tensor: GgufTensor, first: int, last: int) -> Bytes:
@@ -192,7 +184,7 @@ def in_blocks(tensor: GgufTensor, first: int, last: int) -> Bytes:
     return tensor.stored(first, last).reshape(last - first, tensor.columns // tensor.block, -1)
 
 
-def one_of(found: Numbers, values: Numbers) -> tuple[int, int, str]:
-    """(row, block, value as text) of the first place in `found`, booleans (rows, blocks)."""
-    row, block = map(int, np.argwhere(found)[0])
-    return row, block, f"{float(values[row, block]):.6g}"
+def place_of(wrong: Numbers, first: int) -> tuple[tuple[int, int], str]:
+    """The first place in `wrong`, booleans (rows from `first` on, blocks), and the same in words."""
+    row, block = map(int, np.argwhere(wrong)[0])
+    return (row, block), f"in row {first + row}, block {block}"

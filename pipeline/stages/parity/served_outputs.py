@@ -15,8 +15,14 @@ from pipeline.core.checks import Check
 from pipeline.metrics.divergence import Divergence, Prompt, Reference, compare, gguf_speaker, kept_logits
 from pipeline.metrics.forward import trained_model
 from pipeline.metrics.level_limits import ADDED_BY_ADAPTER, LEAST_SERVED_SAME_TOP, MOST_SERVED_KLD
-from pipeline.stages.parity.check import DIVERGENCE, divergence_check, figures_of, incomparable
-from pipeline.stages.parity.probes import Measure, ParityChecks
+from pipeline.stages.parity.check import (
+    DIVERGENCE,
+    Measure,
+    ParityChecks,
+    divergence_check,
+    figures_of,
+    incomparable,
+)
 from pipeline.stages.parity.unmerged_chain import BARE_TITLE, Made, UnmergedChain
 
 # that training's own rounding is measured on: a figure beside the parity check, not a parity check

@@ -17,9 +17,8 @@ from pipeline.core.errors import DataError, GateError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import scratch_folder, write_json, write_text
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.stages.parity.check import KEYS
+from pipeline.stages.parity.check import KEYS, Measure, ParityChecks, measured
 from pipeline.stages.parity.page import render_parity_page
-from pipeline.stages.parity.probes import Measure, ParityChecks, measured
 from pipeline.stages.parity.routes import ROUTES
 
 

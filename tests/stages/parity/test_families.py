@@ -15,8 +15,8 @@ from pipeline.config.params import Params
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.convert.stage import convert
 from pipeline.stages.merge.stage import merge
+from pipeline.stages.parity.check import Measure, measured
 from pipeline.stages.parity.outputs import Chain
-from pipeline.stages.parity.probes import Measure, measured
 from pipeline.stages.parity.routes import merged_probes
 from pipeline.stages.quantize.stage import quantize
 

@@ -25,7 +25,7 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
-from pipeline.stages.parity.lora_weights import lora_weights
+from pipeline.stages.parity.unmerged_chain import lora_weights
 from pipeline.stages.train.checkpoints import checkpoints_in
 from pipeline.stages.train.stage import train
 

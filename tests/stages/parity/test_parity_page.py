@@ -14,8 +14,7 @@ from html_page import Page, lines_of
 from parity_inputs import check, failed_report, merge_report, outputs, parity_report
 
 from pipeline.pages.parity_summary import code, counts, first_failed, grouped
-from pipeline.stages.parity.chain import divergences
-from pipeline.stages.parity.page import render_parity_page
+from pipeline.stages.parity.page import divergences, render_parity_page
 
 FULL = parity_report("full")
 EMPTY: dict[str, Any] = {"verdict": "pass", "checks": {}}

@@ -27,8 +27,7 @@ from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.level_file import given_by, of_other_types
-from pipeline.stages.parity.level_weights import level_weights
-from pipeline.stages.parity.tensor_noise import block_noise
+from pipeline.stages.parity.level_weights import block_noise, level_weights
 
 UP, Q_BIAS, NORM = "blk.1.ffn_up.weight", "blk.0.attn_q.bias", "blk.0.attn_norm.weight"
 Change = Callable[[Path], None]
