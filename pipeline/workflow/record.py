@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.params import load_params
+from pipeline.config.params import with_defaults
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.locks import Held, lock_file, take, unusable
 from pipeline.core.owner import end_with_owner
+from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow import project
 from pipeline.workflow.code_keys import FOLDER, key_file
 from pipeline.workflow.locked import entry_of, inputs_of, params_of, reading, recording
@@ -106,7 +107,8 @@ def inputs_state(stage: str, root: Path) -> Any:
     known = entry_of(stage, root)
     if known is None:
         return None
-    params, roots = load_params(root / "params.yaml").model_dump(mode="json"), code_of_stages()
+    # unchecked: an edit of another section, unfinished as it may be, costs this stage nothing
+    params, roots = with_defaults(read_strict(root / "params.yaml")[0]), code_of_stages()
     tracked = {key: value_at(params, key.partition(".")[0]) for key in params_of(known)}
     edited = [root / dep for dep in known.get("deps", []) if dep.startswith(USERS)]
     files = [
