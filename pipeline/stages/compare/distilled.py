@@ -24,10 +24,12 @@ from pipeline.stages.compare.projects import (
     base_links,
     level_settings,
     open_project,
+    publish_scales,
     quantize_base,
+    scale_settings,
+    train_scales,
     untuned_gguf,
 )
-from pipeline.stages.compare.tuned_scales import publish_scales, scale_settings, train_scales
 from pipeline.subprojects.distill import ROWS, distilled_gguf
 
 LEARNED_FILE = "learned.gguf"  # in a sub-project: the level that has learned the answers

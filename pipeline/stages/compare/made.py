@@ -14,13 +14,13 @@ from pipeline.llamacpp.converters import base_fields, lora_to_gguf, quantize_ggu
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.compare.projects import (
     LEVEL_FILE,
+    PATCH,
     TRAINED,
     base_links,
     open_project,
     quantize_base,
     untuned_gguf,
 )
-from pipeline.stages.compare.tuned_scales import PATCH
 from pipeline.subprojects.processes import run_stage, size_of
 
 TUNED_FILE = "tuned.gguf"  # in a sub-project: a level with trained scales
@@ -35,9 +35,7 @@ class Made(NamedTuple):
 
 
 def make_merged(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
-    """Merge, convert to 16 bit and quantize, each by its stage or as it does; what the next step does not
-    need is removed.
-    """
+    """Merge, convert to 16 bit and quantize as the stages do; what the next step doesn't need is removed."""
     sixteen = make_sixteen(params, root, project)
     if level == params.convert.type:
         return sixteen
@@ -106,9 +104,7 @@ def make_scaled(params: Params, root: Path, project: Path, level: str, tools: To
 
 
 def make_distilled(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
-    """The base's level with scales that learned the base's answers, then the task. Raises `DataError` as
-    `with_scales` does.
-    """
+    """The base's level with scales that learned its answers, then the task. Raises as `with_scales` does."""
     gguf = quantize_base(root, params, project, level, tools)
     disk = {
         f"{params.convert.type} GGUF": size_of(untuned_gguf(root, params)),  # it is read while answers are
@@ -121,9 +117,7 @@ def make_distilled(params: Params, root: Path, project: Path, level: str, tools:
 def make_merged_distilled(
     params: Params, root: Path, project: Path, level: str, tools: Toolchain, *, seed: int
 ) -> Made:
-    """The merged model's level with scales that learned the merged model's answers. Raises `DataError` as
-    `with_scales` does.
-    """
+    """The merged model's level with scales that learned its answers. Raises as `with_scales` does."""
     links = base_links(root) | {"models/adapter": root / TRAINED / f"nf4-{seed}/adapter"}
     before = open_project(root, f"{project.name}-merged", params, {}, links)
     merged = make_merged(params, root, before, level, tools)

@@ -3,21 +3,33 @@ links to what they share.
 
     models/.compare/nf4-42    job compare_nf4@42: train
 
-They are scratch. What a killed training left (checkpoints) is used by the next run of its job.
+They are scratch. What a killed training left (checkpoints) is used by the next run of its job. A training
+publishes
+
+    models/compare/nf4-42/adapter                            what was trained;
+                  /scales_level-Q4_0-42/patch.safetensors    what makes the tuned file of the level,
+                                       /run.json             how it was trained
+                                       /train.json           of each: time, memory, loss
+
+A level with trained scales is as large as the level; its patch is a tenth of that. Measuring makes the level
+again and proves by its sha256 that the patch belongs to it.
 """
 
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.ggml_types import TYPES
 from pipeline.config.params import Params
-from pipeline.config.sections import UNTUNED, Train
+from pipeline.config.sections import TUNED, UNTUNED, Train
 from pipeline.config.strategies import FOLDER
+from pipeline.config.targets import LORA_ONLY
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.locks import absent
-from pipeline.core.publish import need_disk, publishing, remove
+from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.base_files import DENSE, not_dense
+from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
@@ -26,12 +38,14 @@ from pipeline.planning.plan import own_bytes, plan_disk
 from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import Setup
 from pipeline.planning.shape import load_shape
-from pipeline.subprojects.processes import Settings, changed_params, open_subproject, size_of
+from pipeline.subprojects.processes import Settings, changed_params, open_subproject, run_stage, size_of
 from pipeline.subprojects.processes import train as train_here
 
 TRAINED = Path("models/compare")  # a folder for each training: what was trained, and its report
 TRAINABLE = {name for name, kind in TYPES.items() if kind.scratch is not None}
 LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
+PATCH = "patch.safetensors"
+LEARNING_RATE = 5.0e-3  # the peak, where scales learn the task; what learns best lies between 1e-3 and 1e-2
 
 
 def open_project(
@@ -164,3 +178,40 @@ def scratch_bytes(root: Path, params: Params) -> int:
     return max(own_bytes(sizes), 2 * size_of(root / "models/base")) + 2 * max(
         level_bytes(shape, level) for level in levels
     )
+
+
+def scale_settings(params: Params, settings: Settings) -> Settings:
+    """`settings` of a sub-project whose base is a level, if the scales of its blocks are to train."""
+    own = {
+        "tuner": "scales",
+        "learning_rate": LEARNING_RATE,
+        "weight_decay": 0.0,
+        "keep_quantized": True,
+        **{name: getattr(Train(), name) for name in LORA_ONLY},
+    }
+    return settings | {"train": settings["train"] | own, "evaluate": {"models": [TUNED]}}
+
+
+def train_scales(project: Path, params: Params) -> Path:
+    """Train in the sub-project `project`, whose base is a level; the tuned GGUF, made there."""
+    run_stage(project, "base")
+    run_stage(project, "preprocess")
+    train_here(project)
+    run_stage(project, "tuned")
+    return tuned_file(project, params)
+
+
+def tuned_file(project: Path, params: Params) -> Path:
+    """The GGUF with trained scales that stage tuned makes in a sub-project."""
+    return project / f"models/gguf/{params.convert.name}-{TUNED}.gguf"
+
+
+def publish_scales(level: Path, tuned: Path, adapter: Path, report: Mapping[str, Any], target: Path) -> None:
+    """Publish the folder `target`: what makes the GGUF `tuned` of `level`, the record of the run that ended
+    in the folder `adapter`, and the training's report.
+    """
+    with publishing(target) as aside:
+        aside.mkdir()
+        write_patch(level, tuned, aside / PATCH)
+        shutil.copy(adapter / "run.json", aside)
+        write_json(aside / "train.json", dict(report))

@@ -11,8 +11,15 @@ from pathlib import Path
 from pipeline.config.params import Params
 from pipeline.core.publish import read_json, remove
 from pipeline.llamacpp.tools import find_toolchain
-from pipeline.stages.compare.projects import TRAINED, level_settings, open_project, quantize_base
-from pipeline.stages.compare.tuned_scales import publish_scales, scale_settings, train_scales
+from pipeline.stages.compare.projects import (
+    TRAINED,
+    level_settings,
+    open_project,
+    publish_scales,
+    quantize_base,
+    scale_settings,
+    train_scales,
+)
 
 
 def main(params: Params, root: Path, item: str) -> None:

@@ -10,14 +10,17 @@ import numpy as np
 
 from pipeline.config.strategies import MERGED_16, STRATEGIES, title, training_of
 from pipeline.core.errors import DataError
-from pipeline.stages.compare.forgetting import (
+from pipeline.stages.compare.recommendation import Measured, recommend
+from pipeline.stages.compare.statistics import (
+    Difference,
     General,
+    Scores,
     change_row,
+    difference,
     general_change,
     general_score,
+    mean_of,
 )
-from pipeline.stages.compare.recommendation import Measured, recommend
-from pipeline.stages.compare.statistics import Difference, Scores, difference, mean_of
 
 Figures = Mapping[str, Any]
 DISK = (

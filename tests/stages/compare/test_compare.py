@@ -49,7 +49,6 @@ from pipeline.stages.compare import (
     nf4,
     projects,
     reference,
-    tuned_scales,
 )
 from pipeline.stages.compare.projects import level_settings, open_project, sub_params
 from pipeline.stages.compare.recommendation import Measured, recommend
@@ -75,7 +74,7 @@ JOBS = (*TRAINING, *MEASURING)
 
 
 # the modules that run stages in sub-projects
-RUN_STAGES = (level, made, tuned_scales, processes, distill, distill_rows)
+RUN_STAGES = (level, made, projects, processes, distill, distill_rows)
 
 
 def no_stage_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +393,7 @@ def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict
 def test_scales_are_trained_at_a_rate_of_their_own(tiny_params: dict[str, Any], tmp_path: Path) -> None:
     changed = with_compare(tiny_params, seeds=[1], levels=["Q4_0"])
     params = Params.model_validate(changed)
-    settings = tuned_scales.scale_settings(params, level_settings(tmp_path, f"{SCALES_LEVEL}-Q4_0-1", 1))
+    settings = projects.scale_settings(params, level_settings(tmp_path, f"{SCALES_LEVEL}-Q4_0-1", 1))
     values = sub_params(params, settings)
     assert (values["train"]["tuner"], values["train"]["learning_rate"]) == ("scales", 5e-3)
 
@@ -737,7 +736,7 @@ def test_a_patch_goes_on_no_other_file_of_the_level(
     trained, project = tmp_path / f"models/compare/{name}-Q4_0-1", tmp_path / "models/.compare/measured"
     for folder in (trained, project / "models"):
         folder.mkdir(parents=True)
-    write_patch(tiny_gguf_base, tiny_gguf_base, trained / tuned_scales.PATCH)
+    write_patch(tiny_gguf_base, tiny_gguf_base, trained / projects.PATCH)
     (project / "models/adapter").symlink_to(trained)
     level_file = project / "level.gguf"
     level_file.write_bytes(tiny_gguf_base.read_bytes() + b"\0")
