@@ -23,7 +23,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess import attention
+from pipeline.stages.preprocess import packing
 from pipeline.stages.preprocess import stage as preprocess
 
 Plant = Callable[[pytest.MonkeyPatch, Path], None]
@@ -240,8 +240,8 @@ def says_a_control_token(patch: pytest.MonkeyPatch, root: Path) -> None:
 
 
 def ignores_positions(patch: pytest.MonkeyPatch, root: Path) -> None:
-    right = attention.packed_positions
-    patch.setattr(attention, "packed_positions", lambda lengths: right((sum(lengths),)))
+    right = packing.packed_positions
+    patch.setattr(packing, "packed_positions", lambda lengths: right((sum(lengths),)))
 
 
 def too_long(patch: pytest.MonkeyPatch, root: Path) -> None:

@@ -19,8 +19,7 @@ from pipeline.planning.budget import MENU
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
 from pipeline.stages.budget.files import Maker, judging
-from pipeline.stages.budget.knapsack import allocate
-from pipeline.stages.budget.sizes import Sizes, choices
+from pipeline.stages.budget.sizes import Sizes, allocate, choices
 
 POSITIONS = 32  # of a validation row that are compared
 LARGEST = 3  # fixed levels that compete: the largest that fit

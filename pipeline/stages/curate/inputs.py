@@ -1,5 +1,6 @@
 """What settings say of the files in data/raw, what the rules need from the base and data/guard, and the texts
-there that `curate.decontaminate` names: strings in rows, paragraphs of plain text."""
+there that `curate.decontaminate` names: strings in rows, paragraphs of plain text.
+"""
 
 import json
 import unicodedata
@@ -18,6 +19,8 @@ from pipeline.stages.curate.reading.containers import parsed, raw_lines
 from pipeline.stages.curate.reading.files import READ, opened, refusal
 
 Value = TypeVar("Value")
+PLAIN_SUFFIXES = (".txt", ".md")
+MAX_TEXT_BYTES = 1 << 28  # of one line
 
 
 def cleaner_arguments(
@@ -92,10 +95,6 @@ def domain_of(file: str) -> str:
     """The domain of rows that name none: the folder below data/raw, or the file's name without endings."""
     folder, slash, _ = file.partition("/")
     return folder if slash else file.partition(".")[0] or file
-
-
-PLAIN_SUFFIXES = (".txt", ".md")
-MAX_TEXT_BYTES = 1 << 28  # of one line
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:

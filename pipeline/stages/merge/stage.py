@@ -15,10 +15,8 @@ from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.merging.adapter import weights_of
 from pipeline.models.merging.inputs import RECORD, check_same_base, need_nf4, read_run, trained_nf4
-from pipeline.stages.merge.choose import SCRATCH, Choice, merge_the_better
-from pipeline.stages.merge.decision import MergeBase
-from pipeline.stages.merge.diagnostics import idle_adapters
-from pipeline.stages.merge.stream import stream
+from pipeline.stages.merge.choose import SCRATCH, Choice, MergeBase, merge_the_better
+from pipeline.stages.merge.stream import idle_adapters, stream
 
 # of the merged weights, by convert.type: what its GGUF holds, so that they are rounded once
 DTYPES = {"F16": "float16", "BF16": "bfloat16"}

@@ -21,9 +21,8 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.text import plural
 from pipeline.stages.preprocess.stats import row_name
-from pipeline.stages.preprocess.stretches import Base, Claim, check_claims
+from pipeline.stages.preprocess.stretches import Base, Claim, check_claims, of_segments, of_turns, with_prompt
 from pipeline.stages.preprocess.tables import Written
-from pipeline.stages.preprocess.wanted_text import of_segments, of_turns, with_prompt
 
 TOGETHER = 256  # rows that are decoded in one call
 

@@ -24,20 +24,20 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.text import most, plural
-from pipeline.stages.preprocess.attention import need_rows_apart
-from pipeline.stages.preprocess.packing import best_fit
+from pipeline.stages.preprocess.packing import best_fit, need_rows_apart
 from pipeline.stages.preprocess.page import render_labels_page, sample, unused
 from pipeline.stages.preprocess.proof import load_base, prove
-from pipeline.stages.preprocess.questions import copy_rewards, write_questions
 from pipeline.stages.preprocess.rewards import Weighting, account, sentences, weighting
 from pipeline.stages.preprocess.stats import SplitStats, row_name
 from pipeline.stages.preprocess.stretches import Base
 from pipeline.stages.preprocess.tables import (
     Sequence,
     Written,
+    copy_rewards,
     to_table,
     token_lengths,
     units,
+    write_questions,
     write_rows_of,
 )
 

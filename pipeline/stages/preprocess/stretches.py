@@ -1,5 +1,6 @@
-"""Sequences in stretches of trained and of masked text: what was written against what should have been."""
+"""Stretches of trained and of masked text: the template's own, and what was written against it."""
 
+import json
 import re
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -8,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.chat.tokens import IGNORED
+from pipeline.chat.tokens import IGNORED, Row
 from pipeline.core.errors import DataError
+from pipeline.metrics.text import common_start
 
 SHOWN = 60  # characters of a text in a message
 Stretch = tuple[bool, str]  # trained or masked, and its text
@@ -105,7 +107,7 @@ def _difference(where: str, found: list[Stretch], wanted: list[Stretch]) -> str:
         "".join(text for is_trained, text in stretches if is_trained) for stretches in (found, wanted)
     )
     if trained != should:
-        at = _first_difference(trained, should)
+        at = common_start(trained, should)
         if len(trained) > len(should):
             return (
                 f"a token that is not the assistant's is trained in {where}: {short(trained[at:])}, "
@@ -116,20 +118,87 @@ def _difference(where: str, found: list[Stretch], wanted: list[Stretch]) -> str:
             f"{short(trained[at:])} is"
         )
     shown, right = ("".join(text for _, text in stretches) for stretches in (found, wanted))
-    at = _first_difference(shown, right)
+    at = common_start(shown, right)
     return (
         f"{where} has a masked text that is not the template's, a system prompt perhaps: "
         f"{short(shown[at:])}, not {short(right[at:])}"
     )
 
 
-def _first_difference(one: str, other: str) -> int:
-    return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
-
-
 def short(text: str) -> str:
     """The beginning of a text, quoted."""
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
+
+
+def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, name: str) -> list[Stretch]:
+    """The text of a conversation in stretches, trained from the end of the prompt to a turn's own end."""
+
+    def text(turns: list[Any], prompt: bool = False) -> str:
+        return str(
+            base.tokenizer.apply_chat_template(
+                turns, tools=tools, tokenize=False, add_generation_prompt=prompt
+            )
+        )
+
+    for number, message in enumerate(messages, start=1):
+        if found := base.control.search(message["content"]):
+            raise DataError(
+                "Q-PREPROCESS-007",
+                f"row {name}: turn {number} says {found[0]}, a control token of the base, which would end "
+                "or begin a turn there",
+            )
+    eos = base.tokenizer.eos_token
+    shown, at, stretches = text(messages), 0, list[Stretch]()
+    for turn in learned:
+        before = text(messages[:turn], prompt=True)
+        after = shown if turn + 1 == len(messages) else text(messages[: turn + 1])
+        answer = after.removeprefix(before)
+        answer = answer[: answer.rfind(eos) + len(eos)]
+        stated = messages[turn]["content"].strip()
+        if stated not in answer and json.dumps(stated, ensure_ascii=False)[1:-1] not in answer:
+            raise DataError(
+                "Q-PREPROCESS-008",
+                f"row {name}: turn {turn + 1} says {short(stated)}, which the template does not show in what "
+                "is trained",
+            )
+        if shown[at : len(before)] != before[at:] or not shown.startswith(answer, len(before)):
+            raise DataError(
+                "Q-PREPROCESS-008",
+                f"row {name}: the template shows turn {turn + 1} differently once more turns follow, so it "
+                "can't be learned in one text",
+            )
+        stretches += [(False, before[at:]), (True, answer)]
+        at = len(before) + len(answer)
+    return [*stretches, (False, shown[at:])]
+
+
+def with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
+    """The claim where what is asked is trained too: all of it but turns with `train: false`, and of an
+    unfolded row's later parts the answer alone.
+    """
+    name, pair, stretches, turns = claim
+    messages = row.get("messages", [])
+    if name.rpartition("#")[2].isdecimal() and "#" in name and not name.endswith("#1"):
+        return name, pair, stretches, turns
+    held = [turn for turn, message in enumerate(messages) if message.get("train") is False]
+    if held:
+        stretches = [
+            (not is_held, text) for is_held, text in of_turns(messages, row.get("tools"), held, base, name)
+        ]
+    else:
+        stretches = [(True, text) for _, text in stretches]
+    ends = sum(text.count(base.tokenizer.eos_token) for trained, text in stretches if trained)
+    return name, pair, stretches, ends
+
+
+def of_segments(segments: list[Any], base: Base) -> list[Stretch]:
+    """Text without a template, between the tokenizer's own beginning and its end, if that is learned."""
+    tokenizer = base.tokenizer
+    stretches = [(segment["train"], segment["text"]) for segment in segments]
+    if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] and not segments[0]["text"].startswith(
+        tokenizer.bos_token
+    ):
+        stretches.insert(0, (False, tokenizer.bos_token))
+    if segments[-1]["train"] and not segments[-1]["text"].endswith(tokenizer.eos_token):
+        stretches.append((True, tokenizer.eos_token))
+    return stretches

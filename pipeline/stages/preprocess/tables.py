@@ -1,13 +1,15 @@
-"""Tokenized rows as Arrow tables and Parquet files: one packed row a line, which knows the sequences that are
-in it.
+"""What data/tokens holds: tokenized rows as Parquet, a packed row a line, which knows its sequences; and for
+rewards what scorers get to know of each prompt, and the functions of the user as they are now.
 
 Columns: `input_ids`, `labels` (int32, of all its sequences, one after the other), `seq_lengths` (the trainer
-restarts
-positions there), `row_ids` (the row of data/final that each sequence is of; `ID#2` is the second turn of an
-unfolded one, `ID#chosen` an answer of a pair), `roles` (int8, of each sequence: 1 preferred, -1 not, 0
-learned as it is) and `weights` (float32, of each sequence: what its loss is multiplied by).
+restarts positions there), `row_ids` (the row of data/final that each sequence is of; `ID#2` is the second
+turn of an unfolded one, `ID#chosen` an answer of a pair), `roles` (int8, of each sequence: 1 preferred, -1
+not, 0 learned as it is) and `weights` (float32, of each sequence: what its loss is multiplied by).
+
+The functions are copied, so that data/tokens is all that training depends on, and only what it depends on.
 """
 
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -20,8 +22,14 @@ import pyarrow
 import pyarrow.compute
 from pyarrow import parquet
 
+from pipeline.chat.prompts import question
 from pipeline.chat.tokens import Encoded, trained_positions
+from pipeline.config.scorers import NAME
+from pipeline.config.sections.grpo import Grpo
 from pipeline.core.errors import DataError
+from pipeline.core.jsonl import read_rows, write_rows
+from pipeline.metrics.own import function
+from pipeline.stages.preprocess.stats import row_name
 
 INTS = pyarrow.list_(pyarrow.int32())
 CHUNK = 1024  # sequences that are held as Python lists at a time
@@ -176,3 +184,40 @@ class Written:
     def left(self) -> Iterator[str]:
         """The row ids of the sequences that were not taken."""
         return (row_id for row_id, places in self._places.items() for _ in places)
+
+
+def write_questions(target: Path, table: Path, rows: Path) -> None:
+    """Write the questions of the sequences in `table` (Parquet), in order; `rows` made the table."""
+    names = Written(table).row_ids
+    if write_rows(target, questions(rows, names)) != len(names):
+        raise AssertionError(f"{target.name} has not a line for each row of {table.name}")
+
+
+def copy_rewards(target: Path, settings: Grpo, root: Path) -> None:
+    """Copy the files below `root`/data/evaluation that reward: those of functions that `rewards` names, and
+    those that are in the command of `external`. Raises `ConfigError` if a function is missing.
+    """
+    folder = root / "data/evaluation"
+    named = (one.removeprefix("python:") for one in settings.rewards if one.startswith("python:"))
+    for name in filter(None, map(NAME.fullmatch, named)):
+        function(name[0], folder)
+        _copy(folder / name["file"], folder, target)
+    for word in settings.external.command if settings.external else ():
+        if (root / word).is_file() and (root / word).resolve().is_relative_to(folder.resolve()):
+            _copy((root / word).resolve(), folder.resolve(), target)
+
+
+def _copy(file: Path, folder: Path, target: Path) -> None:
+    place = target / file.relative_to(folder)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, place)
+
+
+def questions(rows: Path, names: list[str]) -> Iterator[dict[str, Any]]:
+    """The questions of the rows of these names, which are in the order of `rows`."""
+    wanted = iter(names)
+    awaited = next(wanted, None)
+    for number, row in enumerate(read_rows(rows), start=1):
+        if (name := row_name(row, rows.name, number)) == awaited:
+            yield question(name, row)
+            awaited = next(wanted, None)

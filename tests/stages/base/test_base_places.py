@@ -32,7 +32,7 @@ from s3_server import KEY, S3
 from pipeline.config.sections import Base
 from pipeline.config.sections.places import Hub, LocalFile, Packages, Place, Url
 from pipeline.core.errors import DataError, QuenchError, ToolError
-from pipeline.stages.base import addresses, packages
+from pipeline.stages.base import named_file, packages
 from pipeline.stages.base.named_file import NamedFile
 from pipeline.stages.base.stage import base
 
@@ -415,7 +415,7 @@ def web_server() -> Iterator[tuple[_Web, Url]]:
 def test_a_truncated_download_is_no_file_and_goes_on(
     get: Get, cache: Path, monkeypatch: pytest.MonkeyPatch, ranges: bool
 ) -> None:
-    monkeypatch.setattr(addresses, "PIECE", 1 << 16)
+    monkeypatch.setattr(named_file, "PIECE", 1 << 16)
     with web_server() as (server, url):
         server.ranges, server.cut = ranges, 150_000
         error = refusal(get, url)
@@ -431,7 +431,7 @@ def test_a_truncated_download_is_no_file_and_goes_on(
 def test_a_place_with_another_file_spoils_no_broken_download_of_the_next(
     get: Get, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "PIECE", 1 << 16)
+    monkeypatch.setattr(named_file, "PIECE", 1 << 16)
     with web_server() as (server, url):
         server.cut = 150_000
         refusal(get, url)

@@ -13,15 +13,16 @@ from pipeline.config.sections import Quantize, Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.file import check_gguf
 from pipeline.planning.budget import most_bytes
-from pipeline.stages.budget.knapsack import allocate, undominated
 from pipeline.stages.budget.search import is_closer, paired
 from pipeline.stages.budget.sizes import (
+    allocate,
     check_room,
     extremes,
     offered,
     patterns,
     prove,
     total,
+    undominated,
     uniform,
 )
 

@@ -12,7 +12,7 @@ from qwen2_variants import add_token, change_json, cut_models
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.pretokenizer import PreTokenizer
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.convert.preflight import Found, differing_files, preflight
+from pipeline.stages.convert.stage import Found, differing_files, preflight
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.stages.merge.decision import Measured, decide
+from pipeline.stages.merge.choose import Measured, decide
 
 ROWS = 40
 SAME = [0.1 + 0.001 * (row % 7) for row in range(ROWS)]

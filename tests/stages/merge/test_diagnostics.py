@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from pipeline.gguf.safetensors_rows import read_header
 from pipeline.models.merging.compute import Update
 from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
-from pipeline.stages.merge.diagnostics import SAMPLE, ChangeStats, figures, idle_adapters, nf4_error
+from pipeline.stages.merge.stream import SAMPLE, ChangeStats, figures, idle_adapters, nf4_error
 
 RANDOM = torch.Generator().manual_seed(0)
 

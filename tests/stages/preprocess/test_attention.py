@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import ConfigError
-from pipeline.stages.preprocess.attention import (
+from pipeline.stages.preprocess.packing import (
     LENGTHS,
     need_rows_apart,
     packed_positions,

@@ -2,7 +2,8 @@
 
 The raw files, one after the other, are shared out in runs of equal bytes. A file of JSON lines is cut at a
 line's start; any other (an array, a table, a packed file) is one shard's. The plan also has what only a look
-at whole files tells: their hashes, and how many lines lie before each cut."""
+at whole files tells: their hashes, and how many lines lie before each cut.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from pipeline.stages.curate.workers import Workers
 
 DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
 BLOCK = 1 << 20  # bytes read at a time
+BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
+FACTS, REJECTS, CHANGES, STATS = "facts", "rejects.jsonl", "changes.jsonl", "stats.json"
 
 
 @dataclass(frozen=True)
@@ -163,10 +166,6 @@ def _shards(
         if begin < end or not end:
             shards[-1].append((name, Part(begin, end, lines[name][begin]) if begin else None))
     return shards
-
-
-BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
-FACTS, REJECTS, CHANGES, STATS = "facts", "rejects.jsonl", "changes.jsonl", "stats.json"
 
 
 def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool: Workers) -> None:

@@ -33,12 +33,14 @@ from pipeline.stages.curate.workers import Workers
 
 GUARDED, FIRST = "guarded.json", "first.npy"
 COMMON = ("shingles", "grams", "requests", "template")  # arrays of `Boilerplate`
+ANSWERS = "answers.json"
+EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
+READ_EDGES = 1 << 20  # at a time
+ANSWERS_COMPARED = 16  # rows of one request
 
 
 def sample(root: Path, settings: Curate, work: Work) -> None:
-    """Find the boilerplate in a sample of all clean rows, exact duplicates, and the guarded texts. Raises
-    `DataError` for a file of data/guard that can't be read.
-    """
+    """Find the boilerplate in a sample of all rows, exact duplicates, guarded texts. Raises `DataError`."""
     rows = work.rows()
     with work.making("sample") as folder:
         shown = (rows.row(index) for index in spread_evenly(np.arange(len(rows)), SAMPLE_ROWS))
@@ -98,12 +100,6 @@ def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
 def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) -> Features:
     """The features of one part (offset, size) of the spool at `path` (in a worker)."""
     return features(read_rows_at(path, *part), **settings)
-
-
-ANSWERS = "answers.json"
-EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
-READ_EDGES = 1 << 20  # at a time
-ANSWERS_COMPARED = 16  # rows of one request
 
 
 def join(settings: Curate, work: Work, shard: int) -> None:

@@ -1,5 +1,6 @@
 """The clean rows of a shard, each to its split or to the rejects, with the clusters that begin there; and the
-outputs of all shards, put together in their order, checked and published."""
+outputs of all shards, put together in their order, checked and published.
+"""
 
 import shutil
 from collections.abc import Sequence
