@@ -18,7 +18,7 @@ from pipeline.core.publish import printing
 from pipeline.core.ranks import Rank, take_rank, wanted_processes
 from pipeline.core.text import screen
 from pipeline.models.runtime import silence_libraries
-from pipeline.workflow.stage_command import REPLAY, need_work, parsed, parser
+from pipeline.workflow.stage_command import REPLAY, idle_of, need_work, parsed, parser
 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
@@ -48,7 +48,6 @@ def run(
     from pipeline.core.owner import RUN
     from pipeline.core.publish import need_folder
     from pipeline.workflow.graphs import need_graph
-    from pipeline.workflow.idle import idle_of
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.leftovers import remove_leftovers
     from pipeline.workflow.locked import inputs_of

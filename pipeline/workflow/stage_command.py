@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ STAGES = (
     "evaluate",
     "report",
 )
+FIRST = "base"  # the stage that every graph begins with
 REPLAY = "replay"  # what is given as `resume` by --replay
 
 
@@ -88,6 +90,20 @@ def need_work(name: str, item: str, params: "Params") -> None:
             f"compare.seeds, levels and strategies ask for no job {name}@{item}: `snakemake -n` lists the "
             "jobs",
         )
+
+
+def idle_of(stage: str, params: "Params") -> Iterator[str]:
+    """A sentence on each setting in the section of `stage` ("quantize") that does nothing; the first stage
+    also speaks for sections that have no stage in this graph.
+    """
+    from pipeline.config.conditions import idle
+    from pipeline.workflow.stages import stages_in
+
+    stages = stages_in(params.graph)
+    for one in idle(params):
+        section = one.key.partition(".")[0]
+        if stage == (section if section in stages else FIRST):
+            yield str(one)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
+from pipeline.config.sections.adapters import Ranks, Saved, Start, Targets
 from pipeline.config.sections.grpo import Grpo
-from pipeline.config.sections.patterns import Ranks, Targets
 from pipeline.config.sections.preference import Preference
 from pipeline.config.sections.shipping import Machine
-from pipeline.config.sections.starts import Saved, Start
 from pipeline.config.sections.values import (
     Count,
     Layers,
