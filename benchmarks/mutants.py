@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         ["tests/metrics"],
     ),
     "reading": (
-        [f"{CURATE}/reading"],
+        [f"{CURATE}/reading", f"{CURATE}/inputs.py"],
         [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("containers", "formats", "contamination")],
     ),
     "redaction": (
