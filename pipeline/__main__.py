@@ -69,7 +69,7 @@ def run(
             _work(name, item, read.params, root, extra)
         return
     need_graph(root, read.params.graph)
-    need_settings(root, read)
+    need_settings(root, read, stage)
     # Snakemake has said it of all stages; the settings of a sub-project, which names its file, are a stage's
     if params_file is None and RUN not in os.environ:
         for sentence in idle_of(name, read.params):

@@ -7,17 +7,20 @@ params.yaml; writes all but dvc.lock.
 
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import typer
 import yaml
 
+from pipeline.config.overrides import put
 from pipeline.config.params import Read
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.cluster import wait_for_jobs
+from pipeline.workflow.code_keys import LOCK
 from pipeline.workflow.graphs import put_graph, wanted_text
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
 from pipeline.workflow.project import (
@@ -28,7 +31,7 @@ from pipeline.workflow.project import (
     take_over,
     version_of,
 )
-from pipeline.workflow.settings import differences, lock_values, need_settings
+from pipeline.workflow.settings import differences, need_settings
 from pipeline.workflow.stages import Stage, filled, filled_deps, filled_outputs, keys_of, stages_in
 
 MOST_FILES = 3  # of a stage's code that are named
@@ -59,6 +62,7 @@ def _upgrade(root: Path, *, yes: bool) -> None:
     is_new_graph = there != wanted_text(root, read.params.graph)
     print(f"Quench {version_of(root)} made this project, {installed_version()} is installed.")
     if not reasons and not is_new_graph:
+        need_settings(root, read)
         take_over(root)
         print("Nothing would run again.")
         return
@@ -77,8 +81,7 @@ def changes(root: Path, read: Read) -> dict[str, str]:
     graph, code = stages_in(read.params.graph), changed_code(root)
     before = _entries(root / "dvc.yaml")
     now = yaml.safe_load(wanted_text(root, read.params.graph))["stages"]
-    recorded = lock_values(root)
-    other = list(differences(recorded, read.params.model_dump(mode="json"))) if recorded else []
+    values, recorded = read.params.model_dump(mode="json"), _entries(root / "dvc.lock")
     found: dict[str, str] = {}
     for name, stage in graph.items():
         why = []
@@ -88,7 +91,7 @@ def changes(root: Path, read: Read) -> dict[str, str]:
             why.append(f"its code has changed: {', '.join(files[:MOST_FILES])}{more}")
         if before.get(name) != now[name]:
             why.append("its inputs, settings or outputs in dvc.yaml have changed")
-        if differing := [line for line in other if _covered(line.partition(":")[0], stage.params)]:
+        if differing := list(differences(_ran_with(name, recorded, values), values)):
             why.append(f"other settings: {', '.join(differing)}")
         if why:
             found[name] = "; ".join(why)
@@ -122,15 +125,14 @@ def _meet(read: set[str], written: set[str]) -> bool:
     return any(a == b or a.startswith(f"{b}/") or b.startswith(f"{a}/") for a in read for b in written)
 
 
-def _covered(key: str, params: list[str]) -> bool:
-    """Whether one of a stage's `params` ("train", "train.r", "train -seed") is, or holds, the setting
-    `key`.
-    """
-    for param in params:
-        section, *without = param.split(" -")
-        if (key == section or key.startswith(f"{section}.")) and key.partition(".")[2] not in without:
-            return True
-    return False
+def _ran_with(stage: str, recorded: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The settings `values` but for those that a job of `stage` has in dvc.lock (`recorded`)."""
+    before = deepcopy(values)
+    for job, entry in recorded.items():
+        if job.partition("@")[0] == stage:
+            for key, value in entry.get("params", {}).get(LOCK, {}).items():
+                put(before, tuple(key.split(".")), value)
+    return before
 
 
 def _entries(file: Path) -> dict[str, Any]:

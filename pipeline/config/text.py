@@ -66,7 +66,8 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None) -> str:
     """`text`, from which `read` was read, with what it leaves out (of the keys `needed`, if they are given)
     put in; the rest stays as it was.
     """
-    rows, known = text.removesuffix("\n").split("\n"), read.params.model_dump(mode="json")
+    end = "\r\n" if "\r\n" in text else "\n"
+    rows, known = text.removesuffix(end).split(end), read.params.model_dump(mode="json")
     lines, blocks = read.lines, []
     for number, place in enumerate(left_out(read.values, needed)):
         more = _more_indent(place, rows, lines)
@@ -87,7 +88,7 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None) -> str:
         )
     for after, *_, block in sorted(blocks, reverse=True):  # from the end, so that line numbers hold
         rows[after:after] = block
-    return "\n".join(rows) + "\n"
+    return end.join(rows) + end
 
 
 def without(text: str, lines: Mapping[Place, int], places: Sequence[Key]) -> str:

@@ -24,6 +24,7 @@ from pipeline.workflow.locked import entry_of, inputs_of, params_of, reading, re
 from pipeline.workflow.package import Package
 from pipeline.workflow.receipts import forget, is_remote
 from pipeline.workflow.scraps import working
+from pipeline.workflow.settings import lock_values
 from pipeline.workflow.stages import USERS, code_of_stages, filled, value_at
 
 
@@ -108,8 +109,11 @@ def inputs_state(stage: str, root: Path) -> Any:
     if known is None:
         return None
     # unchecked: an edit of another section, unfinished as it may be, costs this stage nothing
-    params, roots = with_defaults(read_strict(root / "params.yaml")[0]), code_of_stages()
-    tracked = {key: value_at(params, key.partition(".")[0]) for key in params_of(known)}
+    read, recorded, roots = read_strict(root / "params.yaml")[0], lock_values(root), code_of_stages()
+    params = with_defaults(read if isinstance(read, dict) else {})
+    sections = {key.partition(".")[0] for key in params_of(known)}
+    # what the stage takes from params.yaml, and what DVC will record
+    tracked = {name: (value_at(params, name), value_at(recorded, name)) for name in sorted(sections)}
     edited = [root / dep for dep in known.get("deps", []) if dep.startswith(USERS)]
     files = [
         path

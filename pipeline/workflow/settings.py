@@ -14,19 +14,19 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.config.params import Params, Read, load_params
 from pipeline.config.sections import Graph
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import as_yaml, completed, full_text, left_out, short_text, value_at
-from pipeline.core.errors import ConfigError
+from pipeline.config.text import as_yaml, completed, full_text, left_out, short_text
+from pipeline.config.text import value_at as value_of
+from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import read_strict
-from pipeline.core.yaml_readers import read_fast
+from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import LOCK, SETTINGS
-from pipeline.workflow.locked import entry_of
-from pipeline.workflow.stages import stages_in
+from pipeline.workflow.locked import entry_of, params_of
+from pipeline.workflow.sources import write_whole
+from pipeline.workflow.stages import stages_in, value_at
 
 MOST_NAMED = 8
 HEADER = [
@@ -36,19 +36,22 @@ HEADER = [
 SHOWN = {("base", "source"), ("base", "model"), ("base", "file")}  # in a new params.yaml, whatever they are
 
 
-def need_settings(root: Path, read: Read) -> None:
+def need_settings(root: Path, read: Read, stage: str = "") -> None:
     """Write what DVC needs to know of the settings of `root`, if DVC records this project: params.lock.yaml,
     and into params.yaml the keys that dvc.yaml itself takes from there; `read` is what was read from it.
 
-    Raises `ConfigError` in a stage that DVC itself runs, for DVC has read these files already, and where
-    params.yaml is of a shape that nothing can be put into.
+    Raises `ConfigError` where DVC itself runs `stage` and has read other values of its settings there, and
+    where params.yaml is of a shape that nothing can be put into.
     """
     if not (root / ".dvc").is_dir():
         return
     if "DVC_STAGE" not in os.environ:
         complete(root / "params.yaml", read, read_by_dvc(read.params.graph))
         write_lock(root, read.params)
-    elif _differs(root, read.params):
+        return
+    values, recorded = read.params.model_dump(mode="json"), lock_values(root)
+    keys = params_of(entry_of(stage, root) or {})
+    if _differs(root, read.params) and any(value_at(values, key) != value_at(recorded, key) for key in keys):
         raise ConfigError(
             "Q-WORKFLOW-002",
             f"{root / LOCK} doesn't hold the settings of params.yaml, and DVC would record it: run `dvc "
@@ -77,8 +80,13 @@ def write_lock(root: Path, params: Params) -> list[str]:
     if not _differs(root, params):
         return []
     before = lock_values(root)
-    with publishing(file) as aside:
-        aside.write_text(lock_text(params), encoding="utf-8")
+    try:
+        write_whole(file, lock_text(params))  # stages that start at once may both do so
+    except OSError as error:
+        raise MachineError(
+            "Q-CORE-005",
+            f"{file} can't be written ({error.strerror}): free the disk or correct the folder's rights",
+        ) from error
     return list(differences(before, params.model_dump(mode="json"))) if before else [f"{LOCK} is written"]
 
 
@@ -91,7 +99,7 @@ def lock_values(root: Path) -> dict[str, Any]:
     """The settings that `root`/params.lock.yaml holds; {} if it is not there, or damaged."""
     try:
         values = read_fast(root / LOCK)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
+    except (OSError, *UNREADABLE):
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -99,7 +107,7 @@ def lock_values(root: Path) -> dict[str, Any]:
 def differences(before: Any, after: Any) -> Iterator[str]:
     """A line on each setting whose value is another one, or that `before` alone has: "train.r: 16 → 8"."""
     for place, field in keys_of(Params):
-        old, new = value_at(before, place), value_at(after, place)
+        old, new = value_of(before, place), value_of(after, place)
         if not group_of(field):
             if old != new:
                 yield f"{'.'.join(place)}: {as_yaml(old)} → {as_yaml(new)}"
@@ -114,7 +122,7 @@ def _differs(root: Path, params: Params) -> bool:
     try:
         if entry_of(SETTINGS, root) is None:
             return False
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, RecursionError):
+    except (*UNREADABLE, AttributeError, TypeError):
         return False
     try:
         return (root / LOCK).read_text(encoding="utf-8") != lock_text(params)
@@ -141,7 +149,7 @@ def starting_text(params: Params, header: list[str]) -> str:
     places = {
         place
         for place, field in keys_of(Params)
-        if not group_of(field) and (place in needed or value_at(values, place) != value_at(defaults, place))
+        if not group_of(field) and (place in needed or value_of(values, place) != value_of(defaults, place))
     }
     return short_text(params, header, places)
 

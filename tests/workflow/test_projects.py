@@ -144,11 +144,12 @@ def test_an_upgrade_names_what_has_run_and_what_follows_it(root: Path) -> None:
 
 
 def test_an_upgrade_sees_other_defaults_and_an_edited_graph(root: Path) -> None:
-    have_run(root, *stages_in("merged"))
-    settings = lock_values(root)
+    settings, stages = lock_values(root), {name: dict[str, Any]() for name in stages_in("merged")}
     del settings["merge"]["rows"]
     settings["train"] |= {"r": 7, "former": 1}
-    (root / "params.lock.yaml").write_text(yaml.safe_dump(settings))
+    for name in ("merge", "train"):
+        stages[name] = {"params": {"params.lock.yaml": {name: settings[name]}}}
+    (root / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
     graph = yaml.safe_load((root / "dvc.yaml").read_text())
     graph["stages"]["imatrix"]["deps"].pop()
     (root / "dvc.yaml").write_text(yaml.safe_dump(graph))

@@ -50,6 +50,8 @@ def project(tiny_root: Path) -> Path:
         ("params.yaml", lambda text: text.replace("test_fraction: 0.2", "test_fraction: 0.4"), True),
         ("data/raw/chats.jsonl", lambda text: text + "\n", True),
         ("params.yaml", lambda text: text.replace("port: 8081", "port: 8082"), False),
+        ("params.yaml", lambda text: "", True),
+        ("params.lock.yaml", lambda text: text.replace("1", "2"), True),
     ],
 )
 def test_an_edit_during_the_run(
@@ -58,6 +60,7 @@ def test_an_edit_during_the_run(
     """DVC would record the new values as the ones that made the outputs."""
     recorded = []
     real = pipeline.stages.curate.stage.main
+    (project / "params.lock.yaml").write_text("curate: {seed: 1}\n")
 
     def edited_meanwhile(*arguments) -> None:
         real(*arguments)

@@ -144,11 +144,14 @@ def test_the_lock_holds_every_setting_in_effect(project):
 def test_a_stage_that_dvc_runs_refuses_settings_that_are_not_recorded(project, monkeypatch, capsys):
     root = project(FULL)
     need_settings(root, read_params(root / "params.yaml"))
-    (root / "params.yaml").write_text(FULL.replace("  r: 16\n", "  r: 8\n"))
     monkeypatch.setenv("DVC_STAGE", "curate")
+    (root / "params.yaml").write_text(FULL.replace("  r: 16\n", "  r: 8\n"))
+    main(["curate", "--root", str(root)])  # it doesn't depend on train.r, and misses the base
+    assert "Q-WORKFLOW-002" not in capsys.readouterr().err
+    (root / "params.yaml").write_text(FULL.replace("  val_fraction: 0.03\n", "  val_fraction: 0.3\n"))
     assert main(["curate", "--root", str(root)]) == 2
     assert "Q-WORKFLOW-002" in capsys.readouterr().err
-    assert lock_values(root)["train"]["r"] == 16
+    assert lock_values(root)["curate"]["val_fraction"] == 0.03
 
 
 def test_a_folder_that_dvc_does_not_record_keeps_its_file(tmp_path):

@@ -47,7 +47,7 @@ def main(line: Line, root: Path, *, resume: bool = True, keep: bool = False) -> 
     if why := refusal(read.params.train):
         raise ConfigError("Q-REMOTE-009", f"{why}, or run `snakemake train` on that machine itself")
     need_graph(root, read.params.graph)
-    need_settings(root, read)
+    need_settings(root, read, STAGE)
     with running(STAGE, root):
         refresh_keys_for(STAGE, root)
         if resume and _is_done(root):
