@@ -108,16 +108,16 @@ def adapter_on_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """PEFT puts the adapter on one layer of two."""
     from peft import LoraConfig
 
-    from pipeline.models import tuners
+    from pipeline.models import lora
 
-    real: Callable[[Any], LoraConfig] = tuners.lora_config
+    real: Callable[[Any], LoraConfig] = lora.lora_config
 
     def one_layer(settings: Any) -> LoraConfig:
         config = real(settings)
         config.layers_to_transform = [0]
         return config
 
-    monkeypatch.setattr(tuners, "lora_config", one_layer)
+    monkeypatch.setattr(lora, "lora_config", one_layer)
 
 
 def more_than_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
