@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from subprocess import PIPE
 
 import pytest
@@ -184,7 +185,8 @@ def recorded(tmp_path):
     """Runs a command in a project of Git and DVC with a short params.yaml and a stage that reads settings."""
 
     def run(*words):
-        code = os.environ | {"PYTHONPATH": str(PROJECT)}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # dvc.yaml says `python`
+        code = os.environ | {"PYTHONPATH": str(PROJECT), "PATH": path}
         return subprocess.run(words, cwd=tmp_path, env=code, stdout=PIPE, text=True, check=True).stdout
 
     graph = yaml.safe_load((PROJECT / "dvc.yaml").read_text())
