@@ -68,12 +68,6 @@ chosen, rejected = (Likelihoods(logps, zeros, tokens) for logps in sides)
 losses, margins = pair_losses("slic", chosen, rejected, 0.1, 0.0)
 assert torch.allclose(losses, torch.tensor([0.9, 3.0])) and torch.allclose(margins, torch.tensor([0.1, -2.0]))
 """,
-    "level": """
-from pipeline.config.params import Params
-from pipeline.metrics.level_limits import level_limit
-Params.model_validate({"quantize": {"levels": ["Q3_K", *Params().quantize.levels]}})
-assert level_limit("Q3_K", 8e9).kld == level_limit("Q3_K_M", 8e9).kld
-""",
     "report section": f"""
 import sys
 from functools import partial

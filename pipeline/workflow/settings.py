@@ -87,7 +87,8 @@ def write_lock(root: Path, params: Params) -> list[str]:
             "Q-CORE-005",
             f"{file} can't be written ({error.strerror}): free the disk or correct the folder's rights",
         ) from error
-    return list(differences(before, params.model_dump(mode="json"))) if before else [f"{LOCK} is written"]
+    changed = list(differences(before, params.model_dump(mode="json"))) if before else []
+    return changed or [f"{LOCK} is written"]
 
 
 def lock_text(params: Params) -> str:
