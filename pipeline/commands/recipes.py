@@ -81,8 +81,7 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     if old != new:
         with publishing(target) as aside:
             aside.write_bytes(new)
-    if (root / ".dvc").is_dir():
-        write_lock(root, params)
+    write_lock(root, params)
     if changed:
         print(f"{root / 'dvc.yaml'} is the graph of {WORDS[graph]} now")
     print(changes + f"{target} is recipe {recipe} now" if changes else f"{target} is recipe {recipe} already")

@@ -20,7 +20,7 @@ from pipeline.config.faults import nearest
 from pipeline.config.gone import GONE
 from pipeline.config.params import Params, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import as_yaml, value_at, without
+from pipeline.config.text import as_yaml, change, value_at, without
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import read_strict, read_value
@@ -74,10 +74,7 @@ def override(file: Path, given: Given) -> list[str]:
         _write(
             file, _with(_text(file), given), values, f"{names} can't be put into the text of {file}: edit it"
         )
-    return [
-        f"{'.'.join(place)}: {as_yaml(value_at(before, place))} → {as_yaml(value_at(after, place))}"
-        for place in changed
-    ]
+    return [change(place, before, after) for place in changed]
 
 
 @cache

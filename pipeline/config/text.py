@@ -27,7 +27,7 @@ def full_text(params: Params, header: list[str]) -> str:
     """Every key with its value in `params`, a line each, and `header` as the first comment."""
     values = params.model_dump(mode="json")
     lines = [line for text in header for line in _comment(text, "")]
-    lines += [_entry(place, field, values)[-1] for place, field in keys_of(Params)]
+    lines += [_line(place, field, values) for place, field in keys_of(Params)]
     return "\n".join(lines) + "\n"
 
 
@@ -36,7 +36,7 @@ def short_text(params: Params, header: list[str], places: Set[Key]) -> str:
     values = params.model_dump(mode="json")
     lines = [line for text in header for line in _comment(text, "")]
     for place, field in _with_sections(places):
-        *_, line = _entry(place, field, values)
+        line = _line(place, field, values)
         room = COLUMNS - len(line) - len(BEHIND)
         short = textwrap.shorten(re.sub(r" \([^()]*\)", "", field.description or ""), room, placeholder=" …")
         lines += [""] if len(place) == 1 else []
@@ -149,8 +149,12 @@ def _more_indent(place: Key, rows: list[str], lines: dict[Place, int]) -> str:
 def _entry(place: Key, field: FieldInfo, values: Any) -> list[str]:
     """A key with its comment, or the first line of a section."""
     indent = INDENT * (len(place) - 1)
+    return [*_comment(field.description or "", indent), _line(place, field, values)]
+
+
+def _line(place: Key, field: FieldInfo, values: Any) -> str:
     value = "" if group_of(field) else f" {as_yaml(value_at(values, place))}"
-    return [*_comment(field.description or "", indent), f"{indent}{place[-1]}:{value}"]
+    return f"{INDENT * (len(place) - 1)}{place[-1]}:{value}"
 
 
 def comment_of(place: Key) -> list[str]:
@@ -168,6 +172,11 @@ def _comment(text: str, indent: str) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def change(place: Key, before: Any, after: Any) -> str:
+    """A setting's values in two files: "train.r: 16 → 8"."""
+    return f"{'.'.join(place)}: {as_yaml(value_at(before, place))} → {as_yaml(value_at(after, place))}"
 
 
 def as_yaml(value: Any) -> str:

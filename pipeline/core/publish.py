@@ -75,7 +75,7 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
     except OSError as error:
         if not _is_about(error, target, aside, old):
             raise  # something that the body read
-        raise _unwritable(error, target) from error
+        raise unwritable(error, target) from error
     finally:
         with suppress(OSError):  # what is left is a scrap, and the error that brought us here says more
             remove(aside)
@@ -95,7 +95,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         if not _is_about(error, folder, folder, folder):
             raise  # something that the body read
-        raise _unwritable(error, folder) from error
+        raise unwritable(error, folder) from error
     finally:
         with suppress(OSError):
             remove(folder)
@@ -122,7 +122,8 @@ def printing() -> Iterator[None]:
         ) from error
 
 
-def _unwritable(error: OSError, target: Path) -> MachineError:
+def unwritable(error: OSError, target: Path) -> MachineError:
+    """The error of a file that can't be written."""
     return MachineError(
         "Q-CORE-005",
         f"{target} can't be written ({error.strerror or error}): free the disk or correct the folder's "

@@ -25,7 +25,7 @@ from pipeline.workflow.package import Package
 from pipeline.workflow.receipts import forget, is_remote
 from pipeline.workflow.scraps import working
 from pipeline.workflow.settings import lock_values
-from pipeline.workflow.stages import USERS, code_of_stages, filled, value_at
+from pipeline.workflow.stages import USERS, code_of_stages, filled
 
 
 def record(stage: str, root: Path) -> None:
@@ -113,7 +113,7 @@ def inputs_state(stage: str, root: Path) -> Any:
     params = with_defaults(read if isinstance(read, dict) else {})
     sections = {key.partition(".")[0] for key in params_of(known)}
     # what the stage takes from params.yaml, and what DVC will record
-    tracked = {name: (value_at(params, name), value_at(recorded, name)) for name in sorted(sections)}
+    tracked = {name: (params.get(name), recorded.get(name)) for name in sorted(sections)}
     edited = [root / dep for dep in known.get("deps", []) if dep.startswith(USERS)]
     files = [
         path

@@ -17,10 +17,10 @@ from typing import Any
 from pipeline.config.params import Params, Read, load_params
 from pipeline.config.sections import Graph
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import as_yaml, completed, full_text, left_out, short_text
+from pipeline.config.text import change, completed, full_text, left_out, short_text
 from pipeline.config.text import value_at as value_of
-from pipeline.core.errors import ConfigError, MachineError
-from pipeline.core.publish import publishing
+from pipeline.core.errors import ConfigError
+from pipeline.core.publish import publishing, unwritable
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import LOCK, SETTINGS
@@ -83,10 +83,7 @@ def write_lock(root: Path, params: Params) -> list[str]:
     try:
         write_whole(file, lock_text(params))  # stages that start at once may both do so
     except OSError as error:
-        raise MachineError(
-            "Q-CORE-005",
-            f"{file} can't be written ({error.strerror}): free the disk or correct the folder's rights",
-        ) from error
+        raise unwritable(error, file) from error
     changed = list(differences(before, params.model_dump(mode="json"))) if before else []
     return changed or [f"{LOCK} is written"]
 
@@ -111,7 +108,7 @@ def differences(before: Any, after: Any) -> Iterator[str]:
         old, new = value_of(before, place), value_of(after, place)
         if not group_of(field):
             if old != new:
-                yield f"{'.'.join(place)}: {as_yaml(old)} → {as_yaml(new)}"
+                yield change(place, before, after)
         elif isinstance(old, dict):
             yield from (f"{'.'.join((*place, name))}: gone" for name in old if name not in new)
 
