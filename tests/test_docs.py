@@ -105,6 +105,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link, target, anchor in targets if anchor and anchor not in anchors(target)] == []
 
 
+@pytest.mark.parametrize("page", PAGES[2:], ids=lambda page: page.name)
+def test_a_page_of_docs_begins_with_what_one_types(page: Path) -> None:
+    before, block, _ = page.read_text(encoding="utf-8").partition("```sh\n")
+    assert block and before.count("\n") < 10 and "\n## " not in before
+
+
 @pages
 def test_paths_of_the_code_exist(page: Path) -> None:
     paths = re.findall(

@@ -110,7 +110,7 @@ class Project:
 
 def page(heading: str) -> list[str]:
     """The commands below a heading of docs/dvc-remotes.md."""
-    text = (PROJECT / "docs/dvc-remotes.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    text = (PROJECT / "docs/dvc-remotes.md").read_text(encoding="utf-8").partition(f"# {heading}\n")[2]
     blocks = re.findall(r"^```sh\n(.*?)^```$", text.partition("\n## ")[0], re.M | re.S)
     return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
 
@@ -165,7 +165,7 @@ def project(served: Path, s3: S3, forked: Forked, tmp_path_factory: pytest.TempP
     made.need("dvc", "commit", "--force", "--quiet")
     made.git("add", "--all")
     made.git("commit", "--quiet", "--message", "has run")
-    *lines, push, _ = page("A bucket")
+    *lines, push, _ = page("DVC remotes")
     made.type(*lines, example=f"s3://{BUCKET}", server=s3.endpoint)
     assert push == "dvc push"  # as `pushed` does
     return made
@@ -327,7 +327,7 @@ def test_a_folder_does_too(pushed: Project, tmp_path: Path) -> None:
 
 def test_credentials_stay_out_of_git(pushed: Project) -> None:
     assert (pushed.root / ".dvc/config.local").exists() is False
-    pushed.type(page("A bucket")[-1])
+    pushed.type(page("DVC remotes")[-1])
     try:
         assert "my-team" in (pushed.root / ".dvc/config.local").read_text()
         pushed.git("diff", "--exit-code")
