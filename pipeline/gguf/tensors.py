@@ -23,8 +23,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 SCALES = {kind.number: kind.scales for kind in TYPES.values() if kind.scales}
 # Relative RMSE of each type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5) numbers, and
 # tensors of layers 0, 12 and 29 of SmolLM2-135M, each without and with random importances (log-normal);
-# quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20 (benchmarks/type_noise.py).
-# Normal numbers alone cost some 20 % less.
+# quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20 by
+# `git show b00faa17:benchmarks/type_noise.py`. Normal numbers alone cost some 20 % less.
 NOISE = {
     "F32": 1e-7,
     "F16": 0.0005,
@@ -54,7 +54,7 @@ NOISE = {
     "TQ1_0": 0.8541,
 }
 # The largest error of a weight as a share of the largest weight in its block, without importances: 128 ×
-# 4,096 of the same numbers (benchmarks/type_noise.py, measured 2026-11-25). Types with evenly spaced steps
+# 4,096 of the same numbers (the same script, measured 2026-11-25). Types with evenly spaced steps
 # can't exceed half a step: 1/8 of it at Q4_0, whose steps reach further on one side
 WORST_WEIGHT = {
     "F32": 1e-7,
