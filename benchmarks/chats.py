@@ -1,40 +1,20 @@
-"""Write a project with N generated chats of which 20 % are near-duplicates whose truth is known.
+"""N generated chats of which 20 % are near-duplicates whose truth is known.
 
 A chat has 2 to 6 turns and some 140 words drawn from a Zipf vocabulary of pseudo-words. A planted row is a
 copy of an earlier original with one or two edits: 1 to 4 words replaced, case, punctuation or white space
-changed, a sentence appended or dropped, a greeting added, or nothing at all. Same arguments, same bytes;
+changed, a sentence appended or dropped, a greeting added, or nothing at all. Same arguments, same chats;
 streamed, so any N fits in memory.
-
-    python benchmarks/chats.py DIR [--rows 100000] [--seed 0]
-
-writes DIR/data/raw/chats.jsonl, DIR/truth.jsonl (source and cluster of every row), DIR/texts.jsonl (the same
-chats as plain texts, for tools that read those) and what `python -m pipeline curate --root DIR` needs
-besides: params.yaml, models/base.json.
 """
 
-import argparse
-import json
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
-
-from pipeline.commands.recipes import recipe_text
 
 PLANTED = 0.2  # share of the rows that are copies
 POOL = 4096  # originals a copy may be made from; each new original takes the place of a random one
 BLOCK = 4000  # rows drawn at a time
 VOCABULARY = 20_000
-SYSTEM = [
-    None,
-    None,
-    None,
-    "You are a helpful assistant.",
-    "Answer briefly and say what you do not know.",
-    "You are a patient teacher.",
-]
 GREETINGS = ["Hi! ", "Hello there, ", "Good morning. ", "Hey, quick question: "]
 ENDS = [".", ".", ".", "?", "!"]
 
@@ -163,37 +143,6 @@ def chats(rows: int, seed: int) -> Iterator[tuple[int, Chat]]:
         yield cluster, chat
 
 
-def write_project(root: Path, rows: int, seed: int = 0) -> None:
-    """Write the chats, their truth and a minimal project around them below `root`."""
-    (root / "data/raw").mkdir(parents=True, exist_ok=True)
-    (root / "models").mkdir(exist_ok=True)
-    (root / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
-    (root / "models/base.json").write_text(
-        json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]}), encoding="utf-8"
-    )
-    dice = random.Random(seed + 1)  # noqa: S311
-    with ExitStack() as stack:
-        names = ("data/raw/chats.jsonl", "truth.jsonl", "texts.jsonl")
-        raw, truth, texts = (stack.enter_context((root / name).open("w", encoding="utf-8")) for name in names)
-        for number, (cluster, chat) in enumerate(chats(rows, seed), start=1):
-            turns = [
-                {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(chat)
-            ]
-            system = dice.choice(SYSTEM)
-            raw.write(
-                json.dumps({"messages": [{"role": "system", "content": system}, *turns] if system else turns})
-                + "\n"
-            )
-            truth.write(f'{{"source": "chats.jsonl:{number}", "cluster": {cluster}}}\n')
-            texts.write(json.dumps({"text": "\n".join(chat)}) + "\n")
-
-
-def read_truth(root: Path) -> np.ndarray:
-    """The cluster of every row, in order."""
-    with (root / "truth.jsonl").open(encoding="utf-8") as lines:
-        return np.array([json.loads(line)["cluster"] for line in lines])
-
-
 def pairwise_f1(truth: np.ndarray, found: np.ndarray) -> float:
     """F1 over all pairs of rows: a pair counts as found if both rows have the same label."""
 
@@ -203,17 +152,3 @@ def pairwise_f1(truth: np.ndarray, found: np.ndarray) -> float:
 
     both = pairs(truth, found)
     return 2 * both / max(pairs(truth) + pairs(found), 1)
-
-
-def main() -> None:
-    """Read the command line and write the project."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("root", type=Path, metavar="DIR")
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    write_project(options.root, options.rows, options.seed)
-
-
-if __name__ == "__main__":
-    main()

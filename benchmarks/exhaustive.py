@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[1]
+from benchmarks.junit import counts_of, suite_of
+from pipeline.core.places import PROJECT
+
 RECORD = PROJECT / "benchmarks/results/exhaustive.json"
 PROPERTIES = "properties"
 
@@ -42,12 +43,12 @@ def seen(arguments: Sequence[str]) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".xml") as report:
         command = [sys.executable, "-m", "pytest", f"--junitxml={report.name}", *arguments]
         code = subprocess.run(command, cwd=PROJECT, check=False).returncode
-        suite = next(ElementTree.parse(report.name).iter("testsuite"))  # noqa: S314 (pytest's own)
+        counts = counts_of(suite_of(Path(report.name)))
     commit = ["git", "rev-parse", "--short", "HEAD"]
     return {
         "seen": f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}",
         "minutes": round((time.monotonic() - started) / 60, 1),
-        **{name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")},
+        **counts,
         "exit_code": code,
         "commit": subprocess.run(
             commit, cwd=PROJECT, capture_output=True, text=True, check=False

@@ -16,11 +16,9 @@ passed. What is done is not done again.
 import argparse
 import json
 import shutil
-import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
@@ -29,19 +27,10 @@ if TYPE_CHECKING:
 
 LEVEL = "Q4_K_M"
 CLEAN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "IQ4_XS", "IQ4_NL")
+CHECK = {"verdict": "pass", "figure": 0.0, "limit": 0.0, "unit": "", "detail": ""}
 PASSED = {
     "verdict": "pass",
-    "checks": {
-        f"weights_{name.lower()}": {
-            "title": name,
-            "verdict": "pass",
-            "figure": 0.0,
-            "limit": 0.0,
-            "unit": "",
-            "detail": "",
-        }
-        for name in (*CLEAN, "gguf")
-    },
+    "checks": {f"weights_{name.lower()}": CHECK | {"title": name} for name in (*CLEAN, "gguf")},
     "files": {},
 }
 STEPS, ROWS_A_STEP, LEARNING_RATE, LONGEST = 12, 4, 2e-3, 192
@@ -80,20 +69,13 @@ def taught(merged: Path, rows: Path, folder: Path, *, ends: bool, seed: int = 0)
 
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
-    adapted = get_peft_model(
-        model, LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
-    )
-    optimizer = torch.optim.AdamW(
-        (one for one in adapted.parameters() if one.requires_grad), lr=LEARNING_RATE
-    )
+    lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+    adapted = get_peft_model(model, lora)
+    trained = (parameter for parameter in adapted.parameters() if parameter.requires_grad)
+    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE)
     tokenizer = load_tokenizer(merged)
     newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
-    encoded = [
-        row
-        for row, _ in zip(
-            encodable(tokenizer, chats(read_rows(rows)), LONGEST), range(STEPS * ROWS_A_STEP), strict=False
-        )
-    ]
+    encoded = list(islice(encodable(tokenizer, chats(read_rows(rows)), LONGEST), STEPS * ROWS_A_STEP))
     for step in range(STEPS):
         for row in encoded[step * ROWS_A_STEP : (step + 1) * ROWS_A_STEP]:
             places = trained_positions(row)
@@ -120,14 +102,8 @@ class Bench:
 
         self.root, self.folder, self.params = root, folder, load_params(root / "params.yaml")
         self.tools, self.name = find_toolchain(self.params.machine.llama_cpp), self.params.convert.name
-        self.settings = self.params.evaluating.model_copy(
-            update={
-                "perplexity_rows": rows,
-                "task_rows": rows,
-                "general": "none",
-                "harness": [],
-            }
-        )
+        measured = {"perplexity_rows": rows, "task_rows": rows, "general": "none", "harness": []}
+        self.settings = self.params.evaluating.model_copy(update=measured)
         folder.mkdir(parents=True, exist_ok=True)
 
     def gguf(self, model: str) -> Path:
@@ -223,21 +199,16 @@ def main() -> None:
         shutil.copyfile(bench.gguf(LEVEL), zeroed)
         print(f"zeroed {zero_blocks(zeroed, 0.01):,} blocks")
     bench.judge("1 % of blocks zeroed", LEVEL, zeroed, sixteen, "F16")
-    bench.judge(
-        "another model's level", LEVEL, bench.level(bench.gguf("base-F16"), LEVEL, "base"), sixteen, "F16"
-    )
+    other = bench.level(bench.gguf("base-F16"), LEVEL, "base")
+    bench.judge("another model's level", LEVEL, other, sixteen, "F16")
     for level in CLEAN:
         bench.judge(f"clean {level}", level, bench.level(sixteen, level, f"clean-{level}"), sixteen, "F16")
     endless = bench.folder / "endless-F16.gguf"
     if not endless.exists():
         from pipeline.llamacpp.converters import to_gguf
 
-        folder = taught(
-            bench.root / "models/merged",
-            bench.root / "data/final/train.jsonl",
-            bench.folder / "endless",
-            ends=False,
-        )
+        merged, rows = bench.root / "models/merged", bench.root / "data/final/train.jsonl"
+        folder = taught(merged, rows, bench.folder / "endless", ends=False)
         to_gguf(bench.tools, folder, endless, "F16", "endless")
     bench.judge("never ends", LEVEL, bench.level(endless, LEVEL, "endless"), endless, "endless F16")
 

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.junit import counts_of, suite_of
 from pipeline.commands.install import torch_for
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
@@ -49,6 +50,7 @@ TESTS_SHARE = 1 / 3
 SEVERAL_SECONDS = 60.0  # of a training by several, at most: one that waits for another would wait on
 # a part's process is a fork of a small one that has never seen the GPU
 PROCESSES = multiprocessing.get_context("forkserver")
+PRELOADED = ["pipeline.stages.train.stage", "transformers", "peft", "trl", "bitsandbytes"]
 LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "liger-kernel", "triton")
 
 
@@ -108,6 +110,16 @@ class Run:
         if process.exitcode:
             raise PartError(last_words(self.out / f"{name}.log"), process.exitcode)
 
+    def keep(self, prefix: str, name: str, part: str, seconds: float = math.inf, **asked: Any) -> None:
+        """Keep all figures of a part under names that begin with `prefix`."""
+        for figures in self.part(name, part, seconds, **asked):
+            self.note(**{f"{prefix}_{key}": value for key, value in figures.items()})
+
+    def ratio(self, name: str, above: str, below: str) -> None:
+        """Keep the ratio of two figures, where both were seen."""
+        if {above, below} <= self.figures.keys():
+            self.note(**{name: self.figures[above] / self.figures[below]})
+
 
 class TooFew(Exception):
     """This machine has too few cards for a part, which is no failure."""
@@ -122,9 +134,7 @@ class PartError(Exception):
 
 
 def start_child(part: str, *rest: Any) -> None:
-    """What a part's process does first: torch is imported there, so that no process has seen the GPU
-    before.
-    """
+    """What a part's process does first: torch is imported there, so no process has seen the GPU before."""
     # CUDA is asked what there is as soon as torch is there
     os.environ.update(rest[-1].pop("environment", {}))
     from benchmarks.gpu_parts import child
@@ -134,12 +144,9 @@ def start_child(part: str, *rest: Any) -> None:
 
 def last_words(log: Path) -> str:
     """The last line of a log."""
-    lines = [
-        line.strip()
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.strip()
-    ]
-    return lines[-1][-200:] if lines else "it said nothing"
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1][-200:] if said else "it said nothing"
 
 
 def tests(run: Run) -> None:
@@ -155,18 +162,8 @@ def pytest(run: Run, *words: str, seconds: float) -> None:
     """
     report, log = run.out / "tests.xml", run.out / "tests.log"
     # without the project's own options, which ask for plugins
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *words,
-        "-o",
-        "addopts=",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={report}",
-    ]
+    plain = ("-o", "addopts=", "-q", "-p", "no:cacheprovider", f"--junitxml={report}")
+    command = [sys.executable, "-m", "pytest", *words, *plain]
     with (
         log.open("w", encoding="utf-8") as output,
         subprocess.Popen(command, stdout=output, stderr=output, cwd=PROJECT) as process,
@@ -183,14 +180,10 @@ def pytest(run: Run, *words: str, seconds: float) -> None:
             process.kill()
     if not report.is_file():
         raise PartError(f"pytest ended with {process.returncode} ({last_words(log)}): see {log.name}")
-    found = re.findall(r'(tests|failures|errors|skipped)="(\d+)"', report.read_text(encoding="utf-8")[:2_000])
-    counts = {key: int(number) for key, number in found}
+    counts = counts_of(suite_of(report))
     bad = counts["failures"] + counts["errors"]
-    run.note(
-        tests_passed=counts["tests"] - bad - counts["skipped"],
-        tests_failed=bad,
-        tests_skipped=counts["skipped"],
-    )
+    passed = counts["tests"] - bad - counts["skipped"]
+    run.note(tests_passed=passed, tests_failed=bad, tests_skipped=counts["skipped"])
     if late:
         raise PartError(f"only those were run that {seconds:.0f} s were enough for")
 
@@ -221,32 +214,22 @@ def speed(run: Run) -> None:
     for number in range(1 if run.smoke else ROUNDS):
         for side in [side for side in found if side not in run.reasons]:
             try:
-                for figures in run.part(
-                    f"{side}-{number + 1}", side, settings=settings, tokens=tokens, cap_gib=8.0
-                ):
+                asked = {"settings": settings, "tokens": tokens, "cap_gib": 8.0}
+                for figures in run.part(f"{side}-{number + 1}", side, **asked):
                     if "tokens_per_second" in figures:
                         found[side].append(figures["tokens_per_second"])
-                        figures = {
-                            f"{side}_tokens_per_second": median(found[side]),
-                            f"{side}_peak_gib": figures["peak_gib"],
-                        }
+                        rate, peak = median(found[side]), figures["peak_gib"]
+                        figures = {f"{side}_tokens_per_second": rate, f"{side}_peak_gib": peak}
                     run.note(**figures)
             except PartError as error:  # the other side's figures count without it
                 run.reasons[side] = run.reasons["speed"] = f"{side}: {error}"
             if found["ours"] and found["plain"]:
                 run.note(ratio=median(found["ours"]) / median(found["plain"]))
     if {"bf16_tflops", "ours_tokens_per_second"} <= run.figures.keys():
-        run.note(
-            utilization=run.figures["ours_tokens_per_second"]
-            * FLOPS_PER_TOKEN
-            / run.figures["bf16_tflops"]
-            / 1e12
-        )
+        flops = run.figures["ours_tokens_per_second"] * FLOPS_PER_TOKEN
+        run.note(utilization=flops / run.figures["bf16_tflops"] / 1e12)
     try:
-        for figures in run.part("unsloth", "unsloth", settings=settings, tokens=tokens):
-            run.note(
-                unsloth_tokens_per_second=figures["tokens_per_second"], unsloth_peak_gib=figures["peak_gib"]
-            )
+        run.keep("unsloth", "unsloth", "unsloth", settings=settings, tokens=tokens)
     except PartError as error:
         run.reasons["unsloth"] = str(error)
 
@@ -258,15 +241,8 @@ def planner(run: Run) -> None:
     lengths = [32, 64] if run.smoke else [512, 1_024, 2_048]
     rows = []
     for loss in ("auto", "chunked") if gpu() else ("chunked",):
-        settings = nf4_settings(run, loss=loss)
-        for figures in run.part(
-            f"planner-{loss}",
-            "planner",
-            settings=settings,
-            lengths=lengths,
-            cap_gib=8.0,
-            find_longest=loss == "auto",
-        ):
+        asked = {"lengths": lengths, "cap_gib": 8.0, "find_longest": loss == "auto"}
+        for figures in run.part(f"planner-{loss}", "planner", settings=nf4_settings(run, loss=loss), **asked):
             run.note(**{key: value for key, value in figures.items() if key != "planned"})
             if "planned" in figures:
                 rows.append(figures["planned"])
@@ -278,53 +254,35 @@ def planner(run: Run) -> None:
                 )
 
 
+def steps(run: Run, name: str, prefix: str, side: str, **changes: Any) -> None:
+    """Keep the figures of single optimizer steps of a side."""
+    settings = nf4_settings(run, optim="adamw_torch", **changes)
+    tokens, rounds = row_tokens(run), 1 if run.smoke else 8
+    run.keep(prefix, name, "step_speed", settings=settings, side=side, tokens=tokens, rounds=rounds)
+
+
 def quantized(run: Run) -> None:
     """One optimizer step on a GGUF's own blocks (Q4_K_M's types), of an adapter and of the scales, against an
     adapter's on NF4.
     """
-    changes: dict[str, dict[str, Any]] = {
+    for side, changes in {
         "quantized": {"quantization": "gguf"},
         "nf4": {},
         "scales": {"quantization": "gguf", "tuner": "scales"},
-    }
-    for side, changed in changes.items():
-        settings = nf4_settings(run, optim="adamw_torch", **changed)
-        tokens, rounds = row_tokens(run), 1 if run.smoke else 8
-        for figures in run.part(
-            f"step-{side}", "step_speed", settings=settings, side=side, tokens=tokens, rounds=rounds
-        ):
-            run.note(**{f"{side}_step_{key}": value for key, value in figures.items()})
-    run.note(
-        quantized_speed_ratio=run.figures["quantized_step_tokens_per_second"]
-        / run.figures["nf4_step_tokens_per_second"],
-        scales_speed_ratio=run.figures["scales_step_tokens_per_second"]
-        / run.figures["quantized_step_tokens_per_second"],
-    )
-    if "nf4_step_peak_gib" in run.figures:
-        run.note(
-            quantized_peak_ratio=run.figures["quantized_step_peak_gib"] / run.figures["nf4_step_peak_gib"]
-        )
+    }.items():
+        steps(run, f"step-{side}", f"{side}_step", side, **changes)
+    run.ratio("quantized_speed_ratio", "quantized_step_tokens_per_second", "nf4_step_tokens_per_second")
+    run.ratio("scales_speed_ratio", "scales_step_tokens_per_second", "quantized_step_tokens_per_second")
+    run.ratio("quantized_peak_ratio", "quantized_step_peak_gib", "nf4_step_peak_gib")
 
 
 def offload(run: Run) -> None:
     """Optimizer steps on NF4 with half of the layers in main memory, against none: losses, speed and peak."""
     for name, count in (("resident", 0), ("offloaded", 1 if run.smoke else 14)):
-        settings = nf4_settings(run, optim="adamw_torch", offload_layers=count)
-        tokens, rounds = row_tokens(run), 1 if run.smoke else 8
-        for figures in run.part(
-            name, "step_speed", settings=settings, side="nf4", tokens=tokens, rounds=rounds
-        ):
-            run.note(**{f"{name}_{key}": value for key, value in figures.items()})
-    run.note(
-        offload_loss_difference=max(
-            abs(mine / theirs - 1)
-            for mine, theirs in zip(
-                run.figures["offloaded_losses"], run.figures["resident_losses"], strict=True
-            )
-        ),
-        offload_speed_ratio=run.figures["offloaded_tokens_per_second"]
-        / run.figures["resident_tokens_per_second"],
-    )
+        steps(run, name, name, "nf4", offload_layers=count)
+    losses = zip(run.figures["offloaded_losses"], run.figures["resident_losses"], strict=True)
+    run.note(offload_loss_difference=max(abs(offloaded / resident - 1) for offloaded, resident in losses))
+    run.ratio("offload_speed_ratio", "offloaded_tokens_per_second", "resident_tokens_per_second")
     if "resident_peak_gib" in run.figures:
         saved = run.figures["resident_peak_gib"] - run.figures["offloaded_peak_gib"]
         run.note(offload_saved_gib=saved)
@@ -338,36 +296,27 @@ def several(run: Run) -> None:
     """
     if gpu() and cards() < 2:
         raise TooFew("there is one GPU, and this takes two")
-    settings = nf4_settings(
-        run, optim="adamw_torch", lora_dropout=0.0, **({"max_steps": 3} if run.smoke else {})
-    )
+    fewer = {"max_steps": 3} if run.smoke else {}
+    settings = nf4_settings(run, optim="adamw_torch", lora_dropout=0.0, **fewer)
     for name, count, sharded in (("one", 1, False), ("two", 2, False), ("shared", 2, True)):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        asked: list[dict[str, Any]] = [
-            {
-                "side": name,
-                "settings": settings.model_copy(update={"shard_base": sharded}),
-                "environment": rank_environment(number, count, port),
-            }
-            for number in range(count)
-        ]
-        others = [
-            run.start(f"several-{name}-{number}", "rank", **asked[number]) for number in range(1, count)
-        ]
+        chosen = {"side": name, "settings": settings.model_copy(update={"shard_base": sharded})}
+        places = [rank_environment(number, count, port) for number in range(count)]
+        asked: list[dict[str, Any]] = [chosen | {"environment": place} for place in places]
+        others = [run.start(f"several-{name}-{other}", "rank", **asked[other]) for other in range(1, count)]
         try:
-            for figures in run.part(f"several-{name}", "rank", SEVERAL_SECONDS, **asked[0]):
-                run.note(**{f"{name}_{key}": value for key, value in figures.items()})
+            run.keep(name, f"several-{name}", "rank", SEVERAL_SECONDS, **asked[0])
         finally:
             for process, _ in others:
                 process.kill()
     run.note(
         two_equal=run.figures["two_adapter"] == run.figures["one_adapter"],
         shared_equal=run.figures["shared_adapter"] == run.figures["one_adapter"],
-        two_speed_ratio=run.figures["two_tokens_per_second"] / run.figures["one_tokens_per_second"],
-        shared_speed_ratio=run.figures["shared_tokens_per_second"] / run.figures["two_tokens_per_second"],
     )
+    run.ratio("two_speed_ratio", "two_tokens_per_second", "one_tokens_per_second")
+    run.ratio("shared_speed_ratio", "shared_tokens_per_second", "two_tokens_per_second")
     if "two_peak_gib" in run.figures:
         run.note(shared_saved_gib=run.figures["two_peak_gib"] - run.figures["shared_peak_gib"])
 
@@ -387,16 +336,9 @@ def rank_environment(number: int, count: int, port: int) -> dict[str, str]:
 def methods(run: Run) -> None:
     """DPO and KTO on the small NF4 base: the first loss against its closed form, and the speed."""
     for method in ("dpo", "kto"):
-        settings = nf4_settings(
-            run,
-            method=method,
-            max_steps=3 if run.smoke else 8,
-            gradient_accumulation_steps=1,
-            optim="adamw_torch",
-            lora_dropout=0.0,
-        )
-        for figures in run.part(f"method-{method}", "method", settings=settings):
-            run.note(**{f"{method}_{key}": value for key, value in figures.items()})
+        changes = {"max_steps": 3 if run.smoke else 8, "optim": "adamw_torch", "lora_dropout": 0.0}
+        settings = nf4_settings(run, method=method, gradient_accumulation_steps=1, **changes)
+        run.keep(method, f"method-{method}", "method", settings=settings)
 
 
 def resume(run: Run) -> None:
@@ -404,19 +346,18 @@ def resume(run: Run) -> None:
     on NF4 and on a GGUF's blocks.
     """
     for side in ("nf4",) if run.smoke else ("nf4", "quantized_small"):
-        changes = (
-            {"max_steps": 5, "save_steps": 2, "gradient_accumulation_steps": 1}
-            if run.smoke
-            else {"max_steps": 10, "save_steps": 3}
-        )
-        settings = nf4_settings(run, **changes, **({} if side == "nf4" else {"quantization": "gguf"}))
+        changes: dict[str, Any] = {"max_steps": 10, "save_steps": 3}
+        if run.smoke:
+            changes = {"max_steps": 5, "save_steps": 2, "gradient_accumulation_steps": 1}
+        if side != "nf4":
+            changes["quantization"] = "gguf"
+        settings = nf4_settings(run, **changes)
         try:
             list(run.part(f"resume-{side}-killed", "resume", settings=settings, side=side, killed=True))
         except PartError as error:
             if error.exit_code != -signal.SIGKILL:
                 raise
-        for figures in run.part(f"resume-{side}", "resume", settings=settings, side=side, killed=False):
-            run.note(**{f"{side}_{key}": value for key, value in figures.items()})
+        run.keep(side, f"resume-{side}", "resume", settings=settings, side=side, killed=False)
 
 
 def gpu() -> bool:
@@ -449,194 +390,76 @@ def nf4_settings(run: Run, **changes: Any) -> Training:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: the figure's name, what it is called, how it is shown, and what it should be."""
+    """A line of the table: whose figure, its name, its format, what it should be, and its label."""
 
-    figure: str
-    label: str
-    show: str
     part: str
-    goal: str = ""
-    met: Callable[[Any], bool] | None = None
+    figure: str
+    show: str
+    goal: str
+    label: str
 
 
-TABLE = (
-    Row(
-        "tests_passed",
-        "kernels, dequantizers, NF4 and GGUF steps against references: tests passed",
-        "{}",
-        "tests",
-        "> 0",
-        lambda found: found > 0,
-    ),
-    Row("tests_failed", "… failed", "{}", "tests", "0", lambda found: found == 0),
-    Row("tests_skipped", "… skipped", "{}", "tests"),
-    Row("machine_torch", "set-up here: PyTorch's build", "{}", "machine"),
-    Row("machine_torch_fits", "… is the one that runs", "{}", "machine"),
-    Row("machine_llama", "… llama.cpp's backend", "{}", "machine"),
-    Row("machine_llama_fits", "… for the card", "{}", "machine", "True", bool),
-    Row("bf16_tflops", "the card: bfloat16 matrix product, TFLOP/s", "{:,.0f}", "speed"),
-    Row(
-        "ours_tokens_per_second",
-        "7B shape in NF4, 1 × 1,024 tokens × 8, Quench: tokens/s",
-        "{:,.0f}",
-        "speed",
-    ),
-    Row("plain_tokens_per_second", "… plain Hugging Face + PEFT + TRL: tokens/s", "{:,.0f}", "plain"),
-    Row("ratio", "… Quench ÷ plain", "{:.2f}", "speed", "≥ 1.3", lambda found: found >= 1.3),
-    Row("unsloth_tokens_per_second", "… Unsloth: tokens/s", "{:,.0f}", "unsloth"),
-    Row("utilization", "… Quench: share of the card's matrix product", "{:.1%}", "speed"),
-    Row(
-        "ours_peak_gib",
-        "… Quench under an 8 GiB cap: peak GiB",
-        "{:.2f}",
-        "speed",
-        "≤ 7.0",
-        lambda found: found <= 7.0,
-    ),
-    Row("plain_peak_gib", "… plain, without a cap: peak GiB", "{:.2f}", "speed"),
-    Row("unsloth_peak_gib", "… Unsloth, without a cap: peak GiB", "{:.2f}", "unsloth"),
-    Row(
-        "optimizer_bytes_per_parameter",
-        "… paged 8-bit AdamW: bytes of state per trained parameter",
-        "{:.2f}",
-        "speed",
-    ),
-    Row(
-        "longest_row",
-        "… longest row that trains in 8 GiB, tokens",
-        "{:,}",
-        "planner",
-        "≥ 2,972",
-        lambda found: found >= 2_972,
-    ),
-    Row(
-        "planner_error",
-        "planner: largest error of the peak",
-        "{:.1%}",
-        "planner",
-        "≤ 5 %",
-        lambda found: found <= 0.05,
-    ),
-    Row(
-        "planner_configurations",
-        "… over so many configurations",
-        "{}",
-        "planner",
-        "12",
-        lambda found: found == 12,
-    ),
-    Row(
-        "quantized_step_tokens_per_second",
-        "7B shape on Q4_K_M's blocks, one step of 1,024: tokens/s",
-        "{:,.0f}",
-        "quantized",
-    ),
-    Row("quantized_step_peak_gib", "… peak GiB", "{:.2f}", "quantized"),
-    Row(
-        "quantized_speed_ratio",
-        "… speed ÷ NF4's",
-        "{:.2f}",
-        "quantized",
-        "≥ 0.80",
-        lambda found: found >= 0.8,
-    ),
-    Row(
-        "quantized_peak_ratio", "… peak ÷ NF4's", "{:.2f}", "quantized", "≤ 1.10", lambda found: found <= 1.1
-    ),
-    Row(
-        "scales_step_tokens_per_second",
-        "… the scales instead of an adapter: tokens/s",
-        "{:,.0f}",
-        "quantized",
-    ),
-    Row("scales_step_peak_gib", "… peak GiB", "{:.2f}", "quantized", "≤ 8.0", lambda found: found <= 8.0),
-    Row("scales_speed_ratio", "… speed ÷ the adapter's", "{:.2f}", "quantized"),
-    Row(
-        "offload_speed_ratio",
-        "7B shape in NF4, half of the layers in main memory: speed ÷ none",
-        "{:.2f}",
-        "offload",
-    ),
-    Row("offload_saved_gib", "… GiB of the peak saved", "{:.2f}", "offload"),
-    Row(
-        "offload_saved_of_planned",
-        "… ÷ planned",
-        "{:.2f}",
-        "offload",
-        "0.95 to 1.05",
-        lambda found: 0.95 <= found <= 1.05,
-    ),
-    Row(
-        "offload_loss_difference",
-        "… largest relative difference of a step's loss",
-        "{:.1g}",
-        "offload",
-        "≤ 1e-3",
-        lambda found: found <= 1e-3,
-    ),
-    Row("two_speed_ratio", "two processes, a card each: speed ÷ one's", "{:.2f}", "several"),
-    Row("two_equal", "… the same adapter as one's, to the byte", "{}", "several", "True", bool),
-    Row("shared_speed_ratio", "… the base shared out between them: speed ÷ not so", "{:.2f}", "several"),
-    Row(
-        "shared_saved_gib",
-        "… GiB of each card's peak saved",
-        "{:.2f}",
-        "several",
-        "> 0",
-        lambda found: found > 0,
-    ),
-    # no goal: what is shared out is quantized in main memory
-    Row("shared_equal", "… the same adapter as one's, to the byte", "{}", "several"),
-    Row(
-        "dpo_first_loss",
-        "DPO: loss of the first step, ln 2 by its formula",
-        "{:.5f}",
-        "methods",
-        "0.69315",
-        lambda found: abs(found - 0.693147) < 1e-4,
-    ),
-    Row("dpo_tokens_per_second", "… tokens/s, reference included", "{:,.0f}", "methods"),
-    Row(
-        "kto_first_loss",
-        "KTO: loss of the first step, ½ by its formula",
-        "{:.5f}",
-        "methods",
-        "0.50000",
-        lambda found: abs(found - 0.5) < 1e-4,
-    ),
-    Row("kto_tokens_per_second", "… tokens/s, reference and other answers included", "{:,.0f}", "methods"),
-    Row("nf4_unbroken_equal", "NF4: two unbroken runs end in the same bytes", "{}", "resume"),
-    Row(
-        "nf4_resumed_equal",
-        "NF4: killed with SIGKILL and resumed, the same bytes as unbroken",
-        "{}",
-        "resume",
-        "True",
-        bool,
-    ),
-    Row(
-        "quantized_small_unbroken_equal",
-        "GGUF blocks: two unbroken runs end in the same bytes",
-        "{}",
-        "resume",
-    ),
-    Row(
-        "quantized_small_resumed_equal",
-        "GGUF blocks: killed and resumed, the same bytes as unbroken",
-        "{}",
-        "resume",
-        "True",
-        bool,
-    ),
-)
+TABLE = """
+tests tests_passed || > 0 | kernels, dequantizers, NF4 and GGUF steps against references: tests passed
+tests tests_failed || 0 | … failed
+tests tests_skipped ||| … skipped
+machine machine_torch ||| set-up here: PyTorch's build
+machine machine_torch_fits ||| … is the one that runs
+machine machine_llama ||| … llama.cpp's backend
+machine machine_llama_fits || True | … for the card
+speed bf16_tflops |,.0f|| the card: bfloat16 matrix product, TFLOP/s
+speed ours_tokens_per_second |,.0f|| 7B shape in NF4, 1 × 1,024 tokens × 8, Quench: tokens/s
+plain plain_tokens_per_second |,.0f|| … plain Hugging Face + PEFT + TRL: tokens/s
+speed ratio |.2f| ≥ 1.3 | … Quench ÷ plain
+unsloth unsloth_tokens_per_second |,.0f|| … Unsloth: tokens/s
+speed utilization |.1%|| … Quench: share of the card's matrix product
+speed ours_peak_gib |.2f| ≤ 7.0 | … Quench under an 8 GiB cap: peak GiB
+speed plain_peak_gib |.2f|| … plain, without a cap: peak GiB
+unsloth unsloth_peak_gib |.2f|| … Unsloth, without a cap: peak GiB
+speed optimizer_bytes_per_parameter |.2f|| … paged 8-bit AdamW: bytes of state per trained parameter
+planner longest_row |,| ≥ 2,972 | … longest row that trains in 8 GiB, tokens
+planner planner_error |.1%| ≤ 5 % | planner: largest error of the peak
+planner planner_configurations || 12 | … over so many configurations
+quantized quantized_step_tokens_per_second |,.0f|| 7B shape on Q4_K_M's blocks, one step of 1,024: tokens/s
+quantized quantized_step_peak_gib |.2f|| … peak GiB
+quantized quantized_speed_ratio |.2f| ≥ 0.80 | … speed ÷ NF4's
+quantized quantized_peak_ratio |.2f| ≤ 1.10 | … peak ÷ NF4's
+quantized scales_step_tokens_per_second |,.0f|| … the scales instead of an adapter: tokens/s
+quantized scales_step_peak_gib |.2f| ≤ 8.0 | … peak GiB
+quantized scales_speed_ratio |.2f|| … speed ÷ the adapter's
+offload offload_speed_ratio |.2f|| 7B shape in NF4, half of the layers in main memory: speed ÷ none
+offload offload_saved_gib |.2f|| … GiB of the peak saved
+offload offload_saved_of_planned |.2f| 0.95 to 1.05 | … ÷ planned
+offload offload_loss_difference |.1g| ≤ 1e-3 | … largest relative difference of a step's loss
+several two_speed_ratio |.2f|| two processes, a card each: speed ÷ one's
+several two_equal || True | … the same adapter as one's, to the byte
+several shared_speed_ratio |.2f|| … the base shared out between them: speed ÷ not so
+several shared_saved_gib |.2f| > 0 | … GiB of each card's peak saved
+several shared_equal ||| … the same adapter as one's, to the byte
+methods dpo_first_loss |.5f| 0.69315 | DPO: loss of the first step, ln 2 by its formula
+methods dpo_tokens_per_second |,.0f|| … tokens/s, reference included
+methods kto_first_loss |.5f| 0.50000 | KTO: loss of the first step, ½ by its formula
+methods kto_tokens_per_second |,.0f|| … tokens/s, reference and other answers included
+resume nf4_unbroken_equal ||| NF4: two unbroken runs end in the same bytes
+resume nf4_resumed_equal || True | NF4: killed with SIGKILL and resumed, the same bytes as unbroken
+resume quantized_small_unbroken_equal ||| GGUF blocks: two unbroken runs end in the same bytes
+resume quantized_small_resumed_equal || True | GGUF blocks: killed and resumed, the same bytes as unbroken
+"""  # shared_equal has no goal: what is shared out is quantized in main memory
+
+
+def rows() -> Iterator[Row]:
+    """The lines of the table, in order."""
+    for line in TABLE.strip().splitlines():
+        name, *cells = map(str.strip, line.split("|"))
+        yield Row(*name.split(), *cells)
 
 
 def table(run: Run) -> str:
     """All figures as Markdown; what wasn't seen is "not measured", with the reason."""
     lines = ["| what | seen | goal | |", "| --- | ---: | --- | --- |"]
-    for row in TABLE:
-        found = run.figures.get(row.figure)
-        shown = "not measured" if found is None else row.show.format(found)
+    for row in rows():
+        figure = run.figures.get(row.figure)
+        shown = "not measured" if figure is None else format(figure, row.show)
         lines.append(f"| {row.label} | {shown} | {row.goal} | {verdict(row, run)} |")
     for loss, tokens, checkpointing, measured, planned in run.figures.get("planned", []):
         seen = f"{measured / 1e9:.3f} GB" if measured else "not measured"
@@ -649,9 +472,22 @@ def verdict(row: Row, run: Run) -> str:
     """Whether the goal was met, or why nothing was measured; tiny shapes have no goal."""
     if row.figure not in run.figures:
         return run.reasons.get(row.part, "")
-    if row.met is None or run.smoke:
+    if not row.goal or run.smoke:
         return ""
-    return "met" if row.met(run.figures[row.figure]) else "MISSED"
+    return "met" if met(row.goal, run.figures[row.figure]) else "MISSED"
+
+
+def met(goal: str, figure: float) -> bool:
+    """Whether a figure is as wanted: `True`, `> 0`, `≥ 1.3`, `≤ 5 %`, `0.95 to 1.05`, or a number to 1e-4."""
+    if goal == "True":
+        return bool(figure)
+    low, *_, high = 2 * [float(number.replace(",", "")) for number in re.findall(r"\d[\d.,e-]*", goal)]
+    if goal.endswith("%"):
+        high /= 100
+    if " to " in goal:
+        return low <= figure <= high
+    judged = {">": figure > low, "≥": figure >= low, "≤": figure <= high}
+    return judged.get(goal[0], abs(figure - low) < 1e-4)
 
 
 def heading(smoke: bool) -> str:
@@ -659,13 +495,11 @@ def heading(smoke: bool) -> str:
     import torch
 
     device = torch.cuda.get_device_name(0) if gpu() else f"CPU, {os.cpu_count()} cores"
-    shape = (
-        "tiny shapes (--smoke): only that the code runs" if smoke else "random weights of Qwen2.5-7B's shape"
-    )
-    return (
-        f"{time.strftime('%Y-%m-%d')}, {device}, Python {platform.python_version()}, "
-        f"{', '.join(map(installed, LIBRARIES))}; {shape}\n"
-    )
+    shape = "random weights of Qwen2.5-7B's shape"
+    if smoke:
+        shape = "tiny shapes (--smoke): only that the code runs"
+    versions = ", ".join([f"Python {platform.python_version()}", *map(installed, LIBRARIES)])
+    return f"{time.strftime('%Y-%m-%d')}, {device}, {versions}; {shape}\n"
 
 
 def installed(library: str) -> str:
@@ -678,12 +512,11 @@ def installed(library: str) -> str:
 
 def main() -> int:
     """Measure the parts that were asked for and print the table; 1 if a goal is missed or a part failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, few steps")
     parser.add_argument(
-        "--out", type=Path, help="folder for figures, logs and the table (default: a new temporary one)"
+        "--out", type=Path, help="folder for figures, logs and the table (default: a new one)"
     )
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
@@ -692,16 +525,7 @@ def main() -> int:
         sys.exit("there is no GPU here: take --smoke to run the same code on tiny shapes")
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not gpu():
-        PROCESSES.set_forkserver_preload(
-            [
-                "benchmarks.gpu_parts",
-                "pipeline.stages.train.stage",
-                "transformers",
-                "peft",
-                "trl",
-                "bitsandbytes",
-            ]
-        )
+        PROCESSES.set_forkserver_preload(["benchmarks.gpu_parts", *PRELOADED])
     out = asked.out or Path(tempfile.mkdtemp(prefix="quench-gpu-"))
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="quench-bench-") as work:
@@ -718,20 +542,20 @@ def measure(run: Run, only: list[str]) -> None:
     """Every part in turn; the large files are written while the tests hold the GPU."""
     shapes = {"shape": "tiny" if run.smoke else "7b", "resume_shape": "tiny" if run.smoke else "0.5b"}
     writing, _ = run.start("write", "write", tokens=row_tokens(run), **shapes)
-    for part in (tests, machine, speed, planner, quantized, offload, several, methods, resume):
-        if part.__name__ not in only:
+    for part in PARTS:
+        if part not in only:
             continue
         try:
-            if part is not tests:
+            if part != "tests":
                 writing.join(run.left())
                 if writing.exitcode:
                     raise PartError(f"the bases could not be written: {last_words(run.out / 'write.log')}")
-            part(run)
+            globals()[part](run)
         except Exception as error:  # a part that fails must not cost the others
             if isinstance(error, TooFew):
-                run.needless.add(part.__name__)
-            run.reasons[part.__name__] = " ".join(str(error).split())[:200] or type(error).__name__
-            print(f"{part.__name__}: {run.reasons[part.__name__]}", file=sys.stderr, flush=True)
+                run.needless.add(part)
+            run.reasons[part] = " ".join(str(error).split())[:200] or type(error).__name__
+            print(f"{part}: {run.reasons[part]}", file=sys.stderr, flush=True)
     writing.kill()
 
 

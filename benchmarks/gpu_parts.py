@@ -60,50 +60,51 @@ def cap(gib: float) -> None:
         )
 
 
+def trained(out: Path, settings: Training, resume: bool = False, **places: Any) -> dict[str, Any]:
+    """What Quench's own stage says of a training, its proofs, monitoring and checkpoints below `out`."""
+    from pipeline.stages.train.stage import train
+
+    folders = {name: out / name for name in ("adapter", "checkpoints", "tensorboard")}
+    return train(**places, **folders, settings=settings, resume=resume)
+
+
+def steps_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The optimizer steps of a training's log."""
+    return [row for row in report["metrics_log"] if row["kind"] == "step"]
+
+
+def adapter_hash(out: Path) -> str:
+    """SHA-256 of the adapter that was trained below `out`."""
+    return hashlib.sha256((out / "adapter/adapter_model.safetensors").read_bytes()).hexdigest()
+
+
 def report_speed(say: Say, seconds: list[float], tokens: int) -> None:
     """Say the tokens per second of the steps after the warm-up, and the peak of allocated GPU memory in GiB
     (None without a GPU).
     """
-    say(
-        {
-            "tokens_per_second": tokens / median(seconds[WARM_UP:]),
-            "peak_gib": torch.cuda.max_memory_allocated() / GIB if CUDA else None,
-        }
-    )
+    say({"tokens_per_second": tokens / median(seconds[WARM_UP:]), "peak_gib": peak_gib()})
+
+
+def peak_gib() -> float | None:
+    """The peak of allocated GPU memory."""
+    return torch.cuda.max_memory_allocated() / GIB if CUDA else None
 
 
 def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float, **_: Any) -> None:
     """Quench's own stage with its proofs, monitoring and checkpoints, under a memory cap; first the card's
     own speed.
     """
-    from pipeline.stages.train.stage import train
-
     if CUDA:
         say({"bf16_tflops": matrix_tflops(), "device": torch.cuda.get_device_name(0)})
     cap(cap_gib)
     out = folder / "ours"
     shutil.rmtree(out, ignore_errors=True)
-    found = train(
-        tokens=folder / "nf4/rows",
-        base=folder / "nf4/base",
-        adapter=out / "adapter",
-        checkpoints=out / "checkpoints",
-        tensorboard=out / "tensorboard",
-        settings=settings,
-        resume=False,
-    )
-    report_speed(
-        say,
-        [row["seconds"] for row in found["metrics_log"] if row["kind"] == "step"],
-        tokens * settings.gradient_accumulation_steps,
-    )
+    found = trained(out, settings, tokens=folder / "nf4/rows", base=folder / "nf4/base")
+    seconds = [row["seconds"] for row in steps_of(found)]
+    report_speed(say, seconds, tokens * settings.gradient_accumulation_steps)
     if settings.optim == "paged_adamw_8bit":
-        say(
-            {
-                "optimizer_bytes_per_parameter": found["memory"]["optimizer"]
-                / found["proven"]["trainable_parameters"]
-            }
-        )
+        parameters = found["proven"]["trainable_parameters"]
+        say({"optimizer_bytes_per_parameter": found["memory"]["optimizer"] / parameters})
 
 
 def method(say: Say, folder: Path, settings: Training, **_: Any) -> None:
@@ -111,28 +112,15 @@ def method(say: Say, folder: Path, settings: Training, **_: Any) -> None:
     after the warm-up.
     """
     from benchmarks.random_base import write_rows
-    from pipeline.stages.train.stage import train
 
-    out = folder / settings.method
+    out, base = folder / settings.method, folder / "resume/base"
     shutil.rmtree(out, ignore_errors=True)
-    found = train(
-        tokens=write_rows(out / "rows", folder / "resume/base", ROW_TOKENS, settings.method),
-        base=folder / "resume/base",
-        adapter=out / "adapter",
-        checkpoints=out / "checkpoints",
-        tensorboard=out / "tensorboard",
-        settings=settings,
-        resume=False,
-    )
-    steps = [row for row in found["metrics_log"] if row["kind"] == "step"]
+    rows = write_rows(out / "rows", base, ROW_TOKENS, settings.method)
+    steps = steps_of(trained(out, settings, tokens=rows, base=base))
     later = steps[WARM_UP:]
     seconds = sum(row["seconds"] for row in later)
-    say(
-        {
-            "first_loss": steps[0]["loss"],
-            "tokens_per_second": sum(row["tokens"] for row in later) / seconds,
-        }
-    )
+    tokens = sum(row["tokens"] for row in later)
+    say({"first_loss": steps[0]["loss"], "tokens_per_second": tokens / seconds})
 
 
 def rank(say: Say, folder: Path, settings: Training, side: str, **_: Any) -> None:
@@ -140,34 +128,18 @@ def rank(say: Say, folder: Path, settings: Training, side: str, **_: Any) -> Non
     from pipeline.core.ranks import take_rank
     from pipeline.stages.train.follow import follow_in
     from pipeline.stages.train.several.group import open_group
-    from pipeline.stages.train.stage import train
 
-    out, places = (
-        folder / f"several-{side}",
-        {"tokens": folder / "resume/rows", "base": folder / "resume/base"},
-    )
+    out = folder / f"several-{side}"
+    places = {"tokens": folder / "resume/rows", "base": folder / "resume/base"}
     of = take_rank()
     with open_group(of) if of else nullcontext() as group:
         if of and not of.leads:
             follow_in(**places, checkpoints=out / "checkpoints", settings=settings, group=group)
             return
-        found = train(
-            **places,
-            adapter=out / "adapter",
-            checkpoints=out / "checkpoints",
-            tensorboard=out / "tensorboard",
-            settings=settings,
-            resume=False,
-            group=group,
-        )
-    steps = [row for row in found["metrics_log"] if row["kind"] == "step"][WARM_UP:]
-    say(
-        {
-            "tokens_per_second": sum(row["tokens"] for row in steps) / sum(row["seconds"] for row in steps),
-            "peak_gib": torch.cuda.max_memory_allocated() / GIB if CUDA else None,
-            "adapter": hashlib.sha256((out / "adapter/adapter_model.safetensors").read_bytes()).hexdigest(),
-        }
-    )
+        found = trained(out, settings, **places, group=group)
+    steps = steps_of(found)[WARM_UP:]
+    speed = sum(row["tokens"] for row in steps) / sum(row["seconds"] for row in steps)
+    say({"tokens_per_second": speed, "peak_gib": peak_gib(), "adapter": adapter_hash(out)})
 
 
 def matrix_tflops(size: int = 8_192, rounds: int = 10) -> float:
@@ -208,11 +180,8 @@ def plain(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> 
         lora_dropout=settings.dropout,
         target_modules=list(settings.target_modules),
     )
-    report_speed(
-        say,
-        trl_steps(model, AutoTokenizer.from_pretrained(base), folder, settings, lora),
-        tokens * settings.gradient_accumulation_steps,
-    )
+    seconds = trl_steps(model, AutoTokenizer.from_pretrained(base), folder, settings, lora)
+    report_speed(say, seconds, tokens * settings.gradient_accumulation_steps)
 
 
 def unsloth(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> None:
@@ -237,11 +206,8 @@ def unsloth(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -
         use_gradient_checkpointing="unsloth",
         random_state=settings.seed,
     )
-    report_speed(
-        say,
-        trl_steps(model, tokenizer, folder, settings, None),
-        tokens * settings.gradient_accumulation_steps,
-    )
+    seconds = trl_steps(model, tokenizer, folder, settings, None)
+    report_speed(say, seconds, tokens * settings.gradient_accumulation_steps)
 
 
 def trl_steps(model: Any, tokenizer: Any, folder: Path, settings: Training, lora: Any) -> list[float]:
@@ -322,9 +288,10 @@ def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]
         optimizer = torch.optim.AdamW(matrices, lr=1e-4)
 
     def step(tokens: int, checkpointing: bool) -> int | None:
-        model.gradient_checkpointing_enable(
-            {"use_reentrant": False}
-        ) if checkpointing else model.gradient_checkpointing_disable()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_disable()
         ids = torch.arange(tokens, device=matrices[0].device)[None] % 256
         if CUDA:
             torch.cuda.empty_cache()
@@ -375,14 +342,8 @@ def planner(
     if find_longest and CUDA:
         torch.cuda.empty_cache()
         cap(cap_gib)
-        say(
-            {
-                "longest_row": search(
-                    lambda count: step(count * LONGEST_STEP, True) is not None, 512 // LONGEST_STEP
-                )
-                * LONGEST_STEP
-            }
-        )
+        steps = search(lambda count: step(count * LONGEST_STEP, True) is not None, 512 // LONGEST_STEP)
+        say({"longest_row": steps * LONGEST_STEP})
 
 
 def search(fit: Callable[[int], bool], start: int) -> int:
@@ -404,7 +365,7 @@ def step_speed(
     """Tokens per second and peak of single optimizer steps on NF4 or on a GGUF's own blocks: of an adapter
     (`side` quantized) or of their scales (scales).
     """
-    from benchmarks.gguf_sides import load
+    from benchmarks.gguf_train import load
 
     base = folder / ("nf4" if side == "nf4" else "quantized") / "base"
     _, step = load(base, settings)
@@ -432,47 +393,24 @@ def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, 
     """Train and kill this process with SIGKILL after the second checkpoint (`killed`), else go on from there
     and compare with unbroken runs.
     """
-    from pipeline.stages.train.stage import train
+    out, base = folder / f"resume-{side}", folder / ("resume" if side == "nf4" else side) / "base"
+    rows = folder / "resume/rows" if side == "nf4" else rows_for(base, folder / "rows-quantized")
 
-    out = folder / f"resume-{side}"
-    places = {
-        "tokens": folder / "resume/rows",
-        "base": folder / ("resume" if side == "nf4" else side) / "base",
-    }
-    if side != "nf4":
-        places["tokens"] = rows_for(places["base"], folder / "rows-quantized")
-
-    def one(name: str, going_on: bool) -> tuple[str, Any]:
-        found = train(
-            **places,
-            adapter=out / name / "adapter",
-            checkpoints=out / name / "checkpoints",
-            tensorboard=out / name / "tensorboard",
-            settings=settings,
-            resume=going_on,
-        )
-        losses = [row["loss"] for row in found["metrics_log"] if row["kind"] == "step"]
-        return hashlib.sha256((out / name / "adapter/adapter_model.safetensors").read_bytes()).hexdigest(), (
-            found["resumed_from"],
-            losses,
-        )
+    def run(name: str, resume: bool) -> tuple[str, Any, list[float]]:
+        found = trained(out / name, settings, resume, tokens=rows, base=base)
+        losses = [row["loss"] for row in steps_of(found)]
+        return adapter_hash(out / name), found["resumed_from"], losses
 
     if killed:
         second_checkpoint = out / f"broken/checkpoints/checkpoint-{2 * settings.save_steps}"
         threading.Thread(target=kill_after, args=(second_checkpoint / "complete.json",), daemon=True).start()
-        one("broken", going_on=False)
+        run("broken", resume=False)
         sys.exit("the run ended before it was killed: give it more steps")
-    broken, (resumed_from, broken_losses) = one("broken", going_on=True)
-    first, (_, losses) = one("first", going_on=False)
-    second, _ = one("second", going_on=False)
-    say(
-        {
-            "resumed_from": resumed_from,
-            "resumed_equal": broken == first,
-            "unbroken_equal": first == second,
-            "losses_equal": broken_losses == losses,
-        }
-    )
+    broken, resumed_from, broken_losses = run("broken", resume=True)
+    first, _, losses = run("first", resume=False)
+    second, *_ = run("second", resume=False)
+    equal = {"resumed_equal": broken == first, "unbroken_equal": first == second}
+    say({"resumed_from": resumed_from, **equal, "losses_equal": broken_losses == losses})
 
 
 def rows_for(base: Path, folder: Path) -> Path:

@@ -14,7 +14,6 @@ import argparse
 import os
 import re
 import resource
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import open_gguf

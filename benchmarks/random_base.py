@@ -22,65 +22,26 @@ TEMPLATE = (
     "'<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-SHAPES: dict[str, dict[str, Any]] = {
-    "7b": {
-        "vocab_size": 152_064,
-        "hidden_size": 3_584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-    },
-    "0.5b": {
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "intermediate_size": 4_864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
-    "tiny": {
-        "vocab_size": 1_024,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
-    # as wide as 7b, with its whole vocabulary
-    "7b-2-layers": {
-        "vocab_size": 152_064,
-        "hidden_size": 3_584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-    },
-    # as wide as 7b, and the smallest whose rows are K-quants' blocks of 256
-    "wide": {
-        "vocab_size": 4_096,
-        "hidden_size": 3_584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-    },
-    "blocks": {
-        "vocab_size": 512,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+SHAPES: dict[str, dict[str, int]] = {
+    name: dict(zip(SIZES, sizes, strict=True))
+    for name, sizes in {
+        "7b": (152_064, 3_584, 18_944, 28, 28, 4),
+        "0.5b": (151_936, 896, 4_864, 24, 14, 2),
+        "tiny": (1_024, 128, 256, 2, 4, 2),
+        "7b-2-layers": (152_064, 3_584, 18_944, 2, 28, 4),  # as wide as 7b, with its whole vocabulary
+        "wide": (4_096, 3_584, 18_944, 2, 28, 4),
+        "blocks": (512, 256, 512, 2, 4, 2),  # the smallest whose rows are K-quants' blocks of 256
+    }.items()
 }
 
 
-def write_base(folder: Path, shape: str) -> Path:
-    """Write config, tokenizer and random bfloat16 weights of a shape in SHAPES; the folder."""
-    import torch
-    from safetensors.torch import save_file
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def write_config(folder: Path, shape: str) -> Any:
+    """Write config.json of a shape in SHAPES, its head untied, and the tokenizer; the config."""
+    from transformers import Qwen2Config
 
     folder.mkdir(parents=True)
     config = Qwen2Config(
@@ -95,17 +56,23 @@ def write_base(folder: Path, shape: str) -> Path:
     )
     config.save_pretrained(folder)
     write_tokenizer(folder)
+    return config
+
+
+def write_base(folder: Path, shape: str) -> Path:
+    """Write config, tokenizer and random bfloat16 weights of a shape in SHAPES; the folder."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import Qwen2ForCausalLM
+
+    config = write_config(folder, shape)
     with torch.device("meta"):
         empty = Qwen2ForCausalLM(config).state_dict()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     layer: dict[str, Any] = {}
     index, total = {}, 0
     for shard in ("head", *range(config.num_hidden_layers)):
-        names = [
-            name
-            for name in empty
-            if (f".layers.{shard}." in name if shard != "head" else ".layers." not in name)
-        ]
+        names = [name for name in empty if _shard(name) == str(shard)]
         tensors = {}
         for name in names:
             part = name.partition(f".layers.{shard}.")[2] or name
@@ -120,6 +87,10 @@ def write_base(folder: Path, shape: str) -> Path:
         json.dumps({"metadata": {"total_size": total}, "weight_map": index})
     )
     return folder
+
+
+def _shard(name: str) -> str:
+    return name.partition(".layers.")[2].partition(".")[0] or "head"
 
 
 def _random(shape: Any, ones: bool, device: str) -> Any:
@@ -192,13 +163,9 @@ def write_rows(folder: Path, base: Path, tokens: int, method: str = "sft") -> Pa
     for split, some in (("train", rows), ("val", {key: values[:1] for key, values in rows.items()})):
         parquet.write_table(pyarrow.table(some, schema=packed_schema()), folder / f"{split}.parquet")
     counts = {
-        split: {
-            "rows": 2 * n,
-            "sequences": 2 * n,
-            "packed_rows": n,
-            "tokens": n * tokens,
-            "trained_tokens": n * tokens,
-        }
+        split: dict.fromkeys(("rows", "sequences"), 2 * n)
+        | {"packed_rows": n}
+        | dict.fromkeys(("tokens", "trained_tokens"), n * tokens)
         for split, n in (("train", ROW_COUNT), ("val", 1))
     }
     stats = {"method": method, "max_length": tokens, "packing": True, "splits": counts}

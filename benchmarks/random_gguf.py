@@ -2,13 +2,10 @@
 packed training needs on any machine.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.random_base import SHAPES, SPECIAL_IDS, write_tokenizer
+from benchmarks.random_base import SHAPES, write_config
 
 # float16 scales by ggml type: their bytes in a block, and values that make weights of about ±0.02
 SCALES = {12: ((0, 4e-5), (2, 4e-5)), 14: ((208, 1.5e-5),)}
@@ -31,24 +28,11 @@ def write_random_gguf(folder: Path, shape: str) -> Path:
     """
     import gguf
     import numpy as np
-    from transformers import Qwen2Config
 
-    folder.mkdir(parents=True)
+    write_config(folder, shape)
     sizes = SHAPES[shape]
     hidden, inner, layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
     kv = hidden // sizes["num_attention_heads"] * sizes["num_key_value_heads"]
-    config = Qwen2Config(
-        **sizes,
-        max_position_embeddings=32_768,
-        rope_theta=1_000_000.0,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=False,
-        **SPECIAL_IDS,
-        architectures=["Qwen2ForCausalLM"],
-        dtype="bfloat16",
-    )
-    config.save_pretrained(folder)
-    write_tokenizer(folder)
     random = np.random.default_rng(0)
 
     def quantized(ggml_type: int, rows: int, columns: int) -> Any:
@@ -59,14 +43,13 @@ def write_random_gguf(folder: Path, shape: str) -> Path:
         return np.resize(tile, (rows, columns // int(block) * int(size)))
 
     writer = gguf.GGUFWriter(folder / "model.gguf", "qwen2")
-    matrices = {"token_embd": (sizes["vocab_size"], hidden), "output": (sizes["vocab_size"], hidden)}
-    for name, (rows, columns) in matrices.items():
+
+    def add(name: str, ggml_type: int, tile: Any) -> None:
+        writer.add_tensor(f"{name}.weight", tile, raw_dtype=gguf.GGMLQuantizationType(ggml_type))
+
+    for name in ("token_embd", "output"):
         ggml_type = ggml_type_of(name, 0, layers)
-        writer.add_tensor(
-            f"{name}.weight",
-            quantized(ggml_type, rows, columns),
-            raw_dtype=gguf.GGMLQuantizationType(ggml_type),
-        )
+        add(name, ggml_type, quantized(ggml_type, sizes["vocab_size"], hidden))
     linears = {
         "attn_q": (hidden, hidden),
         "attn_k": (kv, hidden),
@@ -82,11 +65,7 @@ def write_random_gguf(folder: Path, shape: str) -> Path:
             ggml_type = ggml_type_of(name, layer, layers)
             if (name, ggml_type) not in tiles:
                 tiles[name, ggml_type] = quantized(ggml_type, rows, columns)
-            writer.add_tensor(
-                f"blk.{layer}.{name}.weight",
-                tiles[name, ggml_type],
-                raw_dtype=gguf.GGMLQuantizationType(ggml_type),
-            )
+            add(f"blk.{layer}.{name}", ggml_type, tiles[name, ggml_type])
         for name, size in (("attn_q", hidden), ("attn_k", kv), ("attn_v", kv)):
             writer.add_tensor(f"blk.{layer}.{name}.bias", np.zeros(size, np.float32))
         for name in ("attn_norm", "ffn_norm"):

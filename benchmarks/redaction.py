@@ -96,6 +96,7 @@ jwt JWT
 discord_token DISCORD
 private_key PEM
 """
+PEM = ("RSA PRIVATE KEY", "PRIVATE KEY", "EC PRIVATE KEY", "OPENSSH PRIVATE KEY", "PGP PRIVATE KEY BLOCK")
 PLACES = {  # where people paste secrets; {} is the secret
     "code": 'import os\n\nclient = Client("{}", timeout=30)\nprint(client.me())\n',
     "env": "# .env\nDEBUG=0\nSERVICE_CREDENTIAL={}\nPORT=8080\n",
@@ -150,25 +151,16 @@ def _secret(shape: str, draw: random.Random) -> str:
         return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
     if shape == "JWT":
-        payload = json.dumps({"sub": text("<d10>"), "name": text("<l8>"), "iat": 1516239022})
-        return f"{encoded(json.dumps({'alg': 'HS256', 'typ': 'JWT'}).encode())}.{encoded(payload.encode())}.{text('<w43>')}"  # noqa: E501
+        header = encoded(json.dumps({"alg": "HS256", "typ": "JWT"}).encode())
+        claims = {"sub": text("<d10>"), "name": text("<l8>"), "iat": 1516239022}
+        payload = encoded(json.dumps(claims).encode())
+        return f"{header}.{payload}.{text('<w43>')}"
     if shape == "DISCORD":
         return f"{encoded(text('<D1><d17>').encode())}.{text('G<w5>')}.{text('<w38>')}"
     if shape == "PEM":
-        name = draw.choice(
-            (
-                "RSA PRIVATE KEY",
-                "PRIVATE KEY",
-                "EC PRIVATE KEY",
-                "OPENSSH PRIVATE KEY",
-                "PGP PRIVATE KEY BLOCK",
-            )
-        )
-        return (
-            f"-----BEGIN {name}-----\n"
-            + "\n".join(text("<b64>") for _ in range(12))
-            + f"\n-----END {name}-----"
-        )
+        name = draw.choice(PEM)
+        body = "\n".join(text("<b64>") for _ in range(12))
+        return f"-----BEGIN {name}-----\n{body}\n-----END {name}-----"
     return text(shape)
 
 

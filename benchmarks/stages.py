@@ -15,13 +15,11 @@ from pathlib import Path
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.random_base import SHAPES, write_base
 from pipeline.commands.recipes import recipe_file
+from pipeline.core.places import PROJECT
 from pipeline.core.usage import Figures, usages
 
-PROJECT = Path(__file__).resolve().parents[1]
 EVALUATED = ("F16", "Q4_K_M")
 STAGES = (
     *("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity"),

@@ -18,19 +18,19 @@ import json
 import os
 import re
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from benchmarks.junit import counts_of, suite_of
 from pipeline.cli import app
 from pipeline.config.params import Params
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.catalog import catalog
+from pipeline.core.places import PROJECT
 
-PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "benchmarks/results/durations.json"
 SLOWEST = 80
 VERBS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -39,14 +39,14 @@ GROUPS = "|".join(name for name, verb in VERBS.items() if hasattr(verb, "command
 
 def durations(report: Path) -> dict[str, Any]:
     """A JUnit report of pytest's as the record holds it; the name of its suite is the commit."""
-    suite = next(ElementTree.parse(report).iter("testsuite"))  # noqa: S314 (pytest's own)
+    suite = suite_of(report)
     cases = sorted(((float(case.get("time", 0)), case) for case in suite), key=lambda case: -case[0])
     return {
         "seen": suite.attrib["timestamp"][:16],
         "commit": suite.attrib["name"],
         "cores": os.cpu_count(),
         "minutes": round(float(suite.attrib["time"]) / 60, 1),
-        **{name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")},
+        **counts_of(suite),
         "seconds_of_all": round(sum(seconds for seconds, _ in cases)),
         "slowest": {
             f"{case.get('file')}::{case.get('name')}": round(seconds, 1) for seconds, case in cases[:SLOWEST]

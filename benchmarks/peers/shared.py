@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,23 +73,21 @@ def run(
             stderr=subprocess.STDOUT,
             env=os.environ | QUIET | (environment or {}),
         )
-        over = threading.Event()
-
-        def watch() -> None:
-            nonlocal peak
-            while not over.wait(0.25):
-                peak = max([peak, *tree_peaks(process.pid)])
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        status = process.wait()
-        over.set()
-        watcher.join()
+        while (status := ended(process, 0.25)) is None:
+            peak = max([peak, *tree_peaks(process.pid)])
     seconds = time.perf_counter() - begin
     load = other_load(before, cpu_time())
     said = log.read_bytes()[at:].decode(errors="replace")
     command = " ".join(str(word) for word in words)
     return Ran(command, round(seconds, 1), peak, load.as_values(), status, said)
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit status of a process that ends within so many seconds."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def without_places(text: str, shared: Path) -> str:

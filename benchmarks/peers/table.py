@@ -7,13 +7,9 @@ and times that other work disturbed are marked †, and left out where an undist
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from statistics import median
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.peers.run import TOOLS
 from benchmarks.peers.shared import HERE
