@@ -22,7 +22,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 SHORT, MOST_PARAMETERS, WORDS = 60, 6, 4
 Trees = dict[Path, ast.Module]
-# what tests, benchmarks, docs and settings may weigh, and tests freeze of the inside: lower a number where it fell
+# what tests, benchmarks, docs, settings may weigh, and tests freeze of the inside: lower a number that fell
 CEILINGS = {
     "lines of tests": 59_600,
     "inner symbols that tests use": 590,
