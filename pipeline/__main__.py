@@ -66,7 +66,7 @@ def run(
     need_work(name, item, read.params)
     if not is_about(params_file, root):
         with running(stage, root), inputs_below(root):
-            _work(name, item, read.params, root, extra)
+            _work(name, item, read.params, root, **extra)
         return
     need_graph(root, read.params.graph)
     need_settings(root, read, stage)
@@ -82,7 +82,7 @@ def run(
         if not reused:
             verify_inputs(stage, root)
             before, inputs = inputs_state(stage, root), inputs_read(stage, root)
-            _work(name, item, read.params, root, extra)
+            _work(name, item, read.params, root, **extra)
             if inputs_state(stage, root) != before:
                 raise MachineError(
                     "Q-WORKFLOW-022",
@@ -95,8 +95,8 @@ def run(
         remove_leftovers(root, read.params)
 
 
-def _work(name: str, item: str, params: "Params", root: Path, extra: dict[str, Any]) -> None:
-    """Call the stage's `main`, and write down what it took."""
+def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> None:
+    """Call the stage's `main`, with `extra` arguments, and write down what it took."""
     from pipeline.core.usage import noted
     from pipeline.planning.stages import plan_stage
     from pipeline.workflow.code_keys import stage_module

@@ -201,13 +201,15 @@ def _edited_turn(turn: dict[str, Any], place: str, edit: Callable[[str, str], st
     return changed
 
 
-def _edited_call(call: dict[str, Any], edit: Edit) -> dict[str, Any]:
+def _edited_call(call: ToolCall, edit: Edit) -> ToolCall:
     """A tool call with name, arguments and id edited; its other strings are the format's own."""
-    function = {
-        "name": edit(call["function"]["name"]),
-        "arguments": _edited_tree(call["function"]["arguments"], edit),
-    }
-    return {**call, "function": function} | ({"id": edit(call["id"])} if "id" in call else {})
+    function = Function(
+        name=edit(call["function"]["name"]), arguments=_edited_tree(call["function"]["arguments"], edit)
+    )
+    edited: ToolCall = {**call, "function": function}
+    if "id" in call:
+        edited["id"] = edit(call["id"])
+    return edited
 
 
 def _edited_tree(value: Any, edit: Edit) -> Any:

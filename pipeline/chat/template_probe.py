@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from pipeline.chat.rows import ToolCall
+
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 
@@ -105,12 +107,14 @@ def _bare_turn(message: Message, words: StandIns, arguments: StandIns) -> Messag
     return bare | {key: words.of[message[key]] for key in ("tool_call_id", "name") if key in message}
 
 
-def _bare_call(call: dict[str, Any], words: StandIns, arguments: StandIns) -> dict[str, Any]:
-    bare = {
+def _bare_call(call: ToolCall, words: StandIns, arguments: StandIns) -> ToolCall:
+    bare: ToolCall = {
         "type": "function",
         "function": {"name": words.new(), "arguments": arguments.tree(call["function"]["arguments"])},
     }
-    return bare | {"id": words.of[call["id"]]} if "id" in call else bare
+    if "id" in call:
+        bare["id"] = words.of[call["id"]]
+    return bare
 
 
 def _bare_tool(tool: dict[str, Any], schemas: StandIns) -> dict[str, Any]:

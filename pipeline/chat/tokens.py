@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rendering import Rendered, Unrenderable, control_ids, implied_ids, renderings
+from pipeline.chat.rows import ToolCall
 from pipeline.chat.template_probe import Message, Tools
 from pipeline.core.errors import DataError
 
@@ -266,8 +267,7 @@ def trained_positions(encoded: Encoded) -> list[int]:
     return [i - 1 for i, label in enumerate(encoded.labels) if label != IGNORED]
 
 
-def _as_text(call: dict[str, Any]) -> dict[str, Any]:
+def _as_text(call: ToolCall) -> dict[str, Any]:
     function = call["function"]
-    return call | {
-        "function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-    }
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}

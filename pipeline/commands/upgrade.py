@@ -7,7 +7,6 @@ params.yaml; writes all but dvc.lock.
 
 import sys
 from collections.abc import Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import typer
 import yaml
 
 from pipeline.config.overrides import put
-from pipeline.config.params import Read
+from pipeline.config.params import Params, Read
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
 from pipeline.core.yaml_readers import read_fast
@@ -32,7 +31,7 @@ from pipeline.workflow.project import (
     version_of,
 )
 from pipeline.workflow.settings import differences, need_settings
-from pipeline.workflow.stages import Stage, filled, filled_deps, filled_outputs, keys_of, stages_in
+from pipeline.workflow.stages import Stage, Values, filled_deps, filled_outputs, keys_of, stages_in, values_of
 
 MOST_FILES = 3  # of a stage's code that are named
 
@@ -81,24 +80,25 @@ def changes(root: Path, read: Read) -> dict[str, str]:
     graph, code = stages_in(read.params.graph), changed_code(root)
     before = _entries(root / "dvc.yaml")
     now = yaml.safe_load(wanted_text(root, read.params.graph))["stages"]
-    values, recorded = read.params.model_dump(mode="json"), _entries(root / "dvc.lock")
+    values, recorded = values_of(read.params), _entries(root / "dvc.lock")
     found: dict[str, str] = {}
     for name, stage in graph.items():
         why = []
-        keys = [Path(filled(file, read.params.model_dump())).stem for file in keys_of(name, stage)]
+        keys = [Path(values.fill(file)).stem for file in keys_of(name, stage)]
         if files := sorted({file for key in keys for file in code.get(key, [])}):
             more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
             why.append(f"its code has changed: {', '.join(files[:MOST_FILES])}{more}")
         if before.get(name) != now[name]:
             why.append("its inputs, settings or outputs in dvc.yaml have changed")
-        if differing := list(differences(_ran_with(name, recorded, values), values)):
+        ran_with = _ran_with(name, recorded, read.params)
+        if differing := list(differences(ran_with, values.settings)):
             why.append(f"other settings: {', '.join(differing)}")
         if why:
             found[name] = "; ".join(why)
     return found
 
 
-def followers(graph: Mapping[str, Stage], values: dict[str, Any], first: set[str]) -> dict[str, str]:
+def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> dict[str, str]:
     """{stage: the stages whose outputs it reads}, for those that follow a stage of `first`, at any
     distance.
     """
@@ -125,9 +125,9 @@ def _meet(read: set[str], written: set[str]) -> bool:
     return any(a == b or a.startswith(f"{b}/") or b.startswith(f"{a}/") for a in read for b in written)
 
 
-def _ran_with(stage: str, recorded: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The settings `values` but for those that a job of `stage` has in dvc.lock (`recorded`)."""
-    before = deepcopy(values)
+def _ran_with(stage: str, recorded: dict[str, Any], params: Params) -> dict[str, Any]:
+    """The settings `params` but for those that a job of `stage` has in dvc.lock (`recorded`)."""
+    before = params.model_dump(mode="json")
     for job, entry in recorded.items():
         if job.partition("@")[0] == stage:
             for key, value in entry.get("params", {}).get(LOCK, {}).items():
@@ -143,7 +143,7 @@ def _print(root: Path, read: Read, reasons: dict[str, str]) -> None:
     """What would run again of what has run, in the order of the graph."""
     graph = stages_in(read.params.graph)
     done = {stage.partition("@")[0] for stage in _entries(root / "dvc.lock")}
-    later = followers(graph, read.params.model_dump(mode="json"), set(reasons))
+    later = followers(graph, values_of(read.params), set(reasons))
     rows = [
         (name, reasons.get(name) or f"reads what {later[name]} writes, so if that differs")
         for name in graph

@@ -70,7 +70,8 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
     if not file.exists():
         return PreTokenizer(None, "converter")  # a SentencePiece model, which has no pre-tokenizer
     content = json.loads(file.read_text(encoding="utf-8"))
-    if not _is_byte_level_bpe(content):
+    is_byte_level = '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))
+    if content["model"].get("type") != "BPE" or not is_byte_level:
         return PreTokenizer(None, "converter")
     tokenizer = plain_tokenizer(folder)
     text, names = known_hashes(tools)
@@ -147,7 +148,3 @@ def read_structure(content: dict[str, Any], *, adds_bos: bool) -> Structure | st
     if odd:
         return f"model.{odd[0]} {model[odd[0]]!r}"
     return Structure(tuple(patterns), bool(model.get("ignore_merges")), adds_bos)
-
-
-def _is_byte_level_bpe(content: dict[str, Any]) -> bool:
-    return content["model"].get("type") == "BPE" and '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))

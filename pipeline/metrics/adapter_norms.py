@@ -67,6 +67,7 @@ def uncounted(adapter: Path) -> str | None:
     if not adapter.is_dir():
         return None
     found = read_adapter(adapter, to_merge=False)
+    replication = (found.settings.model_extra or {}).get("layer_replication")
     parts = [part for module in found.modules for part in module.parts]
     tokens = [name for name in found.full if name.endswith(".trainable_tokens_delta")]
     whole = [name for name in found.full if name not in tokens]
@@ -75,8 +76,8 @@ def uncounted(adapter: Path) -> str | None:
         plural(parts.count("lora_B.bias"), "bias of B", "biases of B"),
         plural(len(whole), "tensor stored whole", "tensors stored whole") + f" ({', '.join(whole[:3])})",
         plural(len(tokens), "table of trained tokens", "tables of trained tokens"),
-        *changed_start(found.config),
-        *(f"{key} is {found.config[key]}" for key in ("layer_replication",) if found.config.get(key)),
+        *changed_start(found.settings),
+        *([f"layer_replication is {replication}"] if replication else []),
     ]
     told = [one for one in also if not one.startswith("0 ")]
     return f"Not counted: {listed(told)}." if told else None
@@ -116,7 +117,7 @@ def _of_folder(folder: Path) -> Iterator[Norms]:
         a, b = (_numbers(module.parts[name]) for name in names)
         # PEFT's experts lie in one A (expert by expert) and one B (expert the fastest)
         experts, rest = divmod(a.shape[0], adapter.rank(module.path))
-        if rest or (experts != 1 and not adapter.config.get("target_parameters")):
+        if rest or (experts != 1 and not adapter.settings.target_parameters):
             raise DataError(
                 "Q-METRICS-021",
                 f"{module.where} has an A of {a.shape[0]} rows and adapter_config.json says rank "

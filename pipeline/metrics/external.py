@@ -79,7 +79,7 @@ class ExternalScorer:
         for thread in self.threads:
             thread.start()
         try:
-            self._ask(FIRST_ID, {"prompt": [], "completions": []}, self.start_timeout)
+            self._ask(FIRST_ID, [], [], None, self.start_timeout)
         except BaseException:
             self.close()
             raise
@@ -98,8 +98,7 @@ class ExternalScorer:
 
         Raises `ToolError` if the program ends, is too slow, or answers what is not the protocol.
         """
-        request = {"prompt": list(prompt), "completions": list(completions)}
-        return self._ask(id, request | ({} if answer is None else {"answer": answer}), self.timeout)
+        return self._ask(id, prompt, completions, answer, self.timeout)
 
     def close(self) -> None:
         """End the program, asked first by the end of its input, and all that it has started."""
@@ -111,15 +110,19 @@ class ExternalScorer:
         for thread in self.threads:
             thread.join(END_SECONDS)
 
-    def _ask(self, id: str, request: dict[str, Any], seconds: float) -> list[float]:
+    def _ask(
+        self, id: str, prompt: Sequence[Any], completions: Sequence[str], answer: str | None, seconds: float
+    ) -> list[float]:
+        request = {"id": id, "prompt": list(prompt), "completions": list(completions)}
+        request |= {} if answer is None else {"answer": answer}
         found: Future[list[float]] = Future()
         with self.lock:
             if self.broken:
                 raise self.broken
             if id in self.waiting:
                 raise ValueError(f"{id!r} is being asked already")  # a bug of ours
-            self.waiting[id] = len(request["completions"]), found
-        self.lines.put(json.dumps({"id": id} | request, ensure_ascii=True).encode() + b"\n")
+            self.waiting[id] = len(completions), found
+        self.lines.put(json.dumps(request, ensure_ascii=True).encode() + b"\n")
         try:
             return found.result(seconds)
         except NoAnswer:

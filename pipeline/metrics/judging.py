@@ -7,7 +7,7 @@ each row are sent there. A reply whose mark can't be read is not guessed at: tha
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +56,7 @@ def judged_by(judge: "Judge", root: Path) -> Measure:
             {"role": "system", "content": RUBRIC},
             {"role": "user", "content": json.dumps(material, ensure_ascii=False)},
         ]
-        body = {
-            "model": judge.model,
-            "messages": messages,
-            "temperature": 0,
-            "seed": 0,
-            "max_tokens": REPLY_TOKENS,
-        }
-        mark = mark_in(_reply(client, address, body))
+        mark = mark_in(_reply(client, address, judge.model, messages))
         return Score(None if mark is None else mark / 10, bool(answer.strip()))
 
     return measure
@@ -77,9 +70,11 @@ def mark_in(reply: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _reply(client: "httpx.Client", address: str, body: dict[str, Any]) -> str:
+def _reply(client: "httpx.Client", address: str, model: str, messages: Sequence[Mapping[str, str]]) -> str:
     import httpx
 
+    greedy = {"temperature": 0, "seed": 0, "max_tokens": REPLY_TOKENS}
+    body = {"model": model, "messages": messages, **greedy}
     try:
         answer = client.post(address, json=body)
         for wait in WAITS:

@@ -9,11 +9,11 @@ alone would be every norm: here it is told entire paths.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.sections import Training
 from pipeline.config.targets import (
@@ -30,6 +30,9 @@ from pipeline.config.targets import (
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import narrowed, plain_targets
 from pipeline.models.qlora import linear_names
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 COPY = ".modules_to_save."  # in the names of their weights
 
@@ -150,7 +153,7 @@ def check_adapter(model: Any, train: Training) -> int:
     return int(trainable)
 
 
-def _check_each(model: Any, matched: dict[str, Any], train: Training) -> None:
+def _check_each(model: Any, matched: Mapping[str, "LoraLayer"], train: Training) -> None:
     """Raise `AssertionError` unless exactly the targets have an adapter, each of its own rank and scale."""
     linears = (name for name, one in model.get_base_model().named_modules() if hasattr(one, "in_features"))
     of_an_adapter = re.compile(r".*\.(base_layer|lora_.*)")

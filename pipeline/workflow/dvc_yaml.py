@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
 from pipeline.workflow.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file
-from pipeline.workflow.stages import TABLE, WORDS, Stage, keys_of, stages_in, table
+from pipeline.workflow.stages import TABLE, WORDS, Plot, Stage, keys_of, stages_in, table
 from pipeline.workflow.syntax import ROOT
 
 HEADER = """\
@@ -97,8 +97,9 @@ def _keys(param: str) -> list[str]:
     return [f"{section}.{key}" for key in found.model_fields if key not in left_out] if found else [param]
 
 
-def _short(plot: dict[str, Any]) -> dict[str, Any]:
-    return {key: _in_brackets(value) if isinstance(value, dict) else value for key, value in plot.items()}
+def _short(plot: Plot) -> dict[str, Any]:
+    values = plot.model_dump(exclude_unset=True)
+    return {key: _in_brackets(value) if isinstance(value, dict) else value for key, value in values.items()}
 
 
 def _in_brackets(value: Any) -> Any:

@@ -27,7 +27,7 @@ def need_graph(root: Path, graph: Graph) -> None:
     One of other stages, or none, is nobody's concern here.
     """
     file = root / "dvc.yaml"
-    found = _graph_of(_stages(file))
+    found = _graph_of(file)
     if found not in (None, graph):
         raise ConfigError(
             "Q-WORKFLOW-004",
@@ -45,17 +45,18 @@ def _stages(file: Path) -> dict[str, Any]:
     return stages if isinstance(stages, dict) else {}
 
 
-def _graph_of(stages: dict[str, Any]) -> Graph | None:
-    """The graph that has a stage of `stages` alone, if only one has; somebody's own stages may stand beside
+def _graph_of(file: Path) -> Graph | None:
+    """The graph that has a stage of a dvc.yaml alone, if only one has; the user's own stages may stand beside
     them.
     """
+    stages = _stages(file)
     found = [graph for graph, stage in OWN.items() if stage in stages]
     return found[0] if len(found) == 1 else None
 
 
-def _keeps_base(stages: dict[str, Any]) -> bool:
+def _keeps_base(file: Path) -> bool:
     """Whether a dvc.yaml has DVC keep the base's weights, as `quench config graph --cache-base` writes it."""
-    base = stages.get("base")
+    base = _stages(file).get("base")
     outs = base.get("outs") if isinstance(base, dict) else None
     weights = [path.rstrip("/") for path in table().stages["base"].uncached]
     return isinstance(outs, list) and all(path in outs for path in weights)
@@ -66,7 +67,7 @@ def wanted_text(root: Path, graph: Graph, *, cache_base: bool | None = None) -> 
     (`cache_base`) stays as it is there, unless that is given.
     """
     if cache_base is None:
-        cache_base = _keeps_base(_stages(root / "dvc.yaml"))
+        cache_base = _keeps_base(root / "dvc.yaml")
     return dvc_text(graph, of_project=is_project(root), cache_base=cache_base)
 
 

@@ -18,7 +18,7 @@ from pipeline.subprojects.distill import FOLDER as DISTILLING
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import is_cached
 from pipeline.workflow.record import open_project
-from pipeline.workflow.stages import filled_outputs, table
+from pipeline.workflow.stages import filled_outputs, table, values_of
 
 
 def remove_leftovers(root: Path, params: Params) -> None:
@@ -27,7 +27,7 @@ def remove_leftovers(root: Path, params: Params) -> None:
     """
     if any(stage.startswith("compare_") for stage in stages_at_work(root)):
         return
-    values = params.model_dump(mode="json")
+    values = values_of(params)
     jobs = [stage for name, stage in table().stages.items() if name.startswith("compare_")]
     asked = {Path(path) for stage in jobs for path in filled_outputs(stage, values)}
     folders = {Path(path).parent for stage in jobs for path in stage.written}

@@ -18,7 +18,7 @@ from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.code_keys import CODE, SETTINGS
 from pipeline.workflow.receipts import is_remote, receipts
-from pipeline.workflow.stages import filled, items_of, value_at
+from pipeline.workflow.stages import Values, items_of, value_at
 
 LARGE = 2**20  # bytes
 RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
@@ -73,7 +73,10 @@ def seems_unchanged(stage: str, root: Path) -> bool:
         params = read_strict(root / file)[0]
         if any(value_at(params, key) != value for key, value in recorded.items()):
             return False
-    return not any(_surely_differs(root / dep["path"], dep) for dep in entry.get("deps", []))
+    return not any(
+        _surely_differs(root / dep["path"], dep.get("size"), dep.get("md5"), "nfiles" in dep)
+        for dep in entry.get("deps", [])
+    )
 
 
 def recorded(root: Path) -> list[Recorded]:
@@ -127,13 +130,13 @@ def stages_of(root: Path) -> dict[str, Entry]:
     with suppress(
         OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError
     ):
-        params, stages = (
-            with_defaults(read_fast(root / "params.yaml")),
+        values, stages = (
+            Values(with_defaults(read_fast(root / "params.yaml"))),
             read_fast(root / "dvc.yaml")["stages"],
         )
         for name, stage in stages.items():
             with suppress(KeyError, TypeError, AttributeError, StopIteration):
-                found |= dict(_entries(name, stage, params))
+                found |= dict(_entries(name, stage, values))
     return found
 
 
@@ -142,12 +145,12 @@ def inputs_of(stage: str, root: Path) -> list[str]:
     return stages_of(root).get(stage, Entry([], [])).deps
 
 
-def _entries(name: str, stage: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[str, Entry]]:
+def _entries(name: str, stage: dict[str, Any], values: Values) -> Iterator[tuple[str, Entry]]:
     own = stage.get("do", stage)
-    for ending, item in items_of(stage.get("foreach") or stage.get("matrix"), params):
-        values = params | {"item": item}
+    for ending, item in items_of(stage.get("foreach") or stage.get("matrix"), values):
+        fill = values.of(item).fill
         paths = {
-            kind: [filled(_path(one), values) for one in own.get(kind, [])]
+            kind: [fill(_path(entry)) for entry in own.get(kind, [])]
             for kind in ("deps", "outs", "metrics", "plots")
         }
         outs = [*paths["outs"], *paths["metrics"], *paths["plots"]]
@@ -174,16 +177,15 @@ def params_of(entry: Mapping[str, Any]) -> list[str]:
     return [key for file in files for keys in file.values() for key in keys or []]
 
 
-def _surely_differs(path: Path, recorded: dict[str, Any]) -> bool:
+def _surely_differs(path: Path, size: int | None, md5: str | None, is_folder: bool) -> bool:
     """Whether an input can't be the recorded one; a folder's and a large file's content are left to DVC,
     which remembers hashes.
     """
     if not path.is_file():
-        return not path.is_dir() or "nfiles" not in recorded
-    size = path.stat().st_size
-    return size != recorded.get("size") or (
-        size < LARGE
-        and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != recorded.get("md5")
+        return not path.is_dir() or not is_folder
+    now = path.stat().st_size
+    return now != size or (
+        now < LARGE and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != md5
     )
 
 

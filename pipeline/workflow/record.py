@@ -25,7 +25,7 @@ from pipeline.workflow.package import Package
 from pipeline.workflow.receipts import forget, is_remote
 from pipeline.workflow.scraps import working
 from pipeline.workflow.settings import lock_values
-from pipeline.workflow.stages import USERS, code_of_stages, filled
+from pipeline.workflow.stages import USERS, Values, code_of_stages
 
 
 def record(stage: str, root: Path) -> None:
@@ -121,7 +121,7 @@ def inputs_state(stage: str, root: Path) -> Any:
         for path in ([dep] if dep.is_file() else sorted(dep.rglob("*")))
         if path.is_file()
     ]
-    keys = [Path(filled(dep, params)).stem for dep in known.get("deps", []) if dep.startswith(FOLDER)]
+    keys = [Path(Values(params).fill(dep)).stem for dep in known.get("deps", []) if dep.startswith(FOLDER)]
     code = Package().key(*(module for key in keys for module in roots.get(key, [])))
     return (
         tracked,

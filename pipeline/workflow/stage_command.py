@@ -75,7 +75,7 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
 
 def need_work(name: str, item: str, params: "Params") -> None:
     """Raise `ConfigError` for a stage that these settings have nothing to do for."""
-    from pipeline.workflow.stages import items_of, table
+    from pipeline.workflow.stages import items_of, table, values_of
 
     known = table().stages[name]
     if known.only not in (None, params.graph):
@@ -84,7 +84,7 @@ def need_work(name: str, item: str, params: "Params") -> None:
             f"stage {name} has nothing to do if base.quantization is {params.base.quantization} and "
             f"train.tuner is {params.train.tuner}: `snakemake` runs those that have",
         )
-    if name.startswith("compare_") and item not in dict(items_of(known.each, params.model_dump(mode="json"))):
+    if name.startswith("compare_") and item not in dict(items_of(known.each, values_of(params))):
         raise ConfigError(
             "Q-COMPARE-001",
             f"compare.seeds, levels and strategies ask for no job {name}@{item}: `snakemake -n` lists the "

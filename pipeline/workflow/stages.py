@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -74,13 +75,25 @@ class Stage(Part):
         return [*self.uncached, *self.outs, *self.metrics, *self.plots]
 
 
+class Plot(BaseModel):
+    """A plot of `dvc plots show`, as dvc.yaml has it: of which file which column is drawn on which axis."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    template: str | None = None
+    x: str | dict[str, str]
+    y: dict[str, str | list[str]]
+    x_label: str | None = None
+    y_label: str | None = None
+
+
 class Table(BaseModel):
     """The file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     stages: dict[str, Stage]
-    plots: list[dict[str, dict[str, Any]]]
+    plots: list[dict[str, Plot]]
 
 
 class Rule(NamedTuple):
@@ -95,6 +108,30 @@ class Rule(NamedTuple):
     items: dict[str, str]
     threads: int
     log: str
+
+
+@dataclass(frozen=True)
+class Values:
+    """Settings, for the `${dotted.key}`s of paths in the table and in dvc.yaml; `${item}` is a job's own."""
+
+    settings: Mapping[str, Any]
+
+    def of(self, item: Any) -> "Values":
+        """The same for the job of `item`, a value or several by name."""
+        return Values({**self.settings, "item": item})
+
+    def at(self, key: str) -> Any:
+        """What is under a dotted key, None where nothing is."""
+        return value_at(self.settings, key)
+
+    def fill(self, text: str) -> str:
+        """`text` with what is under each of its keys."""
+        return re.sub(r"\$\{([\w.]+)\}", lambda key: str(self.at(key[1])), text)
+
+
+def values_of(params: Params) -> Values:
+    """The settings `params`."""
+    return Values(params.model_dump(mode="json"))
 
 
 @cache
@@ -138,20 +175,20 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
     """The rules of the graph that `params` need, with names and levels filled in. If there are several
     `shards`, stage curate publishes what its jobs (`pipeline.workflow.shards`) have made of them.
     """
-    values, stages = params.model_dump(mode="json"), stages_in(params.graph)
+    values, stages = values_of(params), stages_in(params.graph)
     made = [path for stage in stages.values() for path in filled_outputs(stage, values)]
     for name, stage in stages.items():
         lists = lists_of(stage.each, values)
         if not all(lists.values()):
             continue  # compare.seeds is []: no such job
         ending, item = "-".join(f"{{{key}}}" for key in lists), {key: f"{{{key}}}" for key in lists}
-        mine = values | {"item": item if isinstance(stage.each, Mapping) else ending}
-        outputs = [filled(path, mine) for path in stage.written]
+        of_job = values.of(item if isinstance(stage.each, Mapping) else ending)
+        outputs = [of_job.fill(path) for path in stage.written]
         yield Rule(
             name,
             f"{name}@{ending}" if ending else f"{name}{option(shards)}" if name == DIVIDED else name,
-            [filled(path, mine) for path in keys_of(name, stage)],
-            [path for dep in stage.deps for path in _inside(filled(dep, mine), made)]
+            [of_job.fill(path) for path in keys_of(name, stage)],
+            [path for dep in stage.deps for path in _inside(of_job.fill(dep), made)]
             + (made_of(shards) if name == DIVIDED else []),
             [path for path in outputs if not path.endswith("/")],
             [path.rstrip("/") for path in outputs if path.endswith("/")],
@@ -161,7 +198,7 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
         )
 
 
-def lists_of(each: str | Lists | None, values: Any) -> dict[str, list[Any]]:
+def lists_of(each: str | Lists | None, values: Values) -> dict[str, list[Any]]:
     """The lists that a stage has a job for each value of, or for each combination of values; {} if it is one
     job.
 
@@ -169,12 +206,12 @@ def lists_of(each: str | Lists | None, values: Any) -> dict[str, list[Any]]:
     """
     named = {} if each is None else {"item": each} if isinstance(each, str) else each
     return {
-        key: found if isinstance(found, list) else value_at(values, found.strip("${}"))
+        key: found if isinstance(found, list) else values.at(found.strip("${}"))
         for key, found in named.items()
     }
 
 
-def items_of(each: str | Lists | None, values: Any) -> Iterator[tuple[str, Any]]:
+def items_of(each: str | Lists | None, values: Values) -> Iterator[tuple[str, Any]]:
     """(what follows the "@" in a job's name, what is `${item}` in its paths) for each job of a stage; ("",
     None) if it is one job.
     """
@@ -188,35 +225,30 @@ def items_of(each: str | Lists | None, values: Any) -> Iterator[tuple[str, Any]]
         yield "-".join(map(str, combination)), item
 
 
-def filled(text: str, values: dict[str, Any]) -> str:
-    """`text` with what `values` hold under each `${dotted.key}` in it."""
-    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(value_at(values, found[1])), text)
-
-
 def value_at(params: Any, key: str) -> Any:
     """What params.yaml holds under a dotted key, None where it holds nothing."""
     return value_of(params, tuple(key.split(".")))
 
 
-def filled_outputs(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
+def filled_outputs(stage: Stage, values: Values) -> Iterator[str]:
     """What all jobs of a stage write under the settings `values`; folders end in a slash."""
     for _, item in items_of(stage.each, values):
-        yield from (filled(path, values | {"item": item}) for path in stage.written)
+        yield from map(values.of(item).fill, stage.written)
 
 
 def written_bytes(name: str, item: str, params: Params, root: Path) -> int:
     """Bytes on disk of what the job `item` ("" if there is one only) of stage `name` writes below `root`."""
-    values, stage = params.model_dump(mode="json"), table().stages[name]
-    mine = values | {"item": dict(items_of(stage.each, values)).get(item)}
-    outputs = [root / filled(path, mine) for path in stage.written]
+    values, stage = values_of(params), table().stages[name]
+    of_job = values.of(dict(items_of(stage.each, values)).get(item))
+    outputs = [root / of_job.fill(path) for path in stage.written]
     files = [file for path in outputs for file in (path.rglob("*") if path.is_dir() else [path])]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def filled_deps(stage: Stage, values: dict[str, Any]) -> Iterator[str]:
+def filled_deps(stage: Stage, values: Values) -> Iterator[str]:
     """What all jobs of a stage read under the settings `values`."""
     for _, item in items_of(stage.each, values):
-        yield from (filled(path, values | {"item": item}) for path in stage.deps)
+        yield from map(values.of(item).fill, stage.deps)
 
 
 def _inside(dep: str, made: list[str]) -> list[str]:
@@ -230,5 +262,5 @@ def _inside(dep: str, made: list[str]) -> list[str]:
     return found if collects else [dep]
 
 
-def _threads(wanted: str | None, values: dict[str, Any], cores: int) -> int:
-    return cores if wanted == ALL else int(value_at(values, wanted)) if wanted else 1
+def _threads(wanted: str | None, values: Values, cores: int) -> int:
+    return cores if wanted == ALL else int(values.at(wanted)) if wanted else 1

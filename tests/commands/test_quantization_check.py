@@ -64,11 +64,11 @@ def adapted(base: Path, train: Training = NF4) -> Any:
 def test_norms_that_train_whole_are_put_on_as_training_does(base: Path, tmp_path: Path) -> None:
     asked = NF4.model_copy(update={"modules_to_save": ["norm"]})
     given: dict[str, Any] = {"base": base, "rows": ROWS, "settings": asked, "shape": None}
-    assert quantization_check(adapter=None, **given)["lines"]["lora_finite"].verdict == "pass"
+    assert quantization_check(adapter=None, **given).lines["lora_finite"].verdict == "pass"
     trained = put_tuner(load_quantized(base, asked), asked)
     trained.save_pretrained(tmp_path / "adapter")
     found = quantization_check(adapter=tmp_path / "adapter", **given)
-    assert found["lines"]["lora_finite"].verdict == "pass"
+    assert found.lines["lora_finite"].verdict == "pass"
 
 
 # --- finite -------------------------------------------------------------------------------------------------

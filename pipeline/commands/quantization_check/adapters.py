@@ -98,7 +98,7 @@ def is_complete(folder: Path) -> bool:
 def check_settings(adapter: Path, settings: Training) -> None:
     """Raise `DataError` unless the adapter is complete and has the rank and targets of `settings`."""
     known = read_settings(adapter)
-    found = known["r"], _named(known["target_modules"] or [])
+    found = known.r, _named(known.target_modules or [])
     if not (adapter / ADAPTER_FILE).is_file():
         raise DataError("Q-COMMANDS-027", f"{adapter} has no {ADAPTER_FILE}: run `snakemake --force train`")
     wanted = _named(settings.target_modules)

@@ -12,6 +12,7 @@ import gc
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ BUILT_IN = (
 )
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What came out: the checks by key, figures of the logits, bytes by model and part, and how the planner's
+    memory was met.
+    """
+
+    lines: dict[str, Check]
+    figures: dict[str, float]
+    memory: dict[str, dict[str, int]]
+    memory_check: dict[str, Any]
+
+
 def quantization_check(
     *,
     base: Path,
@@ -68,9 +81,8 @@ def quantization_check(
     settings: Training,
     shape: Shape | None,
     switched: Sequence[Path] = (),
-) -> dict[str, Any]:
-    """Every check on token ids `rows`: {"lines": {key: Check}, "figures": of the logits, "memory": {model:
-    {part: bytes}}, "memory_check"}.
+) -> Checked:
+    """Every check on token ids `rows`.
 
     `adapter` is a PEFT folder; without one, a fresh random adapter stands in. `switched` are two that are
     switched. A number that is not finite raises `GateError` at once, a linear that is not NF4 `ToolError`.
@@ -107,12 +119,7 @@ def quantization_check(
         "memory": memory_line(measured[NF4], shape, settings),
         "adapter_swap": swap,
     }
-    return {
-        "lines": lines,
-        "figures": figures,
-        "memory": memory_table(measured, settings),
-        "memory_check": memory_check(measured, shape, settings),
-    }
+    return Checked(lines, figures, memory_table(measured, settings), memory_check(measured, shape, settings))
 
 
 def counted(title: str, what: str, number: int) -> Check:
@@ -182,7 +189,7 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
     switched = saved_adapters(root, adapters)
     use_all_cores()
     known = read_json(base / "config.json", "run `snakemake --force base`").get("model_type") in KNOWN
-    report = quantization_check(
+    checked = quantization_check(
         base=base,
         adapter=trained,
         rows=token_rows(base, root / "data/final/test.jsonl", prompts),
@@ -190,33 +197,35 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
         shape=load_shape(base / "config.json") if known else None,
         switched=switched,
     )
-    failed = [line for line in report["lines"].values() if line.verdict == "fail"]
+    failed = [line for line in checked.lines.values() if line.verdict == "fail"]
     written = {
         "verdict": "fail" if failed else "pass",
         "base_weights_sha256": base_hashes(base)["weights_sha256"],
         "adapter": bool(trained),
-        **report,
-        "lines": {key: line.record(KEYS) for key, line in report["lines"].items()},
+        "lines": {key: line.record(KEYS) for key, line in checked.lines.items()},
+        "figures": checked.figures,
+        "memory": checked.memory,
+        "memory_check": checked.memory_check,
     }
     write_json(root / "reports/quantization-check.json", written)
     if as_json:
         print(json.dumps(written, indent=2, ensure_ascii=False))
     else:
-        show(report)
+        show(checked)
     if failed:
         raise GateError("Q-COMMANDS-026", "; ".join(f"{line.name} failed: {line.found}" for line in failed))
 
 
-def show(report: dict[str, Any]) -> None:
+def show(checked: Checked) -> None:
     """Print a line per check, then the table of memory in MB."""
-    print(*report["lines"].values(), sep="\n")
-    figures = report["figures"]
+    print(*checked.lines.values(), sep="\n")
+    figures, memory = checked.figures, checked.memory
     print(
         f"{'':12}  logits: mean difference {figures['mean_abs']:.4f}, largest {figures['max_abs']:.3f}, "
         f"NMSE {figures['nmse']:.5f}"
     )
-    width = max(map(len, report["memory"])) + 2
-    print(f"\n{'MB':<{width}}" + "".join(f"{part:>12}" for part in next(iter(report["memory"].values()))))
-    for name, parts in report["memory"].items():
+    width = max(map(len, memory)) + 2
+    print(f"\n{'MB':<{width}}" + "".join(f"{part:>12}" for part in next(iter(memory.values()))))
+    for name, parts in memory.items():
         print(f"{name:<{width}}" + "".join(f"{size / 1e6:>12,.1f}" for size in parts.values()))
-    print(f"\n{report['memory_check']['sentence']}")
+    print(f"\n{checked.memory_check['sentence']}")

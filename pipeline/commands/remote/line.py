@@ -90,11 +90,11 @@ class Line:
         `ToolError` for what the host can't do, `MachineError` if it does not answer any more, `DataError` for
         an answer that is none.
         """
-        return self.trying(lambda: next(self._call(what, given)))
+        return self.trying(lambda: next(self._call(what, **given)))
 
     def follow(self, **given: Any) -> Iterator[News]:
         """The answers of `host.follow(**given)`, as they come. Raises `Cut`."""
-        for news in self._call("follow", given):
+        for news in self._call("follow", **given):
             self._answered = time.monotonic()
             yield news  # type: ignore[misc]
 
@@ -152,7 +152,7 @@ class Line:
         if code:
             raise Cut(_reason(said) or f"rsync ended with {code}")
 
-    def _call(self, what: str, given: dict[str, Any]) -> Iterator[Answer]:
+    def _call(self, what: str, /, **given: Any) -> Iterator[Answer]:
         """Run `host.WHAT(**given)`; its answers. Raises `Cut` if there is none, `ToolError` for an error
         there, `DataError` for an answer that is none.
         """

@@ -3,11 +3,11 @@ was trained, and its tensors by module.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -97,14 +97,14 @@ class Settings(BaseModel):
     megatron_config: None = None  # PEFT would import a module that the file names
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> Settings:
     """adapter_config.json of a PEFT folder. Raises `DataError` if it is missing, or has a value that PEFT
     can't have written.
     """
     file = folder / "adapter_config.json"
     config = read_json(file, "run `snakemake --force train`, or copy the adapter's folder whole")
     try:
-        return Settings.model_validate(config).model_dump()
+        return Settings.model_validate(config)
     except ValidationError as error:
         what = faults(error, lambda place: place[0] if place else "it")
         raise DataError(
@@ -112,12 +112,13 @@ def read_settings(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def check_patterns(config: Mapping[str, Any], names: Iterable[str], folder: Path) -> None:
+def check_patterns(settings: Settings, names: Iterable[str], folder: Path) -> None:
     """Raise `DataError` if a pattern of an adapter's settings is none, or takes too long on these modules'
     names; after this, PEFT and we match them without a limit.
     """
-    ends = [config[key] for key in ("rank_pattern", "alpha_pattern")]
-    whole = [config[key] for key in ("target_modules", "exclude_modules") if isinstance(config[key], str)]
+    ends = (settings.rank_pattern, settings.alpha_pattern)
+    named = (settings.target_modules, settings.exclude_modules)
+    whole = [pattern for pattern in named if isinstance(pattern, str)]
     try:
         with cpu_limit(MATCHING_SECONDS):
             for name in names:
@@ -156,19 +157,19 @@ class Adapter:
     """
 
     folder: Path
-    config: dict[str, Any]
+    settings: Settings
     modules: list[Module]
     full: dict[str, Entry]
 
     def rank(self, key: str) -> int:
         """The rank for a module or parameter by its full name: PEFT's patterns, else `r`."""
-        return int(by_pattern(self.config["rank_pattern"], key, self.config["r"]))
+        return int(by_pattern(self.settings.rank_pattern, key, self.settings.r))
 
     def scale(self, key: str) -> float:
         """α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
         rank = self.rank(key)
-        alpha = float(by_pattern(self.config["alpha_pattern"], key, self.config["lora_alpha"]))
-        return alpha / (sqrt(rank) if self.config["use_rslora"] else rank)
+        alpha = float(by_pattern(self.settings.alpha_pattern, key, self.settings.lora_alpha))
+        return alpha / (sqrt(rank) if self.settings.use_rslora else rank)
 
 
 def weights_of(folder: Path) -> Path:
@@ -182,7 +183,7 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
     """The adapter in `folder`. Raises `DataError` with everything that a merge can't follow, or (not
     `to_merge`) that is no LoRA, and where its files are not whole.
     """
-    config = read_settings(folder)
+    settings = read_settings(folder)
     modules: dict[str, Module] = {}
     full: dict[str, Entry] = {}
     strange = []
@@ -200,14 +201,14 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
             full[
                 entry.name.removeprefix(PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")
             ] = entry
-    check_patterns(config, (module.path for module in modules.values()), folder)
-    reasons = _unsupported(config) if to_merge else _no_lora(config)
+    check_patterns(settings, (module.path for module in modules.values()), folder)
+    reasons = _unsupported(settings) if to_merge else _no_lora(settings)
     reasons += [f"{name} is no tensor that a merge knows" for name in strange[:3]]
     if len(strange) > 3:
         reasons[-1] += f" (nor are {len(strange) - 3} others)"
-    dora = config["use_dora"] if to_merge else None
+    dora = settings.use_dora if to_merge else None
     reasons += [reason for module in modules.values() for reason in _incomplete(module, dora)][:3]
-    saved = (config["modules_to_save"] or []) if to_merge else []
+    saved = (settings.modules_to_save or []) if to_merge else []
     reasons += [
         f"modules_to_save names {name} and there is no tensor of it"
         for name in saved
@@ -225,31 +226,32 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
             f"{folder} can't be merged ({'; '.join(reasons)}): train it without that, or merge it with the "
             "tool that made it",
         )
-    return Adapter(folder, config, list(modules.values()), full)
+    return Adapter(folder, settings, list(modules.values()), full)
 
 
-def _unsupported(config: dict[str, Any]) -> list[str]:
+def _unsupported(settings: Settings) -> list[str]:
     """Settings under which the trained model is not base + scale·B·A with what is followed here; each with
     its value.
     """
     return [
-        *_no_lora(config),
-        *changed_start(config),
+        *_no_lora(settings),
+        *changed_start(settings),
         *(
             f"{safe(key, 80)} is {quoted(value)}"
-            for key, value in sorted(config.items())
+            for key, value in sorted(settings.model_dump().items())
             if value and key not in FOLLOWED | SILENT
         ),
     ]
 
 
-def _no_lora(config: dict[str, Any]) -> list[str]:
-    return [f"peft_type is {quoted(config['peft_type'])}"] if config["peft_type"] != "LORA" else []
+def _no_lora(settings: Settings) -> list[str]:
+    kind = settings.peft_type
+    return [] if kind == "LORA" else [f"peft_type is {quoted(kind)}"]
 
 
-def changed_start(config: dict[str, Any]) -> list[str]:
+def changed_start(settings: Settings) -> list[str]:
     """Why the adapter belongs to other weights than the base's, in half a sentence; nothing if it doesn't."""
-    start = config["init_lora_weights"]
+    start = settings.init_lora_weights
     plain = start in PLAIN_STARTS
     return [] if plain else [f"init_lora_weights is {quoted(start)}, which changed the base's weights"]
 

@@ -94,18 +94,31 @@ def structure(base: Path) -> Structure:
     )
 
 
-def read_run(adapter: Path) -> dict[str, Any]:
-    """Training's own record of the adapter; empty where another tool trained it."""
+@dataclass(frozen=True)
+class TrainedRun:
+    """What training recorded of the base: how it was quantized (None: it was not), and a hash of its
+    weights.
+    """
+
+    nf4: Nf4 | None
+    weights_sha256: str | None
+
+
+def read_run(adapter: Path) -> TrainedRun | None:
+    """Training's own record of the adapter; None where another tool trained it."""
     file = adapter / "run.json"
-    return dict(read_json(file, "run `snakemake --force train`")) if file.exists() else {}
-
-
-def trained_nf4(run: dict[str, Any]) -> Nf4 | None:
-    """How training quantized the base, None if it did not or where nobody knows."""
-    settings = run.get("settings", {})
-    if settings.get("quantization") != "nf4":
+    run = read_json(file, "run `snakemake --force train`") if file.exists() else {}
+    if not run:
         return None
-    return Nf4(settings["bnb_4bit_compute_dtype"], settings["bnb_4bit_use_double_quant"])
+    settings, nf4 = run.get("settings", {}), None
+    if settings.get("quantization") == "nf4":
+        nf4 = Nf4(settings["bnb_4bit_compute_dtype"], settings["bnb_4bit_use_double_quant"])
+    return TrainedRun(nf4, run.get("base", {}).get("weights_sha256"))
+
+
+def trained_nf4(run: TrainedRun | None) -> Nf4 | None:
+    """How training quantized the base, None if it did not or if that is unknown."""
+    return run.nf4 if run else None
 
 
 def need_nf4(adapter: Path, nf4: Nf4 | None) -> Nf4:
@@ -122,7 +135,7 @@ def need_nf4(adapter: Path, nf4: Nf4 | None) -> Nf4:
     )
 
 
-def check_same_base(base: Path, run: dict[str, Any]) -> str | None:
+def check_same_base(base: Path, run: TrainedRun | None) -> str | None:
     """One hash of the base's weights (`weights_sha256` of training's record), from the record beside the
     base.
 
@@ -135,7 +148,7 @@ def check_same_base(base: Path, run: dict[str, Any]) -> str | None:
     files = read_json(file, "run `snakemake --force base`").get("files", {})
     shards = {name: digest for name, digest in sorted(files.items()) if name.endswith(".safetensors")}
     found = json_hash(shards)
-    trained = run.get("base", {}).get("weights_sha256", found)
+    trained = (run and run.weights_sha256) or found
     if trained != found:
         raise DataError(
             "Q-MODELS-021",

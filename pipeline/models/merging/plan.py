@@ -63,7 +63,7 @@ def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict
     """{tensor: update} by the checkpoint's names; a module that the base lacks stands under the name it would
     have.
     """
-    targets = tuple(f".{name}" for name in adapter.config.get("target_parameters") or ())
+    targets = tuple(f".{name}" for name in adapter.settings.target_parameters or ())
     # by the module that holds them, in the order in which it declares them
     parameters: dict[str, list[str]] = {}
     for name in model.shapes:

@@ -94,7 +94,7 @@ def examine(folder: Path) -> dict[str, Any]:
             f"{folder} has {len(tokenizer)} tokens for {text_config.vocab_size} rows of embeddings: its "
             "tokenizer is another model's",
         )
-    agree_on_end_of_turn(folder, tokenizer, config)
+    agree_on_end_of_turn(folder, tokenizer, config.get("eos_token_id"))
     quantized = folder / MODEL_FILE
     parameters, dtype = (
         count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
@@ -145,8 +145,10 @@ def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None
         )
 
 
-def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
-    """Write a missing `generation_config.json`; raise `DataError` if it doesn't stop at the end of turn."""
+def agree_on_end_of_turn(folder: Path, tokenizer: Any, stated: object) -> None:
+    """Write a missing `generation_config.json`; raise `DataError` if it doesn't stop at the end of turn, nor
+    names one and config.json's, `stated`, is another.
+    """
     path = folder / "generation_config.json"
     if not path.exists():
         special = special_ids(tokenizer)
@@ -155,7 +157,7 @@ def agree_on_end_of_turn(folder: Path, tokenizer: Any, config: dict[str, Any]) -
             + "\n",
             encoding="utf-8",
         )
-    ends = read_object(path).get("eos_token_id", config.get("eos_token_id"))
+    ends = read_object(path).get("eos_token_id", stated)
     ends = ends if isinstance(ends, list) else [ends]
     if tokenizer.eos_token_id not in ends:
         raise DataError(

@@ -7,7 +7,8 @@ GGUF that loads and answers worse.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,28 @@ def contradictions(folder: Path, kind: str) -> list[str]:
 
     Raises `DataError` if config.json or a weight file can't be read at all.
     """
-    config, tensors = read_config(folder), read_folder(folder)
-    reasons = [
-        *head(config, tensors, folder),
-        *rows(config, tensors, folder),
-        *layers(config, tensors),
-        *shapes(config, tensors),
-        *experts(config),
-    ]
-    return reasons + (list(overflows(tensors)) if kind == "F16" else [])
+    model = Model(folder, read_config(folder), read_folder(folder))
+    checks = (head, rows, layers, shapes, experts, *([overflows] if kind == "F16" else []))
+    return [reason for check in checks for reason in check(model)]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's folder: config.json, and the entries of its weight files."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Entry]
+
+    @property
+    def embedding(self) -> Entry | None:
+        """The matrix of embeddings."""
+        return next((entry for name, entry in self.tensors.items() if name.endswith(EMBEDDINGS)), None)
+
+    @property
+    def layers(self) -> set[int]:
+        """The numbers of layers that have a tensor."""
+        return {int(match[1]) for name in self.tensors if (match := LAYER.match(name))}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -56,14 +70,14 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def head(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Iterator[str]:
+def head(model: Model) -> Iterator[str]:
     """A tied head is the embedding and stored once; another one is stored."""
     from transformers import AutoConfig
 
-    stored, embedding = tensors.get("lm_head.weight"), _embedding(tensors)
-    tied = config.get("tie_word_embeddings")
+    stored, embedding = model.tensors.get("lm_head.weight"), model.embedding
+    tied = model.config.get("tie_word_embeddings")
     if tied is None:  # transformers leaves out what is the architecture's default
-        complete = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        complete = AutoConfig.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
         tied = complete.get_text_config().tie_word_embeddings
     if tied and stored and embedding and not same_values(stored, embedding):
         yield (
@@ -77,16 +91,16 @@ def head(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Ite
         )
 
 
-def rows(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Iterator[str]:
+def rows(model: Model) -> Iterator[str]:
     """vocab_size is the number of rows, and every token has one."""
-    embedding = _embedding(tensors)
-    if embedding and embedding.shape[0] != config.get("vocab_size"):
+    embedding, stated = model.embedding, model.config.get("vocab_size")
+    if embedding and embedding.shape[0] != stated:
         yield (
-            f"vocab_size is {config.get('vocab_size')}, but {embedding.name} has {embedding.shape[0]} "
+            f"vocab_size is {stated}, but {embedding.name} has {embedding.shape[0]} "
             "rows: make config.json say the same"
         )
-    if embedding and (folder / "tokenizer.json").exists():
-        tokens = max(plain_tokenizer(folder).get_vocab().values()) + 1
+    if embedding and (model.folder / "tokenizer.json").exists():
+        tokens = max(plain_tokenizer(model.folder).get_vocab().values()) + 1
         if tokens > embedding.shape[0]:
             yield (
                 f"the tokenizer has {tokens} tokens, but {embedding.name} has {embedding.shape[0]} rows: "
@@ -94,10 +108,10 @@ def rows(config: dict[str, Any], tensors: dict[str, Entry], folder: Path) -> Ite
             )
 
 
-def layers(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
+def layers(model: Model) -> Iterator[str]:
     """Exactly num_hidden_layers, and those for multi-token prediction that config.json names, are there."""
+    config, found = model.config, model.layers
     wanted, extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
-    found = {int(match[1]) for name in tensors if (match := LAYER.match(name))}
     if not found or wanted is None:
         return
     if missing := sorted(set(range(wanted)) - found):
@@ -113,19 +127,20 @@ def layers(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
         )
 
 
-def shapes(config: dict[str, Any], tensors: dict[str, Entry]) -> Iterator[str]:
+def shapes(model: Model) -> Iterator[str]:
     """Weights and biases of all linears, where the architecture is one whose shapes are known."""
+    config = model.config
     if config.get("model_type") not in KNOWN:
         return
     wanted: dict[str, tuple[int, ...] | None] = {}
     linears = read_shape(config).linears
-    for number in sorted({int(match[1]) for name in tensors if (match := LAYER.match(name))}):
+    for number in sorted(model.layers):
         for linear in linears:
             for module in modules(linear, shared=config["model_type"] == "qwen2_moe"):
                 stem = f"model.layers.{number}.{module}"
                 wanted[f"{stem}.weight"] = (linear.outputs, linear.inputs)
                 wanted[f"{stem}.bias"] = (linear.outputs,) if linear.bias else None
-    there = {in_model(name): entry.shape for name, entry in tensors.items()}
+    there = {in_model(name): entry.shape for name, entry in model.tensors.items()}
     found = {name: there.get(name) for name in wanted}
     wrong = [
         f"{name} is {_size(found[name])} and should be {_size(size)}"
@@ -147,9 +162,9 @@ def modules(linear: Linear, *, shared: bool) -> list[str]:
     return [f"{'mlp' if linear.name == 'shared_expert_gate' else 'self_attn'}.{linear.name}"]
 
 
-def experts(config: dict[str, Any]) -> Iterator[str]:
+def experts(model: Model) -> Iterator[str]:
     """Experts' weights are normalized where llama.cpp does it for the architecture; often they aren't."""
-    kind, normalized = config.get("model_type"), bool(config.get("norm_topk_prob", False))
+    kind, normalized = model.config.get("model_type"), bool(model.config.get("norm_topk_prob", False))
     wanted = NORMALIZED.get(str(kind))
     if wanted is not None and normalized != wanted:
         how = "always" if wanted else "never"
@@ -159,11 +174,11 @@ def experts(config: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def overflows(tensors: dict[str, Entry]) -> Iterator[str]:
+def overflows(model: Model) -> Iterator[str]:
     """Matrices with numbers that float16 can't hold; vectors stay in float32."""
     wrong = [
         (entry.name, largest)
-        for entry in tensors.values()
+        for entry in model.tensors.values()
         if len(entry.shape) > 1
         and entry.dtype in ("BF16", "F32", "F64")
         and not (largest := _largest(entry)) < F16_END
@@ -174,10 +189,6 @@ def overflows(tensors: dict[str, Entry]) -> Iterator[str]:
             f"{name} has numbers up to {largest:.4g}, more than float16 holds ({len(wrong)} tensors so): "
             "set convert.type to BF16"
         )
-
-
-def _embedding(tensors: dict[str, Entry]) -> Entry | None:
-    return next((entry for name, entry in tensors.items() if name.endswith(EMBEDDINGS)), None)
 
 
 def _largest(entry: Entry) -> float:

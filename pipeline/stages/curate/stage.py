@@ -9,6 +9,7 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
     python -m pipeline curate
 """
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,14 @@ def publish_shards(root: Path, settings: Curate, shards: int) -> dict[str, Any]:
     return publish(root, settings, work, read_plan(work))
 
 
-def file_sentences(counts: dict[str, Any]) -> list[str]:
-    """The files that were not read and those without a row, a sentence each that names the first ones."""
-    unread, empty = (
-        [*counts["files_unread"]],
-        [name for name, file in counts["files"].items() if not file["rows"]],
-    )
+def file_sentences(count: int, unread: Sequence[str], empty: Sequence[str]) -> list[str]:
+    """Of `count` files those that were not read and those without a row, a sentence each that names the first
+    ones.
+    """
     found = []
     if unread:
         found.append(
-            f"{plural(counts['files_found'], 'file')}, of which {plural(len(unread), 'was', 'were')} not "
+            f"{plural(count, 'file')}, of which {plural(len(unread), 'was', 'were')} not "
             f"read: {_first(unread)} (only {READ} are)"
         )
     if empty:
@@ -84,16 +83,16 @@ def file_sentences(counts: dict[str, Any]) -> list[str]:
     return found
 
 
-def link_sentences(counts: dict[str, Any], raw: Path) -> list[str]:
+def link_sentences(files: Iterable[str], raw: Path) -> list[str]:
     """The links that lead out of data/raw, in a sentence: what is there can change without a trace here."""
-    links = [name for name in counts["files"] if (raw / name).is_symlink()]
+    links = [name for name in files if (raw / name).is_symlink()]
     out = [name for name in links if not (raw / name).resolve().is_relative_to(raw.resolve())]
     if not out:
         return []
     return [f"{plural(len(out), 'file is a link', 'files are links')} out of {raw}: {_first(out)}"]
 
 
-def _first(names: list[str]) -> str:
+def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
 
 
@@ -101,6 +100,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
     """Run the stage below `root`, or publish what jobs made of so many shards, and say what became of it."""
     counts = publish_shards(root, params.curate, shards) if shards else curate(root, params.curate)
     remove(root / FOLDER)
+    empty = [name for name, file in counts["files"].items() if not file["rows"]]
     splits = ", ".join(f"{split} {counts['splits'][split]}" for split in SPLITS)
     lost = counts["rows_rejected"] + counts["rows_dropped"]
     parts = f", {counts['parts_added']:,} more by splitting" if counts["parts_added"] else ""
@@ -110,8 +110,8 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
     )
     paired = [pairs_sentence(counts["pairs"])] if "pairs" in counts else []
     told = [
-        *file_sentences(counts),
-        *link_sentences(counts, raw_folder(root)),
+        *file_sentences(counts["files_found"], [*counts["files_unread"]], empty),
+        *link_sentences(counts["files"], raw_folder(root)),
         *kinds_sentences(counts["untrained"], counts["scored"]),
         *paired,
     ]

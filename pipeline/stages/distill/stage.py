@@ -83,7 +83,7 @@ def main(params: Params, root: Path, level: str) -> None:
     need_disk(project.parent, size_of(source) + 4 * size_of(plain))
     distill_scales(project, params, source, level, root / "data", made=plain)
     made_from = write(project, plain, target)
-    report = figures(read_json(project / "reports/train.json", "run the stage again"))
+    report = figures(project / "reports/train.json")
     rows = read_json(project / ROWS, "run the stage again")
     write_json(
         root / "reports/distill" / f"{level}.json",
@@ -106,8 +106,9 @@ def main(params: Params, root: Path, level: str) -> None:
     )
 
 
-def figures(trained: dict[str, Any]) -> dict[str, Any]:
-    """What reports/distill/LEVEL.json has of the training's report: losses are mean divergences in nats."""
+def figures(report: Path) -> dict[str, Any]:
+    """What reports/distill/LEVEL.json has of the training's `report`: losses are mean divergences in nats."""
+    trained = read_json(report, "run the stage again")
     return {key: trained[key] for key in KEPT if key in trained} | {
         "loss_first": trained["loss_first"],
         "loss_last": trained["loss_last"],

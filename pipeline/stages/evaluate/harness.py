@@ -59,7 +59,7 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
         "tasks": tasks,
         "folder": str(folder.resolve()),
     }
-    said = _run(request, folder)
+    said = _run(json.dumps(request), folder)
     if "refused" in said:
         raise ConfigError("Q-EVALUATE-009", said["refused"])
     if "failed" in said:
@@ -67,14 +67,14 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
     return {task: _figures(found) for task, found in said["results"].items()}
 
 
-def _run(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _run(request: str, folder: Path) -> dict[str, Any]:
     """What the process says. Raises `ToolError` if it ends otherwise than with exit status 0."""
     with tempfile.TemporaryDirectory(prefix="quench-harness-") as cache:  # nothing of it is kept
         done = subprocess.run(
             bound([sys.executable, "-P", str(PROCESS)]),
             cwd=folder,
             env=os.environ | OFFLINE | {"HF_HOME": cache},
-            input=json.dumps(request),  # the key too: arguments can be read by others
+            input=request,  # the key too: arguments can be read by others
             capture_output=True,
             encoding="utf-8",
             errors="replace",

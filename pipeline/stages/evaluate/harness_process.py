@@ -127,16 +127,16 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+def run(*, url: str, authorization: str, slots: int, tasks: list[str], folder: str) -> dict[str, Any]:
     """The harness's results for the tasks of the request. Raises `Refused` or `Failed`."""
-    folder = Path(job["folder"])
-    loaded = load(TaskManager(include_path=folder, include_defaults=False), job["tasks"], folder)
+    place = Path(folder)
+    loaded = load(TaskManager(include_path=place, include_defaults=False), tasks, place)
     random.seed(SEED)
     np.random.seed(SEED)
     model = LocalChatCompletion(
-        base_url=f"{job['url']}/v1/chat/completions",
-        header={"Authorization": job["authorization"]},
-        num_concurrent=max(2, job["slots"]),  # one at a time goes another way, which heeds proxies
+        base_url=f"{url}/v1/chat/completions",
+        header={"Authorization": authorization},
+        num_concurrent=max(2, slots),  # one at a time goes another way, which heeds proxies
         max_retries=1,  # what fails is said
         timeout=600,
         seed=SEED,
@@ -163,7 +163,7 @@ def main() -> None:
         os.dup2(2, 1)  # what anyone else prints is no answer
         said: dict[str, Any]
         try:
-            said = {"results": run(job)}
+            said = {"results": run(**job)}
         except Refused as why:
             said = {"refused": str(why)}
         except Failed as why:

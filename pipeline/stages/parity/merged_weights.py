@@ -17,6 +17,7 @@ from pipeline.models.merging.inputs import (
     RECORD,
     TOKENIZER_FILES,
     Structure,
+    TrainedRun,
     read_run,
     structure,
     trained_nf4,
@@ -44,7 +45,7 @@ class Compared:
     there: dict[str, Entry]
     model: Structure
     trained: Nf4 | None
-    run: dict[str, Any]
+    run: TrainedRun | None
     record: dict[str, Any]
     adapter_sha256: str
 
@@ -113,7 +114,7 @@ def _other_than_weights(
     """(what is wrong, likely cause) of what can be said before a weight is read."""
     recorded, trained = (
         compared.record.get("base_weights_sha256"),
-        compared.run.get("base", {}).get("weights_sha256"),
+        compared.run.weights_sha256 if compared.run else None,
     )
     if recorded and trained and recorded != trained:
         yield (

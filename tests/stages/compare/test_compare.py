@@ -60,7 +60,7 @@ from pipeline.subprojects import distill, distill_rows, processes
 from pipeline.subprojects.processes import size_of
 from pipeline.workflow.package import Package
 from pipeline.workflow.settle import REUSE
-from pipeline.workflow.stages import code_of_stages, items_of, rules, table
+from pipeline.workflow.stages import code_of_stages, items_of, rules, table, values_of
 
 TRAINING = ("compare_nf4", "compare_level", "compare_scales", "compare_distilled")
 MEASURING = (
@@ -637,7 +637,7 @@ def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_r
 
 def jobs_of(params: Params, *stages: str) -> list[str]:
     """The jobs of these stages, as Snakemake and DVC name them."""
-    values = params.model_dump(mode="json")
+    values = values_of(params)
     return [
         f"{stage}@{ending}" for stage in stages for ending, _ in items_of(table().stages[stage].each, values)
     ]

@@ -24,7 +24,7 @@ sys.path[:] = [path for path in sys.path if path]  # or a module of the home fol
 for name, text in {sources!r}.items():
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(text, name, "exec"), module.__dict__)
-module.main({what!r}, {given!r})
+module.main({what!r}, **{given!r})
 """
 
 

@@ -75,7 +75,7 @@ class Tail:
 CALLS = {one.__name__: one for one in (check, wanted, start, look, follow, snapshot, runs, stop, clean)}
 
 
-def main(name: str, given: dict[str, Any]) -> None:
+def main(name: str, /, **given: Any) -> None:
     """Do one of them."""
     os.umask(0o077)
     try:

@@ -12,7 +12,7 @@ from itertools import accumulate, chain, product
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.chat.rows import BadRow, Row, row_id
+from pipeline.chat.rows import BadRow, Message, Row, row_id
 from pipeline.chat.tokens import plain_tokenizer
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.jsonl import dump_line
@@ -36,7 +36,7 @@ LISTED = 20  # parts whose sizes are listed
 # what splitting may cost, in characters counted: for a row of ordinary turns three quarters of it are enough
 WORK, WORK_PER_CHARACTER = 1 << 20, 4
 REPEATED = 1 << 16  # characters of system turns and tools that parts may repeat, above their own length
-Turns = list[dict[str, Any]]
+Turns = list[Message]
 
 MARKUP = 24  # characters that a template adds to a turn, about
 Shape = tuple[tuple[str, str], ...]  # roles, each with a letter where the turn says something
@@ -462,15 +462,15 @@ def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
     return messages[:start], exchanges
 
 
-def text_of(turn: dict[str, Any]) -> str:
+def text_of(turn: Message) -> str:
     """All that a template may show of a turn."""
-    content: str = turn["content"]
+    content = turn["content"]
     if len(turn) == 2:
         return content
     calls = dump_line({"": turn["tool_calls"]}).decode() if "tool_calls" in turn else ""
     return f"{content} {turn.get('reasoning_content', '')} {calls}"
 
 
-def weight_of(turn: dict[str, Any]) -> int:
+def weight_of(turn: Message) -> int:
     """What a turn costs, in characters."""
     return len(text_of(turn)) + MARKUP

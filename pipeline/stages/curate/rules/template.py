@@ -26,7 +26,9 @@ class ChatTemplate:
         self.special = {
             name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()
         }
-        self.templates = {name: compiled(text) for name, text in _sources(folder, settings).items()}
+        self.templates = {
+            name: compiled(text) for name, text in _sources(folder, settings.get("chat_template")).items()
+        }
 
     def render(self, messages: list[dict[str, Any]], tools: Any = None, *, prompt: bool = False) -> str:
         """A conversation's text, with an answer's opening if `prompt`. Raises `BadRow` if refused."""
@@ -55,9 +57,11 @@ class ChatTemplate:
             ) from error
 
 
-def _sources(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """The folder's chat templates by name, found where transformers finds them."""
-    file, named = folder / "chat_template.jinja", settings.get("chat_template")
+def _sources(folder: Path, named: object) -> dict[str, str]:
+    """The folder's chat templates by name, found where transformers finds them; `named` is what
+    tokenizer_config.json has of them.
+    """
+    file = folder / "chat_template.jinja"
     if file.is_file():
         return {"default": file.read_text(encoding="utf-8")}
     if isinstance(named, list):
