@@ -102,8 +102,9 @@ class Bench:
 
         self.root, self.folder, self.params = root, folder, load_params(root / "params.yaml")
         self.tools, self.name = find_toolchain(self.params.machine.llama_cpp), self.params.convert.name
-        measured = {"perplexity_rows": rows, "task_rows": rows, "general": "none", "harness": []}
-        self.settings = self.params.evaluating.model_copy(update=measured)
+        fewer = {"perplexity_rows": rows, "task_rows": rows, "general": "none", "harness": []}
+        evaluate = self.params.evaluate.model_copy(update=fewer)
+        self.params = self.params.model_copy(update={"evaluate": evaluate})
         folder.mkdir(parents=True, exist_ok=True)
 
     def gguf(self, model: str) -> Path:
@@ -113,10 +114,11 @@ class Bench:
     def level(self, source: Path, level: str, name: str) -> Path:
         """`source` at a level, made once."""
         from pipeline.llamacpp.converters import quantize_gguf
+        from pipeline.llamacpp.tools import Llama
 
         target = self.folder / f"{name}.gguf"
         if not target.exists():
-            quantize_gguf(self.tools, source, target, level, 1)
+            quantize_gguf(Llama(self.tools), source, target, level)
         return target
 
     def evaluated(
@@ -128,16 +130,7 @@ class Bench:
 
         kept = self.folder / f"{case}.json"
         if not kept.exists():
-            figures, answers = evaluate(
-                files=ModelFiles(model),
-                reference=reference,
-                tokenizer=self.root / "models/adapter",
-                rows=self.root / "data/final/test.jsonl",
-                root=self.root,
-                settings=self.settings,
-                serve=self.params.serving,
-                tools=self.tools,
-            )
+            figures, answers = evaluate(self.params, self.root, ModelFiles(model), reference)
             kept.write_text(json.dumps({"figures": figures, "answers": answers}))
         found = json.loads(kept.read_text())
         return found["figures"], found["answers"]
@@ -205,11 +198,11 @@ def main() -> None:
         bench.judge(f"clean {level}", level, bench.level(sixteen, level, f"clean-{level}"), sixteen, "F16")
     endless = bench.folder / "endless-F16.gguf"
     if not endless.exists():
-        from pipeline.llamacpp.converters import to_gguf
+        from pipeline.llamacpp.converters import HeaderFields, to_gguf
 
         merged, rows = bench.root / "models/merged", bench.root / "data/final/train.jsonl"
         folder = taught(merged, rows, bench.folder / "endless", ends=False)
-        to_gguf(bench.tools, folder, endless, "F16", "endless")
+        to_gguf(bench.tools, folder, endless, "F16", HeaderFields("endless"))
     bench.judge("never ends", LEVEL, bench.level(endless, LEVEL, "endless"), endless, "endless F16")
 
 

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config.products import ModelFiles
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import open_gguf
-from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
+from pipeline.llamacpp.tools import Llama, Toolchain, find_toolchain, run_tool
 from pipeline.stages.evaluate.divergence import Row, divergence_of
 
 # what llama-perplexity prints, by our name, and its unit
@@ -72,8 +73,11 @@ class Side:
 
     def ours(self, model: Path, reference: Path) -> dict[str, Any]:
         """Our figures on the same windows."""
-        load: dict[str, Any] = {"ctx_size": self.ctx_size, "threads": self.threads, "n_gpu_layers": 0}
-        with open_gguf(self.tools, model, **load) as one, open_gguf(self.tools, reference, **load) as other:
+        llama, room = Llama(self.tools, self.threads), self.ctx_size
+        with (
+            open_gguf(llama, ModelFiles(model), ctx_size=room) as one,
+            open_gguf(llama, ModelFiles(reference), ctx_size=room) as other,
+        ):
             found = divergence_of(one, other, self.windows(model), model.stem)
         return found | {"perplexity_plain": found["perplexity"]}
 

@@ -27,7 +27,7 @@ from kept import STORE, kept
 from needed import pytest_terminal_summary  # noqa: F401 (a hook)
 from plots_once import forget_plots, plots_once  # noqa: F401 (fixtures)
 
-from pipeline.llamacpp.converters import to_gguf
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
 # set before any test module is imported: huggingface_hub reads its environment once, at import
@@ -319,7 +319,7 @@ def tiny_gguf_base(tiny_qwen2: Path, tools: Toolchain) -> Path:
 
     def make(root: Path) -> None:
         root.mkdir()
-        to_gguf(tools, tiny_qwen2, root / "tiny.gguf", "F16", "tiny", "qwen2")
+        to_gguf(tools, tiny_qwen2, root / "tiny.gguf", "F16", HeaderFields("tiny", "qwen2"))
 
     return kept("gguf-base", make) / "tiny.gguf"
 

@@ -10,7 +10,7 @@ import tiny
 from kept import kept
 from tokenizers import AddedToken, Tokenizer
 
-from pipeline.llamacpp.converters import to_gguf
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 
 KEPT = 2000  # tokens of the vocabulary, the shortest merges first
@@ -66,7 +66,13 @@ def cut_models(tools: Toolchain) -> Path:
     """A folder with the model as `hf/` and as `tiny-F16.gguf`, made once per session. Read only."""
 
     def make(folder: Path) -> Path:
-        to_gguf(tools, cut_qwen2(folder / "hf", tools), folder / "tiny-F16.gguf", "F16", "tiny", "qwen2")
+        to_gguf(
+            tools,
+            cut_qwen2(folder / "hf", tools),
+            folder / "tiny-F16.gguf",
+            "F16",
+            HeaderFields("tiny", "qwen2"),
+        )
         return folder
 
     return kept("cut-qwen2", make)

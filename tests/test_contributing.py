@@ -90,11 +90,11 @@ assert "recipes" in CliRunner().invoke(app, ["config", "--help"]).stdout
 from pathlib import Path
 from types import SimpleNamespace
 from pipeline.config.params import Params, load_params
-from pipeline.llamacpp.server_command import server_command
+from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.workflow.settings import lock_text
 params = Params.model_validate({"serve": {"batch_size": 64}})
 tools = SimpleNamespace(tool=lambda name: name)
-command = server_command(tools, Path("model.gguf"), params.serving, Path("key"))
+command = server_command(tools, Served(Path("model.gguf")), params.serving, Path("key"))
 assert command[command.index("--batch-size") + 1] == "64"
 assert Path("params.lock.yaml").read_text() == lock_text(load_params(Path("params.yaml")))
 """,

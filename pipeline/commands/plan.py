@@ -11,7 +11,7 @@ Reads `params.yaml` (or a recipe) and the base's config.json, and what `data/tok
 import json
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from pipeline.commands.plan_serving import figure
 from pipeline.commands.recipes import recipe_file
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.methods import METHODS
-from pipeline.config.params import load_params
+from pipeline.config.params import Params, load_params
 from pipeline.config.sections import AUTO
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.hardware import Card, first_gpu, main_memory
@@ -45,28 +45,36 @@ if TYPE_CHECKING:
 DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 
-def main(
-    params_file: Path | None,
-    root: Path,
-    *,
-    recipe: str | None,
-    config: Path | None,
-    vram: float | None,
-    tflops: float | None,
-    as_json: bool,
-    serve: bool = False,
-    processes: int | None = None,
-) -> None:
-    """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
-    processes = wanted_processes("train", None if processes is None else str(processes))
-    if recipe is not None and params_file is not None:
+@dataclass(frozen=True)
+class Machine:
+    """What is planned for; None: this machine's. `vram` is a card's memory as sold, in GB (8: 8 GiB),
+    `tflops` what training reaches in 10¹² operations a second, `processes` how many have such a card each.
+    """
+
+    vram: float | None = None
+    tflops: float | None = None
+    processes: int | None = None
+
+
+def settings_of(params_file: Path | None, root: Path, recipe: str | None) -> Params:
+    """The recipe's settings, else those of `params_file` or the project's. Raises `ConfigError` for both."""
+    if recipe is None:
+        return load_params(params_file or root / "params.yaml")
+    if params_file is not None:
         raise ConfigError(
             "Q-COMMANDS-005",
             f"--recipe {recipe} and --params {params_file} name two configurations: give one of them",
         )
-    params = load_params(params_file or root / "params.yaml" if recipe is None else recipe_file(recipe))
+    return load_params(recipe_file(recipe))
+
+
+def main(
+    params: Params, root: Path, machine: Machine, *, config: Path | None, serve: bool, as_json: bool
+) -> None:
+    """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
+    vram, asked = machine.vram, machine.processes
+    processes = wanted_processes("train", None if asked is None else str(asked))
     shape = load_shape(config) if config else find_shape(params, root)
-    # as cards are sold: 8 is 8 GiB
     card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
     if params.train.device == "cpu" and not serve:
         card = main_memory()
@@ -85,7 +93,7 @@ def main(
                 "card with `make setup LLAMA=auto`."
             )
         return
-    plan = plan_run(params, shape, root, card, tflops=tflops, processes=processes)
+    plan = plan_run(params, shape, root, card, tflops=machine.tflops, processes=processes)
     distillations = []
     if params.quantize.distill:
         from pipeline.subprojects.distill_plan import plan_distillation  # with it comes numpy

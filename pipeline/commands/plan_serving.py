@@ -29,10 +29,10 @@ from pipeline.planning.base import find_quantized
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.serving import (
     LevelPlan,
+    PlannedModel,
     best_that_fits,
     cache_per_token,
     plan_level,
-    prompt_cache,
 )
 from pipeline.planning.setup import setup_of
 from pipeline.planning.shape import Shape
@@ -87,13 +87,7 @@ def plan_levels(
 ) -> dict[str, LevelPlan]:
     """The plan of each model that can be served, the smallest first."""
     serve = served_on(card, params.serving)
-    wanted = {
-        "context": serve.ctx_size,
-        "parallel": serve.parallel,
-        "positions": shape.positions,
-        "kept": prompt_cache(serve),
-    }
-    plans = []
+    plans, room = [], card.memory if card else None
     for name, files, computed in models(params, root, shape):
         made = all(file.is_file() for file in files)
         sizes = [file.stat().st_size for file in files] if made else []
@@ -104,11 +98,8 @@ def plan_levels(
         weights, per_token = (
             (sum(sizes), kv_cache_bytes(files[0], 1)) if made else (computed, cache_per_token(shape))
         )
-        plans.append(
-            plan_level(
-                name, weights, per_token, **wanted, room=card.memory if card else None, made=made, peak=peak
-            )
-        )
+        model = PlannedModel(name, weights, per_token, shape.positions, made, peak)
+        plans.append(plan_level(model, serve, room))
     return {plan.name: plan for plan in sorted(plans, key=lambda plan: plan.memory.weights)}
 
 

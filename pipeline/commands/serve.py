@@ -21,7 +21,7 @@ from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.server import Server, connect, start, wait_for_health
-from pipeline.llamacpp.server_command import Lora, server_command
+from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.adapter import Adapter, matching_adapters, parse_adapter
 from pipeline.serve.client import how_to_call
@@ -71,17 +71,9 @@ def need_port(port: int) -> None:
 
 @contextmanager
 def serve(
-    *,
-    tools: Toolchain,
-    model: Path,
-    key_file: Path,
-    log: Path,
-    settings: ServeSettings,
-    lora: Sequence[Lora] = (),
-    alias: str | None = None,
+    served: Served, *, tools: Toolchain, key_file: Path, log: Path, settings: ServeSettings
 ) -> Iterator[Server]:
-    """A healthy server while the body runs, stopped after it; `lora` are adapters to apply, `alias` is what
-    the server calls the model.
+    """A healthy server while the body runs, stopped after it.
 
     Raises `MachineError` if the port is taken or `log` can't be written, `ToolError` if the server doesn't
     start.
@@ -89,13 +81,13 @@ def serve(
     need_port(settings.port)
     slots, layers = placement(
         tools,
-        model,
+        served.model,
         ctx_size=settings.ctx_size,
         parallel=settings.parallel,
         n_gpu_layers=settings.n_gpu_layers,
     )
     settings = settings.model_copy(update={"n_gpu_layers": layers})
-    command = server_command(tools, model, settings, key_file, lora, alias)
+    command = server_command(tools, served, settings, key_file)
     with start(command, log) as process:
         url = f"http://127.0.0.1:{settings.port}"
         wait_for_health(process, url, log)
@@ -135,13 +127,11 @@ def main(
     title = f"{model} with {files}" if applied else model
     server = partial(
         serve,
+        Served(path, [(adapter.file, adapter.scale) for adapter in applied], alias),
         tools=tools,
-        model=path,
         key_file=key_file,
         log=log,
         settings=params.serving,
-        lora=[(adapter.file, adapter.scale) for adapter in applied],
-        alias=alias,
     )
     with stopped_by_signals():
         if prompts:

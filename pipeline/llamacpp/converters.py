@@ -2,7 +2,8 @@
 only when it reads back whole.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -15,7 +16,7 @@ from pipeline.core.publish import need_disk, publishing, read_json
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import lineage_fields
 from pipeline.gguf.tensor_types import check_tensor_types, prove_tensor_types
-from pipeline.llamacpp.tools import VERSION, Toolchain, run_converter, run_tool
+from pipeline.llamacpp.tools import VERSION, Llama, Toolchain, run_converter, run_tool
 
 FloatType = Literal["F16", "BF16"]
 RolloutType = Literal["F16", "BF16", "Q8_0"]
@@ -34,28 +35,29 @@ def base_fields(lineage: Path, tools: Toolchain) -> dict[str, str | int]:
     }
 
 
-def to_gguf(
-    tools: Toolchain,
-    folder: Path,
-    target: Path,
-    type: RolloutType,
-    name: str,
-    pre: str | None = None,
-    fields: Fields = NO_FIELDS,
-) -> None:
-    """Write the model in `folder` as `target`, in 16-bit floats or in Q8_0; `name` becomes general.name.
+@dataclass(frozen=True)
+class HeaderFields:
+    """What a converter is told of a GGUF's header: general.name, tokenizer.ggml.pre (None: it looks the
+    pre-tokenizer up in its list of hashes), and fields beside its own, which win.
+    """
 
-    `pre` is the pre-tokenizer's name (tokenizer.ggml.pre); without it the converter looks it up in its list
-    of hashes. `fields` are written beside the converter's own. Raises `ToolError` if the converter fails.
+    name: str
+    pre: str | None = None
+    fields: Fields = field(default_factory=dict)
+
+
+def to_gguf(tools: Toolchain, folder: Path, target: Path, type: RolloutType, header: HeaderFields) -> None:
+    """Write the model in `folder` as `target`, in 16-bit floats or in Q8_0. Raises `ToolError` if the
+    converter fails.
     """
     need_disk(target.parent, sum(shard.stat().st_size for shard in folder.glob("*.safetensors")))
     with publishing(target, check_gguf) as aside:
         run_converter(
             tools,
             "convert_hf_to_gguf.py",
-            [folder, "--outtype", type.lower(), "--model-name", name, "--outfile", aside],
-            pre,
-            fields,
+            [folder, "--outtype", type.lower(), "--model-name", header.name, "--outfile", aside],
+            header.pre,
+            header.fields,
         )
 
 
@@ -66,10 +68,8 @@ def lora_to_gguf(
     target: Path,
     type: FloatType | LoraType,
     fields: Fields = NO_FIELDS,
-    check: Callable[[Path], object] = check_gguf,
 ) -> None:
-    """Write the adapter of the model in `base` as `target`, for `llama-server --lora`, published where
-    `check` lets it pass.
+    """Write the adapter of the model in `base` as `target`, for `llama-server --lora`.
 
     Raises `DataError` if an adapter's GGUF can't hold what it is, `ToolError` if the converter fails.
     """
@@ -80,7 +80,7 @@ def lora_to_gguf(
         )
     if config.get("use_rslora"):  # the converter knows α alone
         fields = {**fields, "adapter.lora.alpha": alpha_alone(config)}
-    with publishing(target, check) as aside:
+    with publishing(target, check_gguf) as aside:
         run_converter(
             tools,
             "convert_lora_to_gguf.py",
@@ -90,35 +90,40 @@ def lora_to_gguf(
         )
 
 
-def quantize_gguf(
-    tools: Toolchain,
-    source: Path,
-    target: Path,
-    level: str,
-    nthreads: int,
-    imatrix: Path | None = None,
-    tensor_types: Mapping[str, str] = NO_TYPES,
-    requantize: bool = False,
-    fields: Fields = NO_FIELDS,
-) -> None:
-    """Write `source` at `level` (llama.cpp's name) to `target`; the same bytes for any number of threads.
+@dataclass(frozen=True)
+class Quantizing:
+    """How a level is made, besides its name.
 
     `imatrix` is an importance matrix's GGUF. `tensor_types` maps patterns (searched in tensor names, the
-    first match wins) to types that replace the level's. `requantize` allows a `source` that is quantized
+    first match wins) to types that replace the level's. `requantize` allows a source that is quantized
     already. `fields` are texts that the header gets.
+    """
+
+    imatrix: Path | None = None
+    tensor_types: Mapping[str, str] = field(default_factory=dict)
+    requantize: bool = False
+    fields: Fields = field(default_factory=dict)
+
+
+PLAIN = Quantizing()
+
+
+def quantize_gguf(llama: Llama, source: Path, target: Path, level: str, options: Quantizing = PLAIN) -> None:
+    """Write `source` at `level` (llama.cpp's name) to `target`; the same bytes for any number of threads.
 
     Raises `ConfigError` if a pattern or type can't be, `DataError` if `source` is not whole, `ToolError` if
     llama-quantize fails.
     """
+    imatrix, tensor_types = options.imatrix, options.tensor_types
     check_gguf(source)
     # an upper bound: no level is larger than 16-bit floats; of a file that is quantized already, some are
     # larger than it
-    need_disk(target.parent, source.stat().st_size * (2 if requantize else 1))
+    need_disk(target.parent, source.stat().st_size * (2 if options.requantize else 1))
     flags = [
         word for pattern, kind in tensor_types.items() for word in ("--tensor-type", f"{pattern}={kind}")
     ]
     check_tensor_types(source, tensor_types, imatrix is not None)
-    if requantize:
+    if options.requantize:
         flags.append("--allow-requantize")
     if imatrix:
         # the name that is given is written into the level: no folder of this machine in it
@@ -128,16 +133,16 @@ def quantize_gguf(
             "--override-kv",
             f"quench.imatrix.sha256=str:{file_hash(imatrix)}",
         ]
-    for name, text in fields.items():
+    for name, text in options.fields.items():
         flags += ["--override-kv", f"{name}=str:{text}"]
     with publishing(target, check_gguf) as aside:
         command: list[str | Path] = [
-            tools.tool("llama-quantize").resolve(),
+            llama.tools.tool("llama-quantize").resolve(),
             *flags,
             source.resolve(),
             aside.resolve(),
             level.upper(),
-            str(nthreads),
+            str(llama.threads),
         ]
         run_tool(command, cwd=imatrix.parent if imatrix else None)
         prove_tensor_types(aside, tensor_types)

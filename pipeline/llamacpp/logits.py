@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from pipeline.config.products import ModelFiles
 from pipeline.core.errors import ToolError
 from pipeline.llamacpp.devices import gpu_layers
-from pipeline.llamacpp.tools import Toolchain, load_binding
+from pipeline.llamacpp.tools import Llama, Toolchain, load_binding
 
 # positions whose logits llama.cpp holds at once when a row is streamed: 156 MB for a vocabulary of 152k
 CHUNK = 256
@@ -138,28 +139,20 @@ class GgufModel:
 
 
 @contextmanager
-def open_gguf(
-    tools: Toolchain,
-    path: Path,
-    *,
-    ctx_size: int,
-    threads: int,
-    n_gpu_layers: int | Literal["auto"],
-    lora: Path | None = None,
-    rows: int = 1,
-) -> Iterator[GgufModel]:
-    """Load a GGUF, with a LoRA GGUF on it if one is given, for `GgufModel.logits`; freed when the body ends.
+def open_gguf(llama: Llama, files: ModelFiles, *, ctx_size: int, rows: int = 1) -> Iterator[GgufModel]:
+    """Load a GGUF, with its adapter on it if there is one, for `GgufModel.logits`; freed when the body ends.
     Its context of `ctx_size` tokens is shared by up to `rows` rows that are read together.
 
     Raises `ToolError` if llama.cpp refuses one of them.
     """
-    layers = gpu_layers(tools, path, n_gpu_layers, tokens=ctx_size)
-    with loaded_gguf(tools, path, n_gpu_layers=layers) as (llama, model):
-        settings = llama.llama_context_default_params()
+    path, lora = files
+    layers = gpu_layers(llama.tools, path, llama.n_gpu_layers, tokens=ctx_size)
+    with loaded_gguf(llama.tools, path, n_gpu_layers=layers) as (binding, model):
+        settings = binding.llama_context_default_params()
         settings.n_ctx = settings.n_batch = ctx_size
-        settings.n_threads = settings.n_threads_batch = threads
+        settings.n_threads = settings.n_threads_batch = llama.threads
         settings.n_seq_max, settings.kv_unified = rows, True
-        context = llama.llama_init_from_model(model, settings)
+        context = binding.llama_init_from_model(model, settings)
         if not context:
             raise ToolError(
                 "Q-LLAMACPP-008",
@@ -168,10 +161,10 @@ def open_gguf(
             )
         try:
             if lora:
-                _put_on(llama, model, context, lora)
-            yield GgufModel(llama, model, context, ctx_size)
+                _put_on(binding, model, context, lora)
+            yield GgufModel(binding, model, context, ctx_size)
         finally:
-            llama.llama_free(context)
+            binding.llama_free(context)
 
 
 @contextmanager

@@ -16,15 +16,16 @@ from typing import Any, Literal
 
 import httpx
 
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Serve
 from pipeline.core.errors import MachineError, QuenchError, ToolError
 from pipeline.core.units import MEMORY_GB, memory_gb, size_text
 from pipeline.core.usage import own_memory, peak_of_children
 from pipeline.llamacpp.devices import placement
-from pipeline.llamacpp.server_command import server_command
+from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.server_log import LogPump, open_log
 from pipeline.llamacpp.server_process import environment, guarded
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama
 
 HERE = "http://127.0.0.1:"
 # in Linux's tables of sockets: a state, and who is reached at 127.0.0.1, the nearest first
@@ -96,34 +97,30 @@ class LoggedProcess(subprocess.Popen[bytes]):
 
 @contextmanager
 def serving(
-    tools: Toolchain,
-    model: Path,
-    *,
-    ctx_size: int,
-    parallel: int | Literal["auto"] = 1,
-    threads: int,
-    n_gpu_layers: int | Literal["auto"] = 0,
-    lora: Path | None = None,
+    llama: Llama, files: ModelFiles, *, ctx_size: int, parallel: int | Literal["auto"] = 1
 ) -> Iterator[Server]:
-    """Serve `model` on a free port while the body runs, with the adapter `lora` (a GGUF) if given. Raises
-    `ToolError` if it doesn't come up or answer, `MachineError` if it ends before the body does.
+    """Serve a model on a free port while the body runs, with its adapter if there is one. Raises `ToolError`
+    if it doesn't come up or answer, `MachineError` if it ends before the body does.
     """
-    slots, layers = placement(tools, model, ctx_size=ctx_size, parallel=parallel, n_gpu_layers=n_gpu_layers)
+    (model, lora), tools = files, llama.tools
+    slots, layers = placement(
+        tools, model, ctx_size=ctx_size, parallel=parallel, n_gpu_layers=llama.n_gpu_layers
+    )
     settings = Serve().model_copy(
         update={
             "port": free_port(),
             "ctx_size": ctx_size,
             "parallel": slots,
-            "threads": threads,
+            "threads": llama.threads,
             "n_gpu_layers": layers,
             "n_predict": -1,  # the request says how much
         }
     )
-    adapters = [(lora, 1.0)] if lora else []
+    served = Served(model, [(lora, 1.0)] if lora else [])
     with tempfile.TemporaryDirectory(prefix="quench-server-") as folder:
         key, url, log = secrets.token_urlsafe(24), f"http://127.0.0.1:{settings.port}", Path(folder) / "log"
         key_file = write_key(Path(folder) / "key", key)
-        command = server_command(tools, model, settings, key_file, adapters, idle_seconds=ASK_SECONDS)
+        command = server_command(tools, served, settings, key_file, ASK_SECONDS)
         with start(command, log) as process:
             wait_for_health(process, url, log)
             with connect(url, key) as client:

@@ -4,6 +4,7 @@ the report and the bundle take it from here. LoRA adapters are said as all of ll
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.sections import Serve
@@ -43,30 +44,37 @@ def lora_arguments(lora: Sequence[Lora]) -> list[str]:
     return words
 
 
+@dataclass(frozen=True)
+class Served:
+    """What a server holds: a GGUF, the adapters to apply, and the model's name (else of the files' names)."""
+
+    model: Path
+    lora: Sequence[Lora] = ()
+    alias: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What requests call it: no comma, which would make two names of it."""
+        name = self.alias or "+".join([self.model.stem, *(file.stem for file, _ in self.lora)])
+        return name.replace(",", "_")
+
+
 def server_command(
-    tools: Toolchain,
-    model: Path,
-    settings: Serve,
-    key_file: Path,
-    lora: Sequence[Lora] = (),
-    alias: str | None = None,
-    idle_seconds: int = IDLE_SECONDS,
+    tools: Toolchain, served: Served, settings: Serve, key_file: Path, idle_seconds: int = IDLE_SECONDS
 ) -> list[str]:
     """The hardened command line: loopback only, key from a file, no web page, no slot view, nothing fetched,
     the model's own template.
 
     No web page may read an answer: the one origin that is allowed is the server's own, where no page is.
-    `settings.ctx_size` is per slot; llama-server divides its context among its slots. `lora` are adapters to
-    apply, `alias` is the model's name (else of the files' names). Raises `ConfigError` for an adapter that
-    can't be said there.
+    `settings.ctx_size` is per slot; llama-server divides its context among its slots. Raises `ConfigError`
+    for an adapter that can't be said there.
     """
-    name = alias or "+".join([model.stem, *(file.stem for file, _ in lora)])
     return [
         str(tools.tool("llama-server")),
-        *("--model", str(model)),
-        *("--alias", name.replace(",", "_")),  # a comma would make two names of it
-        *lora_arguments(lora),
-        *cache_arguments(len(lora)),
+        *("--model", str(served.model)),
+        *("--alias", served.name),
+        *lora_arguments(served.lora),
+        *cache_arguments(len(served.lora)),
         *("--host", "127.0.0.1"),
         *("--port", str(settings.port)),
         *("--api-key-file", str(key_file)),

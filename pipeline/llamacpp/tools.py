@@ -13,8 +13,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pipeline.config.sections import Machine
 from pipeline.core.child import bound
 from pipeline.core.errors import ToolError
 from pipeline.core.places import IS_CHECKOUT, expanded, own_folder
@@ -64,6 +65,22 @@ class Toolchain:
             [self.tool("llama-server"), "--version"], capture_output=True, text=True, timeout=60, check=False
         )
         return " ".join((done.stdout + done.stderr).split())
+
+
+@dataclass(frozen=True)
+class Llama:
+    """llama.cpp as it runs here: its tools, CPU threads, and layers of a model that go on a GPU ("auto": as
+    many as fit).
+    """
+
+    tools: Toolchain
+    threads: int = 1
+    n_gpu_layers: int | Literal["auto"] = 0
+
+
+def find_llama(machine: Machine) -> Llama:
+    """The llama.cpp of section `machine`. Raises as `find_toolchain`."""
+    return Llama(find_toolchain(machine.llama_cpp), machine.threads, machine.n_gpu_layers)
 
 
 def find_toolchain(home: str | None = None) -> Toolchain:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import chat_request
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate, External, Judge
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.progress import progress
 from pipeline.llamacpp.server import Server, serving
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.intervals import interval
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Score, Scorer
@@ -55,15 +56,9 @@ def evaluated_server(
     """`llama-server` with `model` as section evaluate says, and at least `room` tokens of context; `lora` is
     put on the model.
     """
-    return serving(
-        tools,
-        model,
-        ctx_size=max(settings.ctx_size, room),
-        parallel=settings.parallel,
-        threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers,
-        lora=lora,
-    )
+    llama = Llama(tools, settings.threads, settings.n_gpu_layers)
+    ctx_size = max(settings.ctx_size, room)
+    return serving(llama, ModelFiles(model, lora), ctx_size=ctx_size, parallel=settings.parallel)
 
 
 def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:
@@ -86,7 +81,7 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
     answer = choice["message"].get("content") or ""
     return {
         "id": row["id"],
-        "domain": _domain(row),
+        "domain": _domain(row.get("domain")),
         "prompt": asked[-1]["content"] if asked else "",
         "reference": last["content"],
         "answer": answer,
@@ -251,12 +246,11 @@ def _any_measured(scores: Iterable[Score]) -> bool:
 def _domains(answers: list[dict[str, Any]], scores: list[Score], seed: int) -> dict[str, Any]:
     found: dict[str, list[Score]] = {}
     for answer, score in zip(answers, scores, strict=True):
-        found.setdefault(_domain(answer), []).append(score)
+        found.setdefault(_domain(answer.get("domain")), []).append(score)
     return {name: {"rows": len(of_it), **_mean(of_it, seed)} for name, of_it in sorted(found.items())}
 
 
-def _domain(row: dict[str, Any]) -> str:
-    domain = row.get("domain")
+def _domain(domain: object) -> str:
     return domain if isinstance(domain, str) else UNKNOWN  # rows that Quench did not write may hold anything
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.config.products import ModelFiles
 from pipeline.core.errors import GateError
 from pipeline.core.publish import need_disk
 from pipeline.llamacpp.logits import Floats, open_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.log_probabilities import kl_divergence, shifted
 
 POSITIONS = 64  # of a prompt that are compared: 39 MB of float32 logits for a vocabulary of 152k
@@ -148,14 +149,8 @@ def gguf_speaker(
     gguf: Path, prompts: list[Prompt], *, threads: int, tools: Toolchain, lora: Path | None = None
 ) -> Iterator[Speaker]:
     """A GGUF loaded on the CPU with a context as long as the longest prompt."""
-    with open_gguf(
-        tools,
-        gguf,
-        ctx_size=max(len(prompt.ids) for prompt in prompts),
-        threads=threads,
-        n_gpu_layers=0,
-        lora=lora,
-    ) as model:
+    longest = max(len(prompt.ids) for prompt in prompts)
+    with open_gguf(Llama(tools, threads), ModelFiles(gguf, lora), ctx_size=longest) as model:
         yield lambda prompt: model.logits(prompt.ids, prompt.positions)
 
 

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat.rendering import Unrenderable, control_ids, implied_ids, renderings
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import CHUNK, GgufModel, open_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.general_questions import Question, load_questions
 from pipeline.metrics.log_probabilities import negative_log, shifted
 
@@ -43,15 +44,8 @@ def ask_general(
     """
     if not (questions := load_questions(settings.general, root)):
         return None
-    with open_gguf(
-        tools,
-        model,
-        ctx_size=settings.ctx_size,
-        threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers,
-        lora=lora,
-        rows=ROWS,
-    ) as loaded:
+    llama = Llama(tools, settings.threads, settings.n_gpu_layers)
+    with open_gguf(llama, ModelFiles(model, lora), ctx_size=settings.ctx_size, rows=ROWS) as loaded:
         return general_ability(loaded, tokenizer, questions, settings.seed)
 
 

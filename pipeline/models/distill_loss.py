@@ -13,7 +13,7 @@ over the entire vocabulary, and equal to it where k is the vocabulary.
 Its gradient by a logit is q_j − p_j in T, and q_j · (1 − p_R ÷ q_R) elsewhere.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,15 @@ from pipeline.models.quantized_head import (
     rows_at,
     sums_outside,
 )
+
+
+class TopK(NamedTuple):
+    """What is known of the teacher at P positions: the ids (P, k) of its likeliest tokens, and the logarithms
+    (P, k + 1) of their probabilities and of all others' together.
+    """
+
+    ids: Any
+    logs: Any
 
 
 def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, positions: Any, answered: Any) -> Any:
@@ -44,9 +53,8 @@ def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, position
     parts = []
     if sft_weight < 1:
         states = hidden[followed(inputs["position_ids"])]
-        divergence = Divergence.apply(
-            states, inputs["teacher_ids"], inputs["teacher_logs"], model, positions, torch.is_grad_enabled()
-        )  # type: ignore[no-untyped-call]
+        teacher = TopK(inputs["teacher_ids"], inputs["teacher_logs"])
+        divergence = Divergence.apply(states, teacher, model, positions, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         parts.append((1 - sft_weight) * divergence)
     if sft_weight > 0:
         targets = inputs["labels"][:, 1:]
@@ -71,31 +79,24 @@ class Divergence(LossWithGradient):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, states: Any, ids: Any, logs: Any, model: Any, divisor: Any, with_gradient: bool
-    ) -> Any:
-        """Sum of KL ÷ `divisor`; `states` (P, H), `ids` (P, k), `logs` (P, k + 1). The head is frozen: it
-        gets no gradient.
-        """
+    def forward(ctx: Any, states: Any, teacher: TopK, model: Any, divisor: Any, with_gradient: bool) -> Any:
+        """Sum of KL ÷ `divisor`; `states` (P, H). The head is frozen: it gets no gradient."""
         with torch.autocast(states.device.type, enabled=False):
-            total, gradient = divergence_and_gradient(
-                states, ids, logs, model.lm_head, *logit_rule(model.config), with_gradient
-            )
+            total, gradient = divergence_and_gradient(states, teacher, model, with_gradient)
         if gradient is not None:
             Divergence.keep(ctx, states, gradient / divisor)
         return total / divisor
 
 
-def divergence_and_gradient(
-    states: Any, ids: Any, logs: Any, head: Any, factor: float, softcap: float | None, with_gradient: bool
-) -> tuple[Any, Any]:
+def divergence_and_gradient(states: Any, teacher: TopK, model: Any, with_gradient: bool) -> tuple[Any, Any]:
     """Summed KL (float32) and its gradient (P, H) by `states` (None without).
 
     T is kept out of the running sums: where level and original nearly agree, q_j − p_j would be lost in the
     head's 16 bits.
     """
-    ids, kept = ids.long(), ids.shape[1]
-    logs = logs.float().log_softmax(1)  # float16 has rounded them: a distribution again
+    ids, kept, head = teacher.ids.long(), teacher.ids.shape[1], model.lm_head
+    factor, softcap = logit_rule(model.config)
+    logs = teacher.logs.float().log_softmax(1)  # float16 has rounded them: a distribution again
     found, found_slopes, highest, others, pulled = sums_outside(
         states, head, ids, factor, softcap, with_gradient
     )

@@ -5,6 +5,7 @@ Norms and biases, which a GGUF holds in float32, are rounded to the compute type
 loads a model in that type.
 """
 
+from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def load_gguf(
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     names = tensor_names(config, header, file)
     model = empty_model(folder, config, compute_dtype, device)
-    fill(model, tensors, names, compute_dtype, device, dense, 0 if dense else in_main_memory)
+    fill(model, tensors, names, Placement(compute_dtype, device, dense, 0 if dense else in_main_memory))
     prove_complete(model, tensors, names)
     model.config.use_cache = False  # as for NF4: with a cache, packed rows leak into each other
     return model.requires_grad_(False).eval()
@@ -100,19 +101,24 @@ def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> A
     return model
 
 
-def fill(
-    model: Any,
-    tensors: dict[str, GgufTensor],
-    names: Names,
-    dtype: torch.dtype,
-    device: str,
-    dense: bool,
-    in_main_memory: int,
-) -> None:
-    """Give every module of `model` its weights; linears of the first `in_main_memory` layers stay there.
+@dataclass(frozen=True)
+class Placement:
+    """In which type a model computes, where its weights are, whether they are dequantized, and of how many
+    layers, the first ones, the linears stay in main memory.
+    """
+
+    dtype: torch.dtype
+    device: str
+    dense: bool
+    in_main_memory: int
+
+
+def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, placement: Placement) -> None:
+    """Give every module of `model` its weights.
 
     Raises `DataError` if the file lacks one or it has another shape.
     """
+    dtype, device = placement.dtype, placement.device
     mapped = torch.from_file(str(names.file), shared=False, size=names.file.stat().st_size, dtype=torch.uint8)
     for path, module in list(model.named_modules()):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
@@ -127,14 +133,14 @@ def fill(
             continue
         tensor = find(tensors, names, f"{path}.weight", module.weight)
         layer = layer_of(path)
-        place = "cpu" if layer is not None and layer < in_main_memory else device
+        place = "cpu" if layer is not None and layer < placement.in_main_memory else device
         quantized = quantized_rows(tensor, mapped, names.reordered(f"{path}.weight")).to(place)
         made = (
             QuantizedLinear(quantized, tensor.ggml_type, module.bias, compute_dtype=dtype)
             if isinstance(module, torch.nn.Linear)
             else QuantizedEmbedding(quantized, tensor.ggml_type, module.padding_idx, compute_dtype=dtype)
         )
-        model.set_submodule(path, made.densify() if dense else made)
+        model.set_submodule(path, made.densify() if placement.dense else made)
     if tied:
         model.lm_head = tied_head(model.get_input_embeddings(), dtype)
 

@@ -81,42 +81,45 @@ class LevelPlan:
     fits: bool | None
 
 
-def plan_level(
-    name: str,
-    weights: int,
-    per_token: int | None,
-    *,
-    context: int,
-    parallel: int,
-    positions: int,
-    room: int | None,
-    made: bool = False,
-    peak: int | None = None,
-    kept: int = 0,
-) -> LevelPlan:
-    """Plan `parallel` slots of `context` tokens each.
+@dataclass(frozen=True)
+class PlannedModel:
+    """What of a model decides how much memory serving takes.
 
-    `weights` in bytes; `per_token` is the KV cache's bytes of a token; `positions` is the longest context
-    that the model knows; `room` is the card's memory in bytes (None: not known); `peak` is what llama-server
-    was measured to take at this context; `kept` is the bytes of its prompt cache. A context beyond
-    `positions` fits nowhere. Without `per_token` and `peak` a level may be too large, but can't be said to
-    fit.
+    `weights` in bytes, of a file if it is `made`; `per_token` is the KV cache's bytes of a token; `positions`
+    is the longest context that the model knows; `peak` is what llama-server was measured to take at the
+    context that is planned.
     """
+
+    name: str
+    weights: int
+    per_token: int | None
+    positions: int
+    made: bool = False
+    peak: int | None = None
+
+
+def plan_level(model: PlannedModel, serve: Serve, room: int | None) -> LevelPlan:
+    """Plan the slots of section serve in `room` bytes, the card's memory (None: not known).
+
+    A context beyond the model's positions fits nowhere. Without `per_token` and `peak` a level may be too
+    large, but can't be said to fit.
+    """
+    context, parallel, kept, per_token = serve.ctx_size, serve.parallel, prompt_cache(serve), model.per_token
     cache = None if per_token is None else per_token * context * parallel
-    memory = ServingMemory(weights, cache, context * parallel, peak, kept)
-    too_long = context > positions
+    memory = ServingMemory(model.weights, cache, context * parallel, model.peak, kept)
+    too_long = context > model.positions
     if room is None:
-        return LevelPlan(name, memory, made, None, False if too_long else None)
+        return LevelPlan(model.name, memory, model.made, None, False if too_long else None)
     longest = None
     if per_token:
         spare = (
-            (room - kept) / (1 + BUFFERS) - weights
-            if peak is None
-            else room - kept - weights - memory.buffers
+            (room - kept) / (1 + BUFFERS) - model.weights
+            if model.peak is None
+            else room - kept - model.weights - memory.buffers
         )
-        longest = max(0, min(positions, int(spare // (per_token * parallel))))
-    fits = True if memory.known else None
-    return LevelPlan(name, memory, made, longest, False if too_long or memory.total > room else fits)
+        longest = max(0, min(model.positions, int(spare // (per_token * parallel))))
+    fits = False if too_long or memory.total > room else True if memory.known else None
+    return LevelPlan(model.name, memory, model.made, longest, fits)
 
 
 def prompt_cache(serve: Serve) -> int:

@@ -23,7 +23,7 @@ from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Inputs
 from pipeline.gguf.provenance import provenance
-from pipeline.ship.card import claims, fill_text, serve_script, text_values
+from pipeline.ship.card import claims, fill_text, front_matter, serve_script, text_values
 from pipeline.ship.listing import (
     FILE_MODE,
     PROGRAM_MODE,
@@ -110,7 +110,7 @@ def set_modes(folder: Path) -> None:
 
 def write_texts(shipment: Shipment, folder: Path) -> None:
     """Everything but the GGUFs, the checksums and the signature."""
-    from pipeline.ship.sbom import bill  # a second of imports
+    from pipeline.ship.sbom import Subject, bill  # a second of imports
 
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
     gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
@@ -124,8 +124,8 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
         level=level,
         serve=serve,
         jinja=shipment.jinja,
-        languages=shipment.languages,
     ) | {
+        "front_matter": front_matter(inputs.base, level, shipment.languages),
         "bundle": {
             "file": gguf.name,
             "sha256": sha256,
@@ -149,14 +149,16 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             server=SERVER,
         ),
         BILL: bill(
-            name=shipment.title,
-            file=own.name,
-            sha256=evaluation.lora.sha256 if lora and evaluation.lora else sha256,
+            Subject(
+                name=shipment.title,
+                file=own.name,
+                sha256=evaluation.lora.sha256 if lora and evaluation.lora else sha256,
+                beside={gguf.name: sha256} if lora else {},
+            ),
             base=inputs.base,
             provenance=found,
             datasets=shipment.datasets,
             versions=inputs.train.run.versions if inputs.train.run else {},
-            beside={gguf.name: sha256} if lora else None,
         ),
     }
     for file, text in texts.items():

@@ -16,7 +16,7 @@ from pipeline.config.products import REFERENCES, product_of
 from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, TUNED, Serve
 from pipeline.gate.recommend import Recommendation
 from pipeline.gate.records import Base, Inputs
-from pipeline.llamacpp.server_command import server_command
+from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.pages.formats import FILTERS
@@ -44,14 +44,7 @@ def fill_text(template: str, **values: Any) -> str:
 
 
 def text_values(
-    inputs: Inputs,
-    advice: Recommendation,
-    *,
-    name: str,
-    level: str,
-    serve: Serve,
-    jinja: str | None,
-    languages: Sequence[str] = (),
+    inputs: Inputs, advice: Recommendation, *, name: str, level: str, serve: Serve, jinja: str | None
 ) -> dict[str, Any]:
     """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat
     template."""
@@ -65,7 +58,7 @@ def text_values(
         "serve": serve,
         "ollama": None if system is None else {"template": CHATML, "system": system},
         "version": __version__,
-        "front_matter": front_matter(inputs.base, level, languages),
+        "front_matter": front_matter(inputs.base, level),
         "reference": product.reference(inputs.evaluations),
         "chosen": chosen,
         "checks": list(inputs.parity.checks.values()),
@@ -118,10 +111,10 @@ def printed_command(
 ) -> list[str]:
     """`quench serve`'s command for the GGUF `file`, with the adapter `lora` (a GGUF) on it if given."""
     if not lora:
-        return server_command(tools, Path(file), serve, key_file)
+        return server_command(tools, Served(Path(file)), serve, key_file)
     # NAME-adapter, as `quench serve` calls it, so that `quench chat` knows it
     alias = f"{Path(lora).stem.removesuffix('-lora')}-{BASE_WITH_ADAPTER}"
-    return server_command(tools, Path(file), serve, key_file, [(Path(lora), 1.0)], alias)
+    return server_command(tools, Served(Path(file), [(Path(lora), 1.0)], alias), serve, key_file)
 
 
 def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:

@@ -9,6 +9,7 @@ model has the same bill.
 import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +32,43 @@ NAMESPACE = uuid.UUID("4f0a0c5e-8f0e-5d5c-9a53-8a1d6b1d2f67")
 BASE_REF, LLAMA_REF = "base-model", "llama.cpp"
 
 
+@dataclass(frozen=True)
+class Subject:
+    """The model that a bill is of: its name, and its file with the hash.
+
+    `beside` are further files that it consists of, sha256 by name: the base's GGUF, if `file` is an
+    adapter's.
+    """
+
+    name: str
+    file: str
+    sha256: str
+    beside: Mapping[str, str]
+
+
 def bill(
+    subject: Subject,
     *,
-    name: str,
-    file: str,
-    sha256: str,
     base: Base,
     provenance: Mapping[str, Any],
     datasets: Mapping[str, str],
     versions: Mapping[str, Any],
-    beside: Mapping[str, str] | None = None,
 ) -> str:
     """The bill as JSON text.
 
-    `beside` are further files that the model consists of, sha256 by name: the base's GGUF, if `file` is an
-    adapter's. `base` is models/base.json, `provenance` the GGUF's own, `datasets` sha256 by name, `versions`
-    the training run's packages (None: not installed).
+    `base` is models/base.json, `provenance` the GGUF's own, `datasets` sha256 by name, `versions` the
+    training run's packages (None: not installed).
     """
     model = Component(
-        name=name,
+        name=subject.name,
         type=ComponentType.MACHINE_LEARNING_MODEL,
-        bom_ref=file,
-        version=sha256[:12],
-        hashes=[_hash(sha256)],
+        bom_ref=subject.file,
+        version=subject.sha256[:12],
+        hashes=[_hash(subject.sha256)],
         licenses=_license(base),
         pedigree=Pedigree(ancestors=[_base(base)]),
         properties=[Property(name=key, value=str(value)) for key, value in provenance.items()],
-        components=_hashed(beside or {}, ComponentType.FILE, "beside/"),
+        components=_hashed(subject.beside, ComponentType.FILE, "beside/"),
     )
     llama = Component(
         name="llama.cpp",
@@ -81,7 +92,7 @@ def bill(
     ]
     quench = Component(name="quench", version=__version__, type=ComponentType.APPLICATION, bom_ref="quench")
     bom = Bom(
-        serial_number=uuid.uuid5(NAMESPACE, sha256),
+        serial_number=uuid.uuid5(NAMESPACE, subject.sha256),
         components=[_base(base), llama, *packages, *_hashed(datasets, ComponentType.DATA, "data:")],
         metadata=BomMetaData(component=model, tools=ToolRepository(components=[quench])),
     )

@@ -23,7 +23,7 @@ from pipeline.config.sections import Curate, Serve
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.config.text import value_at
 from pipeline.core.jsonl import write_rows
-from pipeline.llamacpp.server_command import server_command
+from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.ship.card import PrintedTools
 from pipeline.stages.curate.stage import curate
 from pipeline.stages.train.record import NO_PART, run_id
@@ -266,7 +266,7 @@ def test_a_checkpoint_is_of_one_value(key: str) -> None:
 @pytest.mark.parametrize("key", [*of("serve"), "machine.threads", "machine.n_gpu_layers"])
 def test_the_server_is_started_otherwise(key: str) -> None:
     def command(settings: Serve) -> list[str]:
-        return server_command(PrintedTools(Path(), Path()), Path("m.gguf"), settings, Path("key"))
+        return server_command(PrintedTools(Path(), Path()), Served(Path("m.gguf")), settings, Path("key"))
 
     if key == "serve.max_restarts":  # test_restarts.py counts them
         return

@@ -28,6 +28,7 @@ from pipeline.core.places import PROJECT
 from pipeline.gguf.provenance import BASE_FILE
 from pipeline.llamacpp import server_command as llama_server
 from pipeline.llamacpp.server import Server, free_port
+from pipeline.llamacpp.server_command import Served
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve import client as serve_client
 from pipeline.serve.adapter import Adapter, matching_adapters
@@ -74,7 +75,7 @@ def served(tools: Toolchain, params: Params, root: Path) -> Open:
         pairs = [(files[name], scale) for name, scale in scales.items()]
         model, log = Project(params, root).files("base").gguf, root / "logs" / "test.log"
         with serve(
-            tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serving, lora=pairs
+            Served(model, pairs), tools=tools, key_file=new_key(root), log=log, settings=params.serving
         ) as running:
             yield running
 
@@ -108,7 +109,7 @@ def truth(tools: Toolchain, params: Params, root: Path) -> dict[tuple[float, flo
         ]
         model, log = Project(params, root).files("base").gguf, root / "logs" / "truth.log"
         with serve(
-            tools=tools, model=model, key_file=new_key(root), log=log, settings=params.serving, lora=lora
+            Served(model, lora), tools=tools, key_file=new_key(root), log=log, settings=params.serving
         ) as running:
             found[own, tone] = output(running)
     assert len({tuple(tokens) for tokens in found.values()}) == 5

@@ -15,7 +15,7 @@ from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
 from pipeline.gate.judge import Judgment, judge
 from pipeline.gate.records import Parity
-from pipeline.llamacpp.converters import to_gguf
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.check import KEYS
 from pipeline.stages.parity.level_weights import level_weights
@@ -73,7 +73,7 @@ def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
     BENCHMARK["taught"](
         root / "models/base", root / "data/final/train.jsonl", root / "models/merged", ends=True
     )
-    to_gguf(tools, root / "models/merged", root / "models/gguf/demo-F16.gguf", "F16", "demo")
+    to_gguf(tools, root / "models/merged", root / "models/gguf/demo-F16.gguf", "F16", HeaderFields("demo"))
     return BENCHMARK["Bench"](root, root / "made", len(CAPITALS))
 
 
@@ -86,7 +86,7 @@ def endless(bench: Any, tools: Toolchain) -> Path:
         bench.folder / "endless",
         ends=False,
     )
-    to_gguf(tools, folder, bench.folder / "endless-F16.gguf", "F16", "endless")
+    to_gguf(tools, folder, bench.folder / "endless-F16.gguf", "F16", HeaderFields("endless"))
     return Path(bench.folder / "endless-F16.gguf")
 
 

@@ -8,8 +8,8 @@ from qwen2_variants import cut_models
 
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import check_gguf
-from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.converters import Quantizing, quantize_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain
 
 
 @pytest.fixture
@@ -19,12 +19,11 @@ def source(tools: Toolchain) -> Path:
 
 def test_the_first_pattern_that_matches_wins(source: Path, tools: Toolchain, tmp_path: Path) -> None:
     quantize_gguf(
-        tools,
+        Llama(tools),
         source,
         tmp_path / "x.gguf",
         "Q4_K_M",
-        1,
-        tensor_types={r"blk\.0\.ATTN_V": "q8_0", "attn_v": "F16"},
+        Quantizing(tensor_types={r"blk\.0\.ATTN_V": "q8_0", "attn_v": "F16"}),
     )
     types = {
         name: GGMLQuantizationType(ggml_type).name
@@ -52,5 +51,5 @@ def test_what_cannot_be_is_an_error_and_publishes_nothing(
     source: Path, types: dict[str, str], output: str, tools: Toolchain, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=output):
-        quantize_gguf(tools, source, tmp_path / "x.gguf", "Q4_K_M", 1, tensor_types=types)
+        quantize_gguf(Llama(tools), source, tmp_path / "x.gguf", "Q4_K_M", Quantizing(tensor_types=types))
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from pipeline.core.errors import ToolError
 from pipeline.gguf.header import read_header
 from pipeline.gguf.safetensors_rows import read_folder, read_rows
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.converters import to_gguf
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 
 pytestmark = pytest.mark.usefixtures("whole_converters")
@@ -31,9 +31,7 @@ def test_the_given_name_and_fields_win(tools: Toolchain, tmp_path: Path) -> None
         model,
         file,
         "F16",
-        "x",
-        "gpt-2",
-        {"quench.x": "1 – ü", "general.base_model.count": 1, "general.name": "y"},
+        HeaderFields("x", "gpt-2", {"quench.x": "1 – ü", "general.base_model.count": 1, "general.name": "y"}),
     )
     header = read_header(file)
     assert {key: header.fields[key] for key in wanted} == wanted
@@ -49,7 +47,7 @@ def test_an_unknown_vocabulary_without_a_name_fails_and_leaves_what_was_there(
     model = cut_qwen2(tmp_path / "hf", tools)
     (tmp_path / "x.gguf").write_text("before")
     with pytest.raises(ToolError, match="BPE pre-tokenizer was not recognized"):
-        to_gguf(tools, model, tmp_path / "x.gguf", "F16", "x")
+        to_gguf(tools, model, tmp_path / "x.gguf", "F16", HeaderFields("x"))
     assert (tmp_path / "x.gguf").read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "x.gguf"]
 
@@ -58,7 +56,7 @@ def test_biases_norms_and_a_head_of_its_own_are_converted(tools: Toolchain, tmp_
     import torch
 
     model, file = tiny_qwen2(tmp_path / "hf", tools, words=KEPT, trained=True), tmp_path / "x.gguf"
-    to_gguf(tools, model, file, "F16", "x", "qwen2")
+    to_gguf(tools, model, file, "F16", HeaderFields("x", "qwen2"))
     stored, (_, tensors) = read_folder(model), gguf_tensors(file)
     assert len(tensors) == len(stored) == 27
     pairs = {f"model.layers.1.self_attn.{part}_proj.bias": f"blk.1.attn_{part}.bias" for part in "qkv"}

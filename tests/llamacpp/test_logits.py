@@ -8,9 +8,10 @@ import tiny
 from plain_figures import nmse
 from qwen2_variants import random_adapter
 
+from pipeline.config.products import ModelFiles
 from pipeline.llamacpp.converters import lora_to_gguf
 from pipeline.llamacpp.logits import open_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.log_probabilities import kl_divergence, perplexity, shifted
 
 
@@ -35,7 +36,7 @@ def test_a_ggufs_logits_are_the_models(tiny_qwen2: Path, tiny_gguf_base: Path, t
     model = AutoModelForCausalLM.from_pretrained(tiny_qwen2, dtype=torch.float32)
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0].numpy()
-    with open_gguf(tools, tiny_gguf_base, ctx_size=64, threads=1, n_gpu_layers=0) as gguf:
+    with open_gguf(Llama(tools), ModelFiles(tiny_gguf_base), ctx_size=64) as gguf:
         assert gguf.vocabulary == tiny.ROWS
         every = gguf.logits(ids, list(range(6)))
         some = gguf.logits(ids, [1, 4])
@@ -61,7 +62,7 @@ def test_with_an_adapter_on_it_they_are_pefts(
     with torch.no_grad():
         bare = model(torch.tensor([ids])).logits[0].numpy()
         expected = PeftModel.from_pretrained(model, adapter)(torch.tensor([ids])).logits[0].numpy()
-    with open_gguf(tools, tiny_gguf_base, ctx_size=64, threads=1, n_gpu_layers=0, lora=lora) as gguf:
+    with open_gguf(Llama(tools), ModelFiles(tiny_gguf_base, lora), ctx_size=64) as gguf:
         found = gguf.logits(ids, places)
     assert nmse(expected, found) < 1e-3 < 0.1 < nmse(expected, bare)
 
@@ -70,7 +71,7 @@ def test_two_ggufs_at_once(tiny_gguf_base: Path, tools: Toolchain) -> None:
     """A log callback that was collected with the first of two models once crashed the process when the second
     was freed.
     """
-    load = {"ctx_size": 64, "threads": 1, "n_gpu_layers": 0}
+    load = Llama(tools), ModelFiles(tiny_gguf_base)
     for _ in range(2):
-        with open_gguf(tools, tiny_gguf_base, **load) as one, open_gguf(tools, tiny_gguf_base, **load) as two:
+        with open_gguf(*load, ctx_size=64) as one, open_gguf(*load, ctx_size=64) as two:
             assert np.array_equal(one.logits([970, 11], [0, 1]), two.logits([970, 11], [0, 1]))

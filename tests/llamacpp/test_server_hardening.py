@@ -28,6 +28,7 @@ from needed import need
 
 from pipeline.commands import serve as serve_command
 from pipeline.config.params import load_params
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Serve
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
@@ -42,9 +43,9 @@ from pipeline.llamacpp.server import (
     wait_for_health,
     write_key,
 )
-from pipeline.llamacpp.server_command import server_command
+from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.server_process import guarded
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.serve.key import read_key
 from pipeline.ship.card import serve_script
 
@@ -89,7 +90,7 @@ def server(tools: Toolchain, model: Path) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (HOSTILE | {"CUDA_VISIBLE_DEVICES": "7"}).items():
             patch.setenv(name, value)
-        with serving(tools, model, ctx_size=256, parallel=2, threads=1) as running:
+        with serving(Llama(tools), ModelFiles(model), ctx_size=256, parallel=2) as running:
             process = running.process.pid
             yield running
             assert running.process.poll() is None and running.process.pid == process
@@ -612,7 +613,7 @@ def test_half_open_connections_are_cut_off(tools: Toolchain, model: Path, tmp_pa
     """
     port, log = free_port(), tmp_path / "log"
     settings = Serve(port=port, ctx_size=256, parallel=2, threads=1, n_gpu_layers=0)
-    command = server_command(tools, model, settings, write_key(tmp_path / "key", "k"))
+    command = server_command(tools, Served(model), settings, write_key(tmp_path / "key", "k"))
     with start(command, log) as process, connect(f"http://127.0.0.1:{port}", "k") as client:
         wait_for_health(process, str(client.base_url), log)
         begun = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(1100)]
@@ -728,14 +729,14 @@ def test_whoever_starts_a_server_ends_one_that_grows_before_it_is_ready(
     if starter == "quench serve":
         settings = Serve(port=free_port(), ctx_size=256, parallel=1, threads=1, n_gpu_layers=0)
         running = serve_command.serve(
+            Served(model),
             tools=tools,
-            model=model,
             key_file=write_key(tmp_path / "key", "k"),
             log=tmp_path / "log",
             settings=settings,
         )
     else:
-        running = serving(tools, model, ctx_size=256, threads=1)
+        running = serving(Llama(tools), ModelFiles(model), ctx_size=256)
     with pytest.raises(ToolError) as refused, running:
         pytest.fail("it is ready")
     assert refused.value.id == "Q-LLAMACPP-029"
@@ -748,7 +749,7 @@ def test_a_server_that_ends_under_a_stage_is_the_machines_error(
 ) -> None:
     with (
         pytest.raises(MachineError) as ended,
-        serving(tools, model, ctx_size=256, parallel=2, threads=1) as running,
+        serving(Llama(tools), ModelFiles(model), ctx_size=256, parallel=2) as running,
     ):
         running.process.send_signal(how)
         running.process.wait(10)

@@ -18,9 +18,10 @@ from plain_figures import log_softmax
 
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.products import ModelFiles
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.llamacpp.logits import GgufModel, open_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.general import (
     ASKED,
     ROWS,
@@ -163,7 +164,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def gguf(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GgufModel]:
     """A random model over bytes with a context of 256."""
     file = tiny.tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny-F16.gguf")
-    with open_gguf(tools, file, ctx_size=256, threads=1, n_gpu_layers=0, rows=ROWS) as model:
+    with open_gguf(Llama(tools), ModelFiles(file), ctx_size=256, rows=ROWS) as model:
         yield model
 
 

@@ -18,8 +18,8 @@ from pipeline.config.targets import is_routed
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.sources import in_model
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.converters import quantize_gguf, to_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.experts.recognize import TRAINABLE
 from pipeline.models.experts.separate import load_model
 from pipeline.models.experts.targets import expert_number, together
@@ -242,8 +242,8 @@ def test_gradients_on_a_ggufs_blocks_are_those_of_plain_torch(
 ) -> None:
     source, folder = tiny_moe(tmp_path / "source", tools, kind), tmp_path / "base"
     folder.mkdir()
-    to_gguf(tools, source, tmp_path / "f16.gguf", "F16", "tiny", "qwen2")
-    quantize_gguf(tools, tmp_path / "f16.gguf", folder / "model.gguf", "Q4_K_M", 1)
+    to_gguf(tools, source, tmp_path / "f16.gguf", "F16", HeaderFields("tiny", "qwen2"))
+    quantize_gguf(Llama(tools), tmp_path / "f16.gguf", folder / "model.gguf", "Q4_K_M")
     for name in ("config.json", "generation_config.json"):
         (folder / name).write_bytes((source / name).read_bytes())
     train = settings(quantization="gguf", target_modules=["q_proj"], target_experts=PARTS, router="train")

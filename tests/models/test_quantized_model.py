@@ -24,8 +24,8 @@ from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.converters import quantize_gguf, to_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.chunked_loss import check_head, chunked_loss
 from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
@@ -78,9 +78,9 @@ def levels(
         for file in source.glob("*config.json"):
             shutil.copyfile(file, folder / file.name)
         if level == "F16":
-            to_gguf(tools, source, folder / "model.gguf", "F16", name, "qwen2")
+            to_gguf(tools, source, folder / "model.gguf", "F16", HeaderFields(name, "qwen2"))
         else:
-            quantize_gguf(tools, made["F16"] / "model.gguf", folder / "model.gguf", level, 1)
+            quantize_gguf(Llama(tools), made["F16"] / "model.gguf", folder / "model.gguf", level)
     return made
 
 

@@ -18,7 +18,7 @@ from pipeline.config.targets import misfits
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import read_header, tensor_bytes
 from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.planning import weights
 from pipeline.planning.base import PUBLISHED, find_quantized, find_shape, published_shape
 from pipeline.planning.duration import run_of, work_in
@@ -178,7 +178,7 @@ def level_file(
     """A GGUF of zeros that llama-quantize made, the shape of its model, and its level."""
     tied, level = request.param
     folder, shape = tmp_path_factory.mktemp(level), shaped(256, 512, tied=tied, kv_heads=2)
-    quantize_gguf(tools, written(folder / "f16.gguf", shape), folder / "model.gguf", level, 1)
+    quantize_gguf(Llama(tools), written(folder / "f16.gguf", shape), folder / "model.gguf", level)
     return folder / "model.gguf", shape, level
 
 

@@ -18,6 +18,7 @@ from tiny import untied_qwen2
 from pipeline.config.sections import Training
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.converters import quantize_gguf
+from pipeline.llamacpp.tools import Llama
 from pipeline.models.offload import OffloadedWeight
 from pipeline.planning import activations
 from pipeline.planning.quantized import QuantizedBase, quantized_in
@@ -75,7 +76,7 @@ def write_tiny(folder: Path, kind: str) -> Path:
 def write_gguf(folder: Path, tied: bool, level: str, request: pytest.FixtureRequest) -> Path:
     shape = shaped(256, 512, tied=tied, kv_heads=2)
     tools = request.getfixturevalue("tools")
-    quantize_gguf(tools, written(folder / "f16.gguf", shape), folder / "model.gguf", level, 1)
+    quantize_gguf(Llama(tools), written(folder / "f16.gguf", shape), folder / "model.gguf", level)
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],

@@ -3,6 +3,7 @@ and exit 6 where nothing does.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import plan_json, run_plan, write_gguf_params, write_params
 
+from pipeline.config.sections import Serve
+from pipeline.config.sections.values import ALL_LAYERS
 from pipeline.core.errors import ConfigError
 from pipeline.core.hardware import Card
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.llamacpp.server_command import PROMPT_CACHE_MIB
 from pipeline.planning.serving import (
+    PlannedModel,
     ServingMemory,
     best_that_fits,
     cache_per_token,
@@ -32,8 +36,11 @@ EIGHT = ("--recipe", "qwen2.5-7b-8gb", "--vram", "8")
 
 
 def level(weights: int = 1000, per_token: int | None = 2, *, room: int | None = 5000, **changed: Any) -> Any:
-    asked = {"context": 100, "parallel": 1, "positions": 4096} | changed
-    return plan_level("Q4_K_M", weights, per_token, room=room, **asked)
+    served = {key: changed.pop(key) for key in ("ctx_size", "parallel", "n_gpu_layers") if key in changed}
+    serve = Serve().model_copy(update={"ctx_size": 100, "parallel": 1, "n_gpu_layers": ALL_LAYERS} | served)
+    return plan_level(
+        PlannedModel("Q4_K_M", weights, per_token, **{"positions": 4096} | changed), serve, room
+    )
 
 
 def test_weights_cache_and_buffers_are_summed() -> None:
@@ -50,8 +57,8 @@ def test_the_longest_context_is_the_last_that_fits() -> None:
     found = level()
     assert found.fits
     assert found.longest == int((5000 / 1.1 - 1000) // 2)
-    assert level(context=found.longest).fits
-    assert not level(context=found.longest + 2).fits
+    assert level(ctx_size=found.longest).fits
+    assert not level(ctx_size=found.longest + 2).fits
     assert level(parallel=2).longest == found.longest // 2
     assert level(positions=50).longest == 50
     assert level(weights=9000).longest == 0
@@ -59,16 +66,17 @@ def test_the_longest_context_is_the_last_that_fits() -> None:
     assert level(peak=1500).longest == (5000 - 1000 - 300) // 2
     assert level(per_token=None).longest is None
     assert level(room=None).fits is None
-    assert level(kept=600).longest == int((4400 / 1.1 - 1000) // 2)
-    assert level(kept=600, peak=1500).longest == (4400 - 1000 - 300) // 2
+    kept = PROMPT_CACHE_MIB << 20  # beside a model in main memory
+    assert level(n_gpu_layers=0, room=kept + 4400).longest == int((4400 / 1.1 - 1000) // 2)
+    assert level(n_gpu_layers=0, room=kept + 4400, peak=1500).longest == (4400 - 1000 - 300) // 2
 
 
 def test_what_is_not_known_to_fit_is_not_said_to() -> None:
     assert level(per_token=None).fits is None  # a KV cache that nobody measured is not 0
     assert level(per_token=None, peak=1500).fits is True  # it is in the peak
     assert level(per_token=None, weights=9000).fits is False  # the weights alone are too large
-    assert level(context=4096, positions=2048, room=10**9).fits is False
-    assert level(context=4096, positions=2048, room=None).fits is False
+    assert level(ctx_size=4096, positions=2048, room=10**9).fits is False
+    assert level(ctx_size=4096, positions=2048, room=None).fits is False
     assert best_that_fits({"Q4_K_M": level(per_token=None)}) is None
 
 
@@ -89,9 +97,7 @@ def test_what_is_called_the_longest_fits_and_nothing_much_longer_does(
     weights: int, per_token: int, context: int, parallel: int, room: int
 ) -> None:
     def at(tokens: int) -> Any:
-        return plan_level(
-            "L", weights, per_token, context=tokens, parallel=parallel, positions=1 << 20, room=room
-        )
+        return level(weights, per_token, room=room, ctx_size=tokens, parallel=parallel, positions=1 << 20)
 
     found = at(context)
     assert found.fits == (found.memory.total <= room)
@@ -120,7 +126,7 @@ def test_the_cache_of_a_config_is_that_of_its_gguf(tmp_path: Path) -> None:
 
 def test_the_best_is_the_one_with_the_most_bits_that_fits() -> None:
     plans = {
-        name: plan_level(name, size, 1, context=1, parallel=1, positions=9, room=250)
+        name: replace(level(size, 1, room=250, ctx_size=1, positions=9), name=name)
         for name, size in (("A", 100), ("B", 200), ("C", 900))
     }
     assert best_that_fits(plans) == "B"

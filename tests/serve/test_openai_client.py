@@ -12,8 +12,9 @@ import openai
 import pytest
 import tiny
 
+from pipeline.config.products import ModelFiles
 from pipeline.llamacpp.server import Server, serving
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 
 NEWLINE = 198  # in Qwen2.5's vocabulary
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Ulm?"}]
@@ -45,7 +46,7 @@ WEATHER: Any = {
 @pytest.fixture(scope="module")
 def server(tools: Toolchain, finished: Path) -> Iterator[Server]:
     with serving(
-        tools, finished / "models" / "gguf" / "tiny-F16.gguf", ctx_size=1024, parallel=2, threads=1
+        Llama(tools), ModelFiles(finished / "models" / "gguf" / "tiny-F16.gguf"), ctx_size=1024, parallel=2
     ) as running:
         yield running
 

@@ -18,7 +18,7 @@ from pipeline.commands.pairs.answering import Sampling, sampled_answers
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
 from pipeline.llamacpp.server import Server, connect, serving
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answers import answer_row
 from pipeline.serve.smoke import judge, smoke
 from pipeline.stages.parity.behavior import answer
@@ -95,7 +95,7 @@ def models(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def servers(tools: Toolchain, models: dict[str, Path]) -> Iterator[dict[str, Server]]:
     with ExitStack() as running:
         yield {
-            name: running.enter_context(serving(tools, model, ctx_size=2048, parallel=1, threads=1))
+            name: running.enter_context(serving(Llama(tools), ModelFiles(model), ctx_size=2048, parallel=1))
             for name, model in models.items()
         }
 

@@ -23,10 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.params import load_params
+from pipeline.config.products import ModelFiles
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import Server, free_port, serving
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.serve.restarts import (
     HOUR,
     LONGEST_PAUSE,
@@ -112,7 +113,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_server_that_hangs_is_ended(tools: Toolchain, model: Path) -> None:
     """The grammar keeps the loop that all answers come from busy; measured: for hours."""
-    with serving(tools, model, ctx_size=256, parallel=2, threads=1) as server:
+    with serving(Llama(tools), ModelFiles(model), ctx_size=256, parallel=2) as server:
 
         def ask() -> None:
             with pytest.raises(httpx.TransportError):
@@ -134,7 +135,7 @@ def test_a_server_that_hangs_is_ended(tools: Toolchain, model: Path) -> None:
 
 
 def test_a_server_that_grows_is_ended(tools: Toolchain, model: Path) -> None:
-    with serving(tools, model, ctx_size=256, threads=1) as server:
+    with serving(Llama(tools), ModelFiles(model), ctx_size=256) as server:
         assert (own_memory(server.process.pid) or 0) > 1_000_000
         assert "memory" in watch(server, growth_bytes=-1)
     assert own_memory(2**22 + 1) is None
@@ -241,7 +242,7 @@ def test_no_server_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
 def test_the_watch_is_answered_while_an_answer_is_generated(tools: Toolchain, model: Path) -> None:
     body = {"prompt": "a", "n_predict": 5000, "ignore_eos": True, "stream": True}
     with (
-        serving(tools, model, ctx_size=256, parallel=1, threads=1) as server,
+        serving(Llama(tools), ModelFiles(model), ctx_size=256, parallel=1) as server,
         server.client.stream("POST", "/completion", json=body) as answer,
     ):
         assert json.loads(next(answer.iter_lines()).removeprefix("data: "))

@@ -36,7 +36,7 @@ from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import Server, connect, free_port
-from pipeline.llamacpp.server_command import server_command
+from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.serve.client import Piece, parse_line
 from pipeline.serve.key import KEY_FILE, new_key, read_key
@@ -93,8 +93,8 @@ Open = Callable[[str], Any]
 def served(tools: Toolchain, params: Params, root: Path) -> Open:
     """`served("Q4_K_M")` is a context with that model's server."""
     return lambda model: serve(
+        Served(Project(params, root).files(model).gguf),
         tools=tools,
-        model=Project(params, root).files(model).gguf,
         key_file=new_key(root),
         log=root / "logs" / "test.log",
         settings=params.serving,
@@ -136,7 +136,7 @@ def test_listens_on_loopback_only(server: Server) -> None:
 def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: Path) -> None:
     command = server_command(
         tools,
-        tmp_path / "x-Q4.gguf",
+        Served(tmp_path / "x-Q4.gguf"),
         Serve(port=8081, ctx_size=4096, parallel=2, threads=6, n_gpu_layers=99, n_predict=7),
         tmp_path / "key",
     )
@@ -443,7 +443,7 @@ def test_a_port_that_another_user_takes_while_ours_starts_gets_no_key(
     model, key_file = tiny.tiny_gguf(tmp_path / "tiny.gguf"), new_key(tmp_path)
     with anothers_server("200 OK") as (port, sent), pytest.raises(ToolError) as refused:
         settings = Serve(port=port, ctx_size=256, parallel=1, threads=1, n_gpu_layers=0)
-        with serve(tools=tools, model=model, key_file=key_file, log=tmp_path / "log", settings=settings):
+        with serve(Served(model), tools=tools, key_file=key_file, log=tmp_path / "log", settings=settings):
             pytest.fail("it is taken for ours")
     assert refused.value.id in ("Q-LLAMACPP-014", "Q-LLAMACPP-028")
     assert not any(read_key(key_file) in text for text in sent)
@@ -506,7 +506,8 @@ def test_the_command_names_its_adapters_and_keeps_no_prompts_of_several(
     tools: Toolchain, tmp_path: Path
 ) -> None:
     def command(*lora: tuple[Path, float], **more: str) -> dict[str, str]:
-        words = server_command(tools, tmp_path / "x.gguf", Serve(), tmp_path / "key", lora, **more)
+        served = Served(tmp_path / "x.gguf", lora, **more)
+        words = server_command(tools, served, Serve(), tmp_path / "key")
         return dict(zip(words, [*words[1:], ""], strict=True))
 
     one = command((Path('a,"b".gguf'), 1))  # a row of CSV
@@ -704,8 +705,8 @@ def test_every_slot_has_the_whole_context(tools: Toolchain, params: Params, root
     settings = params.serving.model_copy(update={"parallel": 3, "ctx_size": 256})
     model = root / "models" / "gguf" / "demo-Q4_K_M.gguf"
     with serve(
+        Served(model),
         tools=tools,
-        model=model,
         key_file=new_key(root),
         log=root / "logs" / "slots.log",
         settings=settings,

@@ -12,7 +12,8 @@ from typing import Any
 
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.commands.judge.files import Candidate
-from pipeline.commands.judge.measure import loaded
+from pipeline.commands.judge.measure import llama_of, loaded
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Serve
 from pipeline.core.progress import progress
 from pipeline.core.publish import scratch_folder
@@ -97,13 +98,8 @@ def speaking(
 
     @contextmanager
     def opened() -> Iterator[Speaker]:
-        with open_gguf(
-            tools,
-            one.path,
-            ctx_size=max(len(prompt.ids) for prompt in prompts),
-            threads=load.threads,
-            n_gpu_layers=load.n_gpu_layers,
-        ) as model:
+        llama, longest = llama_of(load, tools), max(len(prompt.ids) for prompt in prompts)
+        with open_gguf(llama, ModelFiles(one.path), ctx_size=longest) as model:
 
             def speak(prompt: Prompt) -> Any:
                 advance(1)

@@ -22,6 +22,7 @@ from typing import Any
 
 from pipeline.chat.tokens import Row
 from pipeline.commands.judge.files import Candidate
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate, Serve
 from pipeline.config.sections.values import ALL_LAYERS
 from pipeline.core.errors import ConfigError, ToolError
@@ -33,10 +34,10 @@ from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answer_speed import OtherLoad, Speed, answer_speed, cpu_time, other_load, runs_of
 from pipeline.metrics.answers import answer_row, kept_answers
-from pipeline.planning.serving import LevelPlan, plan_level, prompt_cache
+from pipeline.planning.serving import LevelPlan, PlannedModel, plan_level
 from pipeline.stages.evaluate.speed import gpu_memory
 
 FOLDER = Path("reports/judge")
@@ -46,6 +47,11 @@ WHY = ("error loading model", "unknown model architecture", "error:", "failed", 
 LOADED = ("ctx_size", "threads", "n_gpu_layers")  # how every file is loaded; no layers: 0
 UNITS = {"MB": 1 << 20, "GB": MEMORY_GB, "": MEMORY_GB, "MIB": 1 << 20, "GIB": MEMORY_GB}
 NO_LIMIT = 1 << 40  # positions, where a header names none
+
+
+def llama_of(load: Serve, tools: Toolchain) -> Llama:
+    """llama.cpp as every file is loaded."""
+    return Llama(tools, load.threads, load.n_gpu_layers)
 
 
 def load_values(load: Serve) -> dict[str, Any]:
@@ -123,7 +129,14 @@ def loaded(one: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
     """
     with ExitStack() as up:
         try:
-            server = up.enter_context(serving(tools, one.path, **load_values(load)))
+            server = up.enter_context(
+                serving(
+                    llama_of(load, tools),
+                    ModelFiles(one.path),
+                    ctx_size=load.ctx_size,
+                    parallel=load.parallel,
+                )
+            )
         except ToolError as error:
             if error.id != "Q-LLAMACPP-014":
                 raise
@@ -172,19 +185,10 @@ def plan_of(one: Candidate, load: Serve, room: int, served: Served | None = None
     peak = None
     if served:
         peak = served.gpu_memory if load.n_gpu_layers else served.peak_memory
-    serve = load.model_copy(update={"n_gpu_layers": ALL_LAYERS if load.n_gpu_layers else 0})
-    return plan_level(
-        one.name,
-        one.bytes,
-        one.per_token,
-        context=load.ctx_size,
-        parallel=1,
-        positions=one.positions or NO_LIMIT,
-        room=room,
-        made=True,
-        peak=peak,
-        kept=prompt_cache(serve),
-    )
+    layers = ALL_LAYERS if load.n_gpu_layers else 0
+    serve = load.model_copy(update={"n_gpu_layers": layers, "parallel": 1})
+    model = PlannedModel(one.name, one.bytes, one.per_token, one.positions or NO_LIMIT, made=True, peak=peak)
+    return plan_level(model, serve, room)
 
 
 def memory_values(one: Candidate, load: Serve, room: int, served: Served) -> dict[str, Any]:

@@ -129,16 +129,7 @@ def plan(
     """Plan training's memory, disk and time before downloading weights, or serving's memory; exit 6 if it
     does not fit.
     """
-    from pipeline.commands.plan import main
+    from pipeline.commands.plan import Machine, main, settings_of
 
-    main(
-        params,
-        root,
-        recipe=recipe,
-        config=config,
-        vram=vram,
-        tflops=tflops,
-        as_json=as_json,
-        serve=serving,
-        processes=processes,
-    )
+    machine, settings = Machine(vram, tflops, processes), settings_of(params, root, recipe)
+    main(settings, root, machine, config=config, serve=serving, as_json=as_json)

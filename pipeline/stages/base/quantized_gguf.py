@@ -15,8 +15,8 @@ from pipeline.core.publish import need_disk
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE, TRAINED_ON
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
-from pipeline.llamacpp.converters import NO_TYPES, quantize_gguf
-from pipeline.llamacpp.tools import Toolchain, run_tool
+from pipeline.llamacpp.converters import NO_TYPES, Quantizing, quantize_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
 from pipeline.models.base_header import checked_header
 from pipeline.models.experts.recognize import TRAINABLE, expert_settings, kind_of
 from pipeline.stages.base.file_choice import gguf_parts
@@ -91,8 +91,8 @@ def keep_gguf(
         copy_file(file, original)
     if level:
         print(f"base: quantizing {file.name} to {level}", flush=True)
-        threads = os.cpu_count() or 1
-        quantize_gguf(tools, original, model, level, threads, tensor_types=tensor_types, requantize=True)
+        options = Quantizing(tensor_types=tensor_types, requantize=True)
+        quantize_gguf(Llama(tools, os.cpu_count() or 1), original, model, level, options)
     header = check_gguf(model)
     check_trainable(header, file)
     tokenizer = load_tokenizer_of(model, header)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipeline.core.publish import remove
 from pipeline.gguf.file import BUDGET_FIELD
-from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.converters import Quantizing, quantize_gguf
+from pipeline.llamacpp.tools import Llama
 from pipeline.metrics.divergence import Prompt, Reference, gguf_divergence, gguf_speaker, kept_logits
 from pipeline.stages.budget.sizes import Allocation, Sizes, patterns, prove
 
@@ -24,8 +24,7 @@ class Maker:
     imatrix: Path | None
     text: str
     scratch: Path
-    nthreads: int
-    tools: Toolchain
+    llama: Llama
 
     def make(self, target: Path, allocation: Allocation, sizes: Sizes, most: int | None = None) -> Path:
         """Write the file of an allocation and prove its types and its size; the file."""
@@ -39,16 +38,9 @@ class Maker:
         return target
 
     def _quantize(self, target: Path, level: str, allocation: Allocation) -> None:
-        quantize_gguf(
-            self.tools,
-            self.source,
-            target,
-            level,
-            self.nthreads,
-            self.imatrix,
-            patterns(allocation),
-            fields={BUDGET_FIELD: self.text} if allocation else {},
-        )
+        fields = {BUDGET_FIELD: self.text} if allocation else {}
+        options = Quantizing(self.imatrix, patterns(allocation), fields=fields)
+        quantize_gguf(self.llama, self.source, target, level, options)
 
     @contextmanager
     def passing(self, allocation: Allocation, sizes: Sizes, most: int | None = None) -> Iterator[Path]:
@@ -87,19 +79,21 @@ class Judge:
     """KL divergence of files from the 16-bit one, row by row, on some rows."""
 
     reference: Reference
-    threads: int
-    tools: Toolchain
+    llama: Llama
 
     def rows(self, file: Path) -> list[float]:
         """Nats, one a row."""
-        return gguf_divergence(self.reference, file, threads=self.threads, tools=self.tools).kld_rows
+        return gguf_divergence(
+            self.reference, file, threads=self.llama.threads, tools=self.llama.tools
+        ).kld_rows
 
 
 @contextmanager
-def judging(maker: Maker, prompts: list[Prompt], threads: int) -> Iterator[Judge]:
+def judging(maker: Maker, prompts: list[Prompt]) -> Iterator[Judge]:
     """A judge on `prompts`; the 16-bit model's logits are on the disk meanwhile (32 positions of a row at
     most, 4 bytes for each token of the vocabulary).
     """
-    speaker = gguf_speaker(maker.source, prompts, threads=threads, tools=maker.tools)
+    llama = maker.llama
+    speaker = gguf_speaker(maker.source, prompts, threads=llama.threads, tools=llama.tools)
     with kept_logits(prompts, speaker, maker.scratch) as reference:
-        yield Judge(reference, threads, maker.tools)
+        yield Judge(reference, llama)

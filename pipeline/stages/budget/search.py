@@ -56,7 +56,6 @@ class Task:
     header: int
     shape: Shape
     rows: Sequence[Encoded]
-    threads: int
     seed: int
 
     @property
@@ -126,7 +125,7 @@ def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
     Of the `LARGEST` largest levels that fit, the best is that which diverges least on these rows: at 7B Q4_1
     is larger than Q4_K_M, and worse.
     """
-    with judging(maker, prompts(task.rows), task.threads) as judge:
+    with judging(maker, prompts(task.rows)) as judge:
         rows = judge.rows(own)
         measured: list[tuple[float, str, int, list[float]]] = []
         file = maker.scratch / "rival.gguf"

@@ -6,6 +6,8 @@ Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/merged/`, `models/adapter/`
 `models/gguf/NAME-BUDGET.gguf` and `reports/budget/BUDGET.json`. Command: `python -m pipeline budget@4.2GB`
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.gguf.file import check_gguf, describe, kv_cache_bytes
-from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.llamacpp.tools import Llama, find_llama
 from pipeline.planning.budget import most_bytes
 from pipeline.planning.shape import load_shape
 from pipeline.stages.budget.files import Maker, emptied
@@ -30,29 +32,31 @@ ROWS = 64  # of the validation split, which decide
 NEW_FIELDS = 1 << 10  # bytes that llama-quantize adds to the header, generously
 
 
-def budget(
-    *,
-    text: str,
-    source: Path,
-    merged: Path,
-    tokenizer: Path,
-    imatrix: Path | None,
-    val: Path,
-    target: Path,
-    scratch: Path,
-    serve: Serve,
-    longest: int,
-    nthreads: int,
-    threads: int,
-    seed: int,
-    tools: Toolchain,
-) -> dict[str, Any]:
-    """Write the file of the budget `text` (checked by the settings) to `target`; its record.
-
-    The same bytes for the same input; files are made in the folder `scratch`, which is removed. Raises
-    `ConfigError` if no file of that size can be made, `DataError` if there are no rows to measure on,
-    `MachineError` if the disk is too small, `ToolError` if llama.cpp fails.
+@dataclass(frozen=True)
+class Files:
+    """What a budget's file is made from (the 16-bit GGUF, the model that it was converted from, the
+    tokenizer, an importance matrix or None, the rows that decide), where it goes, and the folder of temporary
+    files, which is removed.
     """
+
+    source: Path
+    merged: Path
+    tokenizer: Path
+    imatrix: Path | None
+    val: Path
+    target: Path
+    scratch: Path
+
+
+def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int, seed: int) -> dict[str, Any]:
+    """Write the file of the budget `text` (checked by the settings), chosen on rows of at most `longest`
+    tokens; its record.
+
+    The same bytes for the same input. Raises `ConfigError` if no file of that size can be made, `DataError`
+    if there are no rows to measure on, `MachineError` if the disk is too small, `ToolError` if llama.cpp
+    fails.
+    """
+    source, imatrix, target = files.source, files.imatrix, files.target
     wanted = parse_budget(text)
     assert wanted is not None, f"{text} is no budget"
     header, size = check_gguf(source), source.stat().st_size
@@ -69,16 +73,16 @@ def budget(
         return most_bytes(wanted, weights=weights, header=start, cache=cache or 0, serve=serve)
 
     check_room(text, most(header.start), header.start, sizes)
-    rows = deciding_rows(tokenizer, val, longest, seed)
+    rows = deciding_rows(files.tokenizer, files.val, longest, seed)
     need_disk(target.parent, 3 * size)  # a file that is tried, the level that competes, and logits
-    with emptied(scratch) as folder:
-        maker = Maker(source, imatrix, text, folder, nthreads, tools)
+    with emptied(files.scratch) as folder:
+        maker = Maker(source, imatrix, text, folder, llama)
         room = max(most(header.start) - header.start - NEW_FIELDS, extremes(sizes)[0])
         with maker.passing(uniform(sizes, room), sizes) as file:
             start = check_gguf(file).start  # the same for all types
         check_room(text, most(start), start, sizes)
-        shape = load_shape(merged / "config.json")
-        task = Task(sizes, most(start) - start, start, shape, rows, threads, seed)
+        shape = load_shape(files.merged / "config.json")
+        task = Task(sizes, most(start) - start, start, shape, rows, seed)
         file, found = search(maker, task)
         with publishing(target, check_gguf) as aside:
             file.rename(aside)
@@ -121,8 +125,7 @@ def main(params: Params, root: Path, text: str) -> None:
         )
     folder, name = root / "models/gguf", params.convert.name
     matrix = root / "models/imatrix/imatrix.gguf"
-    record = budget(
-        text=text,
+    files = Files(
         source=folder / f"{name}-{params.convert.type}.gguf",
         merged=root / "models/merged",
         tokenizer=root / "models/adapter",
@@ -130,24 +133,28 @@ def main(params: Params, root: Path, text: str) -> None:
         val=root / "data/final/val.jsonl",
         target=folder / f"{name}-{text}.gguf",
         scratch=root / FOLDER / text,
+    )
+    record = budget(
+        text,
+        files,
+        find_llama(params.machine),
         serve=params.serving,
         longest=params.evaluate.ctx_size,
-        nthreads=params.machine.threads,
-        threads=params.machine.threads,
         seed=params.evaluate.seed,
-        tools=find_toolchain(params.machine.llama_cpp),
     )
     write_json(root / "reports/budget" / f"{text}.json", record)
-    print(f"budget: {name}-{text}.gguf {record['bytes'] / 1e6:.0f} MB, {sentence(record)}")
+    outcome = sentence(record["kld"], record["rival"], chosen=record["chosen"] == "own")
+    print(f"budget: {name}-{text}.gguf {record['bytes'] / 1e6:.0f} MB, {outcome}")
 
 
-def sentence(record: dict[str, Any]) -> str:
-    """What came out, in one sentence without its end."""
-    own = f"chosen types diverge {record['kld']:.4f} nats from 16 bit"
-    rival = record["rival"]
+def sentence(kld: float, rival: Mapping[str, Any] | None, *, chosen: bool) -> str:
+    """What came out, in one sentence without its end: the divergence by chosen types, the fixed level that
+    competed, and whether the chosen types won.
+    """
+    own = f"chosen types diverge {kld:.4f} nats from 16 bit"
     if rival is None:
         return f"{own}; no fixed level is as small"
     against = f"{rival['level']} ({rival['bytes'] / 1e6:.0f} MB) {rival['kld']:.4f}"
-    if record["chosen"] == "own":
+    if chosen:
         return f"{own}, {against}"
     return f"which is {rival['level']}: {own}, {against}, and the difference is within noise or in its favor"

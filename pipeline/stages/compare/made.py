@@ -10,8 +10,8 @@ from pipeline.core.publish import read_json, remove
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.patch import apply_patch, read_patch
 from pipeline.gguf.provenance import adapter_fields
-from pipeline.llamacpp.converters import base_fields, lora_to_gguf, quantize_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.converters import Quantizing, base_fields, lora_to_gguf, quantize_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.compare.projects import (
     LEVEL_FILE,
     PATCH,
@@ -63,9 +63,8 @@ def make_sixteen(params: Params, root: Path, project: Path) -> Made:
 def quantize_merged(params: Params, project: Path, sixteen: Path, level: str, tools: Toolchain) -> Path:
     """Write the merged model in `sixteen` at `level` into `project`; the file."""
     made = project / f"models/gguf/{params.convert.name}-{level}.gguf"
-    quantize_gguf(
-        tools, sixteen, made, level, params.machine.threads, tensor_types=params.quantize.tensor_types
-    )
+    options = Quantizing(tensor_types=params.quantize.tensor_types)
+    quantize_gguf(Llama(tools, params.machine.threads), sixteen, made, level, options)
     return made
 
 

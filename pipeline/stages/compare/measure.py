@@ -17,13 +17,14 @@ from typing import Any
 from pipeline.chat.selection import answerable_rows
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import Params
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate
 from pipeline.config.strategies import FOLDER, STRATEGIES, title, training_of
 from pipeline.core.errors import GateError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.llamacpp.server import serving
-from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain, find_toolchain
 from pipeline.metrics.answer_speed import answer_speed, cpu_time, other_load, runs_of
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
@@ -145,15 +146,11 @@ def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: T
     The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows
     both. Both servers map one file. `other_load` and `disturbed` say whether others kept the machine busy.
     """
-    load: dict[str, Any] = {
-        "ctx_size": PROMPT + TOKENS + 64,
-        "threads": settings.threads,
-        "n_gpu_layers": settings.n_gpu_layers,
-    }
+    llama, room = Llama(tools, settings.threads, settings.n_gpu_layers), PROMPT + TOKENS + 64
     with ExitStack() as up:
-        servers = {"shipped": up.enter_context(serving(tools, gguf, **load, lora=lora))}
+        servers = {"shipped": up.enter_context(serving(llama, ModelFiles(gguf, lora), ctx_size=room))}
         if lora:
-            servers["bare"] = up.enter_context(serving(tools, gguf, **load))
+            servers["bare"] = up.enter_context(serving(llama, ModelFiles(gguf), ctx_size=room))
         before = cpu_time()
         turns = [
             {name: answer_speed(server, PROMPT, TOKENS).generation for name, server in servers.items()}

@@ -30,8 +30,8 @@ from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.base_files import DENSE, not_dense
 from pipeline.gguf.patch import write_patch
-from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.converters import Quantizing, quantize_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.plan import own_bytes, plan_disk
@@ -112,14 +112,8 @@ def untuned_gguf(root: Path, params: Params) -> Path:
 def quantize_base(root: Path, params: Params, project: Path, level: str, tools: Toolchain) -> Path:
     """Write the untuned base at `level` into `project`; the file."""
     target = project / LEVEL_FILE
-    quantize_gguf(
-        tools,
-        untuned_gguf(root, params),
-        target,
-        level,
-        params.machine.threads,
-        tensor_types=params.quantize.tensor_types,
-    )
+    options = Quantizing(tensor_types=params.quantize.tensor_types)
+    quantize_gguf(Llama(tools, params.machine.threads), untuned_gguf(root, params), target, level, options)
     return target
 
 

@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.config.params import Params
+from pipeline.config.sections import Convert
 from pipeline.config.targets import merged_only
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk, publishing, read_json
 from pipeline.gguf.file import write_not_made
 from pipeline.gguf.provenance import Fields, adapter_fields, folder_fields
-from pipeline.llamacpp.converters import FloatType, base_fields, lora_to_gguf, to_gguf
+from pipeline.llamacpp.converters import HeaderFields, base_fields, lora_to_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import PreTokenizer, find_pre_tokenizer
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.stages.convert.consistency import contradictions
@@ -70,34 +71,35 @@ def _content(file: Path) -> object:
     return json.loads(text) if file.suffix == ".json" else text
 
 
-def convert(
-    *,
-    base: Path,
-    adapter: Path,
-    merged: Path,
-    lineage: Path,
-    folder: Path,
-    name: str,
-    type: FloatType,
-    tools: Toolchain,
-    with_base: bool = True,
-) -> Found:
+@dataclass(frozen=True)
+class Sources:
+    """What is converted: the folders of base, adapter and merged model; `lineage` is models/base.json."""
+
+    base: Path
+    adapter: Path
+    merged: Path
+    lineage: Path
+
+
+def convert(models: Sources, folder: Path, settings: Convert, tools: Toolchain) -> Found:
     """Write NAME-TYPE.gguf, NAME-base-TYPE.gguf and NAME-lora.gguf to `folder`, each read back before it is
     published; what they go by.
 
-    Without `with_base` the base's file holds no weights: at 7B it would take 15 GB. `lineage` is
-    models/base.json. Raises `DataError` with all reasons against it before anything is converted, `ToolError`
-    if a converter fails, `MachineError` if the disk is too small.
+    Where `convert.base` is false the base's file holds no weights: at 7B it would take 15 GB. Raises
+    `DataError` with all reasons against it before anything is converted, `ToolError` if a converter fails,
+    `MachineError` if the disk is too small.
     """
-    sources = (base, merged, adapter) if with_base else (merged, adapter)
+    base, adapter, merged = models.base, models.adapter, models.merged
+    name, type = settings.name, settings.type
+    sources = (base, merged, adapter) if settings.base else (merged, adapter)
     need_disk(
         folder, sum(shard.stat().st_size for source in sources for shard in source.glob("*.safetensors"))
     )
     found = preflight(base=base, merged=merged, kind=type, tools=tools)
-    shared, tuned = base_fields(lineage, tools), adapter_fields(adapter)
-    models = [(merged, f"{name}-{type}", found.merged, tuned)]
-    if with_base:
-        models.append((base, f"{name}-base-{type}", found.base, Fields()))
+    shared, tuned = base_fields(models.lineage, tools), adapter_fields(adapter)
+    written = [(merged, f"{name}-{type}", found.merged, tuned)]
+    if settings.base:
+        written.append((base, f"{name}-base-{type}", found.base, Fields()))
     else:
         write_not_made(folder / f"{name}-base-{type}.gguf", "convert.base is false")
     conversions = {
@@ -106,11 +108,13 @@ def convert(
             tools,
             source,
             type=type,
-            name=target.removesuffix(f"-{type}"),
-            pre=pre.name,
-            fields={**shared, **own, **folder_fields(source), "quench.tokenizer.found_by": pre.found_by},
+            header=HeaderFields(
+                target.removesuffix(f"-{type}"),
+                pre.name,
+                {**shared, **own, **folder_fields(source), "quench.tokenizer.found_by": pre.found_by},
+            ),
         )
-        for source, target, pre, own in models
+        for source, target, pre, own in written
     }
     lora, config = folder / f"{name}-lora.gguf", read_json(adapter / "adapter_config.json", AGAIN)
     if why := merged_only(config):
@@ -147,17 +151,13 @@ def remark(pre: PreTokenizer) -> str:
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
     folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
-    found = convert(
+    models = Sources(
         base=root / "models/base",
         adapter=root / "models/adapter",
         merged=root / "models/merged",
         lineage=root / "models/base.json",
-        folder=folder,
-        name=name,
-        type=kind,
-        tools=find_toolchain(params.machine.llama_cpp),
-        with_base=params.convert.base,
     )
+    found = convert(models, folder, params.convert, find_toolchain(params.machine.llama_cpp))
     made = [
         folder / f"{name}{part}.gguf"
         for part in (f"-{kind}", *([f"-base-{kind}"] if params.convert.base else []), "-lora")

@@ -173,7 +173,7 @@ class Cleaner:
         if len(text) > TEXT_SHOWN or len(raw) > SCRUBBED:
             text = f"{text[:TEXT_SHOWN]}… ({len(raw)} bytes)"
         rule, why = rejected.rule, rejected.why
-        return reject_entry(file, line.number, line.offset, rule, why.code, str(why), text)
+        return asdict(Reject(file, line.number, line.offset, rule, why.code, str(why), text))
 
     def note(self, done: Cleaned, line: RawLine, identity: str, changes: Changes) -> None:
         """Account for what the rules changed in a row that was accepted."""
@@ -185,24 +185,22 @@ class Cleaner:
         done.cleaning_stats.update({("rows_changed", change.rule) for change in changes})
 
 
-def reject_entry(
-    file: str, line: int | None, offset: int | None, rule: str, reason: str, detail: str, text: str
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Reject:
     """A line of `data/rejects.jsonl`."""
-    return {
-        "file": file,
-        "line": line,
-        "offset": offset,
-        "rule": rule,
-        "reason": reason,
-        "detail": detail,
-        "text": text,
-    }
+
+    file: str
+    line: int | None
+    offset: int | None
+    rule: str
+    reason: str
+    detail: str
+    text: str
 
 
 def file_entry(file: str, why: BadLine) -> dict[str, Any]:
     """A line of `data/rejects.jsonl` for a file that isn't read."""
-    return reject_entry(file, None, None, "read", why.code, str(why), "")
+    return asdict(Reject(file, None, None, "read", why.code, str(why), ""))
 
 
 def blocks(file: str, lines: Iterable[RawLine], size: int) -> Iterator[Block]:

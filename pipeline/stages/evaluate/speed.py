@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ToolError
 from pipeline.core.hardware import nvidia_smi
@@ -18,7 +19,7 @@ from pipeline.core.progress import progress
 from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answer_speed import answer_speed, cpu_time, other_load, runs_of
 
 PROMPT_LENGTHS = (128, 512)  # prompts whose speed is measured, in tokens
@@ -90,15 +91,9 @@ def serving_figures(
     tokens: 252 MB against 245; 355 without flash attention), and so does a prompt cache, which is empty here.
     Raises `ToolError` if it doesn't come up or answer.
     """
-    up = serving(
-        tools,
-        model,
-        ctx_size=settings.ctx_size,
-        parallel=settings.parallel,
-        threads=settings.threads,
-        n_gpu_layers=settings.n_gpu_layers,
-        lora=lora,
-    )
+    llama = Llama(tools, settings.threads, settings.n_gpu_layers)
+    files = ModelFiles(model, lora)
+    up = serving(llama, files, ctx_size=settings.ctx_size, parallel=settings.parallel)
     begin = time.perf_counter()
     with up as server:
         seconds = time.perf_counter() - begin

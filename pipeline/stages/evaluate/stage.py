@@ -19,7 +19,7 @@ from pipeline.chat.selection import answerable_rows, encoded_rows
 from pipeline.chat.tokens import load_tokenizer, trained_positions
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
-from pipeline.config.sections import BASE, ORIGINAL, Evaluate, Serve, reference_of
+from pipeline.config.sections import BASE, ORIGINAL, Evaluate, reference_of
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import write_rows
@@ -27,7 +27,7 @@ from pipeline.core.publish import write_json
 from pipeline.gguf.file import describe, kv_cache_bytes
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import Server
-from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.llamacpp.tools import find_llama
 from pipeline.metrics.answer_speed import is_disturbed, measure_again
 from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
 from pipeline.metrics.general import ROWS, general_ability
@@ -37,52 +37,43 @@ from pipeline.stages.evaluate.speed import ROOM, serving_figures, speed
 
 
 def evaluate(
-    *,
-    files: ModelFiles,
-    reference: Path,
-    tokenizer: Path,
-    rows: Path,
-    root: Path,
-    settings: Evaluate,
-    serve: Serve,
-    tools: Toolchain,
-    by_row: bool = False,
+    params: Params, root: Path, files: ModelFiles, reference: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Measure a model, with divergences from `reference`; gives (figures, answers). The user's files are in
-    `data/evaluation` below `root`.
+    """Measure a model, with divergences from the GGUF `reference`, on held-out rows below `root`; gives
+    (figures, answers).
 
     An adapter is on the model everywhere; `bytes` counts both files. The model is loaded once in process and
-    once in a server that is asked everything, besides the server that is measured. With `by_row` divergence
+    once in a server that is asked everything, besides the server that is measured. Without a merge divergence
     is also given row by row. `seconds` among the figures is what each part took. Raises `DataError` if no
     held-out row can be measured or a question file can't be used, `ToolError` if a tool fails.
     """
-    seconds: dict[str, float] = {}
+    llama, settings, rows = find_llama(params.machine), params.evaluating, root / "data/final/test.jsonl"
+    tools, seconds = llama.tools, dict[str, float]()
     model, lora = files
     figures = {"file": model.name, "sha256": file_hash(model), "llama_cpp": tools.version} | describe(model)
     if lora:
         figures["lora"] = {"file": lora.name, "sha256": file_hash(lora), "bytes": lora.stat().st_size}
         figures["bytes"] += figures["lora"]["bytes"]
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
-    load: dict[str, Any] = {"threads": settings.threads, "n_gpu_layers": settings.n_gpu_layers}
-    loaded = load_tokenizer(tokenizer)
-    with open_gguf(tools, model, ctx_size=settings.ctx_size, lora=lora, rows=ROWS, **load) as ours:
+    loaded = load_tokenizer(root / "models/adapter")
+    with open_gguf(llama, files, ctx_size=settings.ctx_size, rows=ROWS) as ours:
         with timed(seconds, "divergence"):
             measured = divergence_rows(loaded, rows, settings)
             longest = max(len(row.ids) for row in measured)
-            with open_gguf(tools, reference, ctx_size=longest, **load) as theirs:
+            with open_gguf(llama, ModelFiles(reference), ctx_size=longest) as theirs:
                 figures |= divergence_of(
                     ours,
                     theirs,
                     measured,
                     f"evaluate: {(lora or model).name}, divergence from {reference.name}",
                     itself=model == reference and lora is None,
-                    by_row=by_row,
+                    by_row=params.graph != "merged",
                 )
         with timed(seconds, "general"):
             questions = load_questions(settings.general, root)
             figures["general"] = general_ability(ours, loaded, questions, settings.seed)
     with timed(seconds, "serving"):
-        figures["serving"] = serving_figures(model, serve, tools, lora)
+        figures["serving"] = serving_figures(model, params.serving, tools, lora)
     with evaluated_server(model, settings, tools, lora, ROOM) as server:
         with timed(seconds, "speed"):
             figures |= speed(server)
@@ -146,17 +137,8 @@ def main(params: Params, root: Path, model: str) -> None:
             "the same",
         )
     reference = compared_with(params, model)
-    figures, answers = evaluate(
-        files=params.files(root, model),
-        reference=params.files(root, reference).gguf,
-        tokenizer=root / "models/adapter",
-        rows=root / "data/final/test.jsonl",
-        root=root,
-        settings=params.evaluating,
-        serve=params.serving,
-        tools=find_toolchain(params.machine.llama_cpp),
-        by_row=params.graph != "merged",
-    )
+    files, compared = params.files(root, model), params.files(root, reference)
+    figures, answers = evaluate(params, root, files, compared.gguf)
     answers_path = root / f"reports/eval/{model}.answers.jsonl"
     write_rows(answers_path, answers)
     hashes = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.chat.rendering import Unrenderable, renderings
 from pipeline.chat.selection import has_stand_ins, learned_in
@@ -22,7 +22,7 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.publish import publishing, write_json
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.devices import gpu_layers
-from pipeline.llamacpp.tools import Toolchain, find_toolchain, run_tool
+from pipeline.llamacpp.tools import Llama, find_llama, run_tool
 
 CHUNK = 512  # tokens that are seen together
 FEWEST = 16  # tokens of a chunk; llama-imatrix wants at least two chunks
@@ -31,15 +31,7 @@ ROW_BYTES = 12
 
 
 def imatrix(
-    *,
-    rows: Path,
-    tokenizer: Path,
-    model: Path,
-    folder: Path,
-    tokens: int,
-    threads: int,
-    n_gpu_layers: int | Literal["auto"],
-    tools: Toolchain,
+    *, rows: Path, tokenizer: Path, model: Path, folder: Path, tokens: int, llama: Llama
 ) -> dict[str, Any]:
     """Measure the matrix of `model` on about `tokens` tokens of `rows` and publish `folder`; its record. With
     0 tokens it holds only that.
@@ -64,8 +56,7 @@ def imatrix(
                     f"{rows} has {count} tokens of chats, an importance matrix needs {2 * FEWEST}: add rows, "
                     "or set imatrix.tokens to 0",
                 )
-            layers = gpu_layers(tools, model, n_gpu_layers, tokens=chunk)
-            chunks = measure(aside, text, model, chunk, threads, layers, tools)
+            chunks = measure(aside, text, model, chunk, llama)
             record = {
                 "tokens": count,
                 "rows": len(texts),
@@ -80,9 +71,7 @@ def imatrix(
     return record
 
 
-def measure(
-    folder: Path, text: str, model: Path, chunk: int, threads: int, n_gpu_layers: int, tools: Toolchain
-) -> int:
+def measure(folder: Path, text: str, model: Path, chunk: int, llama: Llama) -> int:
     """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time; how many chunks."""
     given, made = folder / "train.txt", folder / "imatrix.gguf"
     given.write_text(text, encoding="utf-8", newline="")
@@ -92,12 +81,12 @@ def measure(
         "--output-file": made.name,
         "--ctx-size": chunk,
         "--batch-size": chunk,
-        "--threads": threads,
-        "--n-gpu-layers": n_gpu_layers,
+        "--threads": llama.threads,
+        "--n-gpu-layers": gpu_layers(llama.tools, model, llama.n_gpu_layers, tokens=chunk),
         "--flash-attn": "off",
     }
     command: list[str | Path] = [
-        tools.tool("llama-imatrix").resolve(),
+        llama.tools.tool("llama-imatrix").resolve(),
         *(str(part) for option in options.items() for part in option),
         *("--no-ppl", "--parse-special", "--no-escape", "--offline"),
     ]
@@ -141,9 +130,7 @@ def main(params: Params, root: Path) -> None:
         model=root / f"models/gguf/{params.convert.name}-{params.convert.type}.gguf",
         folder=root / "models/imatrix",
         tokens=params.imatrix.tokens,
-        threads=params.machine.threads,
-        n_gpu_layers=params.machine.n_gpu_layers,
-        tools=find_toolchain(params.machine.llama_cpp),
+        llama=find_llama(params.machine),
     )
     measured = "{tokens:,} tokens of {rows:,} training rows, {chunks} chunks"
     print(f"imatrix: {measured.format(**record) if record['tokens'] else 'none (imatrix.tokens is 0)'}")

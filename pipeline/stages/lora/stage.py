@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.config.sections import LoraType
-from pipeline.core.publish import need_disk
+from pipeline.core.publish import need_disk, publishing
 from pipeline.gguf.base_files import MODEL_FILE, file_trained_on
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields
 from pipeline.llamacpp.converters import base_fields, lora_to_gguf
@@ -33,7 +33,8 @@ def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, type: LoraTy
         BASE_FILE: found,
         "general.name": target.stem,
     }
-    lora_to_gguf(tools, adapter, base, target, type, fields, lambda written: matching_adapter(model, written))
+    with publishing(target, lambda written: matching_adapter(model, written)) as aside:
+        lora_to_gguf(tools, adapter, base, aside, type, fields)
 
 
 def main(params: Params, root: Path) -> None:

@@ -11,9 +11,9 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Evaluate, Merge
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk, publishing, remove, scratch_folder
-from pipeline.llamacpp.converters import quantize_gguf, to_gguf
+from pipeline.llamacpp.converters import HeaderFields, Quantizing, quantize_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.metrics.divergence import Divergence, Prompt, gguf_divergence, thinned
 from pipeline.metrics.forward import trained_logits
@@ -83,24 +83,18 @@ class Choice:
 
 
 def merge_the_better(
-    make: Callable[[MergeBase, Path], dict[str, Any]],
-    *,
-    base: Path,
-    adapter: Path,
-    merged: Path,
-    rows: Path,
-    params: Params,
-    tools: Toolchain,
-    root: Path,
+    make: Callable[[MergeBase, Path], dict[str, Any]], params: Params, root: Path, tools: Toolchain
 ) -> tuple[Choice, dict[str, Any]]:
-    """Make both merges with `make(merge_base, folder)`, publish the one that measures better as `merged`; the
-    choice and that merge's record.
+    """Make both merges with `make(merge_base, folder)`, publish the one that measures better as
+    `models/merged` below `root`; the choice and that merge's record.
 
     One merge, its 16-bit GGUF and one level are on the disk at a time: the first merge is deleted once it is
     measured, and made again if it wins (the same bytes; at 7B minutes, where both at once would take 15 GB
     more than all that is kept). The rows are read first: what is wrong with them should not be found after an
     hour.
     """
+    base, adapter, merged = (root / "models" / name for name in ("base", "adapter", "merged"))
+    rows = root / "data/final/val.jsonl"
     prompts, task_rows = held_out(rows, adapter, params.merge, params.evaluating)
     need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
@@ -146,11 +140,13 @@ def measure(
     """
     evaluate, kind = params.evaluating, params.convert.type
     source = merged.with_name(f"{merged.name}-{kind}.gguf")
-    to_gguf(tools, merged, source, kind, merged.name, find_pre_tokenizer(merged, tools).name)
+    header = HeaderFields(merged.name, find_pre_tokenizer(merged, tools).name)
+    to_gguf(tools, merged, source, kind, header)
     found: Found = {kind: (gguf_divergence(reference, source, threads=evaluate.threads, tools=tools), None)}
     for place, level in enumerate(params.merge.levels):
         gguf = merged.with_name(f"{merged.name}-{level}.gguf")
-        quantize_gguf(tools, source, gguf, level, evaluate.threads, tensor_types=params.quantize.tensor_types)
+        options = Quantizing(tensor_types=params.quantize.tensor_types)
+        quantize_gguf(Llama(tools, evaluate.threads), source, gguf, level, options)
         divergence, points = gguf_divergence(reference, gguf, threads=evaluate.threads, tools=tools), None
         if task_rows and place == 0:
             answers = answer_rows(gguf, task_rows, evaluate, tools)

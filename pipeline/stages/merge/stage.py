@@ -67,16 +67,8 @@ def main(params: Params, root: Path) -> None:
     remove(merged.with_name(SCRATCH))  # both merges of a killed run, tens of GB at 7B
     run = read_run(adapter)
     if settings.base == "auto" and trained_nf4(run):
-        choice, done = merge_the_better(
-            make,
-            base=base,
-            adapter=adapter,
-            merged=merged,
-            rows=root / "data/final/val.jsonl",
-            params=params,
-            tools=find_toolchain(params.machine.llama_cpp),
-            root=root,
-        )
+        tools = find_toolchain(params.machine.llama_cpp)
+        choice, done = merge_the_better(make, params, root, tools)
     else:
         seen = (
             "Training saw the base's own 16-bit weights"

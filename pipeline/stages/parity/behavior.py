@@ -1,17 +1,17 @@
 """What each GGUF does in llama-server: ends its answers, and writes no control tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.chat.tokens import Row, chat_request
+from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.llamacpp.server import Server, serving
-from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.check import count_check, exact
+from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, count_check, exact
 
 ENDS, MARKERS = "Answers end", "No markers in answers"  # titles
 TOGETHER = 4  # questions that are answered at the same time: weights are read once for all of them
@@ -35,38 +35,19 @@ class Behaved:
     answers: list[Answer]
 
 
-def behavior_checks(
-    models: list[Path],
-    rows: Iterable[Row],
-    tokenizer: Any,
-    *,
-    prompts: int,
-    ctx_size: int,
-    threads: int,
-    n_gpu_layers: int | Literal["auto"],
-    tools: Toolchain,
-    lora: Path | None = None,
-) -> dict[str, Check]:
-    """Two parity checks over all of `models`, the 16-bit one first: each is served, with `lora` on it, and
-    asked the first `prompts` held-out questions.
+def behavior_checks(models: Sequence[ModelFiles], tokenizer: Any, measure: Measure) -> ParityChecks:
+    """Two parity checks over all of `models`, the 16-bit one first: each is served, and asked the first
+    `parity.prompts` held-out questions.
     """
-    asked, budget = questions(rows, tokenizer, prompts, ctx_size)
+    asked, budget = questions(measure.rows, tokenizer, measure.limits.prompts, CTX_SIZE)
     found = []
     for model in models:
         with (
-            serving(
-                tools,
-                model,
-                ctx_size=ctx_size,
-                parallel=TOGETHER,
-                threads=threads,
-                n_gpu_layers=n_gpu_layers,
-                lora=lora,
-            ) as server,
+            serving(measure.llama, model, ctx_size=CTX_SIZE, parallel=TOGETHER) as server,
             ThreadPoolExecutor(TOGETHER) as pool,
         ):
             answers = list(pool.map(partial(answer, server, budget=budget), asked))
-        found.append(Behaved(model, answers))
+        found.append(Behaved(model.gguf, answers))
     return {
         "behavior_answers_end": answers_end(found, budget),
         "behavior_no_markers": no_markers(found, tokenizer),
@@ -136,16 +117,11 @@ def answers_end(found: list[Behaved], budget: int) -> Check:
         )
         return Check(title, "not measured", f"{detail}; {why}", what=what, figures=figures)
     silent = [name for name, number in ended.items() if not number]
-    return exact(
-        title,
-        count=len(silent),
-        unit="models",
-        sentence=detail,
-        cause=f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a "
-        "finer one in quantize.levels.",
-        what=what,
-        figures=figures,
+    why = (
+        f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a finer "
+        "one in quantize.levels."
     )
+    return replace(exact(title, len(silent), "models", detail, why, what), figures=figures)
 
 
 def no_markers(found: list[Behaved], tokenizer: Any) -> Check:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.chat.tokens import Row, encodable
-from pipeline.config.sections import Depth, Machine, Parity
+from pipeline.config.sections import Depth, Parity
 from pipeline.core.checks import Check, Verdict
 from pipeline.core.errors import DataError, ToolError
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama
 from pipeline.metrics.divergence import Divergence, Prompt, spread
 from pipeline.metrics.text import common_start
 
@@ -38,22 +38,16 @@ ParityChecks = dict[str, Check]
 LEFT_OUT = "parity.depth is {}; `quench model parity --depth {}` measures it"
 
 
-def failure(
-    title: str, count: float, unit: str, sentence: str, cause: str, what: str, figures: Figures = NONE
-) -> Check:
+def failure(title: str, count: float, unit: str, sentence: str, cause: str, what: str) -> Check:
     """What should be 0 and is not, with its likely `cause`."""
-    return Check(
-        title, "fail", sentence, cause, what=what, figure=float(count), limit=0.0, unit=unit, figures=figures
-    )
+    return Check(title, "fail", sentence, cause, what=what, figure=float(count), limit=0.0, unit=unit)
 
 
-def exact(
-    title: str, count: int, unit: str, sentence: str, cause: str, what: str, figures: Figures = NONE
-) -> Check:
+def exact(title: str, count: int, unit: str, sentence: str, cause: str, what: str) -> Check:
     """A check that fails unless `count` is 0."""
     if count:
-        return failure(title, count, unit, sentence, cause, what, figures)
-    return Check(title, "pass", sentence, what=what, figure=0.0, limit=0.0, unit=unit, figures=figures)
+        return failure(title, count, unit, sentence, cause, what)
+    return Check(title, "pass", sentence, what=what, figure=0.0, limit=0.0, unit=unit)
 
 
 def count_check(title: str, what: str, different: int, compared: int, first: str, cause: str = "") -> Check:
@@ -120,8 +114,7 @@ class Measure:
 
     rows: Sequence[Row]
     limits: Parity
-    machine: Machine
-    tools: Toolchain
+    llama: Llama
     scratch: Path
     tensor_types: Mapping[str, str] = field(default_factory=dict)
     distilled: Path = Path("reports/distill")  # a record for each distilled level

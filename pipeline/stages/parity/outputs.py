@@ -18,7 +18,7 @@ from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama
 from pipeline.metrics.divergence import Prompt, Reference, Speaker, gguf_speaker, kept_logits
 from pipeline.metrics.forward import plain_model, quantized_base, trained_model
 from pipeline.models.nf4_weights import nf4_check
@@ -50,12 +50,11 @@ class Chain:
 
 @dataclass(frozen=True)
 class Bench:
-    """What models are asked with: the prompts, a scratch folder, and llama.cpp's threads and tools."""
+    """What models are asked with: the prompts, a scratch folder, and llama.cpp."""
 
     prompts: list[Prompt]
     scratch: Path
-    threads: int
-    tools: Toolchain
+    llama: Llama
 
     def kept(self, model: AbstractContextManager[Speaker]) -> AbstractContextManager[Reference]:
         """What a model says to the prompts, for the length of a body."""
@@ -63,7 +62,10 @@ class Bench:
 
     def gguf(self, path: Path, lora: Path | None = None) -> AbstractContextManager[Reference]:
         """What a GGUF says, for the length of a body."""
-        return self.kept(gguf_speaker(path, self.prompts, threads=self.threads, tools=self.tools, lora=lora))
+        llama = self.llama
+        return self.kept(
+            gguf_speaker(path, self.prompts, threads=llama.threads, tools=llama.tools, lora=lora)
+        )
 
 
 def output_checks(
@@ -169,7 +171,7 @@ def base_at_level(chain: Chain, level: str, base_gguf: Path, bench: Bench) -> It
     with tempfile.TemporaryDirectory(prefix=".level-", dir=bench.scratch) as folder:
         quantized = chain.untuned.get(level) or Path(folder) / f"{base_gguf.stem}-{level}.gguf"
         if level not in chain.untuned:
-            quantize_gguf(bench.tools, base_gguf, quantized, level, bench.threads)
+            quantize_gguf(bench.llama, base_gguf, quantized, level)
         yield quantized
 
 

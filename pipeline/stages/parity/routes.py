@@ -7,13 +7,14 @@ refuse the file, and then they say why.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.levels import distilled_from, level_key
 from pipeline.config.params import Params
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import TUNED, UNTUNED, Graph
 from pipeline.core.publish import read_json
 from pipeline.gguf.base_files import MODEL_FILE
@@ -131,7 +132,7 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
         }
 
     def said(checks: ParityChecks) -> ParityChecks:
-        bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.machine.threads, measure.tools)
+        bench = Bench(measure.prompts(tokenizer), measure.scratch, measure.llama)
         adapted = {"base_gguf": base_gguf, "lora": lora} if with_lora else {}
         return output_checks(chain, bench, limits, checks, **adapted)
 
@@ -180,7 +181,7 @@ def unmerged_probes(chain: UnmergedChain, measure: Measure) -> list[Probe]:
 
 def _special(tokenizer: Any, folder: Path, gguf: Path, measure: Measure) -> ParityChecks:
     return {
-        "tokens_special": special_tokens.special_tokens(tokenizer, folder, gguf, measure.tools),
+        "tokens_special": special_tokens.special_tokens(tokenizer, folder, gguf, measure.llama.tools),
         "text_chat_template": special_tokens.chat_template(tokenizer, folder, gguf),
     }
 
@@ -189,8 +190,8 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
     """What llama-server makes of conversations, and the GGUF's tokens of strings; both as in training."""
 
     def compare(checks: ParityChecks) -> ParityChecks:
-        limits, tools = measure.limits, measure.tools
-        with serving(tools, gguf, ctx_size=CTX_SIZE, threads=measure.machine.threads) as server:
+        limits, llama = measure.limits, replace(measure.llama, n_gpu_layers=0)
+        with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
             texts = text.served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
             found = {
                 "text_template": text.template_text(texts, tokenizer, gguf),
@@ -198,7 +199,7 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
             }
         rendered = [compared.complete for compared in texts.compared if compared.conversation.held_out]
         corpus = strings(tokenizer, rendered, limits.strings)
-        return found | {"tokens_corpus": tokens.corpus_ids(corpus, tokenizer, gguf, tools)}
+        return found | {"tokens_corpus": tokens.corpus_ids(corpus, tokenizer, gguf, llama.tools)}
 
     return Probe("text and tokens", TEXT, compare)
 
@@ -208,17 +209,7 @@ def _behavior(models: list[Path], tokenizer: Any, measure: Measure, lora: Path |
     return Probe(
         "behavior",
         BEHAVIOR,
-        lambda _: behavior.behavior_checks(
-            models,
-            measure.rows,
-            tokenizer,
-            prompts=measure.limits.prompts,
-            ctx_size=CTX_SIZE,
-            threads=measure.machine.threads,
-            n_gpu_layers=measure.machine.n_gpu_layers,
-            tools=measure.tools,
-            lora=lora,
-        ),
+        lambda _: behavior.behavior_checks([ModelFiles(model, lora) for model in models], tokenizer, measure),
         "standard",
     )
 

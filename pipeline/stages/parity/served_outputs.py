@@ -5,6 +5,7 @@ that costs is measured on the bare base, which nobody trained.
 """
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import islice
 from math import sqrt
 from pathlib import Path
@@ -32,7 +33,7 @@ SERVED_OVER_BARE = 2.0  # divergence of what is served by that of the bare base,
 
 def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChecks:
     """Training's float32 forward against llama.cpp's, bare and trained, on the same held-out tokens."""
-    prompts, threads, tools = measure.prompts(tokenizer), measure.machine.threads, measure.tools
+    prompts, threads, tools = measure.prompts(tokenizer), measure.llama.threads, measure.llama.tools
     limits, where = (
         measure.limits,
         f"{len(prompts)} held-out rows, {sum(len(prompt.positions) for prompt in prompts)} positions",
@@ -48,9 +49,10 @@ def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChe
         answers = kept(gguf_speaker(chain.served, prompts, threads=threads, tools=tools, lora=chain.lora))
         served, moved = compare(trained, answers), compare(before, trained)
         own = training_rounding(chain, prompts[:OWN_ROWS], trained, measure.scratch)
+    measured = Divergences(served, bare, moved, own)
     return {
         "outputs_bare": bare_check(bare, where),
-        "outputs_served": served_check(served, bare, moved, own, limits, where, chain.made),
+        "outputs_served": served_check(measured, limits, where, chain.made),
     }
 
 
@@ -87,15 +89,19 @@ def bare_check(bare: Divergence, where: str) -> Check:
     )
 
 
-def served_check(
-    served: Divergence,
-    bare: Divergence,
-    moved: Divergence,
-    own: Divergence,
-    limits: Parity,
-    where: str,
-    made: Made,
-) -> Check:
+@dataclass(frozen=True)
+class Divergences:
+    """Divergences of what is `served` from the trained model, of the bare base in llama.cpp from it in
+    training, of the trained model from the untrained one, and of training's arithmetic from float32.
+    """
+
+    served: Divergence
+    bare: Divergence
+    moved: Divergence
+    rounding: Divergence
+
+
+def served_check(measured: Divergences, limits: Parity, where: str, made: Made) -> Check:
     """What is served: within `parity.max_kld_served` and `min_same_top_served`, or where the bare base is
     not, near its floor (`served_floor`).
 
@@ -103,6 +109,7 @@ def served_check(
     where it moves the base by no more than twice the floor, that can't be told.
     """
     title, file = made.title, made.file
+    served, bare, moved, rounding = measured.served, measured.bare, measured.moved, measured.rounding
     if served.fault or bare.fault:
         found = served if served.fault else bare
         cause = f"The base's GGUF or {file} is damaged or of another model: {made.again}."
@@ -126,7 +133,7 @@ def served_check(
             f"{where}, same first choice at {served.same_top:.1%} (at least {least:.1%}); training "
             f"moves the base by {moved.kld:.2g} nats"
         )
-        + (f"; training's own rounding is {own.kld:.2g} nats" if own.comparable else "")
+        + (f"; training's own rounding is {rounding.kld:.2g} nats" if rounding.comparable else "")
         + (
             (
                 f"; limits from the bare base, whose arithmetic alone costs {bare.kld:.2g} nats and "

@@ -16,7 +16,7 @@ from pipeline.core.checks import overall
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import scratch_folder, write_json, write_text
-from pipeline.llamacpp.tools import find_toolchain
+from pipeline.llamacpp.tools import find_llama
 from pipeline.stages.parity.check import KEYS, Measure, ParityChecks, measured
 from pipeline.stages.parity.page import render_parity_page
 from pipeline.stages.parity.routes import ROUTES
@@ -40,8 +40,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
         measure = Measure(
             rows,
             params.parity,
-            params.machine,
-            find_toolchain(params.machine.llama_cpp),
+            find_llama(params.machine),
             scratch,
             params.quantize.tensor_types,
             root / "reports/distill",

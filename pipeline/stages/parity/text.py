@@ -96,13 +96,8 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
     if different:
         detail += f"; first difference: {first_difference(different[0].ours, different[0].theirs)}"
         why = cause(different, tokenizer, f16)
-    return exact(
-        title,
-        count=len(different),
-        unit="texts",
-        sentence=detail,
-        cause=why,
-        what=what,
+    return replace(
+        exact(title, count=len(different), unit="texts", sentence=detail, cause=why, what=what),
         figures={
             "compared": float(len(texts.compared)),
             "left_out": float(texts.left_out.total()),

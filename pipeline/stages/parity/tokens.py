@@ -4,6 +4,7 @@ import ctypes
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,31 @@ def open_vocabulary(tools: Toolchain, path: Path) -> Iterator[GgufVocabulary]:
         yield GgufVocabulary(llama, model)
 
 
+@dataclass
+class Comparison:
+    """Texts as token ids by training's tokenizer and by llama.cpp: how many were compared, how many differ,
+    and the first that does, with both.
+    """
+
+    compared: int = 0
+    different: int = 0
+    first: tuple[str, list[int], list[int]] = ("", [], [])
+
+    def add(self, text: str, ours: list[int], theirs: list[int]) -> None:
+        """Count a text by its ids."""
+        self.compared += 1
+        if ours != theirs:
+            self.first = self.first if self.different else (text, ours, theirs)
+            self.different += 1
+
+
 def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
     """The conversations' ids by training's tokenizer against llama-server's, tokenized as it does for a chat
     (BOS included).
 
     In NFC, as stage curate writes all text: llama.cpp does not normalize, some tokenizers do.
     """
-    begin = first_added(server)
-    different, compared, first = 0, 0, ("", list[int](), list[int]())
+    begin, ids = first_added(server), Comparison()
     for text in texts.compared:
         words = unicodedata.normalize("NFC", text.complete)
         ours = tokenizer(words, add_special_tokens=False)["input_ids"]
@@ -75,18 +93,13 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
         theirs = server.post("/tokenize", {"content": bare, "add_special": True, "parse_special": True})[
             "tokens"
         ]
-        compared += 1
-        if ours != theirs:
-            first = first if different else (words, ours, theirs)
-            different += 1
+        ids.add(words, ours, theirs)
     return _check(
         IDS,
         "conversations whose token ids differ between training and llama-server",
         tokenizer,
         f16,
-        compared,
-        different,
-        first,
+        ids,
     )
 
 
@@ -100,7 +113,7 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    different, compared, overridden, first = 0, 0, 0, ("", list[int](), list[int]())
+    overridden, ids = 0, Comparison()
     with open_vocabulary(tools, f16) as vocabulary:
         forced = overridden_tokens(vocabulary, f16)
         strings = iter(strings)
@@ -111,19 +124,13 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
                 if any(token in text for token in forced):
                     overridden += 1
                     continue
-                compared += 1
-                theirs = vocabulary.ids(text)
-                if encoding.ids != theirs:
-                    first = first if different else (text, encoding.ids, theirs)
-                    different += 1
+                ids.add(text, encoding.ids, vocabulary.ids(text))
     return _check(
         CORPUS,
         "strings whose token ids differ between training's tokenizer and the GGUF's vocabulary",
         tokenizer,
         f16,
-        compared,
-        different,
-        first,
+        ids,
         f"{overridden} strings with {', '.join(forced)} left out, which llama.cpp takes for a control token"
         if overridden
         else "",
@@ -178,35 +185,19 @@ def _spelled(tokenizer: Any, number: int) -> str:
     return str(tokenizer.convert_ids_to_tokens(number))
 
 
-def _check(
-    title: str,
-    what: str,
-    tokenizer: Any,
-    f16: Path,
-    compared: int,
-    different: int,
-    first: tuple[str, list[int], list[int]],
-    note: str = "",
-) -> Check:
-    detail = f"{compared} compared" + (f"; {note}" if note else "")
-    if not compared:
+def _check(title: str, what: str, tokenizer: Any, f16: Path, ids: Comparison, note: str = "") -> Check:
+    detail = f"{ids.compared} compared" + (f"; {note}" if note else "")
+    if not ids.compared:
         return Check(title, "not measured", detail, what=what)
-    figures = {"compared": float(compared)}
-    if not different:
-        return exact(title, 0, "differences", detail, "", what, figures)
-    text, ours, theirs = first
+    figures = {"compared": float(ids.compared)}
+    if not ids.different:
+        return replace(exact(title, 0, "differences", detail, "", what), figures=figures)
+    text, ours, theirs = ids.first
     start = max(0, common_start(ours, theirs) - 2)
     shown = ascii(text if len(text) <= 80 else f"{text[:80]}…")
     detail += (
         f"; first difference: {shown}, from token {start} training has {ours[start : start + SHOWN]}, "
         f"llama.cpp {theirs[start : start + SHOWN]}"
     )
-    return failure(
-        title,
-        count=different,
-        unit="differences",
-        sentence=detail,
-        cause=token_cause(tokenizer, f16, ours, theirs),
-        what=what,
-        figures=figures,
-    )
+    cause = token_cause(tokenizer, f16, ours, theirs)
+    return replace(failure(title, ids.different, "differences", detail, cause, what), figures=figures)

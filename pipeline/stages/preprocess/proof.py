@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.chat.prompts import as_chat
 from pipeline.chat.tokens import IGNORED, Row, plain_tokenizer
 from pipeline.config.methods import METHODS, Method
+from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.text import plural
@@ -59,22 +60,14 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     return Base(tokenizer, plain, sizes[0], re.compile("|".join(control) or "(?!)"))
 
 
-def prove(
-    path: Path,
-    rows: Path,
-    base: Base,
-    max_length: int,
-    method: Method,
-    rejected: int,
-    prompts: bool = False,
-) -> dict[str, int]:
+def prove(path: Path, rows: Path, base: Base, max_length: int, train: Train, rejected: int) -> dict[str, int]:
     """Prove the Parquet file at `path` against the rows that it was made of, of which `rejected` were left
-    out; the counts of what is in it. With `prompts` what is asked is trained too.
+    out; the counts of what is in it. With `train.train_on_prompt` what is asked is trained too.
 
     Raises `DataError` with the failure's name and the row at the first difference.
     """
     written = Written(path)
-    file = rows.name
+    file, method = rows.name, train.method
     if len(written.lengths) and written.lengths.max() > max_length:
         raise DataError(
             "Q-PREPROCESS-013",
@@ -100,7 +93,7 @@ def prove(
         by_row = [
             list(_claims(row, row_name(row, file, number), written, base, method)) for number, row in some
         ]
-        if prompts:
+        if train.train_on_prompt:
             by_row = [
                 [with_prompt(claim, row, base) for claim in claims]
                 for claims, (_, row) in zip(by_row, some, strict=True)

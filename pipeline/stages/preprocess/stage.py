@@ -9,6 +9,7 @@ get, `data/tokens/questions-{train,val}.jsonl`), `data/tokens/manifest.json`, `r
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def preprocess(
     if packing or learning.preferences or learning.prompts:
         need_rows_apart(base)
     packing = packing and not learning.prompts
+    to_tokens = Tokenization(known, max_length, packing, train)
     stats: dict[str, Any] = {
         "method": train.method,
         "max_length": max_length,
@@ -86,9 +88,7 @@ def preprocess(
         for split, split_stats in all_stats.items():
             rows, target = rows_folder / f"{split}.jsonl", aside / f"{split}.parquet"
             weighed = stats["splits"].get("train", {}).pop("weighting", None)
-            stats["splits"][split] = write_split(
-                rows, target, known, max_length, packing, train, split_stats, weighed
-            )
+            stats["splits"][split] = write_split(rows, target, to_tokens, split_stats, weighed)
             if learning.prompts:
                 write_questions(aside / f"{QUESTIONS}-{split}.jsonl", target, rows)
         if learning.prompts:
@@ -120,38 +120,38 @@ def preprocess(
     return stats, samples
 
 
+@dataclass(frozen=True)
+class Tokenization:
+    """How rows become tokens: by this base, at most `max_length` tokens together, packed or not, for the
+    method of `train`.
+    """
+
+    base: Base
+    max_length: int
+    packing: bool
+    train: Train
+
+
 def write_split(
-    rows: Path,
-    target: Path,
-    base: Base,
-    max_length: int,
-    packing: bool,
-    train: Train,
-    split_stats: SplitStats,
-    weighed: Weighting | None,
+    rows: Path, target: Path, to_tokens: Tokenization, split_stats: SplitStats, weighed: Weighting | None
 ) -> dict[str, Any]:
     """Write one split's Parquet file and prove it; gives its statistics and counts its rows in
     `split_stats`. Rewards are weighed as `weighed` does, where there is none as this split's own ask for.
     """
+    base, max_length, train = to_tokens.base, to_tokens.max_length, to_tokens.train
     table = to_table(sequences(base.tokenizer, rows, max_length, train, split_stats))
     lengths, members = token_lengths(table), units(table)
     together = best_fit([sum(lengths[place] for place in unit) for unit in members], max_length)
-    packed = [[place for unit in row for place in members[unit]] for row in together] if packing else members
+    packed = members
+    if to_tokens.packing:
+        packed = [[place for unit in row for place in members[unit]] for row in together]
     rewards = table["reward"].to_numpy().astype(float)  # NaN where there is none
     rule = train.reward if train.method == "sft" else "none"
     weighed = weighed or weighting(rule, rewards, table["trained"].to_numpy())
     weights = weighed.weights(rewards)
     write_rows_of(target, table, packed, weights)
     del table  # the proof reads what is on the disk
-    proven = prove(
-        target,
-        rows,
-        base,
-        max_length,
-        train.method,
-        split_stats.rejected.total(),
-        prompts=train.train_on_prompt,
-    )
+    proven = prove(target, rows, base, max_length, train, split_stats.rejected.total())
     if proven["tokens"] != sum(lengths):
         raise AssertionError(
             f"packing changed the number of tokens from {sum(lengths)} to {proven['tokens']}"

@@ -14,26 +14,19 @@ from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import K_BLOCK, describe
-from pipeline.llamacpp.converters import NO_TYPES, quantize_gguf
-from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.llamacpp.converters import PLAIN, Quantizing, quantize_gguf
+from pipeline.llamacpp.tools import Llama, find_llama
 
 
 def quantize(
-    *,
-    source: Path,
-    target: Path,
-    level: str,
-    nthreads: int,
-    tools: Toolchain,
-    imatrix: Path | None = None,
-    tensor_types: Mapping[str, str] = NO_TYPES,
+    llama: Llama, source: Path, target: Path, level: str, options: Quantizing = PLAIN
 ) -> dict[str, Any]:
     """Write `source` at `level` (llama.cpp's name) to `target`, read it back, and describe it
     (`pipeline.gguf.file.describe`).
 
-    Raises `ConfigError` if `tensor_types` can't be, `ToolError` if llama-quantize fails.
+    Raises `ConfigError` if the types of `options` can't be, `ToolError` if llama-quantize fails.
     """
-    quantize_gguf(tools, source, target, level, nthreads, imatrix, tensor_types)
+    quantize_gguf(llama, source, target, level, options)
     return describe(target)
 
 
@@ -73,15 +66,12 @@ def main(params: Params, root: Path, level: str) -> None:
     folder, name = root / "models/gguf", params.convert.name
     untuned = UNTUNED if level.startswith(UNTUNED) else ""
     type_name, with_imatrix = split_level(level.removeprefix(UNTUNED))
-    made = quantize(
-        source=folder / f"{name}-{untuned}{params.convert.type}.gguf",
-        target=folder / f"{name}-{level}.gguf",
-        level=type_name,
-        nthreads=params.machine.threads,
+    source, target = folder / f"{name}-{untuned}{params.convert.type}.gguf", folder / f"{name}-{level}.gguf"
+    options = Quantizing(
         imatrix=find_imatrix(root / "models/imatrix", level) if with_imatrix else None,
         tensor_types=params.quantize.tensor_types,
-        tools=find_toolchain(params.machine.llama_cpp),
     )
+    made = quantize(find_llama(params.machine), source, target, type_name, options)
     print(f"quantize: {name}-{level}.gguf {made['bytes'] / 1e6:.0f} MB")
     if warning := fallback_warning(made):
         print(f"quantize: warning: {warning}")

@@ -9,16 +9,15 @@ reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile an
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.config.products import product_of
-from pipeline.config.sections import Report, Serve
+from pipeline.config.sections import Serve
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.core.publish import publishing
-from pipeline.core.usage import Usage, usages
+from pipeline.core.usage import usages
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation, advise
 from pipeline.gate.records import Inputs, load_inputs
@@ -33,42 +32,30 @@ from pipeline.stages.report.page import page_values, render, with_warnings
 from pipeline.stages.report.quants import write_data_files
 
 
-def report(
-    *,
-    inputs: Inputs,
-    folder: Path,
-    name: str,
-    settings: Report,
-    serve: Serve,
-    seed: int,
-    jinja: str | None = None,
-    llama_home: str | None = None,
-    norms: Sequence[Norms] = (),
-    used: Mapping[str, Usage] | None = None,
-) -> tuple[Recommendation, dict[str, Judgment]]:
-    """Write the report's files into `folder`; gives the recommendation and the gate's verdict on each tuned
-    model.
-
-    `name` is the GGUFs' name (`convert.name`), `seed` draws the bootstrap's samples, `jinja` is the base's
-    chat template, `norms` are the adapter's, `used` is what the stages took.
+def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, dict[str, Judgment]]:
+    """Write the report's files into `reports` below `root`; gives the recommendation and the gate's verdict
+    on each tuned model.
     """
-    advice, verdicts = advise(inputs, settings, serve, seed)
+    folder, adapter = root / "reports", root / "models/adapter"
+    name, serve, seed = params.convert.name, params.serving, params.evaluate.seed
+    advice, verdicts = advise(inputs, params.report, serve, seed)
     advice = with_warnings(advice, inputs, seed)
     # where nothing can be recommended, the files still name the smallest level, with the warning beside it
     level = advice.model or min(verdicts, key=lambda model: (inputs.evaluations[model].bytes, model))
     files = product_of(inputs.evaluations).files(Path(), name, level)
     gguf, lora = str(files.gguf), str(files.lora) if files.lora else None
+    jinja = read_template(adapter)
     texts = text_values(inputs, advice, name=name, level=level, serve=serve, jinja=jinja) | {
         "gguf": gguf,
         "lora_gguf": lora,
-        "raw_command": serve_line(gguf, serve, llama_home, lora),
+        "raw_command": serve_line(gguf, serve, params.machine.llama_cpp, lora),
         "key_file": KEY_FILE,
     }
     page = (
         texts
-        | page_values(inputs, advice, verdicts, seed, norms, used)
+        | page_values(inputs, advice, verdicts, seed, norms_of(adapter), usages(root))
         | {
-            "settings": settings,
+            "settings": params.report,
             "llama_version": inputs.evaluations[level].llama_cpp or "of unknown version",
         }
     )
@@ -84,18 +71,7 @@ def report(
 def main(params: Params, root: Path) -> None:
     """Read the inputs below `root`, write the report, show the levels on the terminal."""
     inputs = load_inputs(root, params.evaluate.models)
-    advice, verdicts = report(
-        inputs=inputs,
-        folder=root / "reports",
-        name=params.convert.name,
-        settings=params.report,
-        serve=params.serving,
-        seed=params.evaluate.seed,
-        jinja=read_template(root / "models" / "adapter"),
-        llama_home=params.machine.llama_cpp,
-        norms=norms_of(root / "models/adapter"),
-        used=usages(root),
-    )
+    advice, verdicts = report(params, root, inputs)
     show(inputs.evaluations, advice, verdicts, root / "reports" / "index.html")
 
 

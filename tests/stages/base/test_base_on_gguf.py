@@ -17,13 +17,14 @@ from families import family
 from gguf_edit import change_field, change_tensors, odd_variants
 from transformers import AutoConfig
 
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Base
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.converters import to_gguf
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.logits import open_gguf
-from pipeline.llamacpp.tools import Toolchain, run_tool
+from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
 from pipeline.stages.base.stage import base
 
 Bring = Callable[..., dict[str, Any]]
@@ -150,7 +151,7 @@ def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
         accepted += 1
         assert facts["vocab_size"] == 261
         if quantization == "gguf":
-            with open_gguf(tools, file, ctx_size=16, threads=1, n_gpu_layers=0) as opened:
+            with open_gguf(Llama(tools), ModelFiles(file), ctx_size=16) as opened:
                 assert np.isfinite(opened.logits([1, 2, 3], [0, 1, 2])).all(), (field, value)
     assert tried > 400 // SHARE and accepted < tried / 4
 
@@ -203,7 +204,7 @@ def test_settings_of_other_families_are_read_whole(
     name: str, bring: Bring, tmp_path: Path, tools: Toolchain
 ) -> None:
     source = family(name, tmp_path / "hf", tools)
-    to_gguf(tools, source, tmp_path / "model.gguf", "F16", name, "qwen2")
+    to_gguf(tools, source, tmp_path / "model.gguf", "F16", HeaderFields(name, "qwen2"))
     # proves that the model takes every tensor in its shape
     bring(tmp_path / "model.gguf", "Q4_K_M")
     read, written = (

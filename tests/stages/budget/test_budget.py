@@ -17,11 +17,11 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.converters import quantize_gguf, to_gguf
-from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain, find_toolchain
 from pipeline.stages.budget import stage
 from pipeline.stages.budget.sizes import bits, choices, offered
-from pipeline.stages.budget.stage import budget
+from pipeline.stages.budget.stage import Files, budget
 from pipeline.stages.parity.level_weights import level_weights
 
 PLANTED = "blk.1.ffn_down.weight"
@@ -75,31 +75,24 @@ def planted(tools: Toolchain) -> Path:
             tensors["model.layers.1.mlp.down_proj.weight"].float() * 3000
         ).to(torch.bfloat16)
         save_file(tensors, hf / "model.safetensors", metadata={"format": "pt"})
-        to_gguf(tools, hf, folder / "tiny-F16.gguf", "F16", "tiny", "qwen2")
+        to_gguf(tools, hf, folder / "tiny-F16.gguf", "F16", HeaderFields("tiny", "qwen2"))
         return folder
 
     return kept("planted-qwen2", make)
 
 
-def run(model: Path, root: Path, text: str, tools: Toolchain, **changed: Any) -> dict[str, Any]:
+def run(model: Path, root: Path, text: str, tools: Toolchain) -> dict[str, Any]:
     root.mkdir(exist_ok=True)
-    values: dict[str, Any] = {
-        "text": text,
-        "source": model / "tiny-F16.gguf",
-        "merged": model / "hf",
-        "tokenizer": model / "hf",
-        "imatrix": None,
-        "val": chats(root / "val.jsonl", 24),
-        "target": root / f"tiny-{text}.gguf",
-        "scratch": root / ".budget" / text,
-        "serve": Serve(n_gpu_layers=99),
-        "longest": 256,
-        "nthreads": 1,
-        "threads": 1,
-        "seed": 42,
-        "tools": tools,
-    }
-    return budget(**values | changed)
+    files = Files(
+        source=model / "tiny-F16.gguf",
+        merged=model / "hf",
+        tokenizer=model / "hf",
+        imatrix=None,
+        val=chats(root / "val.jsonl", 24),
+        target=root / f"tiny-{text}.gguf",
+        scratch=root / ".budget" / text,
+    )
+    return budget(text, files, Llama(tools), serve=Serve(n_gpu_layers=99), longest=256, seed=42)
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +126,7 @@ def test_the_file_has_the_types_that_were_chosen_and_at_most_its_budget(
         assert {name: tensors[name].type for name in free} == record["types"]
     else:
         level = tmp_path / "level.gguf"
-        quantize_gguf(tools, model / "tiny-F16.gguf", level, record["rival"]["level"], 1)
+        quantize_gguf(Llama(tools), model / "tiny-F16.gguf", level, record["rival"]["level"])
         assert file_hash(level) == file_hash(file)
     assert record["rival"]["bytes"] <= 850_000
     assert record["rows"] == 7

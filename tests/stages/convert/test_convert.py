@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from qwen2_variants import change_json, cut_models, lineage_of, random_adapter
 
+from pipeline.config.products import ModelFiles
+from pipeline.config.sections import Convert
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.file import is_made
@@ -18,8 +20,8 @@ from pipeline.gguf.provenance import provenance
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.pretokenizer import PreTokenizer
-from pipeline.llamacpp.tools import VERSION, Toolchain
-from pipeline.stages.convert.stage import convert, remark
+from pipeline.llamacpp.tools import VERSION, Llama, Toolchain
+from pipeline.stages.convert.stage import Sources, convert, remark
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +36,13 @@ def models(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     random_adapter(folder / "adapter")
     lineage_of(folder / "base.json")
-    found = convert(**inputs(folder), folder=folder / "gguf", name="tiny", type="BF16", tools=tools)
+    found = convert(inputs(folder), folder / "gguf", Convert(name="tiny", type="BF16"), tools)
     assert (found.merged, found.differing) == (PreTokenizer("qwen2", "structure"), ())
     return folder
 
 
-def inputs(models: Path) -> dict[str, Path]:
-    return {
-        "base": models / "base",
-        "adapter": models / "adapter",
-        "merged": models / "merged",
-        "lineage": models / "base.json",
-    }
+def inputs(models: Path, merged: Path | None = None) -> Sources:
+    return Sources(models / "base", models / "adapter", merged or models / "merged", models / "base.json")
 
 
 def test_three_files_in_the_chosen_type(models: Path) -> None:
@@ -95,23 +92,23 @@ def test_each_says_where_it_comes_from(models: Path, tools: Toolchain) -> None:
 
 def test_the_adapter_works_on_every_level_of_the_base(models: Path, tools: Toolchain, tmp_path: Path) -> None:
     level = tmp_path / "tiny-base-Q4_K_M.gguf"
-    quantize_gguf(tools, models / "gguf/tiny-base-BF16.gguf", level, "Q4_K_M", 1)
+    quantize_gguf(Llama(tools), models / "gguf/tiny-base-BF16.gguf", level, "Q4_K_M")
     assert provenance(level) == provenance(models / "gguf/tiny-base-BF16.gguf")  # llama-quantize keeps it
     for base in (models / "gguf/tiny-base-BF16.gguf", level):
         output = []
         for lora in (None, models / "gguf/tiny-lora.gguf"):
-            with open_gguf(tools, base, ctx_size=32, threads=1, n_gpu_layers=0, lora=lora) as model:
+            with open_gguf(Llama(tools), ModelFiles(base, lora), ctx_size=32) as model:
                 output.append(model.logits([5, 6, 7], [0, 1, 2]))
         assert np.abs(output[0] - output[1]).max() > 0.01
 
 
 def test_a_base_that_nothing_needs_is_not_converted(models: Path, tools: Toolchain, tmp_path: Path) -> None:
-    convert(**inputs(models), folder=tmp_path, name="tiny", type="F16", tools=tools, with_base=False)
+    convert(inputs(models), tmp_path, Convert(name="tiny", type="F16", base=False), tools)
     stands_in = tmp_path / "tiny-base-F16.gguf"  # a stage's outputs are the same files whatever is asked for
     assert stands_in.stat().st_size < 1000 and (tmp_path / "tiny-F16.gguf").stat().st_size > 1_000_000
     assert (is_made(stands_in), is_made(tmp_path / "tiny-F16.gguf")) == (False, True)
     with pytest.raises(DataError, match="Q-GGUF-004"):
-        quantize_gguf(tools, stands_in, tmp_path / "tiny-base-Q4_K_M.gguf", "Q4_K_M", 1)
+        quantize_gguf(Llama(tools), stands_in, tmp_path / "tiny-base-Q4_K_M.gguf", "Q4_K_M")
     stands_in.write_bytes(b"GGUF")
     with pytest.raises(DataError, match="Q-GGUF-003"):
         is_made(stands_in)
@@ -123,13 +120,7 @@ def test_a_contradiction_is_said_before_anything_is_converted(
     shutil.copytree(models / "merged", tmp_path / "merged")
     change_json(tmp_path / "merged/config.json", vocab_size=7)
     with pytest.raises(DataError, match="can't be converted for 1 reason: merged: vocab_size is 7"):
-        convert(
-            **inputs(models) | {"merged": tmp_path / "merged"},
-            folder=tmp_path / "gguf",
-            name="x",
-            type="F16",
-            tools=tools,
-        )
+        convert(inputs(models, tmp_path / "merged"), tmp_path / "gguf", Convert(name="x"), tools)
     assert list((tmp_path / "gguf").iterdir()) == []
 
 
@@ -139,13 +130,7 @@ def test_a_model_that_the_converter_refuses_publishes_nothing(
     shutil.copytree(models / "merged", tmp_path / "merged")
     change_json(tmp_path / "merged/config.json", architectures=["NoSuchModel"])
     with pytest.raises(ToolError, match="NoSuchModel"):
-        convert(
-            **inputs(models) | {"merged": tmp_path / "merged"},
-            folder=tmp_path / "gguf",
-            name="x",
-            type="F16",
-            tools=tools,
-        )
+        convert(inputs(models, tmp_path / "merged"), tmp_path / "gguf", Convert(name="x"), tools)
     assert list((tmp_path / "gguf").iterdir()) == []
 
 

@@ -22,8 +22,8 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.gguf.provenance import ADAPTER, DISTILL
 from pipeline.gguf.tensors import Bytes, gguf_tensors
-from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.converters import Quantizing, quantize_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
 from pipeline.subprojects import distill, distill_rows, processes
@@ -92,7 +92,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> Path:
     wide = {f"blk.0.attn_{name}.weight": random.normal(0, 1.0, (32, 32)).astype(np.float16) for name in "qkv"}
     fields = {"quench__adapter__sha256": "ab" * 32, "quench__base__source": "path"}
     source = tiny_gguf(folder / "tiny-F16.gguf", tensors=wide, **fields)
-    quantize_gguf(tools, source, folder / f"tiny-{Q4_0}.gguf", Q4_0, 1, tensor_types=TYPES)
+    quantize_gguf(Llama(tools), source, folder / f"tiny-{Q4_0}.gguf", Q4_0, Quantizing(tensor_types=TYPES))
     return root
 
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from plain_figures import divergence, log_softmax, nmse
 from tiny import tiny_gguf
 
+from pipeline.config.products import ModelFiles
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import CHUNK, open_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.evaluate.divergence import (
     SELF_ROWS,
     Comparison,
@@ -254,7 +255,7 @@ def test_a_streamed_row_is_the_row_and_takes_no_more_memory_than_a_piece(
     """A row of 2,048 tokens at a vocabulary of 152k would be 1.2 GB of logits for each model."""
     file, status = wide_gguf(tmp_path / "wide.gguf", 151_936), Path("/proc/self/status")
     ids = np.random.default_rng(0).integers(0, 150_000, 2048).tolist()
-    with open_gguf(tools, file, ctx_size=2048, threads=1, n_gpu_layers=0) as model:
+    with open_gguf(Llama(tools), ModelFiles(file), ctx_size=2048) as model:
         before = resident(status) if status.exists() else 0
         assert sum(1 for _ in model.stream(ids)) == 2048 // CHUNK
         assert not before or resident(status) - before < 600e6

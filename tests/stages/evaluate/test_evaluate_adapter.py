@@ -15,11 +15,12 @@ from report_inputs import DEMO_RECIPE
 from tiny_lora import tiny_lora
 
 from pipeline.config.params import Params, load_params
+from pipeline.config.products import ModelFiles
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answers import answer_rows
 from pipeline.stages.base.quantized_gguf import keep_gguf
 from pipeline.stages.evaluate.divergence import Row, divergence_of
@@ -93,8 +94,11 @@ def test_the_tuned_file_is_one_of_its_own(tmp_path: Path, distill: bool, referen
 def compared(
     base: Path, tools: Toolchain, lora: Path | None = None, *, by_row: bool = False
 ) -> dict[str, Any]:
-    load: dict[str, Any] = {"ctx_size": 64, "threads": 1, "n_gpu_layers": 0}
-    with open_gguf(tools, base, **load, lora=lora) as ours, open_gguf(tools, base, **load) as theirs:
+    llama, files = Llama(tools), ModelFiles(base, lora)
+    with (
+        open_gguf(llama, files, ctx_size=64) as ours,
+        open_gguf(llama, ModelFiles(base), ctx_size=64) as theirs,
+    ):
         return divergence_of(ours, theirs, ROWS, "test", itself=lora is None, by_row=by_row)
 
 
@@ -124,8 +128,8 @@ def test_the_server_that_is_measured_and_asked_has_the_adapter(
     class Stop(Exception):
         """Nothing is started."""
 
-    def serving(*_: Any, **words: Any) -> Any:
-        asked.append(words["lora"])
+    def serving(_: Llama, files: ModelFiles, **__: Any) -> Any:
+        asked.append(files.lora)
         raise Stop
 
     for module in ("pipeline.metrics.answers", "pipeline.stages.evaluate.speed"):
@@ -151,9 +155,9 @@ def test_the_whole_stage_of_base_and_adapter(
     """Both models on a tiny base from end to end; the answers are nonsense, but the adapter's own."""
     started: list[Path | None] = []
 
-    def noted(*given: Any, **words: Any) -> Any:
-        started.append(words["lora"])
-        return serving(*given, **words)
+    def noted(llama: Llama, files: ModelFiles, **words: Any) -> Any:
+        started.append(files.lora)
+        return serving(llama, files, **words)
 
     for module in ("pipeline.metrics.answers", "pipeline.stages.evaluate.speed"):
         monkeypatch.setattr(f"{module}.serving", noted)

@@ -15,9 +15,10 @@ import tiny
 import yaml
 from needed import need
 
+from pipeline.config.products import ModelFiles
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.llamacpp.server import Server, serving
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.evaluate.harness import run_harness
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason=need("lm_eval"))
@@ -51,7 +52,7 @@ def server(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     blocks["blk.0.ffn_down.weight"] = np.zeros((HIDDEN, 64), np.float16)
     file = tmp_path_factory.mktemp("served") / "he-F16.gguf"
     tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **blocks})
-    with serving(tools, file, ctx_size=256, parallel=2, threads=1) as up:
+    with serving(Llama(tools), ModelFiles(file), ctx_size=256, parallel=2) as up:
         yield up
 
 

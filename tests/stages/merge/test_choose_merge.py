@@ -48,16 +48,7 @@ def test_one_merge_is_there_at_a_time(
     monkeypatch.setattr(choose, "measure", measure)
     monkeypatch.setattr(choose, "held_out", lambda *_: ([], []))
     monkeypatch.setattr(choose, "trained_logits", reference)
-    choice, record = choose.merge_the_better(
-        make,
-        base=tmp_path,
-        adapter=tmp_path,
-        merged=tmp_path / "models/merged",
-        rows=tmp_path,
-        params=PARAMS,
-        tools=None,
-        root=tmp_path,  # type: ignore[arg-type]
-    )
+    choice, record = choose.merge_the_better(make, PARAMS, tmp_path, None)  # type: ignore[arg-type]
     assert (choice.merge_base, record, calls) == (better, {"merge_base": better}, made)
     assert set(choice.candidates) == {"16-bit", "nf4"}
     assert (tmp_path / "models/merged/weights").read_text() == better

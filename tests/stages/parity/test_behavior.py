@@ -13,8 +13,10 @@ import tiny
 from families import byte_folder
 
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.products import ModelFiles
+from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.parity import behavior as behavior
 from pipeline.stages.parity.behavior import (
     Answer,
@@ -24,6 +26,7 @@ from pipeline.stages.parity.behavior import (
     no_markers,
     questions,
 )
+from pipeline.stages.parity.check import Measure
 
 HE, START, END, TOKENS, HIDDEN = 256, 259, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 F16, LEVEL = "model-F16.gguf", "model-Q4_0.gguf"
@@ -53,8 +56,8 @@ def measure(tools: Toolchain, tmp_path: Path) -> Callable[..., dict[str, Check]]
     f16 = rigged(tmp_path / F16)
 
     def run(*others: Path, first: Path = f16) -> dict[str, Check]:
-        settings = {"prompts": 2, "ctx_size": 256, "threads": 1, "n_gpu_layers": 0}
-        return behavior_checks([first, *others], ROWS, tokenizer, tools=tools, **settings)
+        models = [ModelFiles(model) for model in (first, *others)]
+        return behavior_checks(models, tokenizer, Measure(ROWS, Parity(prompts=2), Llama(tools), tmp_path))
 
     return run
 

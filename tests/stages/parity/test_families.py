@@ -3,6 +3,7 @@ the models are such that none of it would be green if a tensor were lost.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from families import NAMES, family, family_adapter
 from qwen2_variants import lineage_of
 
 from pipeline.config.params import Params
-from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.convert.stage import convert
+from pipeline.config.sections import Convert
+from pipeline.llamacpp.tools import Llama, Toolchain, find_llama
+from pipeline.stages.convert.stage import Sources, convert
 from pipeline.stages.merge.stage import merge
 from pipeline.stages.parity.check import Measure, measured
 from pipeline.stages.parity.outputs import Chain
@@ -44,21 +46,13 @@ def test_a_family_keeps_everything_on_its_way(
     merged, folder = tmp_path / "merged", tmp_path / "gguf"
     folder.mkdir()
     merge(base=base, adapter=adapter, merged=merged, dtype="float16", merge_base="16-bit")
-    convert(
-        base=base,
-        adapter=adapter,
-        merged=merged,
-        lineage=lineage_of(tmp_path / "base.json"),
-        folder=folder,
-        name=name,
-        type="F16",
-        tools=tools,
-    )
+    models = Sources(base, adapter, merged, lineage_of(tmp_path / "base.json"))
+    convert(models, folder, Convert(name=name, type="F16"), tools)
     gguf, level = folder / f"{name}-F16.gguf", folder / f"{name}-{LEVEL}.gguf"
-    quantize(source=gguf, target=level, level=LEVEL, nthreads=1, tools=tools)
+    quantize(Llama(tools), gguf, level, LEVEL)
     probes = merged_probes(
         Chain(base, adapter, merged, gguf, {LEVEL: level}),
-        Measure(ROWS, params.parity, params.machine, tools, tmp_path),
+        Measure(ROWS, params.parity, replace(find_llama(params.machine), tools=tools), tmp_path),
         base_gguf=folder / f"{name}-base-F16.gguf",
         lora=folder / f"{name}-lora.gguf",
     )

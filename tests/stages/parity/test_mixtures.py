@@ -22,7 +22,7 @@ from pipeline.core.hashing import tree_hash
 from pipeline.gguf.header import read_header
 from pipeline.gguf.safetensors_rows import read_folder, read_rows
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.llamacpp.converters import to_gguf
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.unmerged_chain import lora_weights
@@ -65,7 +65,7 @@ def served_project(kind: str, tools: Toolchain) -> Path:
 
     def make(root: Path) -> Path:
         base = tiny.tiny_moe(root / "hf", tools, kind)
-        to_gguf(tools, base, root / "tiny.gguf", "F16", "tiny", "qwen2")
+        to_gguf(tools, base, root / "tiny.gguf", "F16", HeaderFields("tiny", "qwen2"))
         params = tiny.gguf_params(root / "tiny.gguf")
         params["train"]["router"] = "train"
         return run_stages(tiny.write_project(root, params), SERVED)

@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.server import serving
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.base.stage import find_in_package
 from pipeline.stages.parity.conversations import Conversation, user
 from pipeline.stages.parity.corpus import strings, unicode_runs
@@ -161,7 +162,7 @@ def test_conversations_have_the_same_ids(
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>\n{% endfor %}"
     file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=template, **changed)
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", template))
-    with serving(tools, file, ctx_size=256, threads=1) as server:
+    with serving(Llama(tools), ModelFiles(file), ctx_size=256) as server:
         texts = served_texts(tokenizer, server, [Conversation([user("hello")])])
         check = token_ids(texts, tokenizer, server, file)
     assert (check.verdict, cause in check.remedy) == (verdict, True)

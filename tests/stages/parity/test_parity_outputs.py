@@ -21,7 +21,7 @@ from pipeline.config.levels import level_key
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
 from pipeline.metrics.forward import plain_model, run_settings, trained_logits
 from pipeline.stages.parity.hand_overs import (
@@ -40,7 +40,7 @@ PROMPTS = [spread([*range(1000, 1030), tiny.END], 4), spread([*range(40, 60)], 4
 
 
 def bench(tmp_path: Path, tools: Toolchain) -> Bench:
-    return Bench(PROMPTS, tmp_path / "scratch", 1, tools)
+    return Bench(PROMPTS, tmp_path / "scratch", Llama(tools))
 
 
 def chain(project: Path, **changed: Any) -> Chain:
@@ -88,7 +88,7 @@ def test_a_level_of_the_base_that_was_made_is_not_made_again(
     base, made = finished / "models/gguf/tiny-base-F16.gguf", tmp_path / "made.gguf"
     here = bench(tmp_path, tools)
     here.scratch.mkdir()
-    quantize_gguf(tools, base, made, "Q4_K_M", 1)
+    quantize_gguf(Llama(tools), base, made, "Q4_K_M")
     with base_at_level(chain(finished, untuned={"Q4_K_M": made}), "Q4_K_M", base, here) as taken:
         assert taken == made and not list(here.scratch.rglob("*.gguf"))
     with base_at_level(chain(finished), "Q4_K_M", base, here) as quantized:

@@ -11,9 +11,10 @@ import tiny
 from families import byte_folder
 
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.parity.conversations import Conversation, chosen, made, system, user
 from pipeline.stages.parity.text import forms, served_texts, template_text
 
@@ -36,7 +37,7 @@ def measure(tools: Toolchain, tmp_path: Path) -> Measure:
     ) -> Check:
         f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=served, **changed)
         tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", trained or served or tiny.CHATML))
-        with serving(tools, f16, ctx_size=256, threads=1) as server:
+        with serving(Llama(tools), ModelFiles(f16), ctx_size=256) as server:
             return template_text(
                 served_texts(tokenizer, server, made()[::8] if conversations is None else conversations),
                 tokenizer,

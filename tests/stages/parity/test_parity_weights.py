@@ -23,8 +23,8 @@ from qwen2_variants import cut_models
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.tensors import NOISE, WORST_WEIGHT, GgufTensor, gguf_tensors
-from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.converters import Quantizing, quantize_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.level_file import given_by, of_other_types
 from pipeline.stages.parity.level_weights import block_noise, level_weights
@@ -460,7 +460,7 @@ def test_types_given_by_name_are_no_other_level(
     tensor_types: dict[str, str], tools: Toolchain, tmp_path: Path
 ) -> None:
     gguf, level = cut_models(tools) / "tiny-F16.gguf", tmp_path / "tiny-Q4_K_M.gguf"
-    quantize_gguf(tools, gguf, level, "Q4_K_M", 1, None, tensor_types)
+    quantize_gguf(Llama(tools), gguf, level, "Q4_K_M", Quantizing(tensor_types=tensor_types))
     check, _ = level_weights(gguf, level, "Q4_K_M", tensor_types)
     assert check.verdict == "pass", check.sentence
 

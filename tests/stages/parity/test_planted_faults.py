@@ -17,7 +17,7 @@ from kept import kept
 from test_parity_outputs import LIMITS, bench, chain
 
 from pipeline.__main__ import main
-from pipeline.llamacpp.converters import to_gguf
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics import forward
 from pipeline.stages.parity.gguf_weights import gguf_weights
@@ -51,7 +51,7 @@ def served_trained(tools: Toolchain) -> Path:
 
     def make(root: Path) -> Path:
         model = tiny.tiny_qwen2(root / "hf", tools, words=tiny.WORDS, trained=True)
-        to_gguf(tools, model, root / "tiny.gguf", "F16", "tiny", "qwen2")
+        to_gguf(tools, model, root / "tiny.gguf", "F16", HeaderFields("tiny", "qwen2"))
         params = tiny.gguf_params(root / "tiny.gguf")
         return run_stages(tiny.write_project(root, params), SERVED)
 

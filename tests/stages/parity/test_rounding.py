@@ -26,7 +26,7 @@ from pipeline.gate.records import load_inputs
 from pipeline.gguf.header import read_header
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf
-from pipeline.llamacpp.tools import Toolchain, find_toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain, find_toolchain
 from pipeline.stages.merge.stage import merge
 
 STAGES = (
@@ -198,7 +198,7 @@ def other_head(root: Path) -> None:
 
 
 def level_of_the_base(root: Path) -> None:
-    quantize_gguf(find_toolchain(), root / GGUF.format("base-F16"), root / Q2_K, "Q2_K", 1)
+    quantize_gguf(Llama(find_toolchain()), root / GGUF.format("base-F16"), root / Q2_K, "Q2_K")
 
 
 def two_tokens(tokens: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
 from pipeline.metrics.divergence import Divergence
-from pipeline.stages.parity.served_outputs import bare_check, served_check
+from pipeline.stages.parity.served_outputs import Divergences, bare_check, served_check
 from pipeline.stages.parity.unmerged_chain import LORA, TUNED, Made
 
 LIMITS = load_params(PROJECT / "recipes/demo-gguf.yaml").parity
@@ -59,7 +59,7 @@ def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: s
 def test_base_and_adapter_by_the_floor_and_by_what_the_adapter_moves(
     served: Divergence, bare: Divergence, moved: Divergence, verdict: str
 ) -> None:
-    check = served_check(served, bare, moved, found(0.002), LIMITS, "rows", LORA)
+    check = served_check(Divergences(served, bare, moved, found(0.002)), LIMITS, "rows", LORA)
     assert check.verdict == verdict, check
     assert bool(check.remedy) == (verdict == "fail")
 
@@ -79,9 +79,8 @@ def test_the_limits_of_what_is_served_are_those_of_the_settings(
     limits: dict[str, float], verdict: str
 ) -> None:
     given = LIMITS.model_copy(update=limits)
-    check = served_check(
-        found(0.2, 0.91), found(0.0001, 0.999), found(2.8, 0.5), found(0.002), given, "rows", LORA
-    )
+    measured = Divergences(found(0.2, 0.91), found(0.0001, 0.999), found(2.8, 0.5), found(0.002))
+    check = served_check(measured, given, "rows", LORA)
     assert check.verdict == verdict, check
 
 
@@ -95,7 +94,7 @@ def test_the_limits_of_what_is_served_are_those_of_the_settings(
 @pytest.mark.parametrize("kld", [2.5, 0.5, float("nan")], ids=["no effect", "another run", "no number"])
 def test_what_is_at_fault_is_named_by_what_is_served(made: Made, file: str, again: str, kld: float) -> None:
     served = Divergence([kld], kld, kld, 0.5, kld, 10, 3 if isnan(kld) else 0, (4, 4))
-    check = served_check(served, found(0.008), found(2.8), found(0.002), LIMITS, "rows", made)
+    check = served_check(Divergences(served, found(0.008), found(2.8), found(0.002)), LIMITS, "rows", made)
     assert check.verdict == "fail" and check.name == made.title
     assert file in check.remedy and again in check.remedy
 
@@ -103,8 +102,7 @@ def test_what_is_at_fault_is_named_by_what_is_served(made: Made, file: str, agai
 def test_logits_that_are_no_numbers_fail() -> None:
     nothing = float("nan")
     strange = Divergence([nothing], nothing, nothing, nothing, nothing, 10, 3, (4, 4))
+    measured = Divergences(strange, found(0.01), found(1.0), found(0.0))
     assert (
-        bare_check(strange, "rows").verdict
-        == served_check(strange, found(0.01), found(1.0), found(0.0), LIMITS, "rows", TUNED).verdict
-        == "fail"
+        bare_check(strange, "rows").verdict == served_check(measured, LIMITS, "rows", TUNED).verdict == "fail"
     )

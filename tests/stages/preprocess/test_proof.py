@@ -15,6 +15,7 @@ from tokenizer_folders import qwen3_folder, smollm_folder, with_config
 
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.tokens import IGNORED, Encoded, encode, load_tokenizer
+from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
@@ -56,7 +57,7 @@ def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> dic
     write_rows(folder / "train.jsonl", rows)
     table = to_table(Sequence(*pair, unit) for unit, pair in enumerate(found))
     write_rows_of(folder / "train.parquet", table, [[number] for number in range(len(found))])
-    return prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, "sft", rejected)
+    return prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, Train(), rejected)
 
 
 WORDS = st.text(

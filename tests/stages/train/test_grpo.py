@@ -16,11 +16,13 @@ from killed import kill_at
 from tiny import tiny_gguf, tiny_params, write_project
 
 from pipeline.config.params import load_params
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError, GateError, QuenchError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.llamacpp.server import serving
+from pipeline.llamacpp.tools import Llama
 from pipeline.stages.train.checkpoints import ROUNDS, checkpoints_in
 from pipeline.stages.train.grpo.rewards import advantages
 from pipeline.stages.train.grpo.rounds import read_round
@@ -321,9 +323,9 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
 ) -> None:
     types: list[set[str]] = []
 
-    def seen(tools: Any, file: Path, *, lora: Path, **more: Any) -> Any:
-        types.extend({one.tensor_type.name for one in GGUFReader(path).tensors} for path in (file, lora))
-        return serving(tools, file, lora=lora, **more)
+    def seen(llama: Llama, files: ModelFiles, **more: Any) -> Any:
+        types.extend({tensor.tensor_type.name for tensor in GGUFReader(path).tensors} for path in files)
+        return serving(llama, files, **more)
 
     monkeypatch.setattr("pipeline.stages.train.grpo.rollouts.serving", seen)
     params = tiny_params(tiny_qwen2)

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pipeline.chat.answers import CHOSEN, REJECTED
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
-from pipeline.config.sections import Training
+from pipeline.config.sections import Train, Training
 from pipeline.core.errors import DataError
 from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import write_rows
@@ -540,7 +540,8 @@ def test_a_torn_pair_is_found_by_the_proof(prepared: Path, tmp_path: Path) -> No
     parquet.write_table(pyarrow.Table.from_pylist(table, schema), torn)
     base = prepared / "models/base"
     with pytest.raises(DataError, match="Q-PREPROCESS-014"):
-        prove(torn, tmp_path / "data/final/train.jsonl", load_base(base, load_tokenizer(base)), 512, "dpo", 0)
+        known = load_base(base, load_tokenizer(base))
+        prove(torn, tmp_path / "data/final/train.jsonl", known, 512, Train(method="dpo"), 0)
 
 
 def test_no_row_of_the_methods_kind_names_the_method(prepared: Path, tmp_path: Path) -> None:

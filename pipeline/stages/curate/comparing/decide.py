@@ -79,32 +79,45 @@ def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
 
 
 def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> None:
-    """Give every row its split."""
-    decisions.split = assign_splits(
-        clusters.group,
-        table.domain,
-        decisions.fate == KEPT,
-        table.key,
-        seed=settings.seed,
-        val_fraction=settings.val_fraction,
-        test_fraction=settings.test_fraction,
-    )
+    """Give every row its split (`TRAIN`, `VAL` or `TEST`); rows that are not kept get that of their group.
+
+    `clusters.group[i]` is the smallest index of a row related to row i; a group is never torn. Of every
+    domain the wanted share of kept rows goes to test and to val, as nearly as whole groups allow; a group
+    counts for the domain of its first kept row. Groups are taken in the order of a draw from seed and content
+    (the smallest of `table.key`, 64 bits of each row's id), test from one end and val from the other: a row
+    mostly stays where it is when others come, and test is the same for any `val_fraction`.
+    """
+    group = clusters.group
+    leaders, sizes, stratum, lowest = _groups(group, table.domain, decisions.fate == KEPT, table.key)
+    taken = np.zeros(len(group), np.uint8)
+    by_draw = np.argsort(draws(lowest, "split", settings.seed), kind="stable")
+    leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], stratum[by_draw]
+    rows = np.bincount(stratum, weights=sizes).astype(np.int64)
+    shares = ((TEST, settings.test_fraction, 1, 1), (VAL, settings.val_fraction, -1, 0))
+    for which, fraction, step, least in shares:
+        for number, quota in enumerate(apportion(rows, fraction, least).tolist()):
+            of_stratum = np.flatnonzero(stratum == number)[::step]
+            _take(leaders[of_stratum], sizes[of_stratum], quota, taken, which)
+    decisions.split = taken[group]
 
 
 def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights: Sequence[float]) -> None:
-    """Leave training rows out by source and by domain."""
-    train = (decisions.fate == KEPT) & (decisions.split == TRAIN)
-    stay = sample_rows(
-        train,
-        table.file,
-        table.domain,
-        table.key,
-        weights=weights,
-        max_domain_share=settings.max_domain_share,
-        temperature=settings.temperature,
-        seed=settings.seed,
-    )
-    decisions.fate[train & ~stay] = SAMPLED_OUT
+    """Leave training rows out: first by source (share `weights[file]` stays), then by domain.
+
+    A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the
+    smallest domain at 0 (the exponent of multilingual BERT's sampling, but by leaving out). Then the largest
+    are cut until none has more than `max_domain_share` of the rows. Which rows stay is drawn from seed and
+    content (`table.key`), so it doesn't depend on their order. Raises `DataError` if `max_domain_share` can't
+    be met by so few domains.
+    """
+    train = np.flatnonzero((decisions.fate == KEPT) & (decisions.split == TRAIN))
+    order = train[np.argsort(draws(table.key[train], "balance", settings.seed), kind="stable")]
+    counts = np.bincount(table.file[order], minlength=len(weights))
+    quotas = np.ceil(counts * np.asarray(weights)).astype(np.int64)
+    order = _first(order, table.file[order], quotas)
+    rows = tempered(np.bincount(table.domain[order]).astype(np.int64), settings.temperature)
+    stay = _first(order, table.domain[order], capped(rows, settings.max_domain_share))
+    decisions.fate[np.setdiff1d(train, stay)] = SAMPLED_OUT
 
 
 def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> int:
@@ -120,36 +133,6 @@ def draws(keys: NDArray[np.uint64], purpose: str, seed: int) -> NDArray[np.uint6
     """A uniform 64-bit number per key, other for every purpose and seed."""
     salt = int.from_bytes(hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8], "big")
     return mix(keys ^ np.uint64(salt))
-
-
-def assign_splits(
-    group: NDArray[np.int32],
-    domain: NDArray[np.int32],
-    keep: NDArray[np.bool_],
-    keys: NDArray[np.uint64],
-    *,
-    seed: int,
-    val_fraction: float,
-    test_fraction: float,
-) -> NDArray[np.uint8]:
-    """The split (`TRAIN`, `VAL` or `TEST`) of every row; of rows that are not kept too, that of their group.
-
-    `group[i]` is the smallest index of a row related to row i; a group is never torn. Of every domain the
-    wanted share of kept rows goes to test and to val, as nearly as whole groups allow; a group counts for the
-    domain of its first kept row. Groups are taken in the order of a draw from seed and content (the smallest
-    of `keys`, 64 bits of each row's id), test from one end and val from the other: a row mostly stays where
-    it is when others come, and test is the same for any `val_fraction`.
-    """
-    leaders, sizes, stratum, lowest = _groups(group, domain, keep, keys)
-    taken = np.zeros(len(group), np.uint8)
-    by_draw = np.argsort(draws(lowest, "split", seed), kind="stable")
-    leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], stratum[by_draw]
-    rows = np.bincount(stratum, weights=sizes).astype(np.int64)
-    for which, fraction, step, least in ((TEST, test_fraction, 1, 1), (VAL, val_fraction, -1, 0)):
-        for number, quota in enumerate(apportion(rows, fraction, least).tolist()):
-            own = np.flatnonzero(stratum == number)[::step]
-            _take(leaders[own], sizes[own], quota, taken, which)
-    return taken[group]
 
 
 def _groups(
@@ -184,34 +167,6 @@ def _take(
         if size <= left and not taken[leader]:
             taken[leader] = which
             left -= size
-
-
-def sample_rows(
-    train: NDArray[np.bool_],
-    source: NDArray[np.int32],
-    domain: NDArray[np.int32],
-    keys: NDArray[np.uint64],
-    *,
-    weights: Sequence[float],
-    max_domain_share: float,
-    temperature: float,
-    seed: int,
-) -> NDArray[np.bool_]:
-    """The training rows that stay: first by source (share `weights[source]`), then by domain.
-
-    A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the
-    smallest domain at 0 (the exponent of multilingual BERT's sampling, but by leaving out). Then the largest
-    are cut until none has more than `max_domain_share` of the rows. Which rows stay is drawn from seed and
-    content (`keys`), so it doesn't depend on their order. Raises `DataError` if `max_domain_share` can't be
-    met by so few domains.
-    """
-    order = np.flatnonzero(train)[np.argsort(draws(keys[train], "balance", seed), kind="stable")]
-    counts = np.bincount(source[order], minlength=len(weights))
-    quotas = np.ceil(counts * np.asarray(weights)).astype(np.int64)
-    order = _first(order, source[order], quotas)
-    rows = np.bincount(domain[order]).astype(np.int64)
-    order = _first(order, domain[order], capped(tempered(rows, temperature), max_domain_share))
-    return np.isin(np.arange(len(train)), order)
 
 
 def tempered(rows: NDArray[np.int64], temperature: float) -> NDArray[np.int64]:

@@ -91,7 +91,12 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         decisions, table, found = add_pairs(rows, spool, pairs, decisions, table, found)
         spool.finish()
         everything = Rows([*rows.spools, folder / ROWS])
-        samples = _samples(everything, pairs, leaks, decisions, found, settings, stats)
+        samples = {
+            "rejects": stats.samples_of("reject"),
+            "changes": stats.samples_of("change"),
+            **_samples(everything, pairs, leaks, decisions, found, settings),
+            "all_rejects": stats.samples,
+        }
         requests, samples["answers"] = _answers(work, everything)
         kept = decisions.fate == KEPT
         extra |= {
@@ -150,13 +155,10 @@ def _samples(
     decisions: Decisions,
     found: Clusters,
     settings: Curate,
-    stats: CurationStats,
 ) -> dict[str, Any]:
-    """What the page shows; `publish` adds rejects."""
+    """What the page shows of rows that were compared."""
     described = ((leak, describe(leak, rows)) for leak in islice(leaks.values(), SHOWN))
     return {
-        "rejects": stats.samples_of("reject"),
-        "changes": stats.samples_of("change"),
         "clusters": cluster_samples(rows, found) if settings.drop_duplicates == "near" else [],
         "contamination": [
             {"source": rows.source(leak.row), "matched": one["detail"], "span": one["spans"][0]["text"]}
@@ -166,7 +168,6 @@ def _samples(
         "rows": [
             rows.row(index) for index in spread_evenly(np.flatnonzero(decisions.fate == KEPT), ROWS_SHOWN)
         ],
-        "all_rejects": stats.samples,
     }
 
 

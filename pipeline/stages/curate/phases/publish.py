@@ -5,7 +5,7 @@ outputs of all shards, put together in their order, checked and published.
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +18,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.jsonl import dump_line
 from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.stages.curate.account import check_not_empty, check_stats
-from pipeline.stages.curate.clean import TEXT_SHOWN, file_entry, keep_sample, reject_entry
+from pipeline.stages.curate.clean import TEXT_SHOWN, Reject, file_entry, keep_sample
 from pipeline.stages.curate.comparing.decide import EXACT, FATES, KEPT, NEAR, SAMPLED_OUT, SPLITS
 from pipeline.stages.curate.comparing.spill import pieces
 from pipeline.stages.curate.page import render_data_page
@@ -109,7 +109,8 @@ def reject(decided: Decided, index: int, line: bytes) -> dict[str, Any]:
     else:
         why = decided.leaks[index]
     file, _, number = source_of(line).rpartition(":")  # FILE:LINE or FILE:LINE#PART
-    return reject_entry(file, int(number.partition("#")[0]), None, *FATES[fate], "", shortened(line)) | why
+    line_number = int(number.partition("#")[0])
+    return asdict(Reject(file, line_number, None, *FATES[fate], "", shortened(line))) | why
 
 
 def _write_clusters(

@@ -13,15 +13,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Training
 from pipeline.core.errors import ToolError
 from pipeline.core.publish import read_json, write_json
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.tuned_file import write_tuned
-from pipeline.llamacpp.converters import RolloutType, lora_to_gguf, to_gguf
+from pipeline.llamacpp.converters import HeaderFields, RolloutType, lora_to_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.server import Server, serving
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.scales import file_scales
 from pipeline.models.tuners import save_trained
 from pipeline.stages.train.checkpoints import ROLLOUTS
@@ -165,15 +166,9 @@ class ServerSource:
         grpo = self.settings.grpo
         with tempfile.TemporaryDirectory(prefix="quench-rollouts-") as scratch:
             file, lora = self.learned(model, Path(scratch))
-            with serving(
-                self.tools,
-                file,
-                ctx_size=longest + grpo.max_new_tokens + 8,
-                parallel=grpo.parallel,
-                threads=self.settings.machine.threads,
-                n_gpu_layers=self.settings.rollout_layers,
-                lora=lora,
-            ) as server:
+            llama = Llama(self.tools, self.settings.machine.threads, self.settings.rollout_layers)
+            room = longest + grpo.max_new_tokens + 8
+            with serving(llama, ModelFiles(file, lora), ctx_size=room, parallel=grpo.parallel) as server:
                 yield server
 
     def learned(self, model: Any, scratch: Path) -> tuple[Path, Path | None]:
@@ -193,7 +188,7 @@ def as_gguf(tools: Toolchain, base: Path, folder: Path, type: RolloutType, weigh
     record = folder / "made-of.json"
     if file.is_file() and record.is_file() and read_json(record, f"delete {folder}") == key:
         return file
-    to_gguf(tools, base, file, type, "base", find_pre_tokenizer(base, tools).name)
+    to_gguf(tools, base, file, type, HeaderFields("base", find_pre_tokenizer(base, tools).name))
     write_json(record, key)
     return file
 
