@@ -74,7 +74,10 @@ NF4 = Has("base.quantization", ("nf4",))
 GGUF = Has("base.quantization", ("gguf",))
 LORA = Has("train.tuner", ("lora",))
 SEEDS = Has("compare.seeds")
-DISTILLED = (Has("quantize.distill"), Has("compare.strategies.distilled"))
+DISTILLED = (
+    Has("quantize.distill"),
+    Has("compare.strategies", ("distilled_scales", "merged_distilled"), "names"),
+)
 SERVED = tuple(f"train.grpo.{key}" for key in ("rollout_type", "parallel"))
 
 

@@ -31,12 +31,14 @@ def _line(error: Any, lines: Mapping[Place, int], known: Sequence[str]) -> str:
 
 
 def _sentence(error: Any, known: Sequence[str]) -> str:
-    given = quoted(error["input"])
+    given, key = quoted(error["input"]), _dotted(error)
+    former = [gone.why for name, gone in GONE.items() if f"{name}.".startswith(f"{key}.")]
     match error["type"]:
+        case "extra_forbidden" if former:
+            return f"is gone: {former[0]} (`quench config upgrade` takes it out)"
+        case "list_type" if former:
+            return f"is {given}, and {former[0]} (`quench config upgrade` writes it so)"
         case "extra_forbidden":
-            key = _dotted(error)
-            if former := [gone for name, gone in GONE.items() if f"{name}.".startswith(f"{key}.")]:
-                return f"is gone: {former[0].why} (`quench config upgrade` takes it out)"
             return f"unknown key (value {given}): {nearest(key, known)}"
         case "missing":
             section = ".".join(map(str, error["loc"][:-1]))

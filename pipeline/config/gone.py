@@ -9,9 +9,10 @@ class Gone(NamedTuple):
 
     now: Any
     why: str
-    new_name: str | None = None  # of the key that takes its value
+    new_name: str | None = None  # of the key that takes its value; a list is part of that key's
 
 
+ONE_LIST = "compare.strategies is one list of names"
 ALL_OF_LLAMA_CPP = "section machine says it for all of llama.cpp's tools and servers"
 GONE: Mapping[str, Gone] = {
     "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
@@ -32,6 +33,10 @@ GONE: Mapping[str, Gone] = {
     "merge.dtype": Gone("float16", "convert.type says it: F16 is float16, BF16 is bfloat16"),
     "distill.learning_rate": Gone(2.0e-3, "scales are distilled at 2.0e-3"),
     "distill.general_share": Gone(0.75, "three quarters of the text are drawn from data/distill"),
+    "compare.strategies.nf4": Gone(["merged_16", "merged_nf4", "lora_nf4"], ONE_LIST, "compare.strategies"),
+    "compare.strategies.level": Gone(["lora_level"], ONE_LIST, "compare.strategies"),
+    "compare.strategies.scales": Gone(["scales_level"], ONE_LIST, "compare.strategies"),
+    "compare.strategies.distilled": Gone([], ONE_LIST, "compare.strategies"),
     "compare.scales_learning_rate": Gone(5.0e-3, "scales learn a task at 5.0e-3"),
     "parity.max_kld_exact": Gone(1.0e-3, "where nothing may be lost 0.001 nats are allowed"),
     "parity.rmse_slack": Gone(1.5, "a tensor may have 1.5 times its type's usual rounding error"),

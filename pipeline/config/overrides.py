@@ -139,7 +139,7 @@ def _with(text: str, given: Given) -> str:
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.preserve_quotes, yaml.width = True, 1 << 16
-    values = yaml.load(text)
+    values = yaml.load(text) or {}
     for place, value in given.items():
         put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)
     written = StringIO()
@@ -168,7 +168,8 @@ def _holds(file: Path, values: Any) -> bool:
 
 def upgraded(file: Path) -> list[str]:
     """Take the former settings out of a `params.yaml`, whose other text stays; a sentence on each: what holds
-    now, and what it was if that is something else. A value whose key has another name goes there.
+    now, and what it was if that is something else. A value whose key has another name goes there: of several
+    values the first in the table, of several lists all.
 
     Raises `ConfigError` if the rest is wrong, or where they can't be taken out of this text.
     """
@@ -180,7 +181,8 @@ def upgraded(file: Path) -> list[str]:
         gone, section = GONE[".".join(place)], value_at(left, place[:-1])
         value = section.pop(place[-1])
         if gone.new_name and value != gone.now:
-            moved.setdefault(place_of(gone.new_name), value)  # of several the first in the table
+            new = place_of(gone.new_name)
+            moved.setdefault(new, _joined(gone.new_name, values) if isinstance(value, list) else value)
         if not section:
             value_at(left, place[:-2]).pop(place[-2])
             dropped.append(place[:-1])
@@ -193,6 +195,13 @@ def upgraded(file: Path) -> list[str]:
         problem = f"{names} can't be taken out of the text of {file}: edit it"
         _write(file, _with(text, moved) if moved else text, left, problem)
     return [_sentence(place, value_at(values, place)) for place in places]
+
+
+def _joined(new_name: str, values: Any) -> list[Any]:
+    """The lists of all former keys that are one list now, each with its former default if left out."""
+    former = {name: gone.now for name, gone in GONE.items() if gone.new_name == new_name}
+    lists = {name: value_at(values, tuple(name.split("."))) for name in former}
+    return [item for name, now in former.items() for item in (now if lists[name] is None else lists[name])]
 
 
 def _sentence(place: Key, value: Any) -> str:

@@ -118,7 +118,7 @@ class Params(sections.Section):
             self.train,
             self.graph,
             full_parity=self.parity.depth == "full",
-            compared=self.compare.strategies.asked if self.compare.seeds else [],
+            compared=self.compare.strategies if self.compare.seeds else [],
         )
         yield from self._of_models()
         if self.graph == "merged":
@@ -135,10 +135,10 @@ class Params(sections.Section):
                 "compare.seeds names seeds and evaluate.scorers is []: name a scorer (exact_match scores "
                 "anything), or set the seeds to []"
             )
-        if self.compare.seeds and len(self.compare.strategies.asked) < 2:
+        if self.compare.seeds and len(self.compare.strategies) < 2:
             yield (
                 "compare.seeds names seeds and compare.strategies "
-                f"{' and '.join(self.compare.strategies.asked) or 'none'}: name two at least, or set "
+                f"{' and '.join(self.compare.strategies) or 'none'}: name two at least, or set "
                 "the seeds to []"
             )
         if self.curate.max_tokens > self.preprocess.max_length:

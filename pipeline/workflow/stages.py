@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
@@ -40,6 +40,15 @@ class Part(BaseModel):
 
     deps: list[str] = []
     params: list[str] = []
+
+    @field_validator("deps", "params", mode="before")
+    @classmethod
+    def items(cls, given: list[str | list[str]]) -> list[str]:
+        """What a list names: the items of a list in it, which stages share, and of a folder that another
+        stage writes the name.
+        """
+        lists = [inner if isinstance(inner, list) else [inner] for inner in given]
+        return [name.rstrip("/") for names in lists for name in names]
 
 
 # {name of a value: where params.yaml has a list of it, or the list itself}

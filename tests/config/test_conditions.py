@@ -83,7 +83,7 @@ def test_a_setting_of_another_graph_is_named_with_what_it_would_need(project, se
             {"distill": {"max_steps": 9}},
         ),
         (
-            {"compare": {"seeds": [1], "strategies": {"distilled": ["merged_distilled"]}}},
+            {"compare": {"seeds": [1], "strategies": ["merged_16", "merged_distilled"]}},
             {"distill": {"max_steps": 9}},
         ),
     ],
@@ -93,9 +93,9 @@ def test_a_setting_that_acts_is_not_named(parts):
 
 
 def test_what_hangs_on_an_idle_setting_is_idle_too():
-    waiting = {"compare": {"strategies": {"distilled": ["merged_distilled"]}}, "distill": {"max_steps": 9}}
+    waiting = {"compare": {"strategies": ["merged_distilled"]}, "distill": {"max_steps": 9}}
     keys = [one.key for one in idle(params(waiting))]
-    assert keys == ["distill.max_steps", "compare.strategies.distilled"]
+    assert keys == ["distill.max_steps", "compare.strategies"]
 
 
 def test_a_comment_that_says_only_has_its_condition():

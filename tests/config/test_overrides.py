@@ -116,7 +116,7 @@ def test_a_section_without_keys_sets_nothing() -> None:
 MOVED = {"machine.threads": "3", "machine.n_gpu_layers": "7", "machine.llama_cpp": "/opt"}
 
 
-@pytest.mark.parametrize("name", GONE)
+@pytest.mark.parametrize("name", [name for name in GONE if GONE[name].new_name != "compare.strategies"])
 def test_a_former_setting_is_named_and_taken_out(name: str, tmp_path: Path) -> None:
     params = Params.model_validate({"train": {"method": "dpo"}})
     file, whole = tmp_path / "params.yaml", full_text(params, ["mine"])
@@ -140,6 +140,26 @@ def test_a_former_setting_is_named_and_taken_out(name: str, tmp_path: Path) -> N
     else:
         assert file.read_text() == whole
     assert upgraded(file) == []
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ("{nf4: [merged_16], distilled: []}", ["merged_16", "lora_level", "scales_level"]),
+        ("{nf4: [], level: [], distilled: [merged_distilled]}", ["scales_level", "merged_distilled"]),
+        ("{scales: [scales_level]}", Params().compare.strategies),
+    ],
+)
+def test_former_lists_of_strategies_are_one(former: str, now: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump({"compare": {"rows": 50, "strategies": yaml.safe_load(former)}}))
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  compare.strategies: .* one list of names"):
+        load_params(file)
+    assert len(upgraded(file)) == former.count(":")
+    assert (load_params(file).compare.strategies, load_params(file).compare.rows) == (now, 50)
+    file.write_text(f"compare: {{rows: 50, strategies: {former}}}\n")  # on one line: to be edited by hand
+    with pytest.raises(ConfigError, match="Q-CONFIG-005"):
+        upgraded(file)
 
 
 def test_former_settings_beside_others_stay_if_they_share_a_line(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ EVERY = set(STARTS)
 SOURCES = Package().sources
 KEYS = ".quench/code"
 BEFORE = {name: Package(SOURCES).key(*starts) for name, starts in STARTS.items()}
-MEASURING = {stage for stage in EVERY if stage.startswith(("compare_measure", "compare_unquantized"))}
+MEASURING = {"compare_unquantized", "compare_measure"}
 ALL_SECTIONS = set(Params.model_fields)
 
 
@@ -263,13 +263,12 @@ def other(definition: str) -> Edit:
 
 LEARNERS = {f"train.{method}" for method in METHODS}
 JUDGED = {f"train.{method}" for method, learning in METHODS.items() if learning.preferences}
-COMPARED = {"compare_nf4", "compare_level", "compare_scales", "compare_distilled"}
+COMPARED = {"compare_nf4", "compare_train"}
 TRAINING = {"train", "distill", *COMPARED}
-CURATING = {"curate", "distill", "compare_distilled"}  # these curate data/distill
-SCORING = {*MEASURING, "compare_distilled", "evaluate", "merge", "train.grpo"}
-MERGING = {"merge", "compare_distilled", "compare_unquantized", "compare_measure"}
-MERGING |= {"compare_measure_distilled"}
-WITH_PREPROCESS = {"preprocess", "distill", "compare_level", "compare_scales", "compare_distilled"}
+CURATING = {"curate", "distill", "compare_train"}  # these curate data/distill
+SCORING = {*MEASURING, "compare_train", "evaluate", "merge", "train.grpo"}
+MERGING = {"merge", "compare_train", *MEASURING}
+WITH_PREPROCESS = {"preprocess", "distill", "compare_train"}
 
 EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     # what means nothing
@@ -311,7 +310,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "section parity": ("config/sections/measuring.py", other("Parity"), {"parity"}),
     "section report": ("config/sections/shipping.py", other("Report"), {"report"}),
     "section report.gate": ("config/sections/shipping.py", other("Gate"), {"report"}),
-    "section distill": ("config/sections/models.py", other("Distill"), {"distill", "compare_distilled"}),
+    "section distill": ("config/sections/models.py", other("Distill"), {"distill", "compare_train"}),
     "section train": (
         "config/sections/training.py",
         other("Train"),
@@ -507,7 +506,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         shutil.copy(PROJECT / name, root)
     settings = full_params()
     # compare, distill and budget have jobs
-    jobs = {"seeds": "42", "distilled": "merged_distilled", "distill": "Q4_K_M", "budgets": "4.6bpw"}
+    jobs = {"seeds": "42", "distill": "Q4_K_M", "budgets": "4.6bpw"}
     for key, value in jobs.items():
         assert f" {key}: []" in settings
         settings = settings.replace(f" {key}: []", f" {key}: [{value}]")

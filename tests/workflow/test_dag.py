@@ -80,7 +80,7 @@ def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if compared:
         values["quantize"] |= {"distill": ["Q4_K_M"], "budgets": ["4.6bpw"]}
         values["compare"] |= {"seeds": [42, 43], "levels": ["Q4_K_M", "Q6_K"]}
-        values["compare"]["strategies"] |= {"distilled": ["distilled_scales", "merged_distilled"]}
+        values["compare"]["strategies"] += ["distilled_scales", "merged_distilled"]
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
     return file
 

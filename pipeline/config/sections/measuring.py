@@ -23,10 +23,9 @@ from pipeline.config.sections.values import (
     Threads,
     Tokens,
     fits,
-    group,
     key,
 )
-from pipeline.config.strategies import STRATEGIES
+from pipeline.config.strategies import StrategyName
 
 KEY_FILE = "a file below the project's folder, .quench/judge-key for example"
 KeyFile = Annotated[str, fits(rf"(?=.{{1,400}}\Z)\.?{NAME_PART}(/{NAME_PART})*", KEY_FILE)]
@@ -41,38 +40,6 @@ def each_once(named: list[Any]) -> list[Any]:
     return named
 
 
-OnNf4 = Literal["merged_16", "merged_nf4", "lora_nf4"]
-Distilled = Literal["distilled_scales", "merged_distilled"]
-
-
-class Strategies(Section):
-    nf4: Annotated[list[OnNf4], AfterValidator(each_once)] = key(
-        ["merged_16", "merged_nf4", "lora_nf4"],
-        "an adapter trained on NF4: merged_16 (merged into 16 bit, then quantized) | merged_nf4 (merged into "
-        "NF4, then quantized) | lora_nf4 (on the base's level); one training a seed for all three",
-    )
-    level: Annotated[list[Literal["lora_level"]], AfterValidator(each_once)] = key(
-        ["lora_level"], "lora_level (an adapter trained on the level itself): one training a seed and level"
-    )
-    scales: Annotated[list[Literal["scales_level"]], AfterValidator(each_once)] = key(
-        ["scales_level"],
-        "scales_level (the scales of the level's blocks trained; one GGUF ships): one training a seed and "
-        "level",
-    )
-    distilled: Annotated[list[Distilled], AfterValidator(each_once)] = key(
-        [],
-        "distilled_scales (the base's level distilled from its 16 bits, then its scales trained): a "
-        "distillation and a training a seed and level | merged_distilled (the merged model's level distilled "
-        "from its 16 bits): a distillation a seed and level",
-    )
-
-    @property
-    def asked(self) -> list[str]:
-        """All strategies that are asked for, in the order of tables."""
-        named = {*self.nf4, *self.level, *self.scales, *self.distilled}
-        return [strategy for strategy in STRATEGIES if strategy in named]
-
-
 class Compare(Section):
     seeds: Annotated[list[Seed], Field(max_length=100), AfterValidator(each_once)] = key(
         [],
@@ -81,7 +48,16 @@ class Compare(Section):
         "measured besides)",
     )
     levels: PlainLevels = key(["Q4_K_M"], "levels at which the strategies are compared, in llama.cpp's names")
-    strategies: Strategies = group(Strategies, "which strategies to compare, by what they train; [] for none")
+    strategies: Annotated[list[StrategyName], AfterValidator(each_once)] = key(
+        ["merged_16", "merged_nf4", "lora_nf4", "lora_level", "scales_level"],
+        "strategies to compare: merged_16 (an adapter trained on NF4, merged into 16 bit, then quantized) | "
+        "merged_nf4 (the same, merged into NF4) | lora_nf4 (the same on the base's level): one training a "
+        "seed for all three | lora_level (an adapter trained on the level itself) | scales_level (the scales "
+        "of the level's blocks trained; one GGUF ships): one training a seed and level | distilled_scales "
+        "(the base's level distilled from its 16 bits, then its scales trained): a distillation and a "
+        "training a seed and level | merged_distilled (the merged model's level distilled from its 16 bits): "
+        "a distillation a seed and level",
+    )
     rows: Count = key(200, "held-out rows that each strategy answers")
 
 

@@ -1,24 +1,38 @@
 """The model that is measured: made of what was trained, in a sub-project, as the stages make it."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.config.params import Params
+from pipeline.config.strategies import (
+    DISTILLED_SCALES,
+    LORA_LEVEL,
+    LORA_NF4,
+    MERGED_16,
+    MERGED_DISTILLED,
+    MERGED_NF4,
+    SCALES_LEVEL,
+    STRATEGIES,
+    Job,
+)
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json, remove
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.patch import apply_patch, read_patch
 from pipeline.gguf.provenance import adapter_fields
-from pipeline.llamacpp.converters import Quantizing, base_fields, lora_to_gguf, quantize_gguf
-from pipeline.llamacpp.tools import Llama, Toolchain
+from pipeline.llamacpp.converters import base_fields, lora_to_gguf
+from pipeline.llamacpp.tools import find_toolchain
 from pipeline.stages.compare.projects import (
     LEVEL_FILE,
     PATCH,
     TRAINED,
+    base_level,
     base_links,
+    open_level,
     open_project,
-    quantize_base,
+    quantize,
     untuned_gguf,
 )
 from pipeline.subprojects.processes import run_stage, size_of
@@ -27,25 +41,32 @@ TUNED_FILE = "tuned.gguf"  # in a sub-project: a level with trained scales
 
 
 class Made(NamedTuple):
-    """What is shipped, and the bytes that had to lie on disk at once to make it, by name."""
+    """What is shipped, the sub-project in which it was made, and the bytes that had to lie on disk at once to
+    make it, by name.
+    """
 
+    project: Path
     gguf: Path
     lora: Path | None
     disk: dict[str, int]
 
 
-def make_merged(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
-    """Merge, convert to 16 bit and quantize as the stages do; what the next step doesn't need is removed."""
-    sixteen = make_sixteen(params, root, project)
-    if level == params.convert.type:
+def make_merged(params: Params, root: Path, job: Job, name: str = "") -> Made:
+    """Merge, convert to 16 bit and quantize as the stages do, in the sub-project `name` (the job's own if it
+    is left out); what the next step doesn't need is removed.
+    """
+    sixteen = make_sixteen(params, root, job, name or job.name)
+    if job.level == params.convert.type:
         return sixteen
-    made = quantize_merged(params, project, sixteen.gguf, level, tools)
+    target = sixteen.gguf.with_name(f"{params.convert.name}-{job.level}.gguf")
+    gguf = quantize(params, sixteen.gguf, target, job.level)
     remove(sixteen.gguf)
-    return Made(made, None, sixteen.disk | {"GGUF": size_of(made)})
+    return Made(sixteen.project, gguf, None, sixteen.disk | {"GGUF": size_of(gguf)})
 
 
-def make_sixteen(params: Params, root: Path, project: Path) -> Made:
-    """The merged model as a GGUF in 16 bits."""
+def make_sixteen(params: Params, root: Path, job: Job, name: str) -> Made:
+    """The merged model as a GGUF in 16 bits, in the sub-project `name`."""
+    project = open_on_nf4(params, root, job, name)
     kind, folder, stem = params.convert.type, project / "models/gguf", params.convert.name
     run_stage(project, "merge")
     run_stage(project, "convert")
@@ -57,20 +78,13 @@ def make_sixteen(params: Params, root: Path, project: Path) -> Made:
     }
     remove(merged)
     remove(folder / untuned_gguf(root, params).name)
-    return Made(sixteen, None, disk)
+    return Made(project, sixteen, None, disk)
 
 
-def quantize_merged(params: Params, project: Path, sixteen: Path, level: str, tools: Toolchain) -> Path:
-    """Write the merged model in `sixteen` at `level` into `project`; the file."""
-    made = project / f"models/gguf/{params.convert.name}-{level}.gguf"
-    options = Quantizing(tensor_types=params.quantize.tensor_types)
-    quantize_gguf(Llama(tools, params.machine.threads), sixteen, made, level, options)
-    return made
-
-
-def make_adapted(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
+def make_adapted(params: Params, root: Path, job: Job) -> Made:
     """The base's level, and the adapter that was trained on NF4 as a GGUF, as stage convert makes it."""
-    gguf = quantize_base(root, params, project, level, tools)
+    project, tools = open_on_nf4(params, root, job, job.name), find_toolchain(params.machine.llama_cpp)
+    gguf = base_level(params, root, project, job.level)
     base, adapter, lora = project / "models/base", project / "models/adapter", lora_file(params, project)
     fields = {
         **base_fields(project / "models/base.json", tools),
@@ -78,76 +92,101 @@ def make_adapted(params: Params, root: Path, project: Path, level: str, tools: T
         "general.name": lora.stem,
     }
     lora_to_gguf(tools, adapter, base, lora, params.convert.type, fields)
-    return Made(gguf, lora, {"base": size_of(base), "GGUF": size_of(gguf), "LoRA GGUF": size_of(lora)})
+    disk = {"base": size_of(base), "GGUF": size_of(gguf), "LoRA GGUF": size_of(lora)}
+    return Made(project, gguf, lora, disk)
 
 
-def make_on_level(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
+def make_on_level(params: Params, root: Path, job: Job) -> Made:
     """The base's level, and the adapter that was trained on it as a GGUF.
 
     Raises `DataError` if the level is no longer the file that was trained on.
     """
-    gguf = quantize_base(root, params, project, level, tools)
-    lora, trained = lora_file(params, project), (project / "models/adapter").resolve()
-    weights = read_json(trained / "run.json", "run `snakemake`")["base"]["weights_sha256"]
+    adapter = root / TRAINED / job.training / "adapter"
+    project = open_level(params, root, job, {"models/adapter": adapter})
+    gguf = base_level(params, root, project, job.level)
+    lora = lora_file(params, project)
+    weights = read_json(adapter / "run.json", "run `snakemake`")["base"]["weights_sha256"]
     if weights != json_hash({MODEL_FILE: file_hash(gguf)}):
-        raise another_file(level, f"compare_level@{trained.parent.name}")
+        raise another_file(job)
     run_stage(project, "base")
     run_stage(project, "lora")
-    return Made(gguf, lora, {"GGUF": size_of(gguf), "LoRA GGUF": size_of(lora)})
+    return Made(project, gguf, lora, {"GGUF": size_of(gguf), "LoRA GGUF": size_of(lora)})
 
 
-def make_scaled(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
+def make_scaled(params: Params, root: Path, job: Job) -> Made:
     """The base's level with the scales that were trained. Raises `DataError` as `with_scales` does."""
-    gguf = quantize_base(root, params, project, level, tools)
-    return with_scales(project, gguf, level, "compare_scales", {"GGUF": size_of(gguf)})
+    project = open_tuned(params, root, job)
+    gguf = base_level(params, root, project, job.level)
+    return with_scales(job, Made(project, gguf, None, {"GGUF": size_of(gguf)}))
 
 
-def make_distilled(params: Params, root: Path, project: Path, level: str, tools: Toolchain) -> Made:
+def make_distilled(params: Params, root: Path, job: Job) -> Made:
     """The base's level with scales that learned its answers, then the task. Raises as `with_scales` does."""
-    gguf = quantize_base(root, params, project, level, tools)
+    project = open_tuned(params, root, job)
+    gguf = base_level(params, root, project, job.level)
     disk = {
         f"{params.convert.type} GGUF": size_of(untuned_gguf(root, params)),  # it is read while answers are
         "GGUF": size_of(gguf),
         "distilled GGUF": size_of(gguf),
     }
-    return with_scales(project, gguf, level, "compare_distilled", disk)
+    return with_scales(job, Made(project, gguf, None, disk))
 
 
-def make_merged_distilled(
-    params: Params, root: Path, project: Path, level: str, tools: Toolchain, *, seed: int
-) -> Made:
+def make_merged_distilled(params: Params, root: Path, job: Job) -> Made:
     """The merged model's level with scales that learned its answers. Raises as `with_scales` does."""
-    links = base_links(root) | {"models/adapter": root / TRAINED / f"nf4-{seed}/adapter"}
-    before = open_project(root, f"{project.name}-merged", params, {}, links)
-    merged = make_merged(params, root, before, level, tools)
-    gguf = project / LEVEL_FILE
-    merged.gguf.replace(gguf)
-    remove(before)
-    return with_scales(project, gguf, level, "compare_distilled", merged.disk)
+    project = open_tuned(params, root, job)
+    merged = make_merged(params, root, job, f"{job.name}-merged")
+    level = merged.gguf.replace(project / LEVEL_FILE)
+    remove(merged.project)
+    return with_scales(job, Made(project, level, None, merged.disk))
 
 
-def with_scales(project: Path, gguf: Path, level: str, stage: str, disk: dict[str, int]) -> Made:
-    """What the patch that was trained makes of the level `gguf`, as the base of `project`; `disk` is what was
-    needed up to here.
+Make = Callable[[Params, Path, Job], Made]
+MAKERS: Mapping[str, Make] = {
+    MERGED_16: make_merged,
+    MERGED_NF4: make_merged,
+    LORA_NF4: make_adapted,
+    LORA_LEVEL: make_on_level,
+    SCALES_LEVEL: make_scaled,
+    DISTILLED_SCALES: make_distilled,
+    MERGED_DISTILLED: make_merged_distilled,
+}
+
+
+def open_on_nf4(params: Params, root: Path, job: Job, name: str) -> Path:
+    """The sub-project `name`, which has the base and the adapter that was trained on NF4 with the job's
+    seed.
+    """
+    settings = {"merge": {"base": STRATEGIES[job.strategy].merge_base}}
+    links = base_links(root) | {"models/adapter": root / TRAINED / job.on_nf4 / "adapter"}
+    return open_project(root, name, params, settings, links)
+
+
+def open_tuned(params: Params, root: Path, job: Job) -> Path:
+    """The job's sub-project, whose base is the level with the scales that were trained."""
+    return open_level(params, root, job, {"models/adapter": root / TRAINED / job.training}, file=TUNED_FILE)
+
+
+def with_scales(job: Job, level: Made) -> Made:
+    """What the patch that was trained makes of the level, as the base of its sub-project.
 
     Raises `DataError` if the level is no longer the file that was trained.
     """
-    trained = (project / "models/adapter").resolve()
-    patch, target = trained / PATCH, project / TUNED_FILE
-    if read_patch(patch)["base_sha256"] != file_hash(gguf):
-        raise another_file(level, f"{stage}@{trained.name}")
-    apply_patch(gguf, patch, target)
-    remove(gguf)
-    run_stage(project, "base")
-    return Made(target, None, disk | {"tuned GGUF": size_of(target)})
+    patch, tuned = level.project / "models/adapter" / PATCH, level.project / TUNED_FILE
+    if read_patch(patch)["base_sha256"] != file_hash(level.gguf):
+        raise another_file(job)
+    apply_patch(level.gguf, patch, tuned)
+    remove(level.gguf)
+    run_stage(level.project, "base")
+    return Made(level.project, tuned, None, level.disk | {"tuned GGUF": size_of(tuned)})
 
 
-def another_file(level: str, job: str) -> DataError:
-    """The level, made again, is another file than `job` trained on."""
+def another_file(job: Job) -> DataError:
+    """The level, made again, is another file than the job trained on."""
     return DataError(
         "Q-COMPARE-008",
-        f"{level}, made again, is another file than {job.partition('@')[2]} was trained on, as another build "
-        f"of llama.cpp may make it: run `python -m pipeline {job}`, which trains on this one",
+        f"{job.level}, made again, is another file than {job.name} was trained on, as another build of "
+        f"llama.cpp may make it: run `python -m pipeline compare_train@{job.name}`, which trains on this one",
     )
 
 

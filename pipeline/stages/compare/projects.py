@@ -7,9 +7,10 @@ They are scratch. What a killed training left (checkpoints) is used by the next 
 publishes
 
     models/compare/nf4-42/adapter                            what was trained;
+                  /lora_nf4-Q4_0-42/training.json            which of the trainings on NF4 is the strategy's;
                   /scales_level-Q4_0-42/patch.safetensors    what makes the tuned file of the level,
                                        /run.json             how it was trained
-                                       /train.json           of each: time, memory, loss
+                                       /train.json           of each training: time, memory, loss
 
 A level with trained scales is as large as the level; its patch is a tenth of that. Measuring makes the level
 again and proves by its sha256 that the patch belongs to it.
@@ -23,7 +24,7 @@ from typing import Any
 from pipeline.config.ggml_types import TYPES
 from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, UNTUNED, Train
-from pipeline.config.strategies import FOLDER
+from pipeline.config.strategies import FOLDER, Job
 from pipeline.config.targets import LORA_ONLY
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.locks import absent
@@ -31,7 +32,7 @@ from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.base_files import DENSE, not_dense
 from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.converters import Quantizing, quantize_gguf
-from pipeline.llamacpp.tools import Llama, Toolchain
+from pipeline.llamacpp.tools import Llama, find_toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.plan import own_bytes, plan_disk
@@ -88,20 +89,40 @@ def base_links(root: Path) -> dict[str, Path]:
     return {place: root / place for place in ("models/base", "models/base.json")}
 
 
-def level_settings(root: Path, name: str, seed: int, file: str = LEVEL_FILE) -> Settings:
-    """What the sub-project `name` differs in if its base is a level, the GGUF `file` in it."""
+def open_level(
+    params: Params,
+    root: Path,
+    job: Job,
+    links: Mapping[str, Path],
+    *,
+    file: str = LEVEL_FILE,
+    scales: bool = False,
+) -> Path:
+    """The job's sub-project whose base is a level, the GGUF `file` in it, and in which the scales of its
+    blocks train if they are to (`scales`); its folder. Raises as `open_project` does.
+    """
+    return open_project(root, job.name, params, level_settings(root, job, file, scales=scales), links)
+
+
+def level_settings(root: Path, job: Job, file: str = LEVEL_FILE, *, scales: bool = False) -> Settings:
+    """What the sub-project of `open_level` differs in."""
     base = {
         "source": "gguf",
-        "model": str(root.resolve() / FOLDER / name / file),
+        "model": str(root.resolve() / FOLDER / job.name / file),
         "revision": None,
         "file": None,
         "quantization": "gguf",
     }
-    return {
-        "base": base,
-        "evaluate": {"models": ["adapter"]},
-        "train": {"embeddings_on_cpu": False, "seed": seed},
-    }
+    train: dict[str, Any] = {"embeddings_on_cpu": False, "seed": job.seed}
+    if scales:
+        train |= {
+            "tuner": "scales",
+            "learning_rate": LEARNING_RATE,
+            "weight_decay": 0.0,
+            "keep_quantized": True,
+            **{name: getattr(Train(), name) for name in LORA_ONLY},
+        }
+    return {"base": base, "evaluate": {"models": [TUNED if scales else "adapter"]}, "train": train}
 
 
 def untuned_gguf(root: Path, params: Params) -> Path:
@@ -109,11 +130,16 @@ def untuned_gguf(root: Path, params: Params) -> Path:
     return root / f"models/gguf/{params.convert.name}-{UNTUNED}{params.convert.type}.gguf"
 
 
-def quantize_base(root: Path, params: Params, project: Path, level: str, tools: Toolchain) -> Path:
+def base_level(params: Params, root: Path, project: Path, level: str) -> Path:
     """Write the untuned base at `level` into `project`; the file."""
-    target = project / LEVEL_FILE
+    return quantize(params, untuned_gguf(root, params), project / LEVEL_FILE, level)
+
+
+def quantize(params: Params, sixteen: Path, target: Path, level: str) -> Path:
+    """Write the 16-bit GGUF `sixteen` at `level` as `target`, which is returned."""
+    llama = Llama(find_toolchain(params.machine.llama_cpp), params.machine.threads)
     options = Quantizing(tensor_types=params.quantize.tensor_types)
-    quantize_gguf(Llama(tools, params.machine.threads), untuned_gguf(root, params), target, level, options)
+    quantize_gguf(llama, sixteen, target, level, options)
     return target
 
 
@@ -174,29 +200,12 @@ def scratch_bytes(root: Path, params: Params) -> int:
     )
 
 
-def scale_settings(params: Params, settings: Settings) -> Settings:
-    """`settings` of a sub-project whose base is a level, if the scales of its blocks are to train."""
-    own = {
-        "tuner": "scales",
-        "learning_rate": LEARNING_RATE,
-        "weight_decay": 0.0,
-        "keep_quantized": True,
-        **{name: getattr(Train(), name) for name in LORA_ONLY},
-    }
-    return settings | {"train": settings["train"] | own, "evaluate": {"models": [TUNED]}}
-
-
 def train_scales(project: Path, params: Params) -> Path:
     """Train in the sub-project `project`, whose base is a level; the tuned GGUF, made there."""
     run_stage(project, "base")
     run_stage(project, "preprocess")
     train_here(project)
     run_stage(project, "tuned")
-    return tuned_file(project, params)
-
-
-def tuned_file(project: Path, params: Params) -> Path:
-    """The GGUF with trained scales that stage tuned makes in a sub-project."""
     return project / f"models/gguf/{params.convert.name}-{TUNED}.gguf"
 
 

@@ -2,26 +2,20 @@
 NF4, an adapter on a level of the base, or a level with trained scales.
 
 Reads `reports/compare/` and writes `reports/strategies.json` (no seeds in it if `compare.seeds` is []). The
-trainings and measurements are jobs of their own, beside this module: `nf4`, `level`, `scales`, `distilled`,
-`unquantized` and the `measure` ones. Command: `python -m pipeline compare`
+trainings and measurements are jobs of their own, beside this module: `nf4`, `train`, `unquantized` and
+`measure`. Command: `python -m pipeline compare`
 """
 
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.config.strategies import MERGED_16, STRATEGIES, Training
+from pipeline.config.strategies import MERGED_16, Job
 from pipeline.core.locks import absent
 from pipeline.core.publish import read_json, write_json
 from pipeline.stages.compare.measure import MEASURED
 from pipeline.stages.compare.summary import summarize
 
-MEASURING: dict[Training, str] = {  # the stage that measures the strategies of each kind of training
-    "nf4": "compare_measure",
-    "level": "compare_measure_level",
-    "scales": "compare_measure_scales",
-    "distilled": "compare_measure_distilled",
-}
 TARGET = Path("reports/strategies.json")
 
 
@@ -31,8 +25,8 @@ def measured(root: Path, params: Params) -> list[dict[str, Any]]:
     for seed in params.compare.seeds:
         jobs[f"{MERGED_16}-{seed}"] = f"compare_unquantized@{seed}"
         jobs |= {
-            (name := f"{strategy}-{level}-{seed}"): f"{MEASURING[STRATEGIES[strategy].training]}@{name}"
-            for strategy in params.compare.strategies.asked
+            (name := Job(strategy, level, seed).name): f"compare_measure@{name}"
+            for strategy in params.compare.strategies
             for level in params.compare.levels
         }
     files = {root / MEASURED / f"{name}.json": job for name, job in jobs.items()}

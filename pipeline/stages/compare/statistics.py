@@ -115,8 +115,7 @@ def general_change(untuned: Sequence[General], measured: Sequence[General], seed
         raise DataError(
             "Q-COMPARE-009",
             "the measurements answered different general questions: run `snakemake --forcerun "
-            "compare_unquantized compare_measure compare_measure_level compare_measure_scales "
-            "compare_measure_distilled`, which asks all of them again",
+            "compare_unquantized compare_measure`, which asks all of them again",
         )
     return difference(before, after, seed)
 

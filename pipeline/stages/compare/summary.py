@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.strategies import MERGED_16, STRATEGIES, title, training_of
+from pipeline.config.strategies import MERGED_16, STRATEGIES, Job, title
 from pipeline.core.errors import DataError
 from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.statistics import (
@@ -70,8 +70,8 @@ def seconds(figures: Sequence[Figures]) -> float:
     """Time that the measurements took, and the trainings, each of which is in the figures of several."""
     trained: dict[str, float] = {}
     for one in figures:
-        own = training_of(one["strategy"], one["level"], one["seed"])
-        trained |= one["training"].get("parts") or {own: one["training"]["seconds"]}
+        name = Job(one["strategy"], one["level"], one["seed"]).training
+        trained |= one["training"].get("parts") or {name: one["training"]["seconds"]}
     total: float = sum(trained.values()) + sum(one["measuring_seconds"] for one in figures)
     return round(total, 1)
 

@@ -8,11 +8,11 @@ Command: `python -m pipeline compare_unquantized@42`
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.strategies import MERGED_16
+from pipeline.config.strategies import MERGED_16, Job
 from pipeline.stages.compare.made import make_merged
 from pipeline.stages.compare.measure import record
 
 
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the seed `item` on the files below `root`."""
-    record(params, root, MERGED_16, params.convert.type, int(item), f"{MERGED_16}-{item}", make_merged)
+    record(params, root, Job(MERGED_16, params.convert.type, int(item), is_reference=True), make_merged)

@@ -348,7 +348,7 @@ def test_a_project_of_preferences_is_distilled_on_its_chosen_answers(tmp_path: P
 
 
 def test_the_graph_leaves_out_what_is_said_of_data_raw_alone() -> None:
-    for stage in ("distill", "compare_distilled"):
+    for stage in ("distill", "compare_train"):
         (param,) = (one for one in table().stages[stage].params if one.startswith("curate"))
         assert param == " -".join(("curate", *OF_RAW))
 

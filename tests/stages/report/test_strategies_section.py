@@ -10,7 +10,7 @@ import pytest
 from golden import Golden
 from html_page import Page, lines_of
 
-from pipeline.config.strategies import MERGED_16, STRATEGIES, training_of
+from pipeline.config.strategies import MERGED_16, STRATEGIES, Job
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.pages.parity_summary import code
@@ -155,7 +155,7 @@ def test_a_training_that_several_strategies_share_is_counted_once() -> None:
     for file, trainings in ((FIRST, 2), (SECOND, 5)):
         figures, trained = measured(file, seeds=(42,)), {}
         for one in figures:
-            own = training_of(one["strategy"], one["level"], one["seed"])
+            own = Job(one["strategy"], one["level"], one["seed"]).training
             trained |= one["training"].get("parts") or {own: one["training"]["seconds"]}
         assert len(trained) == trainings
         measuring = sum(one["measuring_seconds"] for one in figures)

@@ -1,0 +1,153 @@
+"""Train what one strategy ships at one level of `compare.levels` with one seed of `compare.seeds`.
+
+    merged_16, merged_nf4, lora_nf4    nothing of their own: stage compare_nf4 trained for all three
+    lora_level          an adapter on the base's own GGUF at the level
+    scales_level        the scales of that GGUF's blocks
+    distilled_scales    the same, after they learned the answers of the untuned base
+    merged_distilled    the scales of the merged model's level, which learn the merged model's answers
+
+Reads `models/gguf/NAME-base-F16.gguf`, from which levels are made, `data/final/`, `data/distill/` and, for
+the merged model, `models/base/`, `models/base.json` and `models/compare/nf4-SEED/`. Writes
+`models/compare/STRATEGY-LEVEL-SEED/` (`pipeline.stages.compare.projects` shows what is in it). Command:
+`python -m pipeline compare_train@lora_level-Q4_K_M-42`
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.params import Params
+from pipeline.config.strategies import (
+    DISTILLED_SCALES,
+    LORA_LEVEL,
+    LORA_NF4,
+    MERGED_16,
+    MERGED_DISTILLED,
+    MERGED_NF4,
+    SCALES_LEVEL,
+    Job,
+)
+from pipeline.core.publish import publishing, read_json, remove, write_json
+from pipeline.stages.compare.made import make_sixteen
+from pipeline.stages.compare.projects import (
+    LEVEL_FILE,
+    TRAINED,
+    base_level,
+    open_level,
+    publish_scales,
+    quantize,
+    train,
+    train_scales,
+    untuned_gguf,
+)
+from pipeline.subprojects.distill import ROWS, distilled_gguf
+from pipeline.subprojects.processes import run_stage
+
+LEARNED_FILE = "learned.gguf"  # in a sub-project: the level that has learned the answers
+AGAIN = "run `snakemake`"
+
+
+def main(params: Params, root: Path, item: str) -> None:
+    """Run the job for the strategy, level and seed `item` on the files below `root`."""
+    job = Job.of(item)
+    TRAINERS[job.strategy](params, root, job)
+
+
+def name_training(params: Params, root: Path, job: Job) -> None:
+    """Publish the name of the training on NF4 that is the strategy's: each job has a folder of its own."""
+    with publishing(root / TRAINED / job.name) as aside:
+        aside.mkdir()
+        write_json(aside / "training.json", {"training": job.training})
+
+
+def train_adapter(params: Params, root: Path, job: Job) -> None:
+    """Publish an adapter that was trained on the level."""
+    project = open_level(params, root, job, on_rows(root))
+    level = base_level(params, root, project, job.level)
+    run_stage(project, "base")
+    remove(level)
+    run_stage(project, "preprocess")
+    train(project, root / TRAINED / job.name)
+
+
+def tune_scales(params: Params, root: Path, job: Job) -> None:
+    """Publish the level's scales that learned the task."""
+    project = open_level(params, root, job, on_rows(root), scales=True)
+    level = base_level(params, root, project, job.level)
+    tuned = train_scales(project, params)
+    publish_scales(level, tuned, project / "models/adapter", report_in(project), root / TRAINED / job.name)
+    remove(project)
+
+
+def distill_then_tune(params: Params, root: Path, job: Job) -> None:
+    """Publish the base's level that learned the untuned base's answers, then the task."""
+    project = open_level(params, root, job, on_rows(root), file=LEARNED_FILE, scales=True)
+    level, apart = base_level(params, root, project, job.level), distillation_of(project)
+    learned = distilled_gguf(
+        apart, params, untuned_gguf(root, params), job.level, root / "data", seed=job.seed
+    )
+    learned.replace(project / LEARNED_FILE)
+    tuned = train_scales(project, params)
+    task, before = report_in(project), report_in(apart)
+    report = both(task, before, {f"{job.name}, distillation": before, job.name: task})
+    publish_scales(level, tuned, project / "models/adapter", report, root / TRAINED / job.name)
+    remove(project)
+    remove(apart)
+
+
+def distill_merged(params: Params, root: Path, job: Job) -> None:
+    """Publish the merged model's level that learned the merged model's answers."""
+    merged = make_sixteen(params, root, job, job.name)
+    apart = distillation_of(merged.project)
+    tuned = distilled_gguf(apart, params, merged.gguf, job.level, root / "data", seed=job.seed)
+    level = quantize(params, merged.gguf, merged.project / LEVEL_FILE, job.level)
+    task, after = read_json(root / TRAINED / job.on_nf4 / "train.json", AGAIN), report_in(apart)
+    report = both(task, after, {job.on_nf4: task, job.name: after})
+    publish_scales(level, tuned, apart / "models/adapter", report, root / TRAINED / job.name)
+    remove(merged.project)
+    remove(apart)
+
+
+TRAINERS: Mapping[str, Callable[[Params, Path, Job], None]] = {
+    MERGED_16: name_training,
+    MERGED_NF4: name_training,
+    LORA_NF4: name_training,
+    LORA_LEVEL: train_adapter,
+    SCALES_LEVEL: tune_scales,
+    DISTILLED_SCALES: distill_then_tune,
+    MERGED_DISTILLED: distill_merged,
+}
+
+
+def on_rows(root: Path) -> dict[str, Path]:
+    """The project's rows, for a sub-project that trains on them."""
+    return {"data/final": root / "data/final"}
+
+
+def distillation_of(project: Path) -> Path:
+    """The sub-project in which the job of the sub-project `project` distills."""
+    return project.with_name(f"{project.name}-distillation")
+
+
+def report_in(project: Path) -> dict[str, Any]:
+    """The training's report in a sub-project, with what a distillation learned from."""
+    report: dict[str, Any] = read_json(project / "reports/train.json", AGAIN)
+    rows = project / ROWS
+    return report | ({"rows": read_json(rows, AGAIN)} if rows.exists() else {})
+
+
+def both(
+    task: Mapping[str, Any], distillation: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The report of two trainings as one: their time together, the larger peak of memory (bytes), all else
+    the task's; `parts` are the trainings by name.
+    """
+    peak = max(report["peak_memory_bytes"] for report in (task, distillation))
+    seconds = {name: report["seconds"] for name, report in parts.items()}
+    return {
+        **task,
+        "seconds": round(sum(seconds.values()), 1),
+        "peak_memory_bytes": peak,
+        "distillation": dict(distillation),
+        "parts": seconds,
+    }
