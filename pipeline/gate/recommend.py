@@ -3,8 +3,9 @@ and plan. Pure arithmetic on what `evaluate` measured.
 
 Of the tuned models that fit in memory and that the gate does not refuse:
 - levels of a merged model: the smallest whose task score is at most `max_task_drop` points below that of the
-  16-bit model (F16 or BF16); without a task score, the smallest that ranks the same token first as that model
-  at `MIN_SAME_TOP` of the positions.
+  16-bit model (F16 or BF16). Where that model has no score, or one that could be lost entirely within the
+  drop (0 points, for example), scores can't tell levels apart: then the smallest that ranks the same token
+  first as that model at `MIN_SAME_TOP` of the positions.
 - an adapter beside its base, or the base with trained scales, is the only one. It is below the standard if it
   scores more than `max_task_drop` points below the base alone, or if it was trained to recover the base and
   recovers nothing.
@@ -24,7 +25,7 @@ from pipeline.gate.records import Evaluation, Evaluations, Inputs
 from pipeline.gate.scores import Evidence, Gain, gain_over
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
-MIN_SAME_TOP = 0.9  # share of positions, used if no task score was measured
+MIN_SAME_TOP = 0.9  # share of positions, used if no task score tells levels apart
 TOLERANCE = 1e-9  # points: 75.0 - 70.0 may come out as 5.000000000000004
 
 
@@ -133,7 +134,8 @@ def _level(
     """Of the models in `memory`, the smallest that is near enough to the 16-bit model, else the best."""
     evaluations = evidence.evaluations
     sixteen = product.reference(evaluations)
-    by_task = evaluations[sixteen].score is not None
+    score_of_sixteen = evaluations[sixteen].score
+    by_task = score_of_sixteen is not None and 100 * score_of_sixteen > room.max_task_drop + TOLERANCE
     compared = {model: evidence.compare(model, sixteen) for model in memory}
     if by_task:
         standard = f"stays within {room.max_task_drop:g} points of {sixteen}"
@@ -144,7 +146,13 @@ def _level(
         tops = {model: evaluations[model].same_top for model in memory}
         quality = {model: -math.inf if top is None else top for model, top in tops.items()}
         good = [model for model in memory if model in REFERENCES or quality[model] >= MIN_SAME_TOP]
-    warnings = _resolution(evaluations[sixteen], room.max_task_drop)
+    warnings = _resolution(evaluations[sixteen], room.max_task_drop) if by_task else []
+    if score_of_sixteen is not None and not by_task:
+        warnings.append(
+            f"{sixteen} scores {100 * score_of_sixteen:.1f} points, and {room.max_task_drop:g} may be lost: "
+            "such scores can't tell levels apart, so their first choices of a token do. Train longer, or "
+            "give evaluate.scorers one that fits the task."
+        )
     if good:
         chosen = min(good, key=lambda model: (*size_and_loss(model, evaluations), model))
         fits, tuned = f"{_fits(memory[chosen])} in {room}", sum(not is_base(model) for model in evaluations)
