@@ -34,7 +34,7 @@ NAMES = {"small": "SmolLM2-135M", "wide": "Qwen2, two layers as wide as 7B's"}
 def training(side: str) -> Training:
     """The demo recipe's training with a side's quantization."""
     train = load_params(PROJECT / "recipes/demo.yaml").training.model_dump()
-    return Training.model_validate(train | {"quantization": SIDES[side], "keep_quantized": True})
+    return Training.model_validate(train | {"quantization": SIDES[side]})
 
 
 def load(base: Path, settings: Training) -> tuple[Any, Callable[[int], float]]:

@@ -165,7 +165,7 @@ def plain(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> 
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=settings.bnb_4bit_use_double_quant,
+        bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     base = folder / "nf4/base"

@@ -69,7 +69,6 @@ def add_run(adapter: Path, **settings: Any) -> None:
     output = {
         "quantization": "nf4",
         "bnb_4bit_compute_dtype": "bfloat16",
-        "bnb_4bit_use_double_quant": True,
     } | settings
     (adapter / "run.json").write_text(json.dumps({"settings": output}))
 

@@ -95,21 +95,13 @@ CONDITIONS = (
         refused=True,
     ),
     Only(("train.sft_weight",), method("distill", "dpo", "ipo", "simpo"), refused=True),
-    Only(
-        ("train.preference.desirable_weight", "train.preference.undesirable_weight"),
-        method("kto"),
-        refused=True,
-    ),
     Only(("train.distill_top_k",), (*method("distill"), *DISTILLED), refused=True),
     Only(("train.grpo",), method("grpo"), refused=True),
     Only(SERVED, (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
     Only(tuple(f"train.{key}" for key in LORA_ONLY), (LORA,), refused=True),
-    Only(("train.checkpoint_every",), (Has("train.gradient_checkpointing", (True,)),), refused=True),
     # the others are those of another graph of stages, or wait for another setting
     Only(("base.tie",), (MERGED,)),
     Only(("train.r", "train.lora_alpha", "train.lora_dropout"), (LORA,)),
-    Only(("train.bnb_4bit_use_double_quant",), (NF4, SEEDS)),
-    Only(("train.keep_quantized",), (GGUF, SEEDS)),
     Only(("train.num_train_epochs",), (Has("train.max_steps", (-1,)),)),
     Only(
         ("train.warmup_ratio",),

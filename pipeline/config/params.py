@@ -108,11 +108,6 @@ class Params(sections.Section):
                 f"train.tuner is scales and base.quantization is {self.base.quantization}, which has no "
                 "blocks of a GGUF: set it to gguf, or the tuner to lora"
             )
-        if self.graph == "tuned" and not self.train.keep_quantized:
-            yield (
-                "train.tuner is scales and train.keep_quantized is false, so there would be no blocks to "
-                "train: set it to true"
-            )
         yield from refused(self)
         yield from training_problems(
             self.train,

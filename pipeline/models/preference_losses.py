@@ -71,6 +71,16 @@ def log_odds(logps: Any) -> Any:
     return logps - torch.log1p(-logps.exp().clamp(max=1 - 1e-6))
 
 
+def kto_weights(desirable: int, undesirable: int) -> tuple[float, float]:
+    """w⁺ and w⁻ with which so many answers of both kinds weigh the same in all: 1 for the more frequent kind
+    (KTO, arXiv:2402.01306, advises w⁺·n⁺ ÷ (w⁻·n⁻) from 1 to 4/3); 1 and 1 where there is one kind alone.
+    """
+    if not desirable or not undesirable:
+        return 1.0, 1.0
+    most = max(desirable, undesirable)
+    return most / desirable, most / undesirable
+
+
 def kto_losses(
     answers: Likelihoods, desirable: Any, divergence: Any, beta: float, weights: tuple[float, float]
 ) -> tuple[Any, Any]:

@@ -133,17 +133,6 @@ class QuantizedLinear(torch.nn.Linear):
         """
         return passing(self.weight[first:last], self.ggml_type, self.compute_dtype)
 
-    def densify(self) -> torch.nn.Linear:
-        """The same linear, frozen, with its weight in the compute type once and for all: for machines with
-        memory to spare.
-        """
-        linear = torch.nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        linear.weight = torch.nn.Parameter(
-            dequantize(self.weight, self.ggml_type, self.compute_dtype), requires_grad=False
-        )
-        linear.bias = self.bias
-        return linear
-
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
         return (
@@ -197,10 +186,3 @@ class QuantizedEmbedding(torch.nn.Embedding):
     def logical(self) -> int:
         """Weights that its bytes stand for."""
         return self.num_embeddings * self.embedding_dim
-
-    def densify(self) -> torch.nn.Embedding:
-        """The same table, frozen, in the compute type once and for all."""
-        table = dequantize(self.weight, self.ggml_type, self.compute_dtype)
-        return torch.nn.Embedding(
-            self.num_embeddings, self.embedding_dim, self.padding_idx, _weight=table, _freeze=True
-        )

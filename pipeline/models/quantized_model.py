@@ -5,7 +5,6 @@ Norms and biases, which a GGUF holds in float32, are rounded to the compute type
 loads a model in that type.
 """
 
-from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,13 @@ def load_gguf(
     *,
     compute_dtype: torch.dtype,
     device: str,
-    dense: bool = False,
     name: str = MODEL_FILE,
     in_main_memory: int = 0,
 ) -> Any:
     """The model of `folder` (config.json and the GGUF `name`), frozen, in evaluation mode, with quantized
     linears, embedding and head.
 
-    `dense` dequantizes them once, to the compute type. The file is mapped: on a CPU the quantized weights are
+    The file is mapped: on a CPU the quantized weights are
     views of it, a GPU gets them tensor by tensor, but for linears of the first `in_main_memory` layers that
     stay quantized, which are left there (`pipeline.models.offload`). Raises `DataError` if the architecture
     is not one of `TRAINED_ON`, or where not every tensor of the file fills exactly one parameter (of a
@@ -51,7 +49,7 @@ def load_gguf(
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     names = tensor_names(config, header, file)
     model = empty_model(folder, config, compute_dtype, device)
-    fill(model, tensors, names, Placement(compute_dtype, device, dense, 0 if dense else in_main_memory))
+    fill(model, tensors, names, compute_dtype, device, in_main_memory)
     prove_complete(model, tensors, names)
     model.config.use_cache = False  # as for NF4: with a cache, packed rows leak into each other
     return model.requires_grad_(False).eval()
@@ -101,24 +99,18 @@ def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> A
     return model
 
 
-@dataclass(frozen=True)
-class Placement:
-    """In which type a model computes, where its weights are, whether they are dequantized, and of how many
-    layers, the first ones, the linears stay in main memory.
-    """
-
-    dtype: torch.dtype
-    device: str
-    dense: bool
-    in_main_memory: int
-
-
-def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, placement: Placement) -> None:
-    """Give every module of `model` its weights.
+def fill(
+    model: Any,
+    tensors: dict[str, GgufTensor],
+    names: Names,
+    dtype: torch.dtype,
+    device: str,
+    in_main_memory: int,
+) -> None:
+    """Give every module of `model` its weights; linears of the first `in_main_memory` layers stay there.
 
     Raises `DataError` if the file lacks one or it has another shape.
     """
-    dtype, device = placement.dtype, placement.device
     mapped = torch.from_file(str(names.file), shared=False, size=names.file.stat().st_size, dtype=torch.uint8)
     for path, module in list(model.named_modules()):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
@@ -133,25 +125,17 @@ def fill(model: Any, tensors: dict[str, GgufTensor], names: Names, placement: Pl
             continue
         tensor = find(tensors, names, f"{path}.weight", module.weight)
         layer = layer_of(path)
-        place = "cpu" if layer is not None and layer < placement.in_main_memory else device
+        place = "cpu" if layer is not None and layer < in_main_memory else device
         quantized = quantized_rows(tensor, mapped, names.reordered(f"{path}.weight")).to(place)
-        made = (
+        matrix = (
             QuantizedLinear(quantized, tensor.ggml_type, module.bias, compute_dtype=dtype)
             if isinstance(module, torch.nn.Linear)
             else QuantizedEmbedding(quantized, tensor.ggml_type, module.padding_idx, compute_dtype=dtype)
         )
-        model.set_submodule(path, made.densify() if placement.dense else made)
+        model.set_submodule(path, matrix)
     if tied:
-        model.lm_head = tied_head(model.get_input_embeddings(), dtype)
-
-
-def tied_head(embeddings: Any, dtype: torch.dtype) -> Any:
-    """A head that shares the embeddings' very weight."""
-    if isinstance(embeddings, QuantizedEmbedding):
-        return QuantizedLinear(embeddings.weight, embeddings.ggml_type, compute_dtype=dtype)
-    head = torch.nn.Linear(embeddings.embedding_dim, embeddings.num_embeddings, bias=False, device="meta")
-    head.weight = embeddings.weight
-    return head
+        embeddings = model.get_input_embeddings()  # whose very weight is the head's
+        model.lm_head = QuantizedLinear(embeddings.weight, embeddings.ggml_type, compute_dtype=dtype)
 
 
 def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: torch.Tensor) -> GgufTensor:

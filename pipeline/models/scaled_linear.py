@@ -124,10 +124,6 @@ class ScaledLinear(QuantizedLinear):
         """Rows [first, last) of the tuned weight; see `QuantizedLinear.rows`."""
         return self.tuned().rows(first, last)
 
-    def densify(self) -> torch.nn.Linear:
-        """The tuned linear, frozen, in the compute type."""
-        return self.tuned().densify()
-
 
 def put_scales(model: Any, trains: Callable[[str], bool]) -> dict[str, ScaledLinear]:
     """Replace the linears of `model`'s layers (a model of `load_gguf`) for whose path `trains` holds by ones

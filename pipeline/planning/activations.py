@@ -159,8 +159,10 @@ def kept_by_layer(setup: Setup) -> dict[int, int]:
 
 
 def recomputed_layers(setup: Setup) -> list[int]:
-    """The layers with a backward whose number `train.checkpoint_every` divides, as transformers counts."""
-    return [layer for layer in kept_by_layer(setup) if layer % setup.train.checkpoint_every == 0]
+    """The layers with a backward whose number `train.gradient_checkpointing` (1 if true) divides, as
+    transformers counts.
+    """
+    return [layer for layer in kept_by_layer(setup) if layer % int(setup.train.gradient_checkpointing) == 0]
 
 
 def inputs_kept(setup: Setup) -> int:

@@ -95,8 +95,7 @@ def lasting_parts(setup: Setup) -> list[Part]:
     if setup.packed:
         linears, how = "quantized linears", setup.packed.source
     elif train.quantization == "nf4":
-        linears = "linears in NF4"
-        how = "scales quantized too" if train.bnb_4bit_use_double_quant else "scales in float32"
+        linears, how = "linears in NF4", "scales quantized too"
     else:
         linears, how = "linears", train.bnb_4bit_compute_dtype
     away, (elsewhere, gathered) = weights.offloaded_bytes(setup), weights.shared_bytes(setup)

@@ -165,9 +165,6 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if not train.gradient_checkpointing:
         setup = setup.at(setup.max_length, gradient_checkpointing=True)
         yield "train.gradient_checkpointing: true", setup
-    if train.quantization == "gguf" and not train.keep_quantized:
-        setup = setup.at(setup.max_length, keep_quantized=True)
-        yield "train.keep_quantized: true", setup
     shortening = _shortened(setup, room)
     if shortening.max_length > SHORTEST:
         setup = shortening

@@ -73,7 +73,7 @@ class Setup:
         """`quantized` where linears, embeddings and head stay as the GGUF packs them, None where they don't.
         Raises `AssertionError` where their bytes are then missing.
         """
-        if self.train.quantization != "gguf" or not self.train.keep_quantized:
+        if self.train.quantization != "gguf":
             return None
         assert self.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
         return self.quantized

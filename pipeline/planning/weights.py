@@ -37,18 +37,16 @@ ASKED = {"target_modules", "target_experts", "freeze_layers", "layers", "r", "lo
 ASKED |= {"rank_pattern", "offload_layers", "router"}
 
 
-def nf4_bytes(weights: int, double_quant: bool) -> int:
+def nf4_bytes(weights: int) -> int:
     """Bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA, arXiv:2305.14314;
     bitsandbytes `quantize_4bit`).
 
-    Two weights a byte, the odd one padded; a float32 scale per 64 weights. With double quantization these are
-    uint8, with a float32 scale per 256 of them, an offset and a table.
+    Two weights a byte, the odd one padded; a scale per 64 weights, in uint8 with a float32 scale per 256 of
+    them, an offset and a table (double quantization).
     """
     scales = ceil(weights / NF4_BLOCK)
     quantized = ceil(weights / 2) + NF4_CODE
-    return quantized + (
-        scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE if double_quant else scales * FLOAT
-    )
+    return quantized + scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE
 
 
 def linear_bytes(setup: Setup) -> int:
@@ -58,9 +56,7 @@ def linear_bytes(setup: Setup) -> int:
         return setup.packed.linears
     if train.quantization != "nf4":
         return shape.linear_weights * setup.element
-    return shape.layers * sum(
-        nf4_bytes(linear.weights, train.bnb_4bit_use_double_quant) * linear.copies for linear in shape.linears
-    )
+    return shape.layers * sum(nf4_bytes(linear.weights) * linear.copies for linear in shape.linears)
 
 
 def layer_bytes(setup: Setup) -> list[int]:

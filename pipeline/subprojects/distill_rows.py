@@ -28,7 +28,6 @@ OF_RAW = (
     "formats",
     "languages",
     "source_weights",
-    "max_domain_share",
     "temperature",
     "pairs",
     "val_fraction",

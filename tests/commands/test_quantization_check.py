@@ -242,11 +242,8 @@ def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refus
 
 
 @pytest.mark.parametrize("in_4bit", [True, False])
-@pytest.mark.parametrize("double_quant", [True, False])
-def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, double_quant: bool) -> None:
-    train = NF4.model_copy(
-        update={"quantization": "nf4" if in_4bit else "none", "bnb_4bit_use_double_quant": double_quant}
-    )
+def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool) -> None:
+    train = NF4.model_copy(update={"quantization": "nf4" if in_4bit else "none"})
     measured = measure_training(adapted(base, train), ROWS, 1e-3)
     assert measured == planned_training(load_shape(base / "config.json"), train)
     assert memory_line(measured, load_shape(base / "config.json"), train).verdict == "pass"

@@ -36,10 +36,6 @@ def test_no_recipe_sets_what_does_nothing(path):
 @pytest.mark.parametrize(
     ("project", "settings", "needed"),
     [
-        ({}, {"train": {"keep_quantized": False}}, "base.quantization is gguf"),
-        (UNQUANTIZED, {"train": {"keep_quantized": False}}, "base.quantization is gguf"),
-        (ADAPTER, {"train": {"bnb_4bit_use_double_quant": False}}, "base.quantization is nf4"),
-        (UNQUANTIZED, {"train": {"bnb_4bit_use_double_quant": False}}, "base.quantization is nf4"),
         (ADAPTER, {"merge": {"base": "nf4"}}, "base.quantization is nf4 or none"),
         (SCALES, {"merge": {"base": "nf4"}}, "base.quantization is nf4 or none"),
         (UNQUANTIZED, {"merge": {"rows": 8}}, "base.quantization is nf4"),
@@ -75,9 +71,9 @@ def test_a_setting_of_another_graph_is_named_with_what_it_would_need(project, se
     "parts",
     [
         ({"base": {"level": "Q4_0"}}, ADAPTER, {"quantize": {"tensor_types": {"attn_v": "q8_0"}}}),
-        (ADAPTER, {"train": {"keep_quantized": False}, "lora": {"type": "F32"}}),
-        ({"compare": {"seeds": [1]}, "train": {"keep_quantized": False}, "lora": {"type": "F32"}},),
-        ({"merge": {"rows": 8, "task_rows": 8}, "train": {"bnb_4bit_use_double_quant": False}},),
+        (ADAPTER, {"lora": {"type": "F32"}}),
+        ({"compare": {"seeds": [1]}, "lora": {"type": "F32"}},),
+        ({"merge": {"rows": 8, "task_rows": 8}},),
         (
             {"quantize": {"levels": ["Q4_K_M", "Q5_K_M", "Q4_0"], "distill": ["Q4_0"]}},
             {"distill": {"max_steps": 9}},

@@ -608,19 +608,12 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
         load(changed(base=base, evaluate={"models": ["base", "tuned"]}))
     with pytest.raises(ConfigError, match=r"train\.tuner is scales and base\.quantization is nf4"):
         load(changed(train=scales))
-    with pytest.raises(ConfigError, match=r"train\.keep_quantized is false"):
-        load(changed(base=base, train=scales | {"keep_quantized": False}, evaluate={"models": ["tuned"]}))
 
 
 @pytest.mark.parametrize(
     ("train", "more", "words"),
     [
         ({"layers": [1], "freeze_layers": 2}, {}, "nothing would train"),
-        (
-            {"checkpoint_every": 2, "gradient_checkpointing": False},
-            {},
-            "acts only if train.gradient_checkpointing is true",
-        ),
         ({"offload_layers": 2, "use_dora": True}, {}, "use_dora"),
         ({"use_dora": True}, {}, "parity.depth full"),
         ({"use_dora": True}, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
@@ -656,7 +649,6 @@ def test_settings_of_training_that_can_not_act_are_refused(load, train, more, wo
         ("sft", {"preference": {"beta": 0.2}}, "preference.beta"),
         ("kto", {"sft_weight": 0.2}, "sft_weight"),
         ("orpo", {"sft_weight": 0.2}, "sft_weight"),
-        ("dpo", {"preference": {"undesirable_weight": 2.0}}, "preference.undesirable_weight"),
         ("sft", {"distill_top_k": 8}, "distill_top_k"),
         ("sft", {"sft_weight": 0.5}, "sft_weight"),
         ("sft", {"grpo": {"group_size": 4}}, "grpo.group_size"),

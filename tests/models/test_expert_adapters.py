@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from dense import dense
 from merging import logits, write_base
 from peft import PeftModel
 from tiny import ROWS, tiny_moe
@@ -163,7 +164,7 @@ def fused_weights(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, t
 def frozen_weight(linear: Any) -> torch.Tensor:
     """The dense weight that a linear computes with."""
     if isinstance(linear, QuantizedLinear):
-        return linear.densify().weight.detach()
+        return dense(linear).weight.detach()
     if getattr(linear.weight, "quant_state", None) is not None:
         from bitsandbytes.functional import dequantize_4bit
 

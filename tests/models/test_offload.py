@@ -57,7 +57,7 @@ def tuned(folder: Path, recipe: Training) -> Any:
     if recipe.gradient_checkpointing:
         causal_model(model).enable_input_require_grads()
         causal_model(model).activation_checkpointing_enable(
-            {"use_reentrant": False}, every_n_layers=recipe.checkpoint_every
+            {"use_reentrant": False}, every_n_layers=int(recipe.gradient_checkpointing)
         )
     return model
 
@@ -93,7 +93,7 @@ CHANGES: list[dict[str, Any]] = [
     {"quantization": "none"},
     {"quantization": "none", "gradient_checkpointing": True},
     {"gradient_checkpointing": True},
-    {"gradient_checkpointing": True, "checkpoint_every": 2, "lora_dropout": 0.1},
+    {"gradient_checkpointing": 2, "lora_dropout": 0.1},
     {"freeze_layers": 2},
     {"freeze_layers": 1, "gradient_checkpointing": True},
     {"embeddings_on_cpu": True},
@@ -111,7 +111,7 @@ def test_loss_and_gradients_are_those_without_it(base: Path, changes: dict[str, 
         assert same(step(model), step(plain))
 
 
-@pytest.mark.parametrize("changes", [{}, {"tuner": "scales"}, {"keep_quantized": False}])
+@pytest.mark.parametrize("changes", [{}, {"tuner": "scales"}])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_so_they_are_on_a_gguf(blocks: Path, changes: dict[str, Any], checkpointing: bool) -> None:
     recipe = settings(quantization="gguf", gradient_checkpointing=checkpointing, **changes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dense import dense
 from draws import draws
 from gguf import GGMLQuantizationType as GgmlType
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ def models(
     generator = torch.Generator().manual_seed(0)
     values = (torch.randn(2, 12, HIDDEN, generator=generator) * scale).to(dtype)
     made = []
-    for lm_head in (quantized, quantized.densify()):
+    for lm_head in (quantized, dense(quantized)):
         states = values.clone().requires_grad_()
         shape = SimpleNamespace(vocab_size=VOCABULARY, **config)
         made.append(

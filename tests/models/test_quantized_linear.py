@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from dense import dense
 from gguf import GGMLQuantizationType as GgmlType
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
@@ -182,7 +183,7 @@ def adapted(ggml_type: GgmlType, quantized: bool, dtype: torch.dtype = torch.flo
         QuantizedLinear(down, int(ggml_type), compute_dtype=dtype),
     )
     if not quantized:
-        pair.first, pair.second = pair.first.densify(), pair.second.densify()
+        pair.first, pair.second = dense(pair.first), dense(pair.second)
     torch.manual_seed(0)
     model = get_peft_model(
         pair, LoraConfig(r=4, lora_alpha=8, target_modules=["first", "second"], lora_dropout=0.0)
@@ -230,7 +231,7 @@ def test_merging_into_bytes_is_refused(safe: bool) -> None:
     assert torch.equal(model.base_model.model.first.base_layer.weight, before)
 
 
-# --- the embedding, and dense once and for all --------------------------------------------------------------
+# --- the embedding ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ggml_type", list(SCALES), ids=IDS)
@@ -244,19 +245,3 @@ def test_an_embedding_dequantizes_the_rows_it_looks_up(ggml_type: GgmlType) -> N
         0,
         INPUTS,
     )
-
-
-def test_dense_once_and_for_all_is_a_plain_linear_with_the_same_answers() -> None:
-    quantized, plain = both(GgmlType.Q6_K, torch.float32)
-    made = quantized.densify()
-    assert (
-        type(made) is torch.nn.Linear
-        and torch.equal(made.weight, plain.weight)
-        and not made.weight.requires_grad
-    )
-    torch.testing.assert_close(made(torch.ones(2, INPUTS)), plain(torch.ones(2, INPUTS)))
-    # what passes by is in one place, this is not
-    assert quantized.rows(0, 2).data_ptr() == quantized.rows(3, 5).data_ptr() != made.weight.data_ptr()
-    table = QuantizedEmbedding(random_rows(GgmlType.Q4_0), int(GgmlType.Q4_0), compute_dtype=torch.float32)
-    ids = torch.arange(OUTPUTS)
-    assert type(table.densify()) is torch.nn.Embedding and torch.equal(table.densify()(ids), table(ids))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense import dense_model
 from families import MORE, SIZES, write_tokenizer
 from gguf_edit import Tensors, change_tensors
 from peft import get_peft_model
@@ -143,7 +144,7 @@ def test_logits_are_transformers_own_of_the_same_file(levels: dict[str, Path], l
     model = load(folder)
     check_head(model)
     assert float((logits(model) - expected).abs().max() / expected.abs().max()) <= 1e-4
-    assert float((logits(load(folder, dense=True)) - expected).abs().max() / expected.abs().max()) <= 1e-4
+    assert float((logits(dense_model(load(folder))) - expected).abs().max() / expected.abs().max()) <= 1e-4
     in_bfloat16 = logits(load(folder, torch.bfloat16))
     assert float((in_bfloat16 - expected).pow(2).mean() / expected.pow(2).mean()) <= 1e-3
     for (name, ours), (_, other) in zip(model.named_buffers(), theirs.named_buffers(), strict=True):
@@ -183,9 +184,9 @@ def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
     train = settings(tiny_params)
     labels = torch.where(torch.arange(IDS.numel()).reshape(IDS.shape) % 3 > 0, IDS, -100)
     learned = []
-    for dense in (False, True):
+    for of_blocks in (lambda model: model, dense_model):
         torch.manual_seed(0)
-        model = get_peft_model(load(levels["Q4_K_M"], dense=dense), lora_config(train))
+        model = get_peft_model(of_blocks(load(levels["Q4_K_M"])), lora_config(train))
         assert check_adapter(model, train) > 0
         for name, weight in model.named_parameters():
             if "lora_B" in name:
@@ -224,7 +225,7 @@ def test_it_generates(levels: dict[str, Path]) -> None:
         do_sample=False,
     )
     assert answer.shape[1] > 4
-    expected = load(levels["Q4_K_M"], dense=True).generate(
+    expected = dense_model(load(levels["Q4_K_M"])).generate(
         input_ids=IDS[:1, :4],
         attention_mask=torch.ones(1, 4, dtype=torch.long),
         max_new_tokens=3,

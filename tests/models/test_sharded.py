@@ -30,7 +30,7 @@ from pipeline.models.sharded import shard
 from pipeline.models.tensors import whole
 from pipeline.models.tuners import causal_model, save_trained
 
-GGUF: list[dict[str, Any]] = [{}, {"tuner": "scales"}, {"keep_quantized": False}]
+GGUF: list[dict[str, Any]] = [{}, {"tuner": "scales"}]
 CASES = {
     "-".join((kind, *changes)): (kind, changes)
     for kind, all_changes in {

@@ -19,7 +19,7 @@ from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import wants_gpu
 from pipeline.planning.weights import OPTIMIZERS
 
-GGUF = {"quantization": "gguf", "keep_quantized": True}
+GGUF = {"quantization": "gguf"}
 LEVELS = ["Q4_K_M", "Q5_K_M", "4.5bpw"]
 EXPERTS = {"r": 16, "target_modules": ["q_proj"], "target_experts": ["gate_proj", "up_proj", "down_proj"]}
 
@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "float32-plain-loss": {
         "train": training(quantization="none", bnb_4bit_compute_dtype="float32", loss="plain").model_copy(
-            update={"optim": "lion_8bit", "bnb_4bit_use_double_quant": False}
+            update={"optim": "lion_8bit"}
         ),
         "shape": published("qwen3-4b"),
         "room": 24 * GIB,
@@ -56,11 +56,13 @@ KINDS: dict[str, dict[str, Any]] = {
         ),
         "shape": published("qwen3-1.7b"),
     },
-    "every-second-recomputed": {"train": training(checkpoint_every=2, embeddings_on_cpu=True), "length": 777},
+    "every-second-recomputed": {
+        "train": training(gradient_checkpointing=2, embeddings_on_cpu=True),
+        "length": 777,
+    },
     "gguf": {"train": training(**GGUF), "level": "Q4_K_M", "room": 5 * GIB, "length": 4096, "lora": "F32"}
     | {"levels": LEVELS},
     "gguf-of-rare-types": {"train": training(**GGUF), "level": "IQ4_XS", "shape": published("llama-3.2-1b")},
-    "gguf-dense": {"train": training(quantization="gguf", keep_quantized=False), "level": "Q4_K_M"},
     "scales": {"train": training(**GGUF, tuner="scales"), "level": "Q5_K_M", "room": 12 * GIB},
     "scales-on-a-cpu": {
         "train": demo_training(**GGUF, tuner="scales"),
@@ -176,15 +178,6 @@ def test_qwen_7b_on_q4_k_m() -> None:
     assert {name: found[name] for name in same} == {name: nf4[name] for name in same}
 
 
-def test_dense_is_what_16_bit_takes() -> None:
-    base = quantized_level(QWEN_7B, "Q4_K_M")
-    dense, sixteen = (
-        plan_of(training(**changed), quantized=base).memory
-        for changed in ({"quantization": "gguf", "keep_quantized": False}, {"quantization": "none"})
-    )
-    assert dense == sixteen and dense.total > 2 * QWEN_7B.parameters
-
-
 def test_embeddings_in_main_memory_save_their_bytes_unless_the_head_is_the_same_table() -> None:
     for shape, saved in ((QWEN_7B, 152_064 * 3584 * 2), (published("qwen2.5-0.5b"), 0)):
         here, away = (plan_of(training(embeddings_on_cpu=on), shape).memory for on in (False, True))
@@ -284,14 +277,13 @@ def test_a_reference_and_other_answers_cost_forwards() -> None:
     checkpointing=st.booleans(),
     length=st.integers(64, 8192),
     level=st.sampled_from([None, "Q4_K_M"]),
-    packed=st.booleans(),
 )
 def test_the_longest_rows_fit_and_reductions_tell_the_truth(
-    room: int, batch: int, checkpointing: bool, length: int, level: str | None, packed: bool
+    room: int, batch: int, checkpointing: bool, length: int, level: str | None
 ) -> None:
     train = training(per_device_train_batch_size=batch, gradient_checkpointing=checkpointing)
     if level:
-        train = train.model_copy(update={"quantization": "gguf", "keep_quantized": packed})
+        train = train.model_copy(update={"quantization": "gguf"})
     plan = plan_of(train, length=length, level=level, room=room)
     longest, total = plan.longest_row, plan.memory.total
 
@@ -323,11 +315,10 @@ FROM_CHEAPEST: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         ],
     ),
     ({}, {"room": 8 * GIB}, ["preprocess.max_length: 3392"]),
-    ({"keep_quantized": False}, {"level": "Q4_K_M", "room": 12 * GIB}, ["train.keep_quantized: true"]),
     (
-        {"keep_quantized": False},
+        {},
         {"level": "Q4_K_M", "room": 5 * GIB},
-        ["train.keep_quantized: true", "preprocess.max_length: 512", "train.r: 8", "train.offload_layers: 5"],
+        ["preprocess.max_length: 512", "train.r: 8", "train.offload_layers: 5"],
     ),
     ({}, {"length": 1024, "room": 4 * GIB, "processes": 4}, ["train.shard_base: true"]),
 ]

@@ -97,11 +97,6 @@ def test_training_on_a_gguf_is_planned_before_it_is_here(tmp_path: Path) -> None
     write_gguf_params(tmp_path)
     found = plan_json("--vram", "6", "--root", tmp_path)
     assert found["quantization"] == "gguf" and "quantized linears" in found["memory"]
-    write_gguf_params(tmp_path, keep_quantized=False)
-    shown = run_plan("--vram", "6", "--root", tmp_path, "--json")
-    assert shown.exit_code == 6 and "Q-COMMANDS-006" in shown.stderr
-    (advice,) = json.loads(shown.stdout)["memory_reductions"]
-    assert (advice["change"], advice["enough"]) == ("train.keep_quantized: true", True)
 
 
 def test_without_a_card_a_gpu_recipe_is_not_measured_and_the_demo_takes_main_memory(tmp_path: Path) -> None:

@@ -80,9 +80,6 @@ class Curate(Section):
         "glob below data/raw: share of that source's training rows to use, 0 to 1; sources without one "
         "use all",
     )
-    max_domain_share: Annotated[float, Field(gt=0, le=1)] = key(
-        1.0, "largest share of one domain among the training rows, above 0 to 1"
-    )
     temperature: Fraction = key(1.0, "1 keeps the domains' proportions, 0 makes all as small as the smallest")
     pairs: Literal["none", "rewards"] = key(
         "none",

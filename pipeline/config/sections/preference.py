@@ -6,8 +6,6 @@ from pydantic import Field
 
 from pipeline.config.sections.values import Section, key
 
-Weight = Annotated[float, Field(ge=0, le=1000)]
-
 
 class Preference(Section):
     beta: Annotated[float, Field(gt=0, le=1000)] | None = key(
@@ -16,5 +14,3 @@ class Preference(Section):
         "the chosen answers (orpo), or how much a difference in log-probability counts (simpo, whose margin "
         "is half of it); null: 0.1, simpo 2.0",
     )
-    desirable_weight: Weight = key(1.0, "kto only: weight of answers with a thumb up")
-    undesirable_weight: Weight = key(1.0, "kto only: weight of answers with a thumb down")

@@ -54,17 +54,11 @@ class Train(Section):
     device: Literal["auto", "cpu", "gpu"] = key(
         "auto", "auto (the GPU that PyTorch sees, else the CPU) | cpu | gpu (none: an error)"
     )
-    bnb_4bit_use_double_quant: bool = key(True, "quantize NF4's scales too: saves 0.37 bit per parameter")
     bnb_4bit_compute_dtype: ComputeDtype | Literal["auto"] = key(
         "auto",
         "what quantized weights (NF4's or a GGUF's) are multiplied in: auto (bfloat16 on a GPU and on "
         "CPUs with AVX512-BF16, AMX or ARM's BF16; float32 on others, which are ten times slower in "
         "bfloat16) | bfloat16 | float16 | float32",
-    )
-    keep_quantized: bool = key(
-        True,
-        "base.quantization gguf: keep the linears quantized and dequantize them at every use (little "
-        "memory); false: once, in the memory of what they are multiplied in",
     )
     r: Annotated[int, Field(ge=1, le=4096)] = key(16, "lora only: LoRA rank, 8 to 64")
     lora_alpha: Annotated[int, Field(ge=1, le=1 << 16)] = key(32, "lora only: LoRA scale is lora_alpha / r")
@@ -142,11 +136,10 @@ class Train(Section):
         "auto (paged_adamw_8bit on a GPU, adamw_torch on a CPU) | adamw_torch | adamw_torch_fused | sgd; on "
         "a GPU also adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, lion_8bit and the like",
     )
-    gradient_checkpointing: bool = key(
-        False, "recompute activations in the backward pass: less memory, a third slower"
-    )
-    checkpoint_every: Annotated[int, Field(ge=1, le=10_000)] = key(
-        1, "gradient_checkpointing only: of every so many layers one is recomputed; 1: all"
+    gradient_checkpointing: bool | Annotated[int, Field(ge=2, le=10_000)] = key(
+        False,
+        "recompute activations in the backward pass: less memory, a third slower; 2: in every second layer, "
+        "and so on",
     )
     embeddings_on_cpu: bool = key(
         False,
@@ -170,11 +163,6 @@ class Train(Section):
         False,
         "learn what the user and the system say too, not the assistant's answers alone (turns with "
         "train: false stay out)",
-    )
-    shuffle: bool = key(
-        True,
-        "each pass in another order; false: in the file's order (packed rows: as data/tokens has them, the "
-        "fullest first)",
     )
     save_steps: Count = key(100, "steps between two checkpoints")
     save_total_limit: Count = key(3, "checkpoints kept")

@@ -112,7 +112,7 @@ def read_run(adapter: Path) -> TrainedRun | None:
         return None
     settings, nf4 = run.get("settings", {}), None
     if settings.get("quantization") == "nf4":
-        nf4 = Nf4(settings["bnb_4bit_compute_dtype"], settings["bnb_4bit_use_double_quant"])
+        nf4 = Nf4(settings["bnb_4bit_compute_dtype"])
     return TrainedRun(nf4, run.get("base", {}).get("weights_sha256"))
 
 

@@ -30,7 +30,7 @@ class Nf4:
     """
 
     compute_dtype: str
-    double_quant: bool
+    double_quant: bool = True
     block: int = 64
 
     @property

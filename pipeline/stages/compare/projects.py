@@ -119,7 +119,6 @@ def level_settings(root: Path, job: Job, file: str = LEVEL_FILE, *, scales: bool
             "tuner": "scales",
             "learning_rate": LEARNING_RATE,
             "weight_decay": 0.0,
-            "keep_quantized": True,
             **{name: getattr(Train(), name) for name in LORA_ONLY},
         }
     return {"base": base, "evaluate": {"models": [TUNED if scales else "adapter"]}, "train": train}

@@ -134,7 +134,8 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
     import torch
     from transformers import TrainingArguments
 
-    every = {} if settings.checkpoint_every == 1 else {"every_n_layers": settings.checkpoint_every}
+    layers = int(settings.gradient_checkpointing)
+    every = {"every_n_layers": layers} if layers > 1 else {}
     cuda, stops_early = torch.cuda.is_available(), settings.early_stopping_patience is not None
     check_settings(settings, rows=rows, held_out=held_out, cuda=cuda)
     try:
@@ -144,11 +145,10 @@ def training_arguments(settings: Train, checkpoints: Path, *, rows: int, held_ou
             max_steps=settings.max_steps,
             seed=settings.seed,
             data_seed=settings.seed,
-            train_sampling_strategy="random" if settings.shuffle else "sequential",
             per_device_train_batch_size=settings.per_device_train_batch_size,
             per_device_eval_batch_size=1,
             gradient_accumulation_steps=settings.gradient_accumulation_steps,
-            gradient_checkpointing=settings.gradient_checkpointing,
+            gradient_checkpointing=layers > 0,
             gradient_checkpointing_kwargs={"use_reentrant": False} | every,
             learning_rate=settings.learning_rate,
             lr_scheduler_type=settings.lr_scheduler_type,

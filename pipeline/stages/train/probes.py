@@ -145,9 +145,7 @@ def bitsandbytes_works(settings: Training) -> Check:
             .to(getattr(torch, settings.bnb_4bit_compute_dtype))
             .reshape(64, 64)
         )
-        quantized, state = quantize_4bit(
-            weights, compress_statistics=settings.bnb_4bit_use_double_quant, quant_type="nf4"
-        )
+        quantized, state = quantize_4bit(weights, compress_statistics=True, quant_type="nf4")
         error = (dequantize_4bit(quantized, state) - weights).float().abs().amax(
             dim=1
         ) / weights.float().abs().amax(dim=1)  # a row is a block

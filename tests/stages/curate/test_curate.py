@@ -448,7 +448,6 @@ def test_raw_text_holds_no_control_token_and_markup_may(tmp_path: Path) -> None:
         ),
         ({"a.jsonl": lines(GOOD)}, {"names": "names.txt"}, "Q-CURATE-005"),
         ({"a.jsonl": lines(GOOD)}, {"decontaminate": ["exam.jsonl"]}, "Q-CURATE-006"),
-        ({"a.jsonl": lines(GOOD)}, {"max_domain_share": 0.5}, "Q-CURATE-012"),
     ],
 )
 def test_nothing_to_train_or_measure_on_is_one_sentence(

@@ -30,7 +30,7 @@ SETTINGS = {
     "max_line_bytes": 5000,
     "decontaminate": ["exam.txt"],
     "pairs": "rewards",
-    "max_domain_share": 0.45,
+    "temperature": 0.5,
 }
 
 

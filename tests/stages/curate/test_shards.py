@@ -132,7 +132,6 @@ MANY_RULES: dict[str, Any] = {
     "decontaminate": ["exam.txt"],
     "pairs": "rewards",
     "temperature": 0.7,
-    "max_domain_share": 0.6,
     "source_weights": {"a/*": 0.8},
 }
 

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from curating import SPLITS, Project, Row, chat, lines, of_rows
 
-from pipeline.core.errors import DataError
-
 
 def plain(number: int, domain: str = "a") -> Row:
     """A row that is like no other."""
@@ -137,30 +135,6 @@ def test_temperature_brings_domains_together(
     domains: dict[str, int], temperature: float, expected: list[int], tmp_path: Path
 ) -> None:
     assert [*balanced(tmp_path, domains, temperature=temperature).values()] == expected
-
-
-CAPPED = [
-    ({"a": 90, "b": 8, "c": 6}, 0.5, [14, 8, 6]),
-    ({"a": 90, "b": 80, "c": 60}, 0.34, [63, 63, 60]),
-    ({"a": 9, "b": 1}, 0.5, [1, 1]),
-    ({"a": 40, "b": 20, "c": 20}, 0.5, [40, 20, 20]),
-    ({"a": 100, "b": 30, "c": 5, "d": 1}, 0.4, [12, 12, 5, 1]),
-]
-
-
-@pytest.mark.parametrize(("domains", "share", "expected"), CAPPED)
-def test_no_domain_has_more_than_its_share(
-    domains: dict[str, int], share: float, expected: list[int], tmp_path: Path
-) -> None:
-    """And as many rows stay as can."""
-    kept = [*balanced(tmp_path, domains, max_domain_share=share).values()]
-    assert kept == expected
-    assert max(kept) <= share * sum(kept)
-
-
-def test_a_share_that_can_not_be_met_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="Q-CURATE-012"):
-        balanced(tmp_path, {"a": 5, "b": 5}, max_domain_share=0.3)
 
 
 def test_weights_count_per_source(tmp_path: Path) -> None:

@@ -169,9 +169,11 @@ def test_a_pair_stays_in_one_row_and_one_too_long_is_left_out(prepared: Path, tm
 # --- TRL as the oracle --------------------------------------------------------------------------------------
 
 
-def made(prepared: Path, root: Path, method: str, **changes: Any) -> Any:
+def made(
+    prepared: Path, root: Path, method: str, rows: list[dict[str, Any]] | None = None, **changes: Any
+) -> Any:
     """Our trainer, with the reference asked."""
-    tokens, base = tokens_of(prepared, root, method, packing=False), prepared / "models/base"
+    tokens, base = tokens_of(prepared, root, method, packing=False, rows=rows), prepared / "models/base"
     asked = settings(method, **changes)
     trainer, _ = make_trainer(
         learner_of(method)(asked, root / "checkpoints", describe(tokens, base, asked)),
@@ -273,8 +275,9 @@ def test_gradients_are_those_of_trl(method: str, prepared: Path, tmp_path: Path)
 def test_ktos_gradients_are_those_of_trl(prepared: Path, tmp_path: Path) -> None:
     from trl import KTOConfig, KTOTrainer
 
-    weights = {"desirable_weight": 1.5, "undesirable_weight": 0.25}
-    trainer = made(prepared, tmp_path, "kto", preference=weights)
+    judged = [feedback(number) | {"label": number != 1} for number in range(PAIRS)]
+    weights = {"desirable_weight": 1.0, "undesirable_weight": 3.0}  # of three thumbs up and one down
+    trainer = made(prepared, tmp_path, "kto", judged)
     texts = Dataset.from_list([{"prompt": "a", "completion": "b", "label": True}] * 2)
     theirs = KTOTrainer(
         model=copy.deepcopy(trainer.model),

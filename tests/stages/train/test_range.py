@@ -25,9 +25,7 @@ EVERYTHING: dict[str, Any] = {
     "init_lora_weights": "gaussian",
     "loraplus_lr_ratio": 4.0,
     "clip_value": 0.01,
-    "gradient_checkpointing": True,
-    "checkpoint_every": 2,
-    "shuffle": False,
+    "gradient_checkpointing": 2,
     "lora_dropout": 0.1,
 }
 

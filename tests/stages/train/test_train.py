@@ -80,9 +80,6 @@ def trainer(prepared: Path, tmp_path: Path) -> Callable[[Training], Any]:
 
 WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the trainer that runs
     "quantization": lambda made: made.model.config.quantization_config.bnb_4bit_quant_type,
-    "bnb_4bit_use_double_quant": lambda made: (
-        made.model.base_model.model.model.layers[0].mlp.up_proj.base_layer.weight.quant_state.nested
-    ),
     "bnb_4bit_compute_dtype": lambda made: str(
         made.model.config.quantization_config.bnb_4bit_compute_dtype
     ).removeprefix("torch."),
@@ -109,11 +106,12 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
     "weight_decay": lambda made: max(group["weight_decay"] for group in made.create_optimizer().param_groups),
     "max_grad_norm": lambda made: made.args.max_grad_norm,
     "neftune_noise_alpha": lambda made: made.neftune_noise_alpha,
-    "gradient_checkpointing": lambda made: made.args.gradient_checkpointing,
-    "checkpoint_every": lambda made: made.args.gradient_checkpointing_kwargs.get("every_n_layers", 1),
+    "gradient_checkpointing": lambda made: (
+        made.args.gradient_checkpointing
+        and (made.args.gradient_checkpointing_kwargs.get("every_n_layers", True))
+    ),
     "clip_value": lambda made: made.settings.clip_value,
     "loraplus_lr_ratio": lambda made: made.settings.loraplus_lr_ratio,
-    "shuffle": lambda made: made.args.train_sampling_strategy == "random",
     "use_rslora": lambda made: made.model.peft_config["default"].use_rslora,
     "use_dora": lambda made: made.model.peft_config["default"].use_dora,
     "rank_pattern": lambda made: made.model.peft_config["default"].rank_pattern,
@@ -136,7 +134,6 @@ ELSEWHERE = {
     "tuner",
     "distill_top_k",
     "sft_weight",
-    "keep_quantized",
     "embeddings_on_cpu",
     "offload_layers",
     "shard_base",

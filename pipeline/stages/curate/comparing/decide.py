@@ -14,7 +14,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from pipeline.config.sections import Curate
-from pipeline.core.errors import DataError
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.shingles import mix
 from pipeline.stages.curate.comparing.spill import ranks
@@ -105,10 +104,8 @@ def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights
     """Leave training rows out: first by source (share `weights[file]` stays), then by domain.
 
     A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the
-    smallest domain at 0 (the exponent of multilingual BERT's sampling, but by leaving out). Then the largest
-    are cut until none has more than `max_domain_share` of the rows. Which rows stay is drawn from seed and
-    content (`table.key`), so it doesn't depend on their order. Raises `DataError` if `max_domain_share` can't
-    be met by so few domains.
+    smallest domain at 0 (the exponent of multilingual BERT's sampling, but by leaving out). Which rows
+    stay is drawn from seed and content (`table.key`), so it doesn't depend on their order.
     """
     train = np.flatnonzero((decisions.fate == KEPT) & (decisions.split == TRAIN))
     order = train[np.argsort(draws(table.key[train], "balance", settings.seed), kind="stable")]
@@ -116,7 +113,7 @@ def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights
     quotas = np.ceil(counts * np.asarray(weights)).astype(np.int64)
     order = _first(order, table.file[order], quotas)
     rows = tempered(np.bincount(table.domain[order]).astype(np.int64), settings.temperature)
-    stay = _first(order, table.domain[order], capped(rows, settings.max_domain_share))
+    stay = _first(order, table.domain[order], rows)
     decisions.fate[np.setdiff1d(train, stay)] = SAMPLED_OUT
 
 
@@ -174,24 +171,6 @@ def tempered(rows: NDArray[np.int64], temperature: float) -> NDArray[np.int64]:
     smallest = rows[rows > 0].min(initial=rows.max(initial=0))
     share: NDArray[np.float64] = (smallest / np.maximum(rows, 1)) ** (1 - temperature)
     return np.ceil(rows * share - 1e-9).astype(np.int64)
-
-
-def capped(rows: NDArray[np.int64], max_share: float) -> NDArray[np.int64]:
-    """The largest counts, none above `rows`, of which none is more than `max_share` of their sum."""
-    domains = int((rows > 0).sum())
-    if max_share >= 1 or not domains:
-        return rows
-    if domains * max_share < 1:
-        raise DataError(
-            "Q-CURATE-012",
-            f"curate.max_domain_share is {max_share}, but there "
-            f"{'is only 1 domain' if domains == 1 else f'are only {domains} domains'}, so one has at least "
-            f"{1 / domains:.0%} of the rows: raise it, or name domains in the rows",
-        )
-    kept = rows
-    while kept.max() > max_share * kept.sum():
-        kept = np.minimum(kept, int(max_share * kept.sum()))
-    return kept
 
 
 def _first(

@@ -78,7 +78,6 @@ def make(
         base,
         compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype),
         device=device,
-        dense=not settings.keep_quantized,
         name=SOURCE_FILE,
     )
     rest = 0.0

@@ -1,8 +1,10 @@
 """Learning from answers that are judged: dpo, ipo, kto, orpo and simpo."""
 
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
+from pipeline.chat.answers import CHOSEN, REJECTED
 from pipeline.config.methods import METHODS
 from pipeline.stages.train.checkpoints import REFERENCE
 from pipeline.stages.train.learner import Learner, Learning
@@ -18,6 +20,7 @@ class PreferenceLearner(Learner):
 
     def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
         """The collators that know both answers, and the trainer with its reference."""
+        from pipeline.models.preference_losses import kto_weights
         from pipeline.stages.train.preference.collator import PreferenceCollator
         from pipeline.stages.train.preference.trainer import PreferenceTrainer, Reference
 
@@ -26,10 +29,14 @@ class PreferenceLearner(Learner):
         if METHODS[method].reference:
             # who shares a base out can't go by what it alone remembers: all run the layers as often
             reference = Reference(self.checkpoints / REFERENCE, self.record, keep=leads, again=again)
+        weights = 1.0, 1.0
+        if method == "kto":
+            roles = list(chain.from_iterable(rows["roles"]))
+            weights = kto_weights(roles.count(CHOSEN), roles.count(REJECTED))
         return Learning(
             PreferenceCollator(collate, method, rows),
             PreferenceCollator(collate, method, held_out),
-            partial(PreferenceTrainer, reference=reference),
+            partial(PreferenceTrainer, reference=reference, weights=weights),
         )
 
 

@@ -88,11 +88,15 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 class PreferenceTrainer(QuenchTrainer):
-    """Trains with the loss of `settings.method`; `reference` is None where the method has none."""
+    """Trains with the loss of `settings.method`; `reference` is None where the method has none, `weights` are
+    KTO's, of answers with a thumb up and down.
+    """
 
-    def __init__(self, *, reference: Reference | None, **rest: Any) -> None:
+    def __init__(
+        self, *, reference: Reference | None, weights: tuple[float, float] = (1.0, 1.0), **rest: Any
+    ) -> None:
         super().__init__(**rest)
-        self.reference = reference
+        self.reference, self.weights = reference, weights
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """Sum of the losses of a batch's pairs or answers ÷ `items`, and the sums of what is measured."""
@@ -105,7 +109,9 @@ class PreferenceTrainer(QuenchTrainer):
         chosen, rejected = answers.of(roles == CHOSEN), answers.of(roles == REJECTED)
         if self.settings.method == "kto":
             divergence = self.divergence(model, inputs)
-            losses, margins = self.kto(answers, roles == CHOSEN, divergence)
+            losses, margins = kto_losses(
+                answers, roles == CHOSEN, divergence, self.settings.beta, self.weights
+            )
             extra: Sums = {"kl": (divergence, 1)}
         else:
             losses, margins = self.paired(chosen, rejected)
@@ -120,12 +126,6 @@ class PreferenceTrainer(QuenchTrainer):
         """Losses and margins (pairs,)."""
         settings = self.settings
         return pair_losses(settings.method, chosen, rejected, settings.beta, settings.sft_weight)
-
-    def kto(self, answers: Likelihoods, desirable: Any, divergence: Any) -> tuple[Any, Any]:
-        """Losses and margins (n,)."""
-        settings = self.settings.preference
-        weights = settings.desirable_weight, settings.undesirable_weight
-        return kto_losses(answers, desirable, divergence, self.settings.beta, weights)
 
     def divergence(self, model: Any, inputs: Batch) -> Any:
         """KTO's z: the mean of log π ÷ reference over other answers to the batch's prompts, at least 0."""
