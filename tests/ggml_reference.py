@@ -6,8 +6,11 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
+from pipeline.gguf.dequantize import TRAINABLE_TYPES
 from pipeline.llamacpp.tools import Toolchain, load_binding
 
 # the first bytes of a block's float16 scales, by ggml's number of the type
@@ -99,3 +102,17 @@ def by_llama_cpp(quantized: Bytes, ggml_type: int, tools: Toolchain) -> Floats:
     values = np.full((len(quantized), quantized.shape[1] // traits.size * traits.weights), np.nan, np.float32)
     traits.to_float(quantized.ctypes.data, values.ctypes.data, values.size)
     return values
+
+
+EVERY = pytest.mark.parametrize(
+    "ggml_type", TRAINABLE_TYPES, ids=lambda ggml_type: TRAINABLE_TYPES[ggml_type].name
+)
+
+
+def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two tensors are equal byte for byte: -0 is not 0."""
+    return (
+        found.dtype == wanted.dtype
+        and found.shape == wanted.shape
+        and torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    )

@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import merging
+import torch
+
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -22,7 +25,6 @@ def write_base(folder: Path, kind: str = "Qwen2", dtype: str = "bfloat16", **cha
     """A random model of a class of transformers (`kind` without Config and ForCausalLM) without a tokenizer;
     the folder.
     """
-    import torch
     import transformers
 
     sizes = {
@@ -45,7 +47,6 @@ def write_adapter(base: Path, folder: Path, *, resize: int = 0, **settings: Any)
     """A PEFT adapter of `settings` for `base`, all its numbers random, on embeddings of `resize` rows if not
     0; the folder.
     """
-    import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -75,7 +76,6 @@ def add_run(adapter: Path, **settings: Any) -> None:
 
 def peft_model(base: Path, adapter: Path, resize: int = 0) -> Any:
     """Base with adapter in float32, as PEFT runs it."""
-    import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -87,7 +87,72 @@ def peft_model(base: Path, adapter: Path, resize: int = 0) -> Any:
 
 def logits(model: Any) -> Any:
     """Logits of one short prompt."""
-    import torch
 
     with torch.no_grad():
         return model(torch.arange(2, 26).view(1, -1), use_cache=False).logits
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "qwen2": {"kind": "Qwen2"},
+    "tied": {"kind": "Qwen2", "tie_word_embeddings": True},
+    "llama": {"kind": "Llama", "dtype": "float16"},
+    "qwen2_moe": {"kind": "Qwen2Moe"},
+    "qwen3_moe": {"kind": "Qwen3Moe"},
+    "gpt2": {"kind": "GPT2", "tie_word_embeddings": True},
+}
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+# what is merged: base, settings of the adapter, tensors that the adapter changes
+KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "lora": ("qwen2", {"target_modules": merging.LINEARS}, 8),
+    "rslora": ("llama", {"target_modules": merging.LINEARS, "use_rslora": True}, 8),
+    "patterns": (
+        "qwen2",
+        {
+            "target_modules": merging.LINEARS,
+            "rank_pattern": {"layers.1.self_attn.q_proj": 2, "v_proj": 6},
+            "alpha_pattern": {r".*\.0\..*o_proj": 3, "down_proj": 1},
+        },
+        8,
+    ),
+    "dora": ("qwen2", {"target_modules": merging.LINEARS, "use_dora": True}, 8),
+    "bias of B": ("qwen2", {"target_modules": ["q_proj", "v_proj"], "lora_bias": True}, 8),
+    "trained biases": ("qwen2", {"target_modules": merging.LINEARS, "bias": "all"}, 8),
+    "head saved": ("qwen2", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 2),
+    "norms saved": ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["input_layernorm"]}, 2),
+    "embeddings saved, tied": (
+        "tied",
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        2,
+    ),
+    "head saved, tied": ("tied", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 2),
+    "embeddings": ("qwen2", {"target_modules": ["embed_tokens", "q_proj"]}, 3),
+    "embeddings, tied": ("tied", {"target_modules": ["embed_tokens", "q_proj"]}, 3),
+    "head, tied": ("tied", {"target_modules": ["lm_head", "q_proj"]}, 3),
+    "dora on embeddings": ("qwen2", {"target_modules": ["embed_tokens", "q_proj"], "use_dora": True}, 3),
+    "experts": ("qwen2_moe", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}, 2 + 2 * 4 * 3),
+    "one expert parameter": (
+        "qwen3_moe",
+        {"target_modules": [], "target_parameters": EXPERTS[:1]},
+        2 * 4 * 2,
+    ),
+    "experts by their old names": (
+        "qwen3_moe",
+        {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]},
+        2 + 2 * 4 * 3,
+    ),
+    "router": (
+        "qwen3_moe",
+        {
+            "target_modules": ["q_proj"],
+            "target_parameters": ["mlp.gate.weight"],
+            "alpha_pattern": {"gate.weight": 2},
+        },
+        4,
+    ),
+    "stored in by out": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}, 6),
+    "stored in by out, dora": (
+        "gpt2",
+        {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True},
+        2,
+    ),
+}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ggml_reference import SCALES, by_gguf, by_llama_cpp, random_rows
+from ggml_reference import EVERY, SCALES, by_gguf, by_llama_cpp, random_rows, same_bits
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from needed import need
 
@@ -22,19 +22,7 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.stages.base.stage import find_in_package
 
-EVERY = pytest.mark.parametrize(
-    "ggml_type", TRAINABLE_TYPES, ids=lambda ggml_type: TRAINABLE_TYPES[ggml_type].name
-)
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason=need("Triton"))
-
-
-def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether two tensors are equal byte for byte: -0 is not 0."""
-    return (
-        found.dtype == wanted.dtype
-        and found.shape == wanted.shape
-        and torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
-    )
 
 
 @EVERY

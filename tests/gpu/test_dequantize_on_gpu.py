@@ -6,9 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from ggml_reference import by_gguf, random_rows
+from ggml_reference import EVERY, by_gguf, random_rows, same_bits
 from needed import need
-from test_dequantize import EVERY, same_bits
 
 from pipeline.gguf import dequantize as module
 from pipeline.gguf.dequantize import KERNELS, TRAINABLE_TYPES, dequantize

@@ -4,8 +4,8 @@ as the plain one.
 
 from pathlib import Path
 
+import liger_models as cpu
 import pytest
-import test_liger as cpu
 
 pytestmark = pytest.mark.gpu
 

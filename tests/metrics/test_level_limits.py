@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from gate_inputs import evaluation, finding, judge, judged
-from test_parity_outputs import OTHER, output
+from parity_outputs import OTHER, output
 
 from pipeline.config.ggml_types import LEVELS
 from pipeline.config.params import load_params

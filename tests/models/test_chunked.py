@@ -7,38 +7,15 @@ from typing import Any
 import pytest
 import torch
 from draws import draws
+from heads import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.core.errors import ToolError
 from pipeline.models import chunked_loss as chunked
 from pipeline.models.chunked_loss import check_head, chunked_loss
 from pipeline.models.loss_parts import to_logits
-
-SHAPE = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
-def tiny(model_type: str, **changes: Any) -> Any:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(model_type, **SHAPE | changes), dtype=torch.float32
-    )
-    model.lm_head.weight.data *= 20  # logits large enough for a softcap to bite
-    model.lm_head.requires_grad_(False)
-    return model.eval()
 
 
 def both(model: Any, labels: torch.Tensor, tokens: int) -> list[tuple[float, torch.Tensor]]:

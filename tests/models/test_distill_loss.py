@@ -8,9 +8,9 @@ import pytest
 import torch
 from draws import draws
 from gguf import GGMLQuantizationType as GgmlType
+from heads import HIDDEN, VOCABULARY, all_trained, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_quantized_head import HIDDEN, VOCABULARY, all_trained, models
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import quantized_head as head

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from qlora import settings
 from tensor_bytes import hidden_states, kept_bytes
-from test_qlora import settings
 from tiny import untied_qwen2
 
 from pipeline.models.lean_lora import draw_dropped

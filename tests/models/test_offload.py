@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_qlora import same, settings, step
+from offloaded import CHANGES, LAYERS, LINEARS, trained, tuned
+from qlora import same, settings, step
 from tiny import tiny_moe, untied_qwen2
 
-from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
 from pipeline.models.chunked_loss import chunked_loss
@@ -24,7 +24,6 @@ from pipeline.models.scales import unchanged_in_file
 from pipeline.models.tuners import causal_model, check_tuner, put_tuner, save_trained
 
 sys.path.insert(0, str(PROJECT))
-LAYERS, LINEARS = 4, 7
 
 
 @pytest.fixture(autouse=True)
@@ -47,21 +46,6 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_gguf(tmp_path_factory.mktemp("gguf") / "base", "blocks")
 
 
-def tuned(folder: Path, recipe: Training) -> Any:
-    """The base with what trains on it, which is not 0."""
-    torch.manual_seed(1)
-    model = put_tuner(load_quantized(folder, recipe), recipe)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name or name.endswith(".change"):
-            torch.nn.init.normal_(parameter, std=0.02)
-    if recipe.gradient_checkpointing:
-        causal_model(model).enable_input_require_grads()
-        causal_model(model).activation_checkpointing_enable(
-            {"use_reentrant": False}, every_n_layers=int(recipe.gradient_checkpointing)
-        )
-    return model
-
-
 def weights(model: Any) -> list[OffloadedWeight]:
     """What is offloaded, in the order of the layers."""
     found = (getattr(one.__dict__.get("forward"), "__self__", None) for one in model.modules())
@@ -75,29 +59,6 @@ def resident(model: Any) -> Resident:
 def held(model: Any) -> list[int]:
     """Bytes of each offloaded weight on the device."""
     return [one.on_device.untyped_storage().nbytes() for one in weights(model)]
-
-
-def trained(model: Any) -> tuple[float, dict[str, torch.Tensor]]:
-    """`step` of any tuner."""
-    ids = torch.arange(24)[None] % model.config.vocab_size
-    torch.manual_seed(2)
-    model.train()
-    model.zero_grad()
-    loss = chunked_loss(causal_model(model), {"input_ids": ids, "labels": ids})
-    loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-CHANGES: list[dict[str, Any]] = [
-    {},
-    {"quantization": "none"},
-    {"quantization": "none", "gradient_checkpointing": True},
-    {"gradient_checkpointing": True},
-    {"gradient_checkpointing": 2, "lora_dropout": 0.1},
-    {"freeze_layers": 2},
-    {"freeze_layers": 1, "gradient_checkpointing": True},
-    {"embeddings_on_cpu": True},
-]
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "-".join(changes) or "plain")

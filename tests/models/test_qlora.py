@@ -3,20 +3,16 @@ options change memory, not results.
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from needed import need
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from qlora import adapted, same, settings, step
 from tiny import untied_qwen2
 from transformers import Qwen2ForCausalLM
 
-from pipeline.config.params import load_params
-from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.core.places import PROJECT
-from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.qlora import (
     check_quantized,
@@ -26,45 +22,11 @@ from pipeline.models.qlora import (
     load_quantized,
 )
 
-RECIPES = PROJECT / "recipes"
-
-
-def settings(**changes: Any) -> Training:
-    plain = load_params(RECIPES / "demo.yaml").training
-    return Training.model_validate(plain.model_dump() | {"r": 4, "lora_dropout": 0.0} | changes)
-
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Qwen2 whose head is a table of its own."""
     return untied_qwen2(tmp_path_factory.mktemp("untied"))
-
-
-def adapted(folder: Path, recipe: Training) -> Any:
-    """The base with an adapter whose deltas are not zero."""
-    torch.manual_seed(1)
-    model = get_peft_model(load_quantized(folder, recipe), lora_config(recipe))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    return model
-
-
-def step(model: Any, tokens: int = 24) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and the adapter's gradients of one forward and backward."""
-    ids = torch.arange(tokens)[None]
-    torch.manual_seed(2)
-    model.train()
-    model.zero_grad()
-    loss = chunked_loss(model.get_base_model(), {"input_ids": ids, "labels": ids})
-    loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
-
-
-def same(one: tuple[float, dict[str, torch.Tensor]], other: tuple[float, dict[str, torch.Tensor]]) -> bool:
-    return one[0] == other[0] and all(
-        torch.equal(gradient, other[1][name]) for name, gradient in one[1].items()
-    )
 
 
 # --- NF4 before LoRA, and as it was made --------------------------------------------------------------------

@@ -2,56 +2,21 @@
 trained, by blocks of any size.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from dense import dense
 from draws import draws
 from gguf import GGMLQuantizationType as GgmlType
+from heads import HIDDEN, VOCABULARY, all_trained, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_quantized_linear import random_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import quantized_head as head
 from pipeline.models.chunked_loss import ChunkedLoss, chunked_loss
 from pipeline.models.loss_parts import trained_states
 from pipeline.models.quantized_head import quantized_head_loss
-from pipeline.models.quantized_linear import QuantizedLinear
-
-HIDDEN, VOCABULARY = 256, 96
-
-
-def models(
-    ggml_type: GgmlType = GgmlType.Q4_K,
-    dtype: torch.dtype = torch.float32,
-    bias: bool = False,
-    scale: float = 1.0,
-    **config: Any,
-) -> tuple[Any, Any]:
-    """A model with a quantized head and its twin with the same head dense; what they answer is a leaf
-    `states` (2, 12, H) of `dtype`.
-    """
-    quantized = QuantizedLinear(
-        random_rows(ggml_type, VOCABULARY, HIDDEN),
-        int(ggml_type),
-        torch.linspace(-1, 1, VOCABULARY) if bias else None,
-        compute_dtype=dtype,
-    )
-    generator = torch.Generator().manual_seed(0)
-    values = (torch.randn(2, 12, HIDDEN, generator=generator) * scale).to(dtype)
-    made = []
-    for lm_head in (quantized, dense(quantized)):
-        states = values.clone().requires_grad_()
-        shape = SimpleNamespace(vocab_size=VOCABULARY, **config)
-        made.append(
-            SimpleNamespace(
-                model=lambda states=states, **inputs: (states,), lm_head=lm_head, states=states, config=shape
-            )
-        )
-    return made[0], made[1]
 
 
 def plain_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
@@ -78,11 +43,6 @@ def compare(
     torch.testing.assert_close(
         ours.states.grad.float(), theirs.states.grad.float(), rtol=tolerance, atol=tolerance * largest
     )
-
-
-def all_trained() -> torch.Tensor:
-    """Labels (2, 12) of different tokens over the entire vocabulary."""
-    return torch.arange(24).reshape(2, 12) * 7 % VOCABULARY
 
 
 @settings(max_examples=draws(25))

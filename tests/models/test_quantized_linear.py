@@ -11,6 +11,7 @@ import pytest
 import torch
 from dense import dense
 from gguf import GGMLQuantizationType as GgmlType
+from heads import INPUTS, OUTPUTS, SCALES, random_rows
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch.utils.checkpoint import checkpoint
@@ -18,39 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from pipeline.models import quantized_linear as linear
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
-# byte offsets of the float16 scales in a block; a type without is of floats
-SCALES = {
-    GgmlType.Q8_0: (0,),
-    GgmlType.Q6_K: (208,),
-    GgmlType.Q5_K: (0, 2),
-    GgmlType.Q4_K: (0, 2),
-    GgmlType.Q5_0: (0,),
-    GgmlType.Q5_1: (0, 2),
-    GgmlType.Q4_0: (0,),
-    GgmlType.Q4_1: (0, 2),
-    GgmlType.F32: (),
-    GgmlType.F16: (),
-    GgmlType.BF16: (),
-}
-INPUTS, OUTPUTS = 512, 96
 IDS = [ggml_type.name for ggml_type in SCALES]
 # relative errors allowed, of the largest value
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-
-
-def random_rows(ggml_type: GgmlType, rows: int = OUTPUTS, columns: int = INPUTS) -> torch.Tensor:
-    """Random packed rows (rows, row_bytes) of about ±0.05."""
-    random = np.random.default_rng(int(ggml_type))
-    values = random.normal(0, 0.05, (rows, columns)).astype(np.float32)
-    if not SCALES[ggml_type]:
-        return torch.from_numpy(gguf.quantize(values, ggml_type).view(np.uint8).reshape(rows, -1).copy())
-    block, size = gguf.GGML_QUANT_SIZES[ggml_type]
-    quantized = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
-    for place in SCALES[ggml_type]:
-        quantized[..., place : place + 2] = (
-            random.normal(0, 4e-4, (*quantized.shape[:2], 1)).astype(np.float16).view(np.uint8)
-        )
-    return torch.from_numpy(quantized.reshape(rows, -1))
 
 
 def reference(quantized: torch.Tensor, ggml_type: GgmlType) -> torch.Tensor:

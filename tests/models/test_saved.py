@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from qlora import sixteen
 from safetensors.torch import load_file
-from test_targets import sixteen
 from tiny import untied_qwen2
 
 from pipeline.core.errors import ConfigError

@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from killed import FORKED
-from test_offload import CHANGES, LAYERS, LINEARS, trained, tuned
-from test_qlora import settings
+from offloaded import CHANGES, LAYERS, LINEARS, trained, tuned
+from qlora import settings
 from tiny import tiny_moe, untied_qwen2
 from torch.distributed.tensor import DTensor
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import get_peft_model
-from test_qlora import adapted, same, settings, step
+from qlora import adapted, same, sixteen, step
 from tiny import untied_qwen2
 
 from pipeline.config.sections import Training
@@ -26,10 +26,6 @@ SIZE |= {"gate_proj": 64 + 128, "up_proj": 64 + 128, "down_proj": 128 + 64}
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen2 of four layers, 16 bit."""
     return untied_qwen2(tmp_path_factory.mktemp("four"), layers=LAYERS)
-
-
-def sixteen(**changes: Any) -> Training:
-    return settings(quantization="none", bnb_4bit_compute_dtype="float32", **changes)
 
 
 def tuned(base: Path, recipe: Training) -> Any:

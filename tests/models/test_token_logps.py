@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_chunked import tiny
-from test_quantized_head import models
+from heads import models, tiny
 
 from pipeline.models import chunked_loss as module
 from pipeline.models.chunked_loss import sums_by_sequence, token_logps, weighted_loss

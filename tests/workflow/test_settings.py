@@ -27,7 +27,9 @@ from pipeline.workflow.settings import complete, lock_values, need_settings, rea
 
 FULL = full_params()
 READ_BY_DVC = read_by_dvc("merged")
-PLACES = [place for place, _ in keys_of(Params) if place != ("train", "preference", "beta")]  # its group's only key
+PLACES = [
+    place for place, _ in keys_of(Params) if place != ("train", "preference", "beta")
+]  # its group's only key
 
 
 def cut(text, places):

@@ -79,10 +79,8 @@ def test_a_right_merge_passes(merge_base: str, made: Path) -> None:
     "kind", ["experts", "dora", "embeddings, tied", "stored in by out, dora", "bias of B"]
 )
 def test_every_kind_of_adapter_is_judged(kind: str, tmp_path: Path) -> None:
-    from test_merge import BASES, KINDS
-
-    name, settings, _ = KINDS[kind]
-    base = merging.write_base(tmp_path / "base", **BASES[name])
+    name, settings, _ = merging.KINDS[kind]
+    base = merging.write_base(tmp_path / "base", **merging.BASES[name])
     merging.write_adapter(base, tmp_path / "adapter", **settings)
     merge(
         base=base,

@@ -8,14 +8,13 @@ import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from parity_outputs import LIMITS, OTHER, PROMPTS, THIRD, bench, chain, halves, output
 
 from pipeline.config.levels import level_key
 from pipeline.core.checks import Check
@@ -25,29 +24,15 @@ from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
 from pipeline.metrics.forward import plain_model, run_settings, trained_logits
 from pipeline.stages.parity.hand_overs import (
-    Outputs,
     gguf_check,
     level_bound,
     level_check,
     lora_check,
     merge_checks,
 )
-from pipeline.stages.parity.outputs import Bench, Chain, base_at_level, output_checks, trained_outputs
+from pipeline.stages.parity.outputs import base_at_level, output_checks, trained_outputs
 
-LIMITS: Any = SimpleNamespace(max_kld_level=0.7)
 SOUND, DAMAGED, UNKNOWN = (Check("W", verdict, "said") for verdict in ("pass", "fail", "not measured"))
-PROMPTS = [spread([*range(1000, 1030), tiny.END], 4), spread([*range(40, 60)], 4)]
-
-
-def bench(tmp_path: Path, tools: Toolchain) -> Bench:
-    return Bench(PROMPTS, tmp_path / "scratch", Llama(tools))
-
-
-def chain(project: Path, **changed: Any) -> Chain:
-    models = project / "models"
-    folders: dict[str, Any] = {name: models / name for name in ("base", "adapter", "merged")}
-    levels = {"Q4_K_M": models / "gguf/tiny-Q4_K_M.gguf"}
-    return Chain(**folders | {"gguf": models / "gguf/tiny-F16.gguf", "levels": levels} | changed)
 
 
 # --- a whole chain ---
@@ -180,10 +165,6 @@ def test_compared_positions_are_spread_over_the_prompt(length: int, most: int) -
     assert len(positions) == min(length, most)
 
 
-def halves(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
-
-
 @contextmanager
 def says(values: list[Any]) -> Any:
     """A model that says `values`, a prompt after the other."""
@@ -244,26 +225,12 @@ def test_a_model_is_gone_before_the_next_one_is_loaded(
 # --- causes ---
 
 
-def output(**models: Any) -> Outputs:
-    """A chain in which all say the same, but for `models`."""
-    same: Any = [halves(8, 50)]
-    names = ("as_trained", "trained", "sixteen", "merged", "gguf")
-    return Outputs(
-        **{name: models.get(name, same) for name in names},
-        untuned=lambda: models.get("untuned", [halves(8, 50, seed=9)]),
-        where="1 row",
-        weights=models.get("weights", {}),
-        nf4=lambda: models.get("nf4"),
-    )
-
-
 def level(weights: Check | None, after: Any, limits: Any = LIMITS) -> Check:
     """A Q4_K_M that says `after`, with what was found of its weights."""
     bound = level_bound("Q4_K_M", output(), limits, lambda: weights)
     return level_check("X", output().gguf, after, bound, output())
 
 
-OTHER, THIRD = [halves(8, 50, seed=1) * 3], [halves(8, 50, seed=2) * 3]
 STRANGE = [np.full((8, 50), np.nan, np.float32)]
 
 

@@ -14,7 +14,7 @@ import tiny
 from conftest import run_stages
 from gguf_edit import change_tensors
 from kept import kept
-from test_parity_outputs import LIMITS, bench, chain
+from parity_outputs import LIMITS, bench, chain
 
 from pipeline.__main__ import main
 from pipeline.llamacpp.converters import HeaderFields, to_gguf

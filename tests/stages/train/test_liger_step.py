@@ -9,8 +9,8 @@ import tiny
 import yaml
 from conftest import run_stages
 from families import family
+from liger_models import run
 from safetensors.torch import load_file
-from test_liger import run
 
 from pipeline.llamacpp.tools import Toolchain
 

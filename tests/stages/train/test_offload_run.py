@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_range import goes_on_to_the_same
-from test_train import run, settings
+from train_runs import goes_on_to_the_same, run, settings
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.hashing import file_hash

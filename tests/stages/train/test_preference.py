@@ -11,17 +11,16 @@ import pyarrow
 import pytest
 import torch
 from datasets import Dataset
+from preferences import ANSWERS, says, settings, user
 from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.chat.answers import CHOSEN, REJECTED
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.params import load_params
-from pipeline.config.sections import Train, Training
+from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import write_rows
 from pipeline.core.metrics_log import MetricsLog
-from pipeline.core.places import PROJECT
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stage import preprocess
@@ -33,17 +32,8 @@ from pipeline.stages.train.preference.trainer import likelihoods
 from pipeline.stages.train.record import describe
 from pipeline.stages.train.stage import train
 
-ANSWERS = ["Yes.", "It is four, of course.", "No, never", "The sea is blue", "Ask me again later", "Paris"]
 PAIRS = 4
 LENGTH = 300  # tokens: two pairs, not three
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def says(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
 
 
 def preference(number: int) -> dict[str, Any]:
@@ -55,25 +45,6 @@ def preference(number: int) -> dict[str, Any]:
 def feedback(number: int) -> dict[str, Any]:
     turns = [user(f"Question {number}: what is it?"), says(ANSWERS[number % 6])]
     return {"kind": "feedback", "messages": turns, "label": number % 2 == 0}
-
-
-def settings(method: str, **changes: Any) -> Training:
-    plain = load_params(PROJECT / "recipes/demo.yaml").training.model_dump()
-    exact = {
-        "method": method,
-        "quantization": "none",
-        "bnb_4bit_compute_dtype": "float32",
-        "r": 4,
-        "lora_dropout": 0.0,
-        "sample_rows": 1,
-        "sample_tokens": 4,
-        "max_steps": 4,
-        "eval_steps": 4,
-        "save_steps": 2,
-        "gradient_accumulation_steps": 1,
-        "warmup_ratio": 0.0,
-    }
-    return Training.model_validate(plain | exact | changes)
 
 
 def tokens_of(

@@ -2,7 +2,6 @@
 when; and a run with all of them goes on to the same bytes.
 """
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_train import run, settings, trainer  # noqa: F401 (a fixture)
+from train_runs import goes_on_to_the_same, run, settings
 
 from pipeline.config.sections import Training
-from pipeline.core.hashing import file_hash
 from pipeline.stages.merge.stage import merge
-from pipeline.stages.train.stage import train
 
 EVERYTHING: dict[str, Any] = {
     "target_modules": r".*(self_attn|mlp)\.(q|v|up|down)_proj",
@@ -31,7 +28,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def test_elements_are_cut_as_torch_cuts_them_and_then_the_norm(
-    trainer: Callable[[Training], Any],  # noqa: F811
+    trainer: Callable[[Training], Any],
 ) -> None:
     made = trainer(settings(r=4, clip_value=0.02, max_grad_norm=0.1))
     one, other = (torch.nn.Linear(8, 8) for _ in range(2))
@@ -47,7 +44,7 @@ def test_elements_are_cut_as_torch_cuts_them_and_then_the_norm(
 
 
 def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(
-    trainer: Callable[[Training], Any],  # noqa: F811
+    trainer: Callable[[Training], Any],
 ) -> None:
     made = trainer(settings(r=4, loraplus_lr_ratio=8.0, learning_rate=1e-3, weight_decay=0.03))
     groups = [group for group in made.create_optimizer().param_groups if group["params"]]
@@ -59,33 +56,6 @@ def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(
         assert group["weight_decay"] == 0.03
     training = sum(parameter.requires_grad for parameter in made.model.parameters())
     assert sum(len(group["params"]) for group in groups) == training
-
-
-def goes_on_to_the_same(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
-    """The report of an unbroken run, below `root`/unbroken, once another that went on from its middle has
-    made the same bytes.
-    """
-    changes = {"max_steps": 4, "sample_rows": 0} | changes
-    unbroken = run(prepared, root / "unbroken", **changes)
-    killed = root / "killed"
-    shutil.copytree(root / "unbroken/checkpoints", killed / "checkpoints")
-    shutil.rmtree(killed / "checkpoints/checkpoint-4")
-    record = (killed / "checkpoints/run.json").read_text()
-    (killed / "checkpoints/run.json").write_text(record.replace('"finished": true', '"finished": false'))
-    small = {"r": 4, "lora_alpha": 8, "eval_steps": 2, "save_steps": 2}
-    again = train(
-        tokens=prepared / "data/tokens",
-        base=prepared / "models/base",
-        adapter=killed / "adapter",
-        checkpoints=killed / "checkpoints",
-        tensorboard=killed / "tensorboard",
-        settings=settings(**small | changes),
-        resume=True,
-    )
-    assert again["resumed_from"] == "checkpoint-2"
-    file = "adapter/adapter_model.safetensors"
-    assert file_hash(root / "unbroken" / file) == file_hash(killed / file)
-    return unbroken
 
 
 def test_a_run_with_all_of_it_goes_on_to_the_same_bytes(prepared: Path, tmp_path: Path) -> None:

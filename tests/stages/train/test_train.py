@@ -15,66 +15,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from train_runs import run, settings
 
-from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, GateError, Stopped, ToolError
 from pipeline.core.interruption import Interruption
-from pipeline.core.metrics_log import MetricsLog
-from pipeline.core.places import PROJECT
 from pipeline.planning.duration import total_steps, warmup_steps
-from pipeline.stages.train.assembly import make_trainer, training_arguments
+from pipeline.stages.train.assembly import training_arguments
 from pipeline.stages.train.callbacks import check_mean
 from pipeline.stages.train.figures import CURVE, curve
-from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
 from pipeline.stages.train.several.stopping import Stopping
 from pipeline.stages.train.stage import train
-
-RECIPES = PROJECT / "recipes"
-
-
-def settings(recipe: str = "demo", **changes: Any) -> Training:
-    plain = load_params(RECIPES / f"{recipe}.yaml").training
-    return Training.model_validate(plain.model_dump() | changes)
-
-
-def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
-    """`train` on the prepared project's rows and base, below `root`."""
-    small = {"r": 4, "lora_alpha": 8, "max_steps": 2, "sample_rows": 0, "eval_steps": 2, "save_steps": 2}
-    return train(
-        tokens=prepared / "data/tokens",
-        base=prepared / "models/base",
-        adapter=root / "adapter",
-        checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard",
-        settings=settings(**small | changes),
-        resume=False,
-    )
-
-
-@pytest.fixture
-def trainer(prepared: Path, tmp_path: Path) -> Callable[[Training], Any]:
-    """Makes the trainer for some settings, as `train` does."""
-
-    def make(recipe: Training) -> Any:
-        metrics_log = MetricsLog(tmp_path / "checkpoints/steps.jsonl")
-        base = prepared / "models/base"
-        made, _ = make_trainer(
-            learner_of(recipe.method)(recipe, tmp_path / "checkpoints", {}),
-            prepared / "data/tokens",
-            base,
-            load_tokenizer(base),
-            tmp_path / "tensorboard",
-            metrics_log,
-            None,
-            Interruption(),
-        )
-        return made
-
-    return make
-
 
 # --- the recipe ---------------------------------------------------------------------------------------------
 

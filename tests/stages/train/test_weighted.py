@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from preferences import ANSWERS, says, settings, user
 from pyarrow import parquet
-from test_preference import ANSWERS, says, settings, user
 
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import write_rows
