@@ -21,14 +21,19 @@ def settings(recipe: str = "demo", **changes: Any) -> Training:
 def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
     """`train` on the prepared project's rows and base, below `root`."""
     small = {"r": 4, "lora_alpha": 8, "max_steps": 2, "sample_rows": 0, "eval_steps": 2, "save_steps": 2}
+    return train_in(prepared, root, settings(**small | changes))
+
+
+def train_in(project: Path, root: Path, settings: Training, *, resume: bool = False) -> dict[str, Any]:
+    """`train` on the project's rows and base, below `root`."""
     return train(
-        tokens=prepared / "data/tokens",
-        base=prepared / "models/base",
+        tokens=project / "data/tokens",
+        base=project / "models/base",
         adapter=root / "adapter",
         checkpoints=root / "checkpoints",
         tensorboard=root / "tensorboard",
-        settings=settings(**small | changes),
-        resume=False,
+        settings=settings,
+        resume=resume,
     )
 
 
@@ -44,15 +49,7 @@ def goes_on_to_the_same(prepared: Path, root: Path, **changes: Any) -> dict[str,
     record = (killed / "checkpoints/run.json").read_text()
     (killed / "checkpoints/run.json").write_text(record.replace('"finished": true', '"finished": false'))
     small = {"r": 4, "lora_alpha": 8, "eval_steps": 2, "save_steps": 2}
-    again = train(
-        tokens=prepared / "data/tokens",
-        base=prepared / "models/base",
-        adapter=killed / "adapter",
-        checkpoints=killed / "checkpoints",
-        tensorboard=killed / "tensorboard",
-        settings=settings(**small | changes),
-        resume=True,
-    )
+    again = train_in(prepared, killed, settings(**small | changes), resume=True)
     assert again["resumed_from"] == "checkpoint-2"
     file = "adapter/adapter_model.safetensors"
     assert file_hash(root / "unbroken" / file) == file_hash(killed / file)

@@ -15,6 +15,7 @@ import yaml
 from conftest import run_stages
 from killed import kill_at
 from tiny import tiny_gguf, tiny_params, write_project
+from train_runs import train_in
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
@@ -29,7 +30,6 @@ from pipeline.stages.train.distill.cache import cache_bytes, open_teacher, posit
 from pipeline.stages.train.distill.teacher import ask_teacher, batches
 from pipeline.stages.train.record import describe
 from pipeline.stages.train.run import find_start
-from pipeline.stages.train.stage import train
 
 TOP_K = 24
 DISTILL = {
@@ -80,15 +80,7 @@ def settings(project: Path, **changes: Any) -> Training:
 
 def run(project: Path, root: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
     """`train` on the project's rows and base, below `root`."""
-    return train(
-        tokens=project / "data/tokens",
-        base=project / "models/base",
-        adapter=root / "adapter",
-        checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard",
-        settings=settings(project, **changes),
-        resume=resume,
-    )
+    return train_in(project, root, settings(project, **changes), resume=resume)
 
 
 def ask(project: Path, checkpoints: Path, **changes: Any) -> Any:

@@ -11,6 +11,7 @@ from conftest import run_stages
 from killed import kill_at
 from safetensors.torch import load_file, save_file
 from tiny import tiny_gguf, tiny_params, write_project
+from train_runs import train_in
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
@@ -23,7 +24,6 @@ from pipeline.gguf.tuned_file import header_with, write_tuned
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.quantized_model import load_gguf
 from pipeline.models.scales import file_scales, load_scales
-from pipeline.stages.train.stage import train
 from pipeline.stages.tuned.stage import write
 
 SCALED = {
@@ -70,15 +70,7 @@ def settings(project: Path, **changes: Any) -> Training:
 
 def run(project: Path, root: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
     """`train` on the project's rows and base, below `root`."""
-    return train(
-        tokens=project / "data/tokens",
-        base=project / "models/base",
-        adapter=root / "adapter",
-        checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard",
-        settings=settings(project, **changes),
-        resume=resume,
-    )
+    return train_in(project, root, settings(project, **changes), resume=resume)
 
 
 @pytest.fixture(scope="module")
