@@ -4,10 +4,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.hashing import file_hash
+from pipeline.core.interruption import Interruption
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
+from pipeline.stages.train.assembly import make_trainer
+from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.stage import train
 
 RECIPES = PROJECT / "recipes"
@@ -54,3 +59,19 @@ def goes_on_to_the_same(prepared: Path, root: Path, **changes: Any) -> dict[str,
     file = "adapter/adapter_model.safetensors"
     assert file_hash(root / "unbroken" / file) == file_hash(killed / file)
     return unbroken
+
+
+def trainer_in(prepared: Path, root: Path, recipe: Training) -> Any:
+    """The trainer for some settings, as `train` makes it, on the prepared project's rows and base."""
+    base = prepared / "models/base"
+    trainer, _ = make_trainer(
+        learner_of(recipe.method)(recipe, root / "checkpoints", {}),
+        prepared / "data/tokens",
+        base,
+        load_tokenizer(base),
+        root / "tensorboard",
+        MetricsLog(root / "checkpoints/steps.jsonl"),
+        None,
+        Interruption(),
+    )
+    return trainer

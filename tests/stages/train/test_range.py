@@ -2,16 +2,14 @@
 when; and a run with all of them goes on to the same bytes.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_runs import goes_on_to_the_same, run, settings
+from train_runs import goes_on_to_the_same, run, settings, trainer_in
 
-from pipeline.config.sections import Training
 from pipeline.stages.merge.stage import merge
 
 EVERYTHING: dict[str, Any] = {
@@ -27,10 +25,8 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def test_elements_are_cut_as_torch_cuts_them_and_then_the_norm(
-    trainer: Callable[[Training], Any],
-) -> None:
-    made = trainer(settings(r=4, clip_value=0.02, max_grad_norm=0.1))
+def test_elements_are_cut_as_torch_cuts_them_and_then_the_norm(prepared: Path, tmp_path: Path) -> None:
+    made = trainer_in(prepared, tmp_path, settings(r=4, clip_value=0.02, max_grad_norm=0.1))
     one, other = (torch.nn.Linear(8, 8) for _ in range(2))
     for parameter, twin in zip(one.parameters(), other.parameters(), strict=True):
         parameter.grad = torch.randn(parameter.shape)
@@ -43,10 +39,10 @@ def test_elements_are_cut_as_torch_cuts_them_and_then_the_norm(
         assert torch.equal(parameter.grad, twin.grad)
 
 
-def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(
-    trainer: Callable[[Training], Any],
-) -> None:
-    made = trainer(settings(r=4, loraplus_lr_ratio=8.0, learning_rate=1e-3, weight_decay=0.03))
+def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(prepared: Path, tmp_path: Path) -> None:
+    made = trainer_in(
+        prepared, tmp_path, settings(r=4, loraplus_lr_ratio=8.0, learning_rate=1e-3, weight_decay=0.03)
+    )
     groups = [group for group in made.create_optimizer().param_groups if group["params"]]
     names = {id(parameter): name for name, parameter in made.model.named_parameters()}
     for group in groups:

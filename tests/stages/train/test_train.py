@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_runs import run, settings
+from train_runs import run, settings, trainer_in
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, GateError, Stopped, ToolError
@@ -101,12 +101,12 @@ ELSEWHERE = {
 }  # tested below or beside their code
 
 
-def test_every_value_of_the_8gb_recipe_reaches_the_trainer(trainer: Callable[[Training], Any]) -> None:
+def test_every_value_of_the_8gb_recipe_reaches_the_trainer(prepared: Path, tmp_path: Path) -> None:
     # the two values that need a GPU are below; a dropout of null is the method's own
     here = {"optim": "adamw_torch", "loss": "chunked", "neftune_noise_alpha": 5.0, "lora_dropout": 0.1}
     recipe = settings("qwen2.5-7b-8gb", **here)
     assert {*WHERE, *ELSEWHERE} == set(Training.model_fields)
-    made = trainer(recipe)
+    made = trainer_in(prepared, tmp_path, recipe)
     for name, find in WHERE.items():
         wanted = getattr(recipe, name)
         assert find(made) == (sorted(wanted) if isinstance(wanted, list) else wanted), name
