@@ -30,7 +30,9 @@ GONE: Mapping[str, Gone] = {
     "train.bnb_4bit_use_double_quant": Gone(True, "NF4's scales are always quantized too"),
     "train.keep_quantized": Gone(True, "a GGUF's linears always stay quantized"),
     "train.shuffle": Gone(True, "each pass has another order"),
-    "train.checkpoint_every": Gone(1, "train.gradient_checkpointing takes the number too"),
+    "train.checkpoint_every": Gone(
+        1, "train.gradient_checkpointing takes the number too", "train.gradient_checkpointing"
+    ),
     "train.grpo.reward_seconds": Gone(60.0, "a scorer has 60 s for a group"),
     "train.grpo.adapter_type": Gone("F16", "llama-server's adapter is in F16"),
     "train.grpo.scale_rewards": Gone(True, "train.grpo.loss: dr_grpo doesn't scale"),
