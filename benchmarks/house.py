@@ -27,8 +27,8 @@ Trees = dict[Path, ast.Module]
 # what tests, benchmarks, docs and settings may weigh, tests freeze of the inside, and functions take: lower a
 # number that fell
 CEILINGS = {
-    "functions of more than 6 parameters": 10,
-    "parameters that are dict[str, Any]": 63,
+    "functions of more than 6 parameters": 9,
+    "parameters that are dict[str, Any]": 61,
     "lines of tests": 59_600,
     "tests that import other tests": 0,
     "inner symbols that tests use": 590,

@@ -182,7 +182,7 @@ def epochs_complete(rows: Sequence[dict[str, Any]], packed_rows: int) -> list[st
         faults.append("the metrics log: its steps are out of order")
     trained: dict[int, list[int]] = {}
     for row in steps:
-        trained.setdefault(_epoch(row), []).extend(row["rows"])
+        trained.setdefault(_epoch(row["epoch"]), []).extend(row["rows"])
     done = max((row["epoch"] for row in steps), default=0.0)
     for epoch in range(1, max(trained, default=0) + 1):
         finished = epoch <= done + ROUNDING
@@ -192,9 +192,9 @@ def epochs_complete(rows: Sequence[dict[str, Any]], packed_rows: int) -> list[st
     return faults
 
 
-def _epoch(row: dict[str, Any]) -> int:
+def _epoch(passes: float) -> int:
     """1 for the first: a step's `epoch` counts the passes done after it, so the first ends at 1.0."""
-    return max(1, math.ceil(float(row["epoch"]) - ROUNDING))
+    return max(1, math.ceil(passes - ROUNDING))
 
 
 def _uneven(what: str, found: Iterable[int], wanted: range, *, skips: bool = True) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.chat.manifest import check_manifest
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.methods import METHODS
+from pipeline.config.methods import METHODS, Method
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
@@ -73,7 +73,7 @@ def train(
     if group:
         group.share_cores()
     tokenizer = load_tokenizer(base)
-    check_method(check_manifest(tokens, base, tokenizer), settings)
+    check_method(check_manifest(tokens, base, tokenizer).get("method", "sft"), settings.method)
     with ExitStack() as opened:
         interruption = opened.enter_context(Interruption())
         metrics_log = opened.enter_context(closing(MetricsLog(checkpoints / METRICS_LOG)))
@@ -118,14 +118,13 @@ def train(
     }
 
 
-def check_method(manifest: dict[str, Any], settings: Training) -> None:
-    """Raise `DataError` where data/tokens was made for a method that learns from other kinds of rows."""
-    made = manifest.get("method", "sft")
-    if METHODS[made].rows != METHODS[settings.method].rows:
+def check_method(prepared: Method, method: Method) -> None:
+    """Raise `DataError` where data/tokens was `prepared` for a method that learns from other kinds of rows."""
+    if METHODS[prepared].rows != METHODS[method].rows:
         raise DataError(
             "Q-TRAIN-001",
-            f"data/tokens was made for train.method {made}, which learns from other rows than "
-            f"{settings.method}: run `snakemake preprocess`",
+            f"data/tokens was made for train.method {prepared}, which learns from other rows than "
+            f"{method}: run `snakemake preprocess`",
         )
 
 
