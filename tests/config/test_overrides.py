@@ -113,7 +113,9 @@ def test_a_section_without_keys_sets_nothing() -> None:
     assert from_sections({"train": {"preference": {}}}) == {}
 
 
-MOVED = {"machine.threads": "3", "machine.n_gpu_layers": "7", "machine.llama_cpp": "/opt"}
+MOVED = {"machine.threads": "3", "machine.n_gpu_layers": "7", "machine.llama_cpp": "/opt"} | {
+    "train.gradient_checkpointing": "2"
+}
 
 
 @pytest.mark.parametrize("name", [name for name in GONE if GONE[name].new_name != "compare.strategies"])

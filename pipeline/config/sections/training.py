@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, PlainValidator, field_validator
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections.adapters import Ranks, Saved, Start, Targets
@@ -21,6 +21,12 @@ from pipeline.config.sections.values import (
     key,
 )
 from pipeline.core.cpu import ComputeDtype
+
+
+def _recomputed(value: object) -> bool | int:
+    if isinstance(value, bool) or (isinstance(value, int) and 2 <= value <= 10_000):
+        return value
+    raise ValueError("give true, false or a number of layers from 2 to 10,000")
 
 
 class Train(Section):
@@ -136,7 +142,7 @@ class Train(Section):
         "auto (paged_adamw_8bit on a GPU, adamw_torch on a CPU) | adamw_torch | adamw_torch_fused | sgd; on "
         "a GPU also adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, lion_8bit and the like",
     )
-    gradient_checkpointing: bool | Annotated[int, Field(ge=2, le=10_000)] = key(
+    gradient_checkpointing: Annotated[bool | int, PlainValidator(_recomputed)] = key(
         False,
         "recompute activations in the backward pass: less memory, a third slower; 2: in every second layer, "
         "and so on",

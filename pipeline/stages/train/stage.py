@@ -119,7 +119,7 @@ def train(
 
 
 def check_method(prepared: Method, method: Method) -> None:
-    """Raise `DataError` where data/tokens was `prepared` for a method that learns from other kinds of rows."""
+    """Raise `DataError` where data/tokens is `prepared` for a method that learns from other kinds of rows."""
     if METHODS[prepared].rows != METHODS[method].rows:
         raise DataError(
             "Q-TRAIN-001",
