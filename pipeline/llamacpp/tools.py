@@ -13,13 +13,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.config.sections import Machine
 from pipeline.core.child import bound
 from pipeline.core.errors import ToolError
 from pipeline.core.places import IS_CHECKOUT, expanded, own_folder
 from pipeline.core.rights import changed_by_others
+
+if TYPE_CHECKING:  # `make setup` asks for a compiler before pydantic is installed
+    from pipeline.config.sections import Machine
 
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
 DEFAULT_HOME = own_folder() / (".tools/llama.cpp" if IS_CHECKOUT else "llama.cpp") / VERSION
@@ -78,7 +80,7 @@ class Llama:
     n_gpu_layers: int | Literal["auto"] = 0
 
 
-def find_llama(machine: Machine) -> Llama:
+def find_llama(machine: "Machine") -> Llama:
     """The llama.cpp of section `machine`. Raises as `find_toolchain`."""
     return Llama(find_toolchain(machine.llama_cpp), machine.threads, machine.n_gpu_layers)
 

@@ -97,6 +97,9 @@ def test_training_on_a_gguf_is_planned_before_it_is_here(tmp_path: Path) -> None
     write_gguf_params(tmp_path)
     found = plan_json("--vram", "6", "--root", tmp_path)
     assert found["quantization"] == "gguf" and "quantized linears" in found["memory"]
+    shown = run_plan("--vram", "3", "--root", tmp_path, "--json")
+    assert shown.exit_code == 6 and "Q-COMMANDS-006" in shown.stderr
+    assert [one["enough"] for one in json.loads(shown.stdout)["memory_reductions"]][-1]
 
 
 def test_without_a_card_a_gpu_recipe_is_not_measured_and_the_demo_takes_main_memory(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_an_upgrade_says_what_would_run_again(project: Path, tmp_path: Path) -> 
 
 def test_its_record_is_read_and_what_is_here_is_undamaged(project: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(project, tmp_path / "project"))
+    assert quench(root, "doctor", "upgrade", "--yes").exit_code == 0
     done = quench(root, "model", "verify")
     assert done.exit_code == 0 and "none is damaged" in done.stdout, done.output
     changed = quench(root, "data", "diff", "HEAD")
