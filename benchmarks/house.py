@@ -29,9 +29,9 @@ Trees = dict[Path, ast.Module]
 CEILINGS = {
     "functions of more than 6 parameters": 9,
     "parameters that are dict[str, Any]": 61,
-    "lines of tests": 59_600,
+    "lines of tests": 59_520,
     "tests that import other tests": 0,
-    "inner symbols that tests use": 590,
+    "inner symbols that tests use": 585,
     "sentences that tests assert": 70,
     "lines of benchmarks": 4_000,
     "keys": 145,

@@ -13,6 +13,7 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.places import PROJECT
 from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.learner import learner_of
+from pipeline.stages.train.record import describe
 from pipeline.stages.train.stage import train
 
 RECIPES = PROJECT / "recipes"
@@ -29,16 +30,20 @@ def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
     return train_in(prepared, root, settings(**small | changes))
 
 
-def train_in(project: Path, root: Path, settings: Training, *, resume: bool = False) -> dict[str, Any]:
-    """`train` on the project's rows and base, below `root`."""
+def train_in(
+    project: Path, root: Path, settings: Training, *, tokens: Path | None = None, **how: Any
+) -> dict[str, Any]:
+    """`train` on the project's base and its rows, or other `tokens`, below `root`; from the start if `how`
+    has no `resume`.
+    """
     return train(
-        tokens=project / "data/tokens",
+        tokens=tokens or project / "data/tokens",
         base=project / "models/base",
         adapter=root / "adapter",
         checkpoints=root / "checkpoints",
         tensorboard=root / "tensorboard",
         settings=settings,
-        resume=resume,
+        **{"resume": False} | how,
     )
 
 
@@ -61,12 +66,14 @@ def goes_on_to_the_same(prepared: Path, root: Path, **changes: Any) -> dict[str,
     return unbroken
 
 
-def trainer_in(prepared: Path, root: Path, recipe: Training) -> Any:
-    """The trainer for some settings, as `train` makes it, on the prepared project's rows and base."""
-    base = prepared / "models/base"
+def trainer_in(project: Path, root: Path, settings: Training, tokens: Path | None = None) -> Any:
+    """The trainer for some settings, as `train` makes it, on the project's base and its rows, or other
+    `tokens`.
+    """
+    tokens, base = tokens or project / "data/tokens", project / "models/base"
     trainer, _ = make_trainer(
-        learner_of(recipe.method)(recipe, root / "checkpoints", {}),
-        prepared / "data/tokens",
+        learner_of(settings.method)(settings, root / "checkpoints", describe(tokens, base, settings)),
+        tokens,
         base,
         load_tokenizer(base),
         root / "tensorboard",

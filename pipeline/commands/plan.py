@@ -46,7 +46,7 @@ DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 
 @dataclass(frozen=True)
-class Machine:
+class Hardware:
     """What is planned for; None: this machine's. `vram` is a card's memory as sold, in GB (8: 8 GiB),
     `tflops` what training reaches in 10¹² operations a second, `processes` how many have such a card each.
     """
@@ -69,10 +69,10 @@ def settings_of(params_file: Path | None, root: Path, recipe: str | None) -> Par
 
 
 def main(
-    params: Params, root: Path, machine: Machine, *, config: Path | None, serve: bool, as_json: bool
+    params: Params, root: Path, hardware: Hardware, *, config: Path | None, serve: bool, as_json: bool
 ) -> None:
     """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
-    vram, asked = machine.vram, machine.processes
+    vram, asked = hardware.vram, hardware.processes
     processes = wanted_processes("train", None if asked is None else str(asked))
     shape = load_shape(config) if config else find_shape(params, root)
     card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
@@ -93,7 +93,7 @@ def main(
                 "card with `make setup LLAMA=auto`."
             )
         return
-    plan = plan_run(params, shape, root, card, tflops=machine.tflops, processes=processes)
+    plan = plan_run(params, shape, root, card, tflops=hardware.tflops, processes=processes)
     distillations = []
     if params.quantize.distill:
         from pipeline.subprojects.distill_plan import plan_distillation  # with it comes numpy

@@ -134,8 +134,7 @@ def _level(
     """Of the models in `memory`, the smallest that is near enough to the 16-bit model, else the best."""
     evaluations = evidence.evaluations
     sixteen = product.reference(evaluations)
-    score_of_sixteen = evaluations[sixteen].score
-    by_task = score_of_sixteen is not None and 100 * score_of_sixteen > room.max_task_drop + TOLERANCE
+    by_task = _could_fall(evaluations[sixteen].score, room.max_task_drop)
     compared = {model: evidence.compare(model, sixteen) for model in memory}
     if by_task:
         standard = f"stays within {room.max_task_drop:g} points of {sixteen}"
@@ -146,13 +145,7 @@ def _level(
         tops = {model: evaluations[model].same_top for model in memory}
         quality = {model: -math.inf if top is None else top for model, top in tops.items()}
         good = [model for model in memory if model in REFERENCES or quality[model] >= MIN_SAME_TOP]
-    warnings = _resolution(evaluations[sixteen], room.max_task_drop) if by_task else []
-    if score_of_sixteen is not None and not by_task:
-        warnings.append(
-            f"{sixteen} scores {100 * score_of_sixteen:.1f} points, and {room.max_task_drop:g} may be lost: "
-            "such scores can't tell levels apart, so their first choices of a token do. Train longer, or "
-            "give evaluate.scorers one that fits the task."
-        )
+    warnings = _resolution(sixteen, evaluations[sixteen], room.max_task_drop)
     if good:
         chosen = min(good, key=lambda model: (*size_and_loss(model, evaluations), model))
         fits, tuned = f"{_fits(memory[chosen])} in {room}", sum(not is_base(model) for model in evaluations)
@@ -235,11 +228,25 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     return ServingMemory(evaluation.bytes, cache, context, peak, kept)
 
 
-def _resolution(reference: Evaluation, max_task_drop: float) -> list[str]:
-    """A warning where the score of the 16-bit model has an interval wider than the drop that is allowed."""
+def _could_fall(score: float | None, max_task_drop: float) -> bool:
+    """Whether more than the drop (points) can be lost of a score (0 to 1) of the 16-bit model."""
+    return score is not None and 100 * score > max_task_drop + TOLERANCE
+
+
+def _resolution(sixteen: str, reference: Evaluation, max_task_drop: float) -> list[str]:
+    """A warning where scores can't tell levels apart: all of the 16-bit model's may be lost, or its interval
+    is wider than the drop that is allowed.
+    """
     task = reference.task
     if task is None or task.score is None:
         return []
+    if not _could_fall(task.score, max_task_drop):
+        useless = (
+            f"{sixteen} scores {100 * task.score:.1f} points, and {max_task_drop:g} may be lost: such scores "
+            "can't tell levels apart, so their first choices of a token do. Train longer, or give "
+            "evaluate.scorers one that fits the task."
+        )
+        return [useless]
     low, high = task.interval
     half = (high - low) / 2 * 100
     coarse = (

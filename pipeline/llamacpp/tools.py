@@ -21,7 +21,7 @@ from pipeline.core.places import IS_CHECKOUT, expanded, own_folder
 from pipeline.core.rights import changed_by_others
 
 if TYPE_CHECKING:  # `make setup` asks for a compiler before pydantic is installed
-    from pipeline.config.sections import Machine
+    from pipeline.config.sections import Evaluate, Machine, Serve
 
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
 DEFAULT_HOME = own_folder() / (".tools/llama.cpp" if IS_CHECKOUT else "llama.cpp") / VERSION
@@ -83,6 +83,11 @@ class Llama:
 def find_llama(machine: "Machine") -> Llama:
     """The llama.cpp of section `machine`. Raises as `find_toolchain`."""
     return Llama(find_toolchain(machine.llama_cpp), machine.threads, machine.n_gpu_layers)
+
+
+def llama_of(tools: Toolchain, settings: "Evaluate | Serve") -> Llama:
+    """llama.cpp with the threads and the layers on a GPU that a section's settings came to."""
+    return Llama(tools, settings.threads, settings.n_gpu_layers)
 
 
 def find_toolchain(home: str | None = None) -> Toolchain:

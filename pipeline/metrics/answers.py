@@ -17,7 +17,7 @@ from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.progress import progress
 from pipeline.llamacpp.server import Server, serving
-from pipeline.llamacpp.tools import Llama, Toolchain
+from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.intervals import interval
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Score, Scorer
@@ -56,7 +56,7 @@ def evaluated_server(
     """`llama-server` with `model` as section evaluate says, and at least `room` tokens of context; `lora` is
     put on the model.
     """
-    llama = Llama(tools, settings.threads, settings.n_gpu_layers)
+    llama = llama_of(tools, settings)
     ctx_size = max(settings.ctx_size, room)
     return serving(llama, ModelFiles(model, lora), ctx_size=ctx_size, parallel=settings.parallel)
 

@@ -25,7 +25,7 @@ from pipeline.config.sections import Evaluate
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import CHUNK, GgufModel, open_gguf
-from pipeline.llamacpp.tools import Llama, Toolchain
+from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.general_questions import Question, load_questions
 from pipeline.metrics.log_probabilities import negative_log, shifted
 
@@ -44,7 +44,7 @@ def ask_general(
     """
     if not (questions := load_questions(settings.general, root)):
         return None
-    llama = Llama(tools, settings.threads, settings.n_gpu_layers)
+    llama = llama_of(tools, settings)
     with open_gguf(llama, ModelFiles(model, lora), ctx_size=settings.ctx_size, rows=ROWS) as loaded:
         return general_ability(loaded, tokenizer, questions, settings.seed)
 

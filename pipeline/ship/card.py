@@ -58,7 +58,6 @@ def text_values(
         "serve": serve,
         "ollama": None if system is None else {"template": CHATML, "system": system},
         "version": __version__,
-        "front_matter": front_matter(inputs.base, level),
         "reference": product.reference(inputs.evaluations),
         "chosen": chosen,
         "checks": list(inputs.parity.checks.values()),

@@ -12,14 +12,14 @@ from typing import Any
 
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.commands.judge.files import Candidate
-from pipeline.commands.judge.measure import llama_of, loaded
+from pipeline.commands.judge.measure import loaded
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Serve
 from pipeline.core.progress import progress
 from pipeline.core.publish import scratch_folder
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import Server
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.divergence import Prompt, Speaker, compare, kept_logits, thinned
 from pipeline.metrics.text import common_start
 
@@ -98,7 +98,7 @@ def speaking(
 
     @contextmanager
     def opened() -> Iterator[Speaker]:
-        llama, longest = llama_of(load, tools), max(len(prompt.ids) for prompt in prompts)
+        llama, longest = llama_of(tools, load), max(len(prompt.ids) for prompt in prompts)
         with open_gguf(llama, ModelFiles(one.path), ctx_size=longest) as model:
 
             def speak(prompt: Prompt) -> Any:

@@ -34,7 +34,7 @@ from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
-from pipeline.llamacpp.tools import Llama, Toolchain
+from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.answer_speed import OtherLoad, Speed, answer_speed, cpu_time, other_load, runs_of
 from pipeline.metrics.answers import answer_row, kept_answers
 from pipeline.planning.serving import LevelPlan, PlannedModel, plan_level
@@ -47,11 +47,6 @@ WHY = ("error loading model", "unknown model architecture", "error:", "failed", 
 LOADED = ("ctx_size", "threads", "n_gpu_layers")  # how every file is loaded; no layers: 0
 UNITS = {"MB": 1 << 20, "GB": MEMORY_GB, "": MEMORY_GB, "MIB": 1 << 20, "GIB": MEMORY_GB}
 NO_LIMIT = 1 << 40  # positions, where a header names none
-
-
-def llama_of(load: Serve, tools: Toolchain) -> Llama:
-    """llama.cpp as every file is loaded."""
-    return Llama(tools, load.threads, load.n_gpu_layers)
 
 
 def load_values(load: Serve) -> dict[str, Any]:
@@ -131,7 +126,7 @@ def loaded(one: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
         try:
             server = up.enter_context(
                 serving(
-                    llama_of(load, tools),
+                    llama_of(tools, load),
                     ModelFiles(one.path),
                     ctx_size=load.ctx_size,
                     parallel=load.parallel,

@@ -129,7 +129,7 @@ def plan(
     """Plan training's memory, disk and time before downloading weights, or serving's memory; exit 6 if it
     does not fit.
     """
-    from pipeline.commands.plan import Machine, main, settings_of
+    from pipeline.commands.plan import Hardware, main, settings_of
 
-    machine, settings = Machine(vram, tflops, processes), settings_of(params, root, recipe)
-    main(settings, root, machine, config=config, serve=serving, as_json=as_json)
+    hardware, settings = Hardware(vram, tflops, processes), settings_of(params, root, recipe)
+    main(settings, root, hardware, config=config, serve=serving, as_json=as_json)

@@ -22,7 +22,7 @@ from pipeline.core.errors import GateError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.llamacpp.server import serving
-from pipeline.llamacpp.tools import Llama, Toolchain, find_toolchain
+from pipeline.llamacpp.tools import Toolchain, find_toolchain, llama_of
 from pipeline.metrics.answer_speed import answer_speed, cpu_time, other_load, runs_of
 from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
@@ -118,7 +118,7 @@ def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: T
     The same prompt, one answer at a time, with and without in turn, so that a machine that slows down slows
     both. Both servers map one file. `other_load` and `disturbed` say whether others kept the machine busy.
     """
-    llama, room = Llama(tools, settings.threads, settings.n_gpu_layers), PROMPT + TOKENS + 64
+    llama, room = llama_of(tools, settings), PROMPT + TOKENS + 64
     with ExitStack() as up:
         servers = {"shipped": up.enter_context(serving(llama, ModelFiles(gguf, lora), ctx_size=room))}
         if lora:

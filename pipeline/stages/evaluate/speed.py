@@ -19,7 +19,7 @@ from pipeline.core.progress import progress
 from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.server_command import BATCH_TOKENS
-from pipeline.llamacpp.tools import Llama, Toolchain
+from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.answer_speed import answer_speed, cpu_time, other_load, runs_of
 
 PROMPT_LENGTHS = (128, 512)  # prompts whose speed is measured, in tokens
@@ -91,7 +91,7 @@ def serving_figures(
     tokens: 252 MB against 245; 355 without flash attention), and so does a prompt cache, which is empty here.
     Raises `ToolError` if it doesn't come up or answer.
     """
-    llama = Llama(tools, settings.threads, settings.n_gpu_layers)
+    llama = llama_of(tools, settings)
     files = ModelFiles(model, lora)
     up = serving(llama, files, ctx_size=settings.ctx_size, parallel=settings.parallel)
     begin = time.perf_counter()

@@ -25,7 +25,7 @@ from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.metrics.adapter_norms import Norms, adapter_norms
 from pipeline.models.merging.adapter import WEIGHTS
 from pipeline.serve.key import KEY_FILE
-from pipeline.ship.card import PrintedTools, fill_text, printed_command, text_values
+from pipeline.ship.card import PrintedTools, fill_text, front_matter, printed_command, text_values
 from pipeline.ship.ollama import chat_template
 from pipeline.stages.report.level_table import show
 from pipeline.stages.report.page import page_values, render, with_warnings
@@ -46,6 +46,7 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
     gguf, lora = str(files.gguf), str(files.lora) if files.lora else None
     jinja = read_template(adapter)
     texts = text_values(inputs, advice, name=name, level=level, serve=serve, jinja=jinja) | {
+        "front_matter": front_matter(inputs.base, level),
         "gguf": gguf,
         "lora_gguf": lora,
         "raw_command": serve_line(gguf, serve, params.machine.llama_cpp, lora),

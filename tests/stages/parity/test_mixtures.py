@@ -15,6 +15,7 @@ from conftest import run_stages
 from gguf_edit import change_rows
 from kept import kept
 from killed import kill_at
+from train_runs import train_in
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
@@ -27,7 +28,6 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.unmerged_chain import lora_weights
 from pipeline.stages.train.checkpoints import checkpoints_in
-from pipeline.stages.train.stage import train
 
 EXPERTS = 4
 STACKS = [
@@ -170,19 +170,6 @@ def test_experts_shifted_by_one_in_the_adapters_file_are_caught(
 # --- resume -------------------------------------------------------------------------------------------------
 
 
-def run(project: Path, root: Path, settings: Training, *, resume: bool) -> dict[str, Any]:
-    """`train` on the project's rows and base, below `root`."""
-    return train(
-        tokens=project / "data/tokens",
-        base=project / "models/base",
-        adapter=root / "adapter",
-        checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard",
-        settings=settings,
-        resume=resume,
-    )
-
-
 def test_a_run_that_was_killed_ends_in_the_same_bytes(
     tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,10 +178,10 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(
     project = merged_project("Qwen2Moe", tools)
     changed = {"max_steps": 4, "lora_dropout": 0.1, "warmup_ratio": 0.0}
     settings = Training.model_validate(load_params(project / "params.yaml").training.model_dump() | changed)
-    run(project, tmp_path / "whole", settings, resume=False)
+    train_in(project, tmp_path / "whole", settings)
     place = "pipeline.stages.train.trainer:QuenchTrainer.training_step"
-    kill_at(place, 3, run, project, tmp_path / "broken", settings, resume=True)
-    report = run(project, tmp_path / "broken", settings, resume=True)
+    kill_at(place, 3, train_in, project, tmp_path / "broken", settings, resume=True)
+    report = train_in(project, tmp_path / "broken", settings, resume=True)
     assert report["resumed_from"] == "checkpoint-2"
     assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")
     last = [checkpoints_in(tmp_path / name / "checkpoints")[-1] for name in ("broken", "whole")]

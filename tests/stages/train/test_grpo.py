@@ -14,6 +14,7 @@ from conftest import run_stages
 from gguf import GGUFReader
 from killed import kill_at
 from tiny import tiny_gguf, tiny_params, write_project
+from train_runs import train_in
 
 from pipeline.config.params import load_params
 from pipeline.config.products import ModelFiles
@@ -26,7 +27,6 @@ from pipeline.llamacpp.tools import Llama
 from pipeline.stages.train.checkpoints import ROUNDS, checkpoints_in
 from pipeline.stages.train.grpo.rewards import advantages
 from pipeline.stages.train.grpo.rounds import read_round
-from pipeline.stages.train.stage import train
 
 REWARD = """
 def letters(reference, answer, row):
@@ -111,16 +111,7 @@ def run(
     """`train` on the project's rows and base, below `root`."""
     plain = load_params(project / "params.yaml").training.model_dump()
     settings = Training.model_validate(plain | changes | {"grpo": plain["grpo"] | (grpo or {})})
-    return train(
-        tokens=project / "data/tokens",
-        base=project / "models/base",
-        adapter=root / "adapter",
-        checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard",
-        settings=settings,
-        resume=Path(chosen) if chosen else resume,
-        replay=replay,
-    )
+    return train_in(project, root, settings, resume=Path(chosen) if chosen else resume, replay=replay)
 
 
 def steps(report: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import torch
 from conftest import run_stages
 from killed import kill_at
 from tiny import tiny_moe, tiny_params, write_project
+from train_runs import train_in
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
@@ -18,7 +19,6 @@ from pipeline.core.jsonl import write_rows
 from pipeline.gguf.safetensors_rows import read_folder, read_rows
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.preprocess.stage import preprocess
-from pipeline.stages.train.stage import train
 
 REWARD = "def length(reference, answer, row):\n    return len(answer) % 10 / 10\n"
 GRPO = {
@@ -87,15 +87,7 @@ def pairs(project: Path, tmp_path: Path) -> Path:
 
 def run(project: Path, tokens: Path, root: Path, method: str) -> dict[str, Any]:
     """`train` below `root`, from its checkpoints if there are any."""
-    return train(
-        tokens=tokens,
-        base=project / "models/base",
-        adapter=root / "adapter",
-        checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard",
-        settings=settings(project, method),
-        resume=True,
-    )
+    return train_in(project, root, settings(project, method), tokens=tokens, resume=True)
 
 
 @pytest.mark.parametrize("method", ["grpo", pytest.param("dpo", marks=pytest.mark.slow)])

@@ -13,24 +13,20 @@ import torch
 from datasets import Dataset
 from preferences import ANSWERS, says, settings, user
 from torch.nn.utils.rnn import pad_sequence
+from train_runs import train_in, trainer_in
 
 from pipeline.chat.answers import CHOSEN, REJECTED
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
-from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import write_rows
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stage import preprocess
-from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.dataset import Collator, load_rows
-from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.preference.collator import PreferenceCollator
 from pipeline.stages.train.preference.trainer import likelihoods
-from pipeline.stages.train.record import describe
-from pipeline.stages.train.stage import train
 
 PAIRS = 4
 LENGTH = 300  # tokens: two pairs, not three
@@ -71,14 +67,8 @@ def tokens_of(
 
 
 def a_run(prepared: Path, root: Path, method: str, **changes: Any) -> dict[str, Any]:
-    return train(
-        tokens=tokens_of(prepared, root, method),
-        base=prepared / "models/base",
-        adapter=root / "adapter",
-        checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard",
-        settings=settings(method, **changes),
-        resume=True,
+    return train_in(
+        prepared, root, settings(method, **changes), tokens=tokens_of(prepared, root, method), resume=True
     )
 
 
@@ -144,19 +134,8 @@ def made(
     prepared: Path, root: Path, method: str, rows: list[dict[str, Any]] | None = None, **changes: Any
 ) -> Any:
     """Our trainer, with the reference asked."""
-    tokens, base = tokens_of(prepared, root, method, packing=False, rows=rows), prepared / "models/base"
-    asked = settings(method, **changes)
-    trainer, _ = make_trainer(
-        learner_of(method)(asked, root / "checkpoints", describe(tokens, base, asked)),
-        tokens,
-        base,
-        load_tokenizer(base),
-        root / "tensorboard",
-        MetricsLog(root / "checkpoints/steps.jsonl"),
-        None,
-        Interruption(),
-    )
-    return trainer
+    tokens = tokens_of(prepared, root, method, packing=False, rows=rows)
+    return trainer_in(prepared, root, settings(method, **changes), tokens)
 
 
 def disturb(model: Any) -> None:
@@ -528,12 +507,4 @@ def test_no_row_of_the_methods_kind_names_the_method(prepared: Path, tmp_path: P
 def test_tokens_of_another_methods_rows_are_not_trained(prepared: Path, tmp_path: Path) -> None:
     tokens_of(prepared, tmp_path, "dpo")
     with pytest.raises(DataError, match="Q-TRAIN-001"):
-        train(
-            tokens=tmp_path / "data/tokens",
-            base=prepared / "models/base",
-            adapter=tmp_path / "adapter",
-            checkpoints=tmp_path / "checkpoints",
-            tensorboard=tmp_path / "tensorboard",
-            settings=settings("sft"),
-            resume=True,
-        )
+        train_in(prepared, tmp_path, settings("sft"), tokens=tmp_path / "data/tokens", resume=True)

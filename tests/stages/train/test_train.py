@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_runs import run, settings, trainer_in
+from train_runs import run, settings, train_in, trainer_in
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError, GateError, Stopped, ToolError
@@ -26,7 +26,6 @@ from pipeline.stages.train.callbacks import check_mean
 from pipeline.stages.train.figures import CURVE, curve
 from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
 from pipeline.stages.train.several.stopping import Stopping
-from pipeline.stages.train.stage import train
 
 # --- the recipe ---------------------------------------------------------------------------------------------
 
@@ -240,13 +239,10 @@ def test_eight_rows_at_once_are_eight_rows_one_by_one(prepared: Path, tmp_path: 
     """8×1 and 1×8 give the same losses along 50 steps in float32, though the rows' lengths differ."""
     tokens, losses = uneven(prepared, tmp_path), {}
     for batch, accumulation in ((8, 1), (1, 8)):
-        report = train(
+        report = train_in(
+            prepared,
+            tmp_path,
             tokens=tokens,
-            base=prepared / "models/base",
-            adapter=tmp_path / "adapter",
-            checkpoints=tmp_path / "checkpoints",
-            tensorboard=tmp_path / "tensorboard",
-            resume=False,
             settings=settings(
                 quantization="none",
                 bnb_4bit_compute_dtype="float32",

@@ -5,12 +5,12 @@ from typing import Any
 
 from preferences import ANSWERS, says, settings, user
 from pyarrow import parquet
+from train_runs import train_in
 
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.stages.preprocess.stage import preprocess
-from pipeline.stages.train.stage import train
 
 ROWS = 6
 
@@ -41,15 +41,7 @@ def learn(prepared: Path, root: Path, chats: list[dict[str, Any]], packing: bool
         packing=packing,
         train=asked,
     )
-    train(
-        tokens=root / "data/tokens",
-        base=prepared / "models/base",
-        adapter=root / "adapter",
-        checkpoints=root / "checkpoints",
-        tensorboard=root / "tensorboard",
-        settings=asked,
-        resume=True,
-    )
+    train_in(prepared, root, asked, tokens=root / "data/tokens", resume=True)
 
 
 def test_equal_rewards_give_plain_sfts_bytes_and_others_do_not(prepared: Path, tmp_path: Path) -> None:
