@@ -1,17 +1,19 @@
-"""pipeline.stages.train.callbacks: the events read back as TensorBoard reads them."""
+"""pipeline.stages.train.callbacks: the events read back as TensorBoard reads them, and what a step costs."""
 
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from training_logs import eval_row, step_row
 
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.callbacks import STEP_CURVES, Board
+from pipeline.stages.train import callbacks
+from pipeline.stages.train.callbacks import STEP_CURVES, Board, StepCallback
 
 SAMPLES = [{"prompt": "user\n2 + 3?", "reference": "5", "answer": "<b>6</b>\n# no heading"}]
 
@@ -69,7 +71,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from test_tensorboard import written
+from test_callbacks import written
 written(Path(sys.argv[1]), range(1, 300), None)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -100,3 +102,16 @@ def test_a_resumed_run_has_no_point_twice(tmp_path: Path, checkpoint: int) -> No
     steps = shown(tmp_path)
     assert steps["sample_1/text_summary"] == steps["eval_loss"] == [2, 4, 6, 8]
     assert steps["loss"] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(("device", "times"), [("cpu", 2), ("cuda", 0)])
+def test_main_memory_is_trimmed_only_where_training_is(
+    device: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimmed: list[bool] = []
+    monkeypatch.setattr(callbacks, "give_back_holes", lambda: trimmed.append(True))
+    callback = StepCallback()
+    callback.trainer = SimpleNamespace(args=SimpleNamespace(device=SimpleNamespace(type=device)))  # type: ignore[assignment]
+    for _ in range(4):
+        callback.on_substep_end(None, None, None)
+    assert len(trimmed) == times
