@@ -215,7 +215,7 @@ def test_shards_read_every_line_once_under_its_number(
 ) -> None:
     names = {f"{i}.jsonl": data for i, data in enumerate(files)}
     root = make_project(tmp_path_factory.mktemp("cut"), names).root
-    with patch("pipeline.stages.curate.reading.containers.SNIFFED", 64):
+    with patch("pipeline.stages.curate.reading.files.SNIFFED", 64):
         made = work.Work(root / "work", shards)
         cleaning.make_plan(root, settings_with(max_line_bytes=1024), made)
         planned = cleaning.read_plan(made)

@@ -6,9 +6,8 @@ C; case and punctuation don't count), however many training rows have it. Runs i
 nor runs of boilerplate that a test row has: the template of all rows; what a named file has always counts. A
 row of fewer than n words shares none: such rows can only be caught as duplicates.
 
-Fingerprints of texts are joined on disk: two that share a run have one in common. By winnowing (Schleimer,
-Wilkerson, Aiken 2003) only the smallest hash of the n-grams in a run stands for it, so some 2/(WINDOW + 1) of
-them are kept. They give candidates, whose texts are then compared.
+Fingerprints of texts are joined on disk: two that share a run have one in common. They give candidates, whose
+texts are then compared.
 """
 
 import json
@@ -24,10 +23,11 @@ from numpy.typing import NDArray
 from pipeline.chat.rows import Row
 from pipeline.stages.curate.comparing.row_parts import parts
 from pipeline.stages.curate.comparing.shingles import (
+    NGRAM,
     Hashes,
-    Offsets,
-    Tokens,
-    is_in,
+    fingerprints,
+    of_boilerplate,
+    run_keys,
     spread,
     tokenize,
     word_ngrams,
@@ -39,7 +39,6 @@ from pipeline.stages.curate.comparing.spill import (
     Stored,
     differs,
     groups_of,
-    offsets_of,
     pieces,
     ranks,
 )
@@ -55,9 +54,6 @@ CANDIDATE = np.dtype([("row", "u4"), ("other", "u4"), ("key", "u8")])
 Candidates = NDArray  # of CANDIDATE
 Place = tuple[str, int, int, int]  # of a text: file, line, and where it is in `texts`: offset and bytes
 EXCERPT = 300  # characters of a shared span that the statistics show
-NGRAM = 13  # words in a row that a training row may not share
-WINDOW = 5  # successive n-grams of which winnowing takes the smallest
-_ONE, _TOP = np.uint64(1), np.uint64(63)
 
 
 @dataclass(frozen=True)
@@ -215,44 +211,6 @@ def _runs(place: str, text: str, shared: Hashes, keys: Hashes, boilerplate: Hash
             end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)
             shared_text = text[start:end].rstrip()
             yield Span(place, start, start + len(shared_text), shared_text)
-
-
-def fingerprints(
-    tokens: Tokens, begins: Offsets, boilerplate: Hashes, *, guarded: bool = True
-) -> tuple[Keys, Rows]:
-    """(key, row): any two texts that share a run of `NGRAM` words have a key in common; of runs that are all
-    boilerplate only if `guarded`.
-
-    `begins` is where each row's texts begin; runs don't go from one text into the next. `boilerplate` has the
-    shorter n-grams that tell nothing, sorted.
-    """
-    keys, offsets = run_keys(tokens, boilerplate)
-    rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
-    new = (~of_boilerplate(keys) | guarded) & differs(keys, rows)
-    return keys[new], rows[new]
-
-
-def run_keys(tokens: Tokens, boilerplate: Hashes) -> tuple[Hashes, Offsets]:
-    """For every run of `NGRAM` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of
-    boilerplate only if all are.
-
-    The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
-    """
-    grams, offsets = word_ngrams(tokens, NGRAM - WINDOW + 1)
-    grams = grams >> _ONE | is_in(grams, boilerplate).astype(np.uint64) << _TOP
-    runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
-    begins = offsets_of(runs)
-    if not begins[-1]:
-        return np.zeros(0, np.uint64), begins
-    last = len(grams) - WINDOW + 1
-    smallest = np.minimum.reduce([grams[i : last + i] for i in range(WINDOW)])
-    return ((smallest << _ONE) | (smallest >> _TOP))[spread(offsets[:-1], runs)], begins
-
-
-def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
-    """Which keys are of runs that are all boilerplate."""
-    found: NDArray[np.bool_] = (keys & _ONE) == _ONE
-    return found
 
 
 def describe(leak: Leak, rows: StoredRows) -> dict[str, Any]:

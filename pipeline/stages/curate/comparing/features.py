@@ -27,21 +27,21 @@ import rensa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from pipeline.chat.rows import Row
-from pipeline.stages.curate.comparing.contamination import NGRAM, WINDOW, fingerprints
-from pipeline.stages.curate.comparing.row_parts import key_of, parts, worth
+from pipeline.stages.curate.comparing.row_parts import block_texts, key_of, parts, worth
 from pipeline.stages.curate.comparing.shingles import (
+    NGRAM,
+    WINDOW,
     Hashes,
     Offsets,
-    Tokens,
     common,
     filtered,
+    fingerprints,
     is_in,
     mix,
     shingles,
-    tokenize,
     word_ngrams,
 )
-from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, offsets_of
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill
 from pipeline.stages.curate.spool import batches
 
 os.environ.setdefault("RAYON_NUM_THREADS", "1")  # rensa's threads: the cores are busy with other blocks
@@ -142,37 +142,6 @@ class Features:
     fingerprints: tuple[Keys, Rows]  # for `pipeline.stages.curate.comparing.contamination`
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """The texts of a block but its system turns, one row's after the other's, as tokens."""
-
-    tokens: Tokens
-    begins: Offsets  # (rows + 1): where each row's texts begin
-    asked: NDArray[np.bool_]  # per text: it is part of the request
-    requests: Keys  # (rows), 0 for none
-
-    def documents(self) -> tuple[Hashes, Offsets]:
-        """The tokens of every row."""
-        return self.tokens.hashes, self.tokens.offsets[self.begins]
-
-    def request_documents(self) -> tuple[Hashes, Offsets]:
-        """The tokens of every row's request."""
-        asked = np.repeat(self.asked, np.diff(self.tokens.offsets))
-        return filtered(self.tokens.hashes, self.tokens.offsets[self.begins], asked)
-
-
-def _read(rows: Sequence[Row]) -> _Texts:
-    every = [list(parts(row)) for row in rows]
-    said = [[part for part in own if part.role != "system"] for own in every]
-    requests = [[part.text for part in own if part.asked] for own in every]
-    return _Texts(
-        tokenize([part.text for own in said for part in own]),
-        offsets_of(np.array([len(own) for own in said], np.int64)),
-        np.array([part.asked for own in said for part in own], np.bool_),
-        np.array([key_of(request) if request else 0 for request in requests], np.uint64),
-    )
-
-
 def features(
     rows: Sequence[Row], boilerplate: Boilerplate, *, threshold: float, guarded: bool = True
 ) -> Features:
@@ -182,7 +151,7 @@ def features(
     `guarded`: there are texts against which boilerplate counts, so it has fingerprints.
     """
     bands = bands_for(min(threshold, RELATED))
-    read = _read(rows)
+    read = block_texts(rows)
     # a conversation to learn is no duplicate of one with a thumb down
     salt = np.array([key_of([f"{row['kind']} {row.get('label', '')}"]) for row in rows], np.uint64)
     entire, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
@@ -237,7 +206,7 @@ def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
     for block in batches(
         rows, lambda row: sum(len(part.text) for part in parts(row)), BLOCK_CHARACTERS, BLOCK_ROWS
     ):
-        read = _read(block)
+        read = block_texts(block)
         grams, text_offsets = word_ngrams(read.tokens, NGRAM - WINDOW + 1)
         requests = (read.requests, np.arange(len(block) + 1))
         short = np.diff(read.request_documents()[1]) < LONG_REQUEST

@@ -1,15 +1,19 @@
 """What a row says, part by part, and how good a row it is: what rows are compared by."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import orjson
 import xxhash
+from numpy.typing import NDArray
 
 from pipeline.chat.rows import TURN_LISTS, Row
+from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, Tokens, filtered, tokenize
+from pipeline.stages.curate.comparing.spill import offsets_of
 
 _PLACEHOLDER = re.compile(r"\[[A-Z][A-Z0-9_]*_\d+\]")
 _MOST = (1 << 20) - 1
@@ -88,6 +92,38 @@ def worth(row: Row) -> int:
     nearest = np.clip(row["reward"], -_LARGEST, _LARGEST).astype(np.float32) + np.float32(0)  # -0.0 is 0.0
     bits = int(nearest.view(np.uint32))
     return (bits ^ 0xFFFFFFFF if bits >> 31 else bits | 1 << 31) << 32 | quality(row)
+
+
+@dataclass(frozen=True)
+class BlockTexts:
+    """The texts of a block but its system turns, one row's after the other's, as tokens."""
+
+    tokens: Tokens
+    begins: Offsets  # (rows + 1): where each row's texts begin
+    asked: NDArray[np.bool_]  # per text: it is part of the request
+    requests: NDArray[np.uint64]  # (rows): the request's key, 0 for none
+
+    def documents(self) -> tuple[Hashes, Offsets]:
+        """The tokens of every row."""
+        return self.tokens.hashes, self.tokens.offsets[self.begins]
+
+    def request_documents(self) -> tuple[Hashes, Offsets]:
+        """The tokens of every row's request."""
+        asked = np.repeat(self.asked, np.diff(self.tokens.offsets))
+        return filtered(self.tokens.hashes, self.tokens.offsets[self.begins], asked)
+
+
+def block_texts(rows: Sequence[Row]) -> BlockTexts:
+    """The texts of a block of rows."""
+    every = [list(parts(row)) for row in rows]
+    said = [[part for part in row if part.role != "system"] for row in every]
+    requests = [[part.text for part in row if part.asked] for row in every]
+    return BlockTexts(
+        tokenize([part.text for row in said for part in row]),
+        offsets_of(np.array([len(row) for row in said], np.int64)),
+        np.array([part.asked for row in said for part in row], np.bool_),
+        np.array([key_of(request) if request else 0 for request in requests], np.uint64),
+    )
 
 
 def request_and_answer(row: Row) -> tuple[str, str]:

@@ -5,6 +5,9 @@ A token is a word (a run of letters and digits) or one other visible character: 
 In scripts written without spaces every letter is a word. Case and white space don't count. All of it is done
 by numpy for many texts at once, which is five times as fast as a regular expression and a dictionary; the
 hashes are the same on every machine and in every process.
+
+Fingerprints tell texts that share a run of words. By winnowing (Schleimer, Wilkerson, Aiken 2003) only the
+smallest hash of the n-grams in a run stands for it, so some 2/(WINDOW + 1) of them are kept.
 """
 
 import sys
@@ -16,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from pipeline.stages.curate.comparing.spill import Spill, differs, offsets_of, sizes
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, differs, offsets_of, sizes
 from pipeline.stages.curate.spool import batches
 
 Hashes = NDArray[np.uint64]
@@ -35,6 +38,9 @@ _KINDS_ABOVE = {
     LETTER: ((0xAC00, 0xD7A3),),
 }
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
+NGRAM = 13  # words in a row that a training row may not share
+WINDOW = 5  # successive n-grams of which winnowing takes the smallest
+_ONE, _TOP = np.uint64(1), np.uint64(63)
 
 
 class Tokens(NamedTuple):
@@ -156,6 +162,44 @@ def shingles(hashes: Hashes, offsets: Offsets, n: int) -> tuple[Hashes, Offsets]
     counts = np.diff(begins)
     counts[short] = 1
     return grams, offsets_of(counts)
+
+
+def fingerprints(
+    tokens: Tokens, begins: Offsets, boilerplate: Hashes, *, guarded: bool = True
+) -> tuple[Keys, Rows]:
+    """(key, row): any two texts that share a run of `NGRAM` words have a key in common; of runs that are all
+    boilerplate only if `guarded`.
+
+    `begins` is where each row's texts begin; runs don't go from one text into the next. `boilerplate` has the
+    shorter n-grams that tell nothing, sorted.
+    """
+    keys, offsets = run_keys(tokens, boilerplate)
+    rows = np.repeat(np.arange(len(begins) - 1, dtype=np.uint32), np.diff(offsets[begins]))
+    new = (~of_boilerplate(keys) | guarded) & differs(keys, rows)
+    return keys[new], rows[new]
+
+
+def run_keys(tokens: Tokens, boilerplate: Hashes) -> tuple[Hashes, Offsets]:
+    """For every run of `NGRAM` words in each text the smallest hash of the `WINDOW` shorter n-grams in it, of
+    boilerplate only if all are.
+
+    The hashes have 63 bits; the lowest bit of a key says that it is of boilerplate.
+    """
+    grams, offsets = word_ngrams(tokens, NGRAM - WINDOW + 1)
+    grams = grams >> _ONE | is_in(grams, boilerplate).astype(np.uint64) << _TOP
+    runs = np.maximum(np.diff(offsets) - (WINDOW - 1), 0)
+    begins = offsets_of(runs)
+    if not begins[-1]:
+        return np.zeros(0, np.uint64), begins
+    last = len(grams) - WINDOW + 1
+    smallest = np.minimum.reduce([grams[i : last + i] for i in range(WINDOW)])
+    return ((smallest << _ONE) | (smallest >> _TOP))[spread(offsets[:-1], runs)], begins
+
+
+def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
+    """Which keys are of runs that are all boilerplate."""
+    found: NDArray[np.bool_] = (keys & _ONE) == _ONE
+    return found
 
 
 def spread(begins: Offsets, counts: Offsets) -> Offsets:

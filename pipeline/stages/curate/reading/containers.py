@@ -14,17 +14,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import orjson
-
-from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine, parse_line, read_raw_lines
-from pipeline.stages.curate.reading.files import opened, suffixes, unpacked
+from pipeline.core.jsonl import BadLine, parse_line, read_raw_lines
+from pipeline.stages.curate.reading.files import JSON_SPACE, is_json, layout_of, opened, suffixes, unpacked
 from pipeline.stages.curate.reading.tables import csv_rows, parquet_rows
-
-SNIFFED = 4096  # bytes in which a JSON file's first character must be
-BEGINS_ARRAY = re.compile(
-    rb'\[[ \t\r\n]*+(?:[\]\[{"]|\Z|(?:-?\d++(?:\.\d++)?(?:[eE][-+]?\d++)?|true|false|null|NaN|-?Infinity)[ '
-    rb"\t\r\n]*+(?:[,\]]|\Z))"
-)
 
 RawRow = tuple[int, int | None, bytes | BadLine]
 BLOCK = 1 << 16  # bytes
@@ -32,7 +24,6 @@ BLOCK = 1 << 16  # bytes
 STRING_REST = re.compile(rb'[^"\\]*+(?>(?:\\.[^"\\]*+)*)(")?', re.DOTALL)
 TOKEN = re.compile(rb'"' + STRING_REST.pattern + rb"|[\[\]{},]", re.DOTALL)
 QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
-JSON_SPACE = b" \t\r\n"
 
 
 class Part(NamedTuple):
@@ -92,7 +83,7 @@ def raw_lines(
 
 def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
     kind, packing = suffixes(name)
-    layout = _layout(path, packing, max_bytes, notes) if kind == ".json" else kind
+    layout = layout_of(path, packing, max_bytes, notes) if kind == ".json" else kind
     with opened(path) as packed, unpacked(packed, packing) as file:
         if layout in (".parquet", ".csv"):
             records = csv_rows(file, max_bytes, notes) if layout == ".csv" else parquet_rows(file, max_bytes)
@@ -110,12 +101,12 @@ def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
     """Whether the file can be read in parts that begin at its lines: plain JSON, a value a line."""
     if suffixes(name) != (".json", ""):
         return False
-    return _layout(path, "", max_bytes, Counter()) == "lines"
+    return layout_of(path, "", max_bytes, Counter()) == "lines"
 
 
 def _part(path: Path, part: Part, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
     if not part.start:
-        _layout(path, "", max_bytes, notes)  # for what it notes
+        layout_of(path, "", max_bytes, notes)  # for what it notes
     with opened(path) as file:
         file.seek(part.start)
         yield from _lines(file, max_bytes, notes, part)
@@ -131,43 +122,6 @@ def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part = ALL
         notes["crlf"] += line.endswith(b"\r")
         row = line.removesuffix(b"\r")
         yield number, offset, row if row.strip() else BadLine("blank", "nothing on this line")
-
-
-def _layout(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:
-    """`array` or `object` where the file is such a value on several lines (an array: or one), or `lines`."""
-    try:
-        with opened(path) as packed, unpacked(packed, packing) as file:
-            head = file.read(SNIFFED)
-            notes["bom"] += head.startswith(BYTE_ORDER_MARK)
-            head = head.removeprefix(BYTE_ORDER_MARK).lstrip(JSON_SPACE)
-            if not head.startswith((b"[", b"{")):
-                return "lines"
-            line = head[: head.find(b"\n") + 1] or head + file.readline(max_bytes)
-            rest = head[len(line) :]
-            if _is_json(line):
-                alone = head.startswith(b"[") and not (rest + file.read(SNIFFED)).strip(JSON_SPACE)
-                return "array" if alone else "lines"
-            if head.startswith(b"["):
-                row_follows = line.endswith(b"\n") and _is_row(rest + file.read(max_bytes))
-                return "array" if BEGINS_ARRAY.match(line) and not row_follows else "lines"
-            text = line + rest + file.read(max_bytes)
-            return "object" if len(text) <= max_bytes and _is_json(text) else "lines"
-    except BadLine:  # it is met again, and reported, when the rows are read
-        return "lines"
-
-
-def _is_row(text: bytes) -> bool:
-    """Whether its first nonblank line is a row of its own: an object that no array goes on behind."""
-    line, _, rest = text.lstrip(JSON_SPACE).partition(b"\n")
-    return line.startswith(b"{") and _is_json(line) and not rest.lstrip(JSON_SPACE).startswith((b",", b"]"))
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return False
-    return True
 
 
 def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int, bytes | BadLine]]:
@@ -252,13 +206,12 @@ def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:
 
 def _is_grammatical(element: bytes) -> bool:
     """Whether its text follows JSON's grammar, so that the array's next comma is one."""
+    if is_json(element):
+        return True
     try:
-        orjson.loads(element)
-    except orjson.JSONDecodeError:
-        try:
-            json.loads(element.decode("utf-8", "replace"))
-        except json.JSONDecodeError:
-            return False
-        except (ValueError, RecursionError):  # thousands of digits, or of brackets
-            return True
+        json.loads(element.decode("utf-8", "replace"))
+    except json.JSONDecodeError:
+        return False
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        return True
     return True

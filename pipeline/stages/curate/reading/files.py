@@ -7,7 +7,9 @@ import errno
 import gzip
 import hashlib
 import os
+import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, RawIOBase
@@ -15,8 +17,10 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import orjson
+
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import BadLine
+from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
 from pipeline.core.special_files import is_users_data, not_listed, trouble, unreadable
 from pipeline.core.text import plural, safe
 
@@ -28,6 +32,12 @@ MAX_GROWTH = 200  # times its size on disk that a larger one may unpack to; text
 GZIP_READ = 1 << 16
 ZSTD_FED = 512  # bytes; 4 of them can unpack to 128 KiB, and the library unpacks all that it is fed
 ZSTD_WINDOW = 128 << 20  # bytes; `zstd -T0 --ultra -22` needs as much
+JSON_SPACE = b" \t\r\n"
+SNIFFED = 4096  # bytes in which a JSON file's first character must be
+BEGINS_ARRAY = re.compile(
+    rb'\[[ \t\r\n]*+(?:[\]\[{"]|\Z|(?:-?\d++(?:\.\d++)?(?:[eE][-+]?\d++)?|true|false|null|NaN|-?Infinity)[ '
+    rb"\t\r\n]*+(?:[,\]]|\Z))"
+)
 
 
 def raw_files(raw: Path) -> list[tuple[str, Path]]:
@@ -120,6 +130,44 @@ def unpacked(file: BufferedReader, packing: str) -> BufferedReader:
         return file
     pieces = _gzip_pieces(file) if packing == ".gz" else _zstd_pieces(file)
     return BufferedReader(_Pieces(pieces, growth_limit(file)), GZIP_READ)
+
+
+def layout_of(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:
+    """`array` or `object` where the file is such a value on several lines (an array: or one), or `lines`."""
+    try:
+        with opened(path) as packed, unpacked(packed, packing) as file:
+            head = file.read(SNIFFED)
+            notes["bom"] += head.startswith(BYTE_ORDER_MARK)
+            head = head.removeprefix(BYTE_ORDER_MARK).lstrip(JSON_SPACE)
+            if not head.startswith((b"[", b"{")):
+                return "lines"
+            line = head[: head.find(b"\n") + 1] or head + file.readline(max_bytes)
+            rest = head[len(line) :]
+            if is_json(line):
+                alone = head.startswith(b"[") and not (rest + file.read(SNIFFED)).strip(JSON_SPACE)
+                return "array" if alone else "lines"
+            if head.startswith(b"["):
+                row_follows = line.endswith(b"\n") and _is_row(rest + file.read(max_bytes))
+                return "array" if BEGINS_ARRAY.match(line) and not row_follows else "lines"
+            text = line + rest + file.read(max_bytes)
+            return "object" if len(text) <= max_bytes and is_json(text) else "lines"
+    except BadLine:  # it is met again, and reported, when the rows are read
+        return "lines"
+
+
+def _is_row(text: bytes) -> bool:
+    """Whether its first nonblank line is a row of its own: an object that no array goes on behind."""
+    line, _, rest = text.lstrip(JSON_SPACE).partition(b"\n")
+    return line.startswith(b"{") and is_json(line) and not rest.lstrip(JSON_SPACE).startswith((b",", b"]"))
+
+
+def is_json(text: bytes) -> bool:
+    """Whether it is one strict JSON value."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def growth_limit(file: BufferedReader) -> int:

@@ -6,23 +6,31 @@ refused.
 """
 
 import json
-import math
-import re
 from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pipeline.chat.rows import BadRow, Kind, Row
-from pipeline.stages.curate.reading.turns import Turn, items, kind, read_tools, read_turns, text, turn
+from pipeline.stages.curate.reading.turns import (
+    Turn,
+    items,
+    kind,
+    number_of,
+    read_tools,
+    read_turns,
+    system_turn,
+    text,
+    transcript,
+    turn,
+    turns_of,
+)
 
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
 # media: without it the row means something else
 LOST = frozenset({"image", "images", "audio", "audios", "video", "videos"})
-SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
 Value = Mapping[str, Any]
 DOMAIN_CHARACTERS = 64
-NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
 def detect(value: Value) -> str:
@@ -77,7 +85,7 @@ def _exchange(value: Value, asked: str, answered: str) -> Content:
 
 
 def _prompt_completion(value: Value, asked: str, answered: str) -> Content:
-    return _chat(value, _turns(value, asked, "user") + _turns(value, answered, "assistant"))
+    return _chat(value, turns_of(value, asked, "user") + turns_of(value, answered, "assistant"))
 
 
 def _kto(value: Value, *_: str) -> Content:
@@ -89,21 +97,21 @@ def _kto(value: Value, *_: str) -> Content:
 
 
 def _prompt(value: Value, field: str, answer: str) -> Content:
-    messages = _system(value)
-    messages += read_turns(value[field], field) if field == "messages" else _turns(value, field, "user")
+    messages = system_turn(value)
+    messages += read_turns(value[field], field) if field == "messages" else turns_of(value, field, "user")
     return "prompt", _with_tools(value, messages) | {"answer": answer_of(value[answer])}
 
 
 def _preference(value: Value, *sides: str) -> Content:
     """What both conversations share is the prompt, after the row's own prompt unless it has that already."""
-    asked = _system(value)
+    asked = system_turn(value)
     field = next((key for key in ("prompt", "messages", "conversations") if value.get(key) is not None), None)
     if field:
-        asked += _turns(value, field, "user")
+        asked += turns_of(value, field, "user")
     chosen, rejected = (
-        _transcript(value[key], key)
+        transcript(value[key], key)
         if not asked and isinstance(value[key], str)
-        else _turns(value, key, "assistant")
+        else turns_of(value, key, "assistant")
         for key in sides
     )
     if chosen == rejected:
@@ -173,7 +181,7 @@ def _chat(value: Value, turns: list[Turn]) -> Content:
     """A conversation; a label makes it feedback, an open question a prompt, and a score is kept."""
     if len(value) == 1:
         return "chat", {"messages": turns}
-    content = _with_tools(value, _system(value) + turns)
+    content = _with_tools(value, system_turn(value) + turns)
     if (thumb := label_of(value)) is not None:
         return "feedback", content | {"label": thumb}
     if turns and turns[-1]["role"] == "user" and value.get("answer") is not None:
@@ -191,29 +199,6 @@ def _text_row(value: Value, segments: list[dict[str, Any]]) -> Content:
     if value.get("tools") or value.get("functions"):
         raise BadRow("unsupported_field", "tools would be lost")
     return "text", {"messages": [], "segments": segments}
-
-
-def _turns(value: Value, field: str, role: str) -> list[Turn]:
-    """The turns of a field that is a list of them, a single one, or the text of one by `role`."""
-    stated = value[field]
-    if isinstance(stated, str) and field not in ("messages", "conversations"):
-        return [turn(role, stated, field)]
-    return read_turns([stated] if isinstance(stated, dict) else stated, field)
-
-
-def _transcript(words: str, where: str) -> list[Turn]:
-    nothing, *pieces = SPEAKER.split(words)
-    if nothing.strip() or not pieces:
-        raise BadRow("bad_shape", f"{where} is text, and there is no prompt")
-    return [
-        turn("user" if who == "Human" else "assistant", stated, where)
-        for who, stated in zip(pieces[::2], pieces[1::2], strict=True)
-    ]
-
-
-def _system(value: Value) -> list[Turn]:
-    system = value.get("system") or value.get("system_prompt")
-    return [turn("system", system, "system")] if system else []
 
 
 def label_of(value: Value) -> bool | None:
@@ -250,24 +235,9 @@ def answer_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def number_of(value: Any, field: str) -> float:
-    """A finite number, also as text (tables have nothing but text)."""
-    digits = str(value)
-    number = float(digits) if NUMBER.fullmatch(digits) else math.nan
-    if not math.isfinite(number):
-        raise BadRow("bad_shape", f"{field} is no finite number")
-    return number
-
-
 def domain_of(value: Value, default: str) -> str:
     """The domain that the row names, or the default."""
-    for key in ("domain", "category"):
-        name = value.get(key)
-        if (
-            isinstance(name, str)
-            and (name := name.strip())
-            and len(name) <= DOMAIN_CHARACTERS
-            and name.isprintable()
-        ):
-            return name
-    return default
+    named = [value.get(key) for key in ("domain", "category")]
+    names = [name.strip() for name in named if isinstance(name, str)]
+    fit = (name for name in names if 0 < len(name) <= DOMAIN_CHARACTERS and name.isprintable())
+    return next(fit, default)

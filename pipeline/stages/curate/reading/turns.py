@@ -5,6 +5,8 @@ What can't be said in the canonical form raises `BadRow` with the place (`messag
 itself.
 """
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +15,8 @@ from pipeline.core.jsonl import BadLine, parse_value
 
 T = TypeVar("T")
 Turn = dict[str, Any]  # a `pipeline.chat.rows.Message`
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
 
 ROLES = (
     dict.fromkeys(("system", "developer"), "system")
@@ -68,6 +72,31 @@ def turn(role: str, content: Any, where: str) -> Turn:
     return {"role": role, "content": text(content, where)}
 
 
+def turns_of(value: Mapping[str, Any], field: str, role: str) -> list[Turn]:
+    """The turns of a field that is a list of them, a single one, or the text of one by `role`."""
+    stated = value[field]
+    if isinstance(stated, str) and field not in ("messages", "conversations"):
+        return [turn(role, stated, field)]
+    return read_turns([stated] if isinstance(stated, dict) else stated, field)
+
+
+def transcript(words: str, where: str) -> list[Turn]:
+    """The turns of a conversation that is one text, as hh-rlhf has it."""
+    nothing, *pieces = SPEAKER.split(words)
+    if nothing.strip() or not pieces:
+        raise BadRow("bad_shape", f"{where} is text, and there is no prompt")
+    return [
+        turn("user" if who == "Human" else "assistant", stated, where)
+        for who, stated in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
+
+
+def system_turn(value: Mapping[str, Any]) -> list[Turn]:
+    """The system turn that a row has beside its turns, if it has one."""
+    system = value.get("system") or value.get("system_prompt")
+    return [turn("system", system, "system")] if system else []
+
+
 def read_tools(value: Any) -> list[dict[str, Any]]:
     """The tools of a row in OpenAI's form, from a list (or its JSON text) of tools or of bare functions."""
     return [_tool(tool, f"tools {number}") for number, tool in enumerate(items(value, "tools"), start=1)]
@@ -102,6 +131,15 @@ def from_json(words: str, where: str, code: str) -> Any:
         return parse_value(words.encode("utf-8", "surrogatepass"))
     except BadLine as error:
         raise BadRow(code, f"{where} is no strict JSON ({error.code})") from None
+
+
+def number_of(value: Any, field: str) -> float:
+    """A finite number, also as text (tables have nothing but text)."""
+    digits = str(value)
+    number = float(digits) if NUMBER.fullmatch(digits) else math.nan
+    if not math.isfinite(number):
+        raise BadRow("bad_shape", f"{field} is no finite number")
+    return number
 
 
 def kind(value: Any) -> str:
