@@ -135,15 +135,13 @@ def normalized_kept(setup: Setup, whole: set[str]) -> int:
     return setup.tokens * sum(widths[name] for name in whole) * setup.element
 
 
-def rope_bytes(setup: Setup) -> int:
-    """Cosines and sines, which all layers share."""
-    return 2 * setup.tokens * setup.shape.head_dim * setup.element
-
-
 def ends_kept(setup: Setup) -> int:
-    """Bytes kept outside the layers: cosines and sines, and the final norm, which may train too."""
+    """Bytes kept outside the layers: cosines and sines, which all share, and the final norm, which may train
+    too.
+    """
+    rope = 2 * setup.tokens * setup.shape.head_dim * setup.element
     whole = setup.tokens * setup.shape.hidden * setup.element if "norm" in setup.train.modules_to_save else 0
-    return rope_bytes(setup) + norm_kept(setup, setup.tokens, setup.shape.hidden) + whole
+    return rope + norm_kept(setup, setup.tokens, setup.shape.hidden) + whole
 
 
 def kept_by_layer(setup: Setup) -> dict[int, int]:
@@ -160,38 +158,29 @@ def kept_by_layer(setup: Setup) -> dict[int, int]:
 
 def recomputed_layers(setup: Setup) -> list[int]:
     """The layers with a backward whose number `train.gradient_checkpointing` (1 if true) divides, as
-    transformers counts.
+    transformers counts; none if it is false.
     """
-    return [layer for layer in kept_by_layer(setup) if layer % int(setup.train.gradient_checkpointing) == 0]
+    every = int(setup.train.gradient_checkpointing)
+    return [layer for layer in kept_by_layer(setup) if every and layer % every == 0]
 
 
-def inputs_kept(setup: Setup) -> int:
-    """With gradient checkpointing: the input of every layer that is recomputed, T·h elements each, what the
-    others keep, and what is kept outside the layers.
-    """
-    again, kept = set(recomputed_layers(setup)), kept_by_layer(setup)
-    inputs = len(again) * setup.tokens * setup.shape.hidden * setup.element
-    return inputs + sum(size for layer, size in kept.items() if layer not in again) + ends_kept(setup)
+def forward_kept(setup: Setup) -> int:
+    """Bytes kept for the backward: a recomputed layer's input, all that the others keep, and `ends_kept`."""
+    layer_input = setup.tokens * setup.shape.hidden * setup.element
+    by_layer = kept_by_layer(setup) | dict.fromkeys(recomputed_layers(setup), layer_input)
+    return sum(by_layer.values()) + ends_kept(setup)
 
 
 def recomputed_kept(setup: Setup) -> int:
     """With gradient checkpointing: what the forward of a recomputed layer keeps, of the widest one."""
-    kept = kept_by_layer(setup)
-    return max((kept[layer] for layer in recomputed_layers(setup)), default=0)
-
-
-def all_kept(setup: Setup) -> int:
-    """Without gradient checkpointing: all that the layers keep, and what is kept outside them."""
-    return sum(kept_by_layer(setup).values()) + ends_kept(setup)
+    by_layer = kept_by_layer(setup)
+    return max((by_layer[layer] for layer in recomputed_layers(setup)), default=0)
 
 
 def autocast_copies(setup: Setup) -> int:
     """Autocast's 16-bit copies of the adapter, which a forward holds to its end."""
-    return (
-        lora_parameters(setup) * setup.element
-        if setup.device == "cuda" and setup.element < FLOAT and not setup.tunes_scales
-        else 0
-    )
+    copied = setup.device == "cuda" and setup.element < FLOAT and not setup.tunes_scales
+    return lora_parameters(setup) * setup.element if copied else 0
 
 
 def gradients_in_flight(setup: Setup) -> int:

@@ -132,15 +132,14 @@ def step_parts(setup: Setup) -> tuple[Part, list[Part], Part]:
     # all layers are given the mask that keeps packed rows apart, T × T bools; autograd doesn't keep it
     mask, copies = setup.tokens**2, activations.autocast_copies(setup)
     in_layer, at_loss = activations.gradients_in_flight(setup), activations.loss_bytes(setup)
+    in_forward = activations.forward_kept(setup) + mask
     if setup.train.gradient_checkpointing:
-        inputs = activations.inputs_kept(setup) + mask
-        kept = Part("layer inputs kept", inputs, "layers × tokens × hidden width")
+        kept = Part("layer inputs kept", in_forward, "layers × tokens × hidden width")
         in_layer += activations.recomputed_kept(setup)
         moment = Part("one layer recomputed", in_layer, "what its forward keeps, and gradients")
         at_loss += copies  # the recomputed layer makes its own again
     else:
-        outputs = activations.all_kept(setup) + mask + copies
-        kept = Part("activations kept", outputs, "what all layers' forwards keep")
+        kept = Part("activations kept", in_forward + copies, "what all layers' forwards keep")
         moment = Part("gradients in flight", in_layer, "of one layer's activations")
     dequantized = "the largest linear dequantized" if setup.train.quantization == "nf4" else ""
     takes = (
