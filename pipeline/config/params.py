@@ -103,14 +103,10 @@ class Params(sections.Section):
 
     def problems(self) -> Iterator[str]:
         """Sentences on settings of different sections that don't fit together."""
-        if self.train.tuner == "scales" and self.graph != "tuned":
-            yield (
-                f"train.tuner is scales and base.quantization is {self.base.quantization}, which has no "
-                "blocks of a GGUF: set it to gguf, or the tuner to lora"
-            )
         yield from refused(self)
         yield from training_problems(
             self.train,
+            self.base,
             self.graph,
             full_parity=self.parity.depth == "full",
             compared=self.compare.strategies if self.compare.seeds else [],
@@ -120,11 +116,6 @@ class Params(sections.Section):
             yield from self._of_levels()
         else:
             yield from self._of_one_gguf()
-        if self.train.method == "distill" and self.base.level is None:
-            yield (
-                "train.method is distill and base.level is null, so there is no original to learn from: "
-                "name the level to distill"
-            )
         if self.compare.seeds and not self.evaluate.scorers:
             yield (
                 "compare.seeds names seeds and evaluate.scorers is []: name a scorer (exact_match scores "
@@ -196,26 +187,12 @@ class Params(sections.Section):
             )
 
     def _of_one_gguf(self) -> Iterator[str]:
-        if self.train.embeddings_on_cpu:
-            yield (
-                "train.embeddings_on_cpu is on, but a GGUF's embeddings stay quantized and small: set it to "
-                "false"
-            )
-        if self.quantize.distill:
-            yield (
-                f"quantize.distill names {', '.join(self.quantize.distill)} and base.quantization is gguf, "
-                "so no level is made: set it to [], and train.method to distill"
-            )
-        if self.quantize.budgets:
-            yield (
-                f"quantize.budgets names {', '.join(self.quantize.budgets)} and base.quantization is gguf, "
-                "so no level is made: set it to []"
-            )
-        if self.compare.seeds:
-            yield (
-                "compare.seeds names seeds and base.quantization is gguf: strategies are compared where the "
-                "16-bit base is: set it to nf4"
-            )
+        for key, remedy in (("distill", "[], and train.method to distill"), ("budgets", "[]")):
+            if levels := getattr(self.quantize, key):
+                yield (
+                    f"quantize.{key} names {', '.join(levels)} and base.quantization is gguf, so no level is "
+                    f"made: set it to {remedy}"
+                )
 
 
 class Read(NamedTuple):

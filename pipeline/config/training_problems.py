@@ -3,16 +3,28 @@
 from collections.abc import Iterator, Sequence
 
 from pipeline.config.methods import METHODS
-from pipeline.config.sections import Graph, Train
+from pipeline.config.sections import Base, Graph, Train
 from pipeline.config.targets import merged_only, trains_in
 
 
 def training_problems(
-    train: Train, graph: Graph, *, full_parity: bool, compared: Sequence[str]
+    train: Train, base: Base, graph: Graph, *, full_parity: bool, compared: Sequence[str]
 ) -> Iterator[str]:
     """A sentence on each. `full_parity`: the adapter is put on the base's levels; `compared` are the
     strategies that are compared.
     """
+    if train.tuner == "scales" and graph != "tuned":
+        yield (
+            f"train.tuner is scales and base.quantization is {base.quantization}, which has no "
+            "blocks of a GGUF: set it to gguf, or the tuner to lora"
+        )
+    if train.method == "distill" and base.level is None:
+        yield (
+            "train.method is distill and base.level is null, so there is no original to learn from: "
+            "name the level to distill"
+        )
+    if graph != "merged":
+        yield from _of_one_gguf(train, compared)
     if train.layers is not None and not any(trains_in(layer, train) for layer in train.layers):
         yield (
             f"train.layers names {max(train.layers)} at most and train.freeze_layers is "
@@ -76,6 +88,19 @@ def _problems_of_shards(train: Train) -> Iterator[str]:
         yield (
             f"train.shard_base is on and train.method is {train.method}, whose reference is asked for each "
             "row by itself, in all processes at once: set train.per_device_train_batch_size to 1"
+        )
+
+
+def _of_one_gguf(train: Train, compared: Sequence[str]) -> Iterator[str]:
+    """What is only where the base is not quantized already."""
+    if train.embeddings_on_cpu:
+        yield (
+            "train.embeddings_on_cpu is on, but a GGUF's embeddings stay quantized and small: set it to false"
+        )
+    if compared:
+        yield (
+            "compare.seeds names seeds and base.quantization is gguf: strategies are compared where the "
+            "16-bit base is: set it to nf4"
         )
 
 
