@@ -28,7 +28,6 @@ from pipeline.core.text import screen
 
 TORCH = "2.13.0"  # as in pyproject.toml
 INDEX = "https://download.pytorch.org/whl/"
-CPU_INDEX = f"{INDEX}cpu"
 # measured with 2.13.0 on Linux: what the plain package and its libraries take on disk above a CPU build
 CUDA_SIZE = "3.3 GB"
 # PyTorch 2.13's builds that its release matrix calls stable (RELEASE.md), the newest first: the oldest driver
@@ -59,16 +58,12 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
 
     Every file is pinned by its hash, so any index may give it: "unsafe-best-match" is how pip searches.
     """
-    settings = {
-        name: str(ast.literal_eval(value))
-        for section in SECTIONS
-        for name, value in re.findall(rf"^{re.escape(section)}\.([a-z-]+)=(.+)$", pip_config, re.MULTILINE)
-        if name in UV_VARIABLES
-    }
     wanted = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-    for name, value in settings.items():
-        variable, separator = UV_VARIABLES[name]
-        wanted[variable] = separator.join(value.split())
+    for section in SECTIONS:
+        for name, value in re.findall(rf"^{re.escape(section)}\.([a-z-]+)=(.+)$", pip_config, re.MULTILINE):
+            if name in UV_VARIABLES:
+                variable, separator = UV_VARIABLES[name]
+                wanted[variable] = separator.join(str(ast.literal_eval(value)).split())
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
@@ -80,16 +75,15 @@ def torch_for(card: Accelerator | None) -> tuple[str, str]:
         return ROCM_BUILD, f"for {card.name}"
     number = re.match(r"\d+", card.driver or "")  # some containers show [N/A]
     driver, capability = int(number[0]) if number else 0, float(card.capability or 8.0)
-    of_card = [one for one in CUDA_BUILDS if one[2] <= capability <= one[3]]
-    for build, oldest, _, _ in of_card:
+    of_card = [(oldest, build) for build, oldest, least, most in CUDA_BUILDS if least <= capability <= most]
+    if not of_card:
+        return "cpu", f"torch {TORCH} has no code for {card.name} (compute capability {card.capability})"
+    for oldest, build in of_card:
         if driver >= oldest:
             return build, f"for {card.name}, driver {card.driver}"
-    least = min((oldest for _, oldest, _, _ in of_card), default=None)
-    if least is None:
-        return "cpu", f"torch {TORCH} has no code for {card.name} (compute capability {card.capability})"
     return "cpu", (
-        f"the driver of {card.name} is {card.driver} and torch {TORCH} needs {least} for it: update the "
-        "driver, then run `make setup TORCH=auto`"
+        f"the driver of {card.name} is {card.driver} and torch {TORCH} needs {min(of_card)[0]} for it: "
+        "update the driver, then run `make setup TORCH=auto`"
     )
 
 
@@ -102,7 +96,10 @@ def install_torch(wanted: str) -> str:
     is installed. Raises `ToolError` if pip finds nothing.
     """
     if wanted == "auto":
-        wanted, why = _torch_here()
+        try:
+            wanted, why = torch_for(accelerator())
+        except (ToolError, OSError) as error:
+            wanted, why = "cpu", f"no GPU can be seen: {getattr(error, 'sentence', error)}"
         print(f"PyTorch {TORCH}: the build {wanted}, {why}", flush=True)
         if wanted != "cpu":
             if _install_build(wanted):
@@ -114,7 +111,8 @@ def install_torch(wanted: str) -> str:
             )
             wanted = "cpu"
     if wanted == "cpu":
-        _install_cpu()
+        if not _install_build(wanted, "--no-deps"):
+            _install_plain()
     elif re.fullmatch(r"(cu|rocm|xpu)[\d.]*", wanted):
         if not _install_build(wanted):
             _need_torch(f"torch=={TORCH}+{wanted}", "--index-url", f"{INDEX}{wanted}")
@@ -124,24 +122,14 @@ def install_torch(wanted: str) -> str:
     return wanted
 
 
-def _torch_here() -> tuple[str, str]:
-    try:
-        return torch_for(accelerator())
-    except (ToolError, OSError) as error:
-        return "cpu", f"no GPU can be seen: {getattr(error, 'sentence', error)}"
-
-
-def _install_build(build: str) -> bool:
-    package = f"torch=={TORCH}+{build}"
-    return _pip("install", package) or _pip(
-        "install", "--timeout", "15", package, "--index-url", f"{INDEX}{build}"
+def _install_build(build: str, *options: str) -> bool:
+    package = (*options, f"torch=={TORCH}+{build}")
+    return _pip("install", *package) or _pip(
+        "install", "--timeout", "15", *package, "--index-url", f"{INDEX}{build}"
     )
 
 
-def _install_cpu() -> None:
-    cpu = ("--no-deps", f"torch=={TORCH}+cpu")
-    if _pip("install", *cpu) or _pip("install", "--timeout", "15", *cpu, "--index-url", CPU_INDEX):
-        return
+def _install_plain() -> None:
     size = f" (with CUDA's libraries: {CUDA_SIZE} more)" if sys.platform == "linux" else ""
     print(
         f"no CPU build of torch {TORCH} for Python {sys.version_info[0]}.{sys.version_info[1]} was found in "
@@ -169,9 +157,9 @@ def install(lock: Path) -> None:
     # compiled now, as pip does: containers often forbid Python to do it later, and then every start compiles
     # all that it imports
     flags = ("--compile-bytecode", "--python", sys.executable, *PINNED, "-r", str(lock))
-    if find_spec("uv") and _logged(("uv", "pip", "install", *flags), uv_environment(config, os.environ)):
-        return
     if find_spec("uv"):
+        if _logged(("uv", "pip", "install", *flags), uv_environment(config, os.environ)):
+            return
         print(
             f"uv could not install these (its reason is in {_log()}): pip does it, which takes some minutes",
             file=sys.stderr,
@@ -189,8 +177,7 @@ def _need_torch(*words: str) -> None:
         raise ToolError(
             "Q-COMMANDS-032",
             f"PyTorch could not be installed ({_reason()}; pip's output is in {_log()}): name one that pip "
-            "can reach, "
-            f'as in `make setup TORCH="torch=={TORCH} --index-url URL"` or `make setup '
+            f'can reach, as in `make setup TORCH="torch=={TORCH} --index-url URL"` or `make setup '
             "TORCH=/path/to/torch.whl`",
         )
 

@@ -82,8 +82,8 @@ CPU, PLAIN = f"torch=={install.TORCH}+cpu", f"torch=={install.TORCH}"
     ("fail", "asked", "code"),
     [
         ("", [CPU], 0),
-        (CPU, [CPU, install.CPU_INDEX, PLAIN], 0),
-        (f"{CPU} {PLAIN}", [CPU, install.CPU_INDEX, PLAIN], 4),
+        (CPU, [CPU, f"{install.INDEX}cpu", PLAIN], 0),
+        (f"{CPU} {PLAIN}", [CPU, f"{install.INDEX}cpu", PLAIN], 4),
     ],
     ids=["a CPU build", "only the plain one", "none"],
 )
