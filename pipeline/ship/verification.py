@@ -204,20 +204,13 @@ def bill_faults(
     texts = {key: None if value is None else str(value) for key, value in fields.items()}
     if differ := _differing(texts, listed):
         yield f"says otherwise than the provenance in {next(iter(hashes))}: {', '.join(differ[:10])}"
-    parts = [
-        *subject.get("components", []),
-        *(part for one in components for part in one.get("components", [])),
-    ]
+    parts = [part for component in (subject, *components) for part in component.get("components", [])]
     if other := sorted(
         {part["name"] for part in parts if part["name"] in hashes and _sha256(part) != hashes[part["name"]]}
     ):
         yield f"has another sha256 for {', '.join(other)}"
-    if not any(
-        _sha256(part)
-        for one in components
-        if one.get("bom-ref") == BASE_REF
-        for part in one.get("components", [])
-    ):
+    bases = [component for component in components if component.get("bom-ref") == BASE_REF]
+    if not any(_sha256(part) for base in bases for part in base.get("components", [])):
         yield "does not say which files the base is"
     if not any(one["type"] == "data" and _sha256(one) for one in components):
         yield "does not say which rows the model was trained on"
