@@ -22,10 +22,11 @@ from pipeline.chat.template import DAY, compiled
 from pipeline.chat.tokens import encode
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.curate.rules import length
-from pipeline.stages.curate.rules.length import Length, TokenCounter
+from pipeline.stages.curate.rules import token_counter
+from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.shape import turns
 from pipeline.stages.curate.rules.template import ChatTemplate
+from pipeline.stages.curate.rules.token_counter import TokenCounter
 
 BUDGET = 120
 TOOLS = [
@@ -610,8 +611,8 @@ def test_counting_stops_only_above_what_is_asked_for(rules: dict[str, Length], t
 
 
 def test_what_is_remembered_has_an_end(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "CACHED_SHAPES", 4)
-    monkeypatch.setattr(length, "CACHED_CHARACTERS", 100)
+    monkeypatch.setattr(token_counter, "CACHED_SHAPES", 4)
+    monkeypatch.setattr(token_counter, "CACHED_CHARACTERS", 100)
     counter = TokenCounter(folders["smollm"])
     assert counter.words is not None
     for exchanges in range(1, 40):

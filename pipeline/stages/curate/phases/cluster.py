@@ -56,7 +56,7 @@ from pipeline.stages.curate.phases.compare import (
 )
 from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.rules.heuristics import JUDGES
-from pipeline.stages.curate.rules.length import TokenCounter
+from pipeline.stages.curate.rules.token_counter import TokenCounter
 from pipeline.stages.curate.spool import Rows, Spool, spread_evenly
 
 TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram

@@ -93,6 +93,17 @@ def farthest(
     return fits, tokens, rate
 
 
+def spans(weights: Sequence[int], size: Size, most: int) -> Iterator[Span]:
+    """(first, one past the last, tokens) of neighboring items, in each as many as `size` finds within `most`
+    tokens; an item that doesn't fit comes alone. `weights`: their running sum (see `farthest`).
+    """
+    items, first, rate = len(weights) - 1, 0, CHARACTERS_PER_TOKEN
+    while first < items:
+        end, tokens, rate = farthest(weights, size, most, first, rate, enough=math.inf)
+        yield first, max(end, first + 1), tokens if end > first else most + 1
+        first = max(end, first + 1)
+
+
 def last_cut(text: str, start: int, reach: int) -> int | None:
     """The best place to cut behind `start`, at most at `reach`: no sentence is torn if one ends there, and no
     word if there is space.
