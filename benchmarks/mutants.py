@@ -57,7 +57,8 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("containers", "formats", "contamination")],
     ),
     "redaction": (
-        [f"{CURATE}/rules/{name}.py" for name in ("redaction", "secrets", "personal", "shape")],
+        [f"{CURATE}/rules/{name}.py" for name in ("redaction", "secrets", "personal", "shape")]
+        + [f"{CURATE}/rules/key_formats.py"],
         [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("redaction", "secrets", "personal", "cleaning")]
         + [f"tests/{CURATE[9:]}/test_reasoning.py"],
     ),

@@ -6,7 +6,6 @@ nothing. Escapes of JSON, URLs and HTML are blanked or decoded, so that what the
 """
 
 import re
-import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -20,16 +19,12 @@ from ahocorasick_rs import AhoCorasick
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row, edit_texts, texts
 from pipeline.stages.curate.rules.changes import Change, Changes
 from pipeline.stages.curate.rules.personal import KINDS, find_personal, identity
-from pipeline.stages.curate.rules.secrets import Span, find_private_keys, find_secrets
+from pipeline.stages.curate.rules.secrets import Span, blanked, find_private_keys, find_secrets, repeats_of
 
 PASSES = 10  # a placeholder can lay bare what its neighbor hid; two passes are the rule
 SHOWN = 5  # finds that the change of one text names
-_WORD = frozenset(string.ascii_letters + string.digits + "_")
-_BEFORE = _WORD | {"["}  # perhaps a placeholder
 _NUMBERED = re.compile(r"\[([A-Z][A-Z0-9_]*)_(\d{1,9})\]")
 Namer = Callable[[str, str], str]  # (kind, value) → placeholder
-# in JSON and code: the `n` of `\nghp_…` is no letter before the key
-_ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
 # `\u0040` and `\/`, with all the backslashes that escaping twice puts before them (`\\u0040`, `\u005cu0040`);
 # surrogate pairs are one character
 _SLASHES = r"\\++(?:u005[cC])*"
@@ -74,7 +69,7 @@ class Redactor:
             return row
         if self._settings[0] == "reject":
             self._check(row, pairs)
-        repeats = _repeats(content if secrets else ())
+        repeats = repeats_of(content if secrets else ())
         name = _namer(together)
         counts: Counter[str] = Counter()
 
@@ -105,7 +100,7 @@ class Redactor:
             if not (spans := list(self._found_escaped(text))):
                 return text
             text = _replaced(
-                text, _apart([*spans, *_repeats([text])(text)]), lambda kind, _: f"[{kind.upper()}]"
+                text, _apart([*spans, *repeats_of([text])(text)]), lambda kind, _: f"[{kind.upper()}]"
             )
         return "[REDACTED]"
 
@@ -161,29 +156,6 @@ def _argument_pairs(row: Row) -> Iterator[str]:
                 yield f'"{key}": "{item}"'
 
 
-def _repeats(content: Iterable[str]) -> Callable[[str], list[Span]]:
-    """Finds, as whole words, those secrets that can't be words, and so are secrets wherever repeated."""
-    found = {
-        text[span.start : span.end]: span.kind for text in content for span in find_secrets(blanked(text))
-    }
-    kinds = {
-        value: kind
-        for value, kind in found.items()
-        if len(value) > 5 and not value.isalpha() and not value.isdigit()
-    }
-    values = AhoCorasick(kinds) if kinds else None
-
-    def find(text: str) -> list[Span]:
-        hits = values.find_matches_as_indexes(text, overlapping=True) if values else []
-        return [
-            Span(start, end, kinds[text[start:end]], 1)
-            for _, start, end in hits
-            if text[start - 1 : start] not in _BEFORE and text[end : end + 1] not in _WORD
-        ]
-
-    return find
-
-
 def _apart(spans: Iterable[Span]) -> list[Span]:
     """The spans in order; of those that overlap, the one of higher rank, then the longer one."""
     kept: list[Span] = []
@@ -232,11 +204,6 @@ def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[
             before = ", ".join(f"‹{span.kind}, {span.end - span.start} characters›" for span in own[:SHOWN])
             after = ", ".join(name(span.kind, text[span.start : span.end]) for span in own[:SHOWN])
             yield Change(rule, place, before + more, after + more)
-
-
-def blanked(text: str) -> str:
-    """The text with blanks for escapes: as long as before."""
-    return _ESCAPE.sub(lambda match: " " * len(match[0]), text) if "\\" in text else text
 
 
 def decodings(text: str) -> Iterator[tuple[str, list[int]]]:
