@@ -5,7 +5,7 @@ Works on arrays of one entry per row; the rows themselves stay on disk.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -204,3 +204,25 @@ def table_of(facts: NDArray, domains: dict[str, None]) -> Table:
 def hash_of(domain: str) -> int:
     """A domain's name as a 64-bit number."""
     return xxhash.xxh3_64_intdigest(domain.encode("utf-8", "surrogatepass"))
+
+
+def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Clean rows and rows in each split, by domain."""
+    kept = decisions.fate == KEPT
+    splits = {split: kept & (decisions.split == number) for number, split in enumerate(SPLITS)}
+    return _by_domain({"read": np.ones(len(table), np.bool_), **splits}, table, domains)
+
+
+def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Training rows before and after balancing, by domain."""
+    after = (decisions.fate == KEPT) & (decisions.split == TRAIN)
+    return _by_domain({"before": after | (decisions.fate == SAMPLED_OUT), "after": after}, table, domains)
+
+
+def _by_domain(
+    rows: Mapping[str, NDArray[np.bool_]], table: Table, domains: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    counts = {
+        name: np.bincount(table.domain[some], minlength=len(domains)).tolist() for name, some in rows.items()
+    }
+    return {domain: {name: count[i] for name, count in counts.items()} for i, domain in enumerate(domains)}

@@ -9,11 +9,12 @@ and twice as much while clusters are made.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.stages.curate.comparing.features import RELATED
+from pipeline.stages.curate.comparing.features import ALGORITHM, RELATED
 from pipeline.stages.curate.comparing.sketched import (
     BATCH,
     Labels,
@@ -27,6 +28,8 @@ from pipeline.stages.curate.comparing.sketched import (
 from pipeline.stages.curate.comparing.spill import Spill
 
 ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
+# of clusters, for the statistics' histogram: how a bar is called, and the smallest size in it
+SIZES = {"2": 2, "3": 3, "4-7": 4, "8-15": 8, "16+": 16}
 Edges = tuple[Pairs, Pairs]  # to unite in one cluster, and in one group
 
 
@@ -144,3 +147,25 @@ def best_of(cluster: Labels, worth: NDArray[np.uint64]) -> Labels:
         good = rows[worth[rows] == highest[cluster[rows]]]
         best[cluster[good]] = good
     return best[cluster]
+
+
+def duplicate_counts(clusters: Clusters, threshold: float) -> dict[str, Any]:
+    """Sizes of the clusters, and how many rows are copies."""
+    sizes = np.bincount(clusters.cluster, minlength=1)
+    sizes = sizes[sizes > 1]
+    histogram, _ = np.histogram(sizes, [*SIZES.values(), np.inf])
+    return {
+        "exact_rows": int(clusters.exact.sum()),
+        "near_rows": int(sizes.sum() - len(sizes) - clusters.exact.sum()),
+        "clusters": len(sizes),
+        "largest_cluster": int(sizes.max(initial=0)),
+        "threshold": threshold,
+        "algorithm": ALGORITHM,
+        "histogram": dict(zip(SIZES, histogram.tolist(), strict=True)),
+    }
+
+
+def group_counts(group: NDArray[np.int32], kept: NDArray[np.bool_]) -> dict[str, int]:
+    """Groups of related kept rows, which the split keeps together."""
+    sizes = np.bincount(group[kept], minlength=1)
+    return {"groups": int((sizes > 1).sum()), "rows_in_groups": int(sizes[sizes > 1].sum())}

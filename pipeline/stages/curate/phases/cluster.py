@@ -6,7 +6,7 @@ Split, leaks, balance and pairs wait for each other, and each looks at all rows,
 
 from collections import Counter
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,7 @@ from numpy.typing import NDArray
 from pipeline.chat.rows import BadRow
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import dump_line
-from pipeline.stages.curate.account import (
-    ROWS_SHOWN,
-    SHOWN,
-    CurationStats,
-    answer_samples,
-    cluster_samples,
-    group_counts,
-    pair_samples,
-    token_counts,
-    turn_counts,
-)
+from pipeline.stages.curate.account import CurationStats
 from pipeline.stages.curate.comparing.contamination import Leak, Overlaps, describe
 from pipeline.stages.curate.comparing.decide import (
     CONTAMINATED,
@@ -40,11 +30,11 @@ from pipeline.stages.curate.comparing.decide import (
     leaks_prevented,
     table_of,
 )
-from pipeline.stages.curate.comparing.duplicates import Clusters, clusters
+from pipeline.stages.curate.comparing.duplicates import Clusters, clusters, group_counts
 from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
 from pipeline.stages.curate.comparing.spill import Stored, sizes
 from pipeline.stages.curate.inputs import by_glob
-from pipeline.stages.curate.pairs import Pairs, add_pairs, make_pairs, near_duplicates, pair_counts
+from pipeline.stages.curate.pairs import add_pairs, make_pairs, near_duplicates, pair_counts
 from pipeline.stages.curate.phases.cleaning import STATS, Plan
 from pipeline.stages.curate.phases.compare import (
     ANSWERS,
@@ -57,9 +47,11 @@ from pipeline.stages.curate.phases.compare import (
 from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.token_counter import TokenCounter
+from pipeline.stages.curate.samples import SHOWN, answer_samples, row_samples, samples_of
 from pipeline.stages.curate.spool import Rows, Spool, spread_evenly
 
 TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
+BARS = 32  # most bars of the token histogram
 COUNTS, SAMPLES, LEAKS = "counts.json", "samples.json", "leaks.jsonl"
 MEMBERS, NAMES = "members.npy", "names.npy"  # rows of clusters, one cluster after the other, and theirs
 # arrays with an entry per row, of `Decisions` and `Clusters`
@@ -92,9 +84,9 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         spool.finish()
         everything = Rows([*rows.spools, folder / ROWS])
         samples = {
-            "rejects": stats.samples_of("reject"),
-            "changes": stats.samples_of("change"),
-            **_samples(everything, pairs, leaks, decisions, found, settings),
+            "rejects": samples_of(stats.samples, "reject"),
+            "changes": samples_of(stats.samples, "change"),
+            **row_samples(everything, pairs, leaks, decisions, found, settings),
             "all_rejects": stats.samples,
         }
         requests, samples["answers"] = _answers(work, everything)
@@ -148,29 +140,6 @@ def _answers(work: Work, rows: Rows) -> tuple[int, list[dict[str, Any]]]:
     return sum(one["count"] for one in found), answer_samples(rows, shown)
 
 
-def _samples(
-    rows: Rows,
-    pairs: Pairs,
-    leaks: dict[int, Leak],
-    decisions: Decisions,
-    found: Clusters,
-    settings: Curate,
-) -> dict[str, Any]:
-    """What the page shows of rows that were compared."""
-    described = ((leak, describe(leak, rows)) for leak in islice(leaks.values(), SHOWN))
-    return {
-        "clusters": cluster_samples(rows, found) if settings.drop_duplicates == "near" else [],
-        "contamination": [
-            {"source": rows.source(leak.row), "matched": one["detail"], "span": one["spans"][0]["text"]}
-            for leak, one in described
-        ],
-        "pairs": pair_samples(rows, pairs.made),
-        "rows": [
-            rows.row(index) for index in spread_evenly(np.flatnonzero(decisions.fate == KEPT), ROWS_SHOWN)
-        ],
-    }
-
-
 def _write_arrays(folder: Path, decisions: Decisions, found: Clusters) -> None:
     for name in DECIDED:
         np.save(folder / f"{name}.npy", getattr(decisions, name))
@@ -195,12 +164,38 @@ def not_measured(settings: Curate, base: Path) -> list[str]:
     return [rule for rule, is_off in off.items() if is_off]
 
 
+def turn_counts(turns: NDArray[np.uint16]) -> dict[str, int]:
+    """Rows by their number of turns, the system's not counted."""
+    return {
+        str(number): count for number, count in enumerate(np.bincount(turns, minlength=1).tolist()) if count
+    }
+
+
 def count_tokens(base: Path, rows: Rows, kept: NDArray[np.bool_]) -> dict[str, Any]:
-    """Lengths of at most `TOKEN_ROWS` kept rows, spread evenly; none if there is no tokenizer."""
-    tokens = list[int]()
+    """Quantiles and a histogram of the lengths in tokens of at most `TOKEN_ROWS` kept rows, spread evenly;
+    none if there is no tokenizer.
+    """
+    lengths = list[int]()
     if base.is_dir() and kept.any():
         counter = TokenCounter(base)
         for index in spread_evenly(np.flatnonzero(kept), TOKEN_ROWS):
             with suppress(BadRow):  # a template that refuses by content; preprocess counts such rows
-                tokens.append(counter.count_row(rows.row(index)))
-    return token_counts(np.array(tokens, np.int64))
+                lengths.append(counter.count_row(rows.row(index)))
+    if not lengths:
+        return {"rows_measured": 0}
+    tokens = np.array(lengths, np.int64)
+    width = next(
+        width
+        for width in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 1 << 30)
+        if tokens.max() < BARS * width
+    )
+    return {
+        "rows_measured": len(tokens),
+        "histogram": [
+            {"from": i * width, "to": (i + 1) * width, "rows": count}
+            for i, count in enumerate(np.bincount(tokens // width).tolist())
+        ],
+        "p50": int(np.percentile(tokens, 50)),
+        "p95": int(np.percentile(tokens, 95)),
+        "max": int(tokens.max()),
+    }

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from pipeline.config.sections import Curate
 from pipeline.core.progress import progress
-from pipeline.stages.curate.account import SHOWN
 from pipeline.stages.curate.comparing.contamination import DOCUMENTS, Documents
 from pipeline.stages.curate.comparing.decide import FACT
 from pipeline.stages.curate.comparing.duplicates import Edges, first_rows, joined
@@ -28,6 +27,7 @@ from pipeline.stages.curate.comparing.sketched import PRINTS, Labels, Sketched, 
 from pipeline.stages.curate.comparing.spill import Keys, Spill, Stored, groups_of, pieces
 from pipeline.stages.curate.phases.cleaning import FACTS
 from pipeline.stages.curate.phases.work import Work, dump
+from pipeline.stages.curate.samples import SHOWN
 from pipeline.stages.curate.spool import Rows, read_rows_at, spread_evenly
 from pipeline.stages.curate.workers import Workers
 

@@ -3,7 +3,8 @@ outputs of all shards, put together in their order, checked and published.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -15,9 +16,11 @@ import orjson
 from numpy.typing import NDArray
 
 from pipeline.config.sections import Curate
+from pipeline.core.errors import DataError
 from pipeline.core.jsonl import dump_line
 from pipeline.core.publish import publishing, write_json, write_text
-from pipeline.stages.curate.account import check_not_empty, check_stats
+from pipeline.core.text import plural
+from pipeline.stages.curate.account import check_stats
 from pipeline.stages.curate.clean import TEXT_SHOWN, Reject, file_entry, keep_sample
 from pipeline.stages.curate.comparing.decide import EXACT, FATES, KEPT, NEAR, SAMPLED_OUT, SPLITS
 from pipeline.stages.curate.comparing.spill import pieces
@@ -163,12 +166,43 @@ def publish(root: Path, settings: Curate, work: Work, plan: Plan) -> dict[str, A
         _join([folder / CHANGES for folder in cleaned], changes)
         _join([folder / CLUSTERS for folder in written], clusters)
         check_stats(counts, final, rejects)
-        check_not_empty(counts, samples.pop("all_rejects"), raw_folder(root), settings)
+        _check_not_empty(counts, samples.pop("all_rejects"), raw_folder(root), settings)
         samples["rejects"] += _dropped_samples(written)
         page = render_data_page(counts, samples)
     write_json(root / "reports/data.json", counts)
     write_text(root / "reports/data.html", page)
     return counts
+
+
+def _check_not_empty(
+    counts: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], raw: Path, settings: Curate
+) -> None:
+    """Raise `DataError` if there is nothing to train on, or nothing to measure on though `test_fraction` asks
+    for it.
+
+    `samples` has rejects under "reject REASON".
+    """
+    kept, splits = counts["rows_kept"], counts["splits"]
+    if not kept:
+        commonest = (Counter(counts["rejected"]) + Counter(counts["files_rejected"])).most_common(3)
+        reasons = ", ".join(f"{count} {code}" for code, count in commonest) or "no line in it"
+        first = next(iter(samples.get(f"reject {commonest[0][0]}", [])), None) if commonest else None
+        where = first and f"{first['file']}{' line ' + str(first['line']) if first['line'] else ''}"
+        example = f"; first {where}: {first['detail']}" if first else ""
+        raise DataError(
+            "Q-CURATE-013",
+            f"0 of {plural(counts['rows_read'], 'row')} in {raw} can be used ({reasons}{example}): "
+            "docs/data-formats.md shows what is read",
+        )
+    for split, wanted in (("train", True), ("test", settings.test_fraction > 0)):
+        if wanted and not splits[split]:
+            lost = counts["rows_rejected"] + counts["rows_dropped"]
+            raise DataError(
+                "Q-CURATE-014",
+                f"of {plural(kept, 'row')} in {raw} none is left for {split} at val_fraction "
+                f"{settings.val_fraction} and test_fraction {settings.test_fraction} "
+                f"({plural(lost, 'was', 'were')} rejected): add rows or change these fractions",
+            )
 
 
 def _join(parts: Sequence[Path], target: Path, head: bytes = b"") -> None:

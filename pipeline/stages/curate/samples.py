@@ -1,0 +1,103 @@
+"""What the data page shows of rows: the first that a rule rejected or changed, near duplicates beside the row
+that is kept, texts that training shares with tests, pairs, answers to one request, and a few of those kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from pipeline.chat.rows import Row
+from pipeline.config.sections import Curate
+from pipeline.stages.curate.comparing.contamination import Leak, describe
+from pipeline.stages.curate.comparing.decide import KEPT, Decisions
+from pipeline.stages.curate.comparing.duplicates import Clusters
+from pipeline.stages.curate.comparing.row_parts import parts, request_and_answer
+from pipeline.stages.curate.pairs import Pairs
+from pipeline.stages.curate.spool import Rows, spread_evenly
+
+SHOWN = 8  # of each
+LOOKED_AT = 1000  # near-duplicates among which clusters are chosen
+ROWS_SHOWN = 3
+TEXT = 1200  # characters of a row
+
+
+def samples_of(samples: Mapping[str, list[dict[str, Any]]], kind: str) -> list[dict[str, Any]]:
+    """The samples of all reasons ("reject") or rules ("change")."""
+    return [entry for key, entries in samples.items() if key.startswith(kind + " ") for entry in entries]
+
+
+def row_samples(
+    rows: Rows,
+    pairs: Pairs,
+    leaks: dict[int, Leak],
+    decisions: Decisions,
+    clusters: Clusters,
+    settings: Curate,
+) -> dict[str, Any]:
+    """What the page shows of rows that were compared."""
+    described = ((leak, describe(leak, rows)) for leak in islice(leaks.values(), SHOWN))
+    return {
+        "clusters": cluster_samples(rows, clusters) if settings.drop_duplicates == "near" else [],
+        "contamination": [
+            {"source": rows.source(leak.row), "matched": why["detail"], "span": why["spans"][0]["text"]}
+            for leak, why in described
+        ],
+        "pairs": pair_samples(rows, pairs.made),
+        "rows": [
+            rows.row(index) for index in spread_evenly(np.flatnonzero(decisions.fate == KEPT), ROWS_SHOWN)
+        ],
+    }
+
+
+def cluster_samples(rows: Rows, clusters: Clusters) -> list[dict[str, Any]]:
+    """The kept row of some clusters beside those that differ most: they tell if the threshold is right."""
+    near = np.flatnonzero(clusters.similarity < 1)
+    order = near[np.argsort(clusters.similarity[near], kind="stable")]
+    shown: dict[int, list[int]] = {}
+    for row in order[:LOOKED_AT].tolist():
+        name = int(clusters.cluster[row])
+        if name in shown or len(shown) < SHOWN:
+            shown.setdefault(name, []).append(row)
+    return [
+        {
+            "kept": _sample(rows, int(np.flatnonzero((clusters.cluster == name) & clusters.keep)[0])),
+            "dropped": [
+                _sample(rows, row) | {"similarity": round(float(clusters.similarity[row]), 3)}
+                for row in dropped[:ROWS_SHOWN]
+            ],
+        }
+        for name, dropped in shown.items()
+    ]
+
+
+def _sample(rows: Rows, index: int) -> dict[str, Any]:
+    return {"source": rows.source(index), "text": answer_text(rows.row(index))}
+
+
+def answer_samples(rows: Rows, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Requests that have several answers."""
+    pairs = [[request_and_answer(rows.row(row)) for row in own[:4]] for own in requests]
+    return [{"prompt": _cut(own[0][0]), "answers": [_cut(answer) for _, answer in own]} for own in pairs]
+
+
+def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:
+    """The first pairs (chosen row, rejected row, gap of their rewards): request and both answers."""
+    found = []
+    for chosen, rejected, gap in pairs[:SHOWN]:
+        better, worse = rows.row(chosen), rows.row(rejected)
+        answers = [_cut(request_and_answer(row)[1]) for row in (better, worse)]
+        prompt = _cut(request_and_answer(better)[0])
+        sources = [better["source"], worse["source"]]
+        found.append({"prompt": prompt, "answers": answers, "sources": sources, "gap": gap})
+    return found
+
+
+def answer_text(row: Row) -> str:
+    """All that a row says, a turn a line."""
+    return _cut("\n".join(f"{part.role}: {part.text}" for part in parts(row)))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT else f"{text[:TEXT]}…"
