@@ -318,11 +318,11 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     ),
     # methods of training
     "section train.grpo": (
-        "config/sections/grpo.py",
+        "config/sections/method_groups.py",
         other("Grpo"),
         {"train.grpo", *WITH_PREPROCESS, *COMPARED, *MEASURING},  # these plan the disk that it takes
     ),
-    "section train.preference": ("config/sections/preference.py", other("Preference"), JUDGED),
+    "section train.preference": ("config/sections/method_groups.py", other("Preference"), JUDGED),
     "a method's own beta": ("config/sections/training.py", replaced(".beta or 0.0", ".beta or 0.1"), JUDGED),
     "the loss of GRPO": ("stages/train/grpo/losses.py", other("correction"), {"train.grpo"}),
     "rollouts in llama-server": ("stages/train/grpo/rollouts.py", other("complete"), {"train.grpo"}),

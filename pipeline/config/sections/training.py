@@ -7,8 +7,7 @@ from pydantic import Field, PlainValidator, field_validator
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections.adapters import Ranks, Saved, Start, Targets
-from pipeline.config.sections.grpo import Grpo
-from pipeline.config.sections.preference import Preference
+from pipeline.config.sections.method_groups import Grpo, Preference
 from pipeline.config.sections.shipping import Machine
 from pipeline.config.sections.values import (
     Count,

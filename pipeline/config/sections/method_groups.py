@@ -1,4 +1,6 @@
-"""How GRPO is trained: group `train.grpo`, used if `train.method` is grpo."""
+"""The groups of section `train` that some methods alone read: `train.preference` has the losses of
+preferences, `train.grpo` how GRPO is trained.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -12,6 +14,15 @@ from pipeline.config.sections.values import Count, Section, Slots, key
 EXTERNAL = "external"  # how `rewards` names the program of `external`
 JUDGE = "judge"  # a scorer of evaluate.scorers that gives no rewards
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
+
+
+class Preference(Section):
+    beta: Annotated[float, Field(gt=0, le=1000)] | None = key(
+        None,
+        "how strongly answers are held to the reference's (dpo, ipo, kto), how much the pairs count beside "
+        "the chosen answers (orpo), or how much a difference in log-probability counts (simpo, whose margin "
+        "is half of it); null: 0.1, simpo 2.0",
+    )
 
 
 class Grpo(Section):
