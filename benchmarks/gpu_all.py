@@ -210,31 +210,20 @@ def speed(run: Run) -> None:
     """Our stage under an 8 GiB cap against plain Hugging Face + PEFT + TRL, and Unsloth where it is
     installed.
     """
-    in_turns(run)
+    settings = nf4_settings(run, max_steps=4 if run.smoke else 5)
+    in_turns(run, settings)
     if {"bf16_tflops", "ours_tokens_per_second"} <= run.figures.keys():
         flops = run.figures["ours_tokens_per_second"] * FLOPS_PER_TOKEN
         run.note(utilization=flops / run.figures["bf16_tflops"] / 1e12)
     try:
-        run.keep("unsloth", "unsloth", "unsloth", settings=speed_settings(run), tokens=row_tokens(run))
+        run.keep("unsloth", "unsloth", "unsloth", settings=settings, tokens=row_tokens(run))
     except PartError as error:
         run.reasons["unsloth"] = str(error)
 
 
-def again(run: Run) -> None:
-    """A second round of our stage against plain (A B A B), where there is time left for it."""
-    with suppress(PartError):
-        if not run.smoke and run.left() > ROUND_SECONDS:
-            in_turns(run)
-
-
-def speed_settings(run: Run) -> Training:
-    """Few steps, two of them to warm up."""
-    return nf4_settings(run, max_steps=4 if run.smoke else 5)
-
-
-def in_turns(run: Run) -> None:
+def in_turns(run: Run, settings: Training) -> None:
     """One round of our stage and of plain; the speeds are medians of the rounds so far."""
-    asked = {"settings": speed_settings(run), "tokens": row_tokens(run), "cap_gib": 8.0}
+    asked = {"settings": settings, "tokens": row_tokens(run), "cap_gib": 8.0}
     for side in [side for side in ("ours", "plain") if side not in run.reasons]:
         rates = run.rates.setdefault(side, [])
         try:
@@ -572,8 +561,8 @@ def measure(run: Run, only: list[str]) -> None:
                 run.needless.add(part)
             run.reasons[part] = " ".join(str(error).split())[:200] or type(error).__name__
             print(f"{part}: {run.reasons[part]}", file=sys.stderr, flush=True)
-    if "speed" in only:
-        again(run)
+    if "speed" in only and run.deadline - time.monotonic() > ROUND_SECONDS and not run.smoke:
+        in_turns(run, nf4_settings(run, max_steps=5))
     writing.kill()
 
 
