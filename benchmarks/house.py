@@ -28,7 +28,7 @@ Trees = dict[Path, ast.Module]
 # number that fell
 CEILINGS = {
     "functions of more than 6 parameters": 9,
-    "parameters that are dict[str, Any]": 61,
+    "parameters that are dict[str, Any]": 60,
     "lines of tests": 59_520,
     "tests that import other tests": 0,
     "inner symbols that tests use": 585,

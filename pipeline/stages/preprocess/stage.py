@@ -8,7 +8,7 @@ get, `data/tokens/questions-{train,val}.jsonl`), `data/tokens/manifest.json`, `r
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,7 @@ def main(params: Params, root: Path) -> None:
         print(f"preprocess: {line}")
 
 
-def summary(stats: dict[str, Any]) -> Iterator[str]:
+def summary(stats: Mapping[str, Any]) -> Iterator[str]:
     """The statistics in a few lines: what is trained, what was left out and why, what is unused."""
     train = stats["splits"]["train"]
     yield (
