@@ -59,9 +59,8 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    "kind", ["dpo", "grpo", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("kto", "rewarded"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dpo", "grpo", "kto", "rewarded"])
 def test_a_method_s_figure_is_reported_gated_shipped_and_its_model_served(
     kind: str, tools: Toolchain, tmp_path: Path
 ) -> None:

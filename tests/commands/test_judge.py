@@ -125,6 +125,7 @@ def judge_writing(root: Path, *files: Path) -> None:
     judge(PARAMS, root, list(files), Asked())
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(model: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twin, asked = Path(shutil.copy(model, root / "twin.gguf")), []
     kill_at("pipeline.commands.judge.measure:answer_row", 3, judge_writing, root, model, twin)

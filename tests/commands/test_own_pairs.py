@@ -104,6 +104,7 @@ def test_best_and_worst_are_written_with_their_account_and_curate_reads_them(roo
     assert counts["rows_kept"] == len(rows)
 
 
+@pytest.mark.slow
 def test_the_same_run_and_one_that_was_killed_give_the_same_bytes(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,8 +144,8 @@ def test_killed_anywhere(seed: int, project: Path, unbroken: Path, tmp_path: Pat
 
 # of one trainer: ipo's only difference from dpo is its loss, simpo's from orpo too
 METHODS = [
-    *("sft", "dpo", "kto"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("orpo", "grpo")),
+    "sft",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpo", "kto", "orpo", "grpo")),
     *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for name in ("ipo", "simpo")),
 ]
 
@@ -246,6 +246,7 @@ def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path:
     same_as(unbroken, root)
 
 
+@pytest.mark.slow
 def test_a_chosen_checkpoint_is_gone_on_from(project: Path, unbroken: Path, tmp_path: Path) -> None:
     """The newer one is kept aside: when the run is killed again, the same command goes on from the chosen
     one.

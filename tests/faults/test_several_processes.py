@@ -113,9 +113,8 @@ def test_two_processes_train_as_one(project: Path, alone: Path, tmp_path: Path) 
     assert not log(root, 1)
 
 
-@pytest.mark.parametrize(
-    "died", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, id="one that follows")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("died", [0, pytest.param(1, id="one that follows")])
 def test_one_of_two_is_killed(died: int, project: Path, alone: Path, tmp_path: Path) -> None:
     root = copy(project, tmp_path)
     codes = run(root, 2, {died: Death("step", 17)})  # in the first step of the second pass
@@ -149,6 +148,7 @@ def test_a_signal_to_one_stops_all(
     same_as(alone, root)
 
 
+@pytest.mark.slow
 def test_the_base_is_shared_out(project: Path, alone: Path, tmp_path: Path) -> None:
     """In each step one process has no work at the end and runs along; one is killed within a layer."""
     root = changed(copy(project, tmp_path), shard_base=True)
@@ -179,8 +179,7 @@ def test_a_signal_while_the_base_is_shared_out(
 @pytest.mark.parametrize(
     ("method", "shard_base"),
     [
-        ("dpo", False),
-        pytest.param("dpo", True, marks=pytest.mark.slow),
+        *(pytest.param("dpo", shard_base, marks=pytest.mark.slow) for shard_base in (False, True)),
         *(pytest.param(one, False, marks=pytest.mark.slow) for one in ("sft", "kto", "orpo")),
         *(
             pytest.param(one, False, marks=[pytest.mark.slow, pytest.mark.exhaustive])

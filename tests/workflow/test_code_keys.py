@@ -553,7 +553,7 @@ MERGED = set(stages_in("merged"))
     ("name", "planned"),
     [
         ("a comment", set()),
-        ("publishing", MERGED),
+        pytest.param("publishing", MERGED, marks=pytest.mark.slow),
         pytest.param("the loss of GRPO", set(), marks=pytest.mark.slow),
         pytest.param("the rule of lengths", MERGED - {"base"}, marks=pytest.mark.slow),
         pytest.param("a style sheet", {"report"}, marks=pytest.mark.slow),
@@ -569,6 +569,7 @@ def test_both_tools_run_the_same_stages_after_an_edit(
     assert project.status() == stages & MERGED
 
 
+@pytest.mark.slow
 def test_dvc_alone_notices_an_edit(project: Project, edited: Any) -> None:
     """Its first stage depends on the package and writes the keys; after a comment that is all it does, and a
     restart finds nothing to do.

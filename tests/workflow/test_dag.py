@@ -592,7 +592,8 @@ def test_killed_run_is_finished_by_the_other_tool(
     clone.agree()
 
 
-@pytest.mark.parametrize("victim", [["snakemake"], pytest.param(["dvc", "repro"], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [["snakemake"], ["dvc", "repro"]])
 @pytest.mark.usefixtures("whole_processes")
 def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
     """kill -9 of the tool alone: its stage, and the tool that this runs, are gone in seconds; the next run
@@ -635,6 +636,7 @@ def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
     toy.agree()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("whole_processes")
 def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
     """One started by hand has no run that it could end with; Snakemake names it, and leaves scraps that may
@@ -668,9 +670,8 @@ def _until(happened: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    "keep", [0, pytest.param(10, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [0, 10, 0.5])
 def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -> None:
     """DVC writes `dvc.lock` in place: a kill in that moment leaves an empty or half a file."""
     lock = toy.root / "dvc.lock"
@@ -684,7 +685,8 @@ def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -
     toy.agree()
 
 
-@pytest.mark.parametrize("starts", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("starts", [2, 8])
 @pytest.mark.usefixtures("whole_processes")
 def test_many_starts_at_once(toy: Toy, starts: int) -> None:
     """Behavior 12: one works, the others name it and leave with 6."""

@@ -525,6 +525,7 @@ def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_n
     assert json.loads((tmp_path / "models" / "base.json").read_text()) == before
 
 
+@pytest.mark.slow
 def test_a_bent_folder_is_a_sentence_or_the_same_model(llama_folder, bring, tmp_path):
     facts, tried, accepted = bring("path", llama_folder), 0, 0
     for what, file, bent in some(bent_folders()):

@@ -150,6 +150,7 @@ def test_a_tensor_that_matters_gets_more_bits_than_its_like(
     assert bits(record["types"][PLANTED]) > max(bits(record["types"][name]) for name in alike)
 
 
+@pytest.mark.slow
 def test_a_killed_job_that_runs_again_ends_with_the_same_bytes(tools: Toolchain, tmp_path: Path) -> None:
     model = cut_models(tools)
     wanted = run(model, tmp_path / "one", "5bpw", tools)

@@ -169,6 +169,7 @@ def test_parity_passes_a_sound_file_and_sees_a_byte_a_scale_and_another_level(
         assert found.verdict == "fail" and words in found.sentence, (name, found)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(ready: Path, done: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(ready, tmp_path / "project"))
     kill_at("pipeline.stages.train.trainer:QuenchTrainer.training_step", 4, run_alone, root)

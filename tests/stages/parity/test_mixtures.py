@@ -121,9 +121,8 @@ def routers(folder: Path) -> list[Any]:
     return [read_rows(stored[name]).float().numpy() for name in names]
 
 
-@pytest.mark.parametrize(
-    "kind", ["Qwen3Moe", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Qwen2Moe", "Mixtral"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Qwen3Moe", "Qwen2Moe", "Mixtral"])
 def test_experts_trained_on_a_ggufs_blocks_are_served_as_an_adapter(kind: str, tools: Toolchain) -> None:
     project = served_project(kind, tools)
     found, tensors = checks(project), read_header(project / "models/gguf/tiny-lora.gguf").tensors
@@ -139,7 +138,7 @@ def shifted(rows: Any) -> Any:
     return np.roll(rows, len(rows) // EXPERTS, axis=0)
 
 
-@pytest.mark.parametrize("kind", ["Qwen2Moe", "Mixtral"])
+@pytest.mark.parametrize("kind", ["Qwen2Moe", pytest.param("Mixtral", marks=pytest.mark.slow)])
 def test_experts_shifted_by_one_in_the_merged_models_file_are_caught(
     tools: Toolchain, tmp_path: Path, kind: str
 ) -> None:
@@ -170,6 +169,7 @@ def test_experts_shifted_by_one_in_the_adapters_file_are_caught(
 # --- resume -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_in_the_same_bytes(
     tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

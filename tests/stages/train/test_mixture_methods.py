@@ -90,7 +90,8 @@ def run(project: Path, tokens: Path, root: Path, method: str) -> dict[str, Any]:
     return train_in(project, root, settings(project, method), tokens=tokens, resume=True)
 
 
-@pytest.mark.parametrize("method", ["grpo", pytest.param("dpo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["grpo", "dpo"])
 def test_a_mixtures_run_that_was_killed_ends_in_the_same_bytes(
     method: str, project: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
