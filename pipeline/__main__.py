@@ -100,10 +100,9 @@ def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> N
     from pipeline.core.usage import noted
     from pipeline.planning.stages import plan_stage
     from pipeline.workflow.code_keys import stage_module
-    from pipeline.workflow.stages import written_bytes
 
     stage = f"{name}@{item}" if item else name
-    disk, plan = partial(written_bytes, name, item, params, root), partial(plan_stage, stage, params, root)
+    disk, plan = partial(_written_bytes, name, item, params, root), partial(plan_stage, stage, params, root)
     with noted(stage, root, disk, plan):
         if name == "train":
             from pipeline.stages.train.preflight import check_beforehand
@@ -111,6 +110,17 @@ def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> N
             check_beforehand(params, root, processes=extra["group"].count if extra["group"] else 1)
         module = importlib.import_module(stage_module(name))
         module.main(params, root, *([item] if item else []), **extra)
+
+
+def _written_bytes(name: str, item: str, params: "Params", root: Path) -> int:
+    """Bytes on disk of what the job `item` ("" if there is one only) of stage `name` writes below `root`."""
+    from pipeline.workflow.stages import items_of, table, values_of
+
+    values, stage = values_of(params), table().stages[name]
+    of_job = values.of(dict(items_of(stage.each, values)).get(item))
+    outputs = [root / of_job.fill(path) for path in stage.written]
+    files = [file for path in outputs for file in (path.rglob("*") if path.is_dir() else [path])]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def main(argv: list[str] | None = None) -> int:

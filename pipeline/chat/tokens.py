@@ -9,7 +9,6 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from pipeline.chat.rendering import Rendered, Unrenderable, control_ids, implied_ids, renderings
 from pipeline.chat.rows import ToolCall
 from pipeline.chat.template_probe import Message, Tools
+from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.core.errors import DataError
 
 NOT_LEARNED = "not_learned"  # the reason of a row whose kind the method of training doesn't learn from
@@ -43,30 +43,6 @@ class Encoded:
     def name_in(self, row: str) -> str:
         """The sequence's name, in a row of this name."""
         return row if self.part is None else f"{row}#{self.part}"
-
-
-@contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """A panic inside the library tokenizers, no `Exception` in Python, becomes a `RuntimeError`."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # its class can't be imported
-            raise
-        raise RuntimeError(f"tokenizers stopped at it: {error}") from error
-
-
-@panics_as_errors()
-def plain_tokenizer(folder: Path) -> Any:
-    """The `tokenizers.Tokenizer` of a folder's tokenizer.json, without the padding and truncation that some
-    files ask for (of any length, and memory is taken for it).
-    """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
 @panics_as_errors()
@@ -102,14 +78,6 @@ def load_tokenizer(folder: Path) -> Any:
                 f"gives {theirs[:8]}: fetch the base again",
             )
     return tokenizer
-
-
-# strings on which pre-tokenizers differ: digits, contractions, spaces, newlines, scripts, code
-PROBES = (
-    "Hello, world! I'm 12345 years and 67.89 days old; you'll see.",
-    "def f(x):\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces ",
-    "naïve café – “quotes” 東京 Привет مرحبا 🙂👩‍💻 ½ ①",
-)
 
 
 def chats(rows: Iterable[Row]) -> Iterator[Row]:

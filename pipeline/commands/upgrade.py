@@ -19,7 +19,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.cluster import wait_for_jobs
-from pipeline.workflow.code_keys import LOCK
+from pipeline.workflow.code_keys import LOCK, key_files
 from pipeline.workflow.graphs import put_graph, wanted_text
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
 from pipeline.workflow.project import (
@@ -31,7 +31,7 @@ from pipeline.workflow.project import (
     version_of,
 )
 from pipeline.workflow.settings import differences, need_settings
-from pipeline.workflow.stages import Stage, Values, filled_deps, filled_outputs, keys_of, stages_in, values_of
+from pipeline.workflow.stages import Stage, Values, filled, stages_in, values_of
 
 MOST_FILES = 3  # of a stage's code that are named
 
@@ -84,7 +84,7 @@ def changes(root: Path, read: Read) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, stage in graph.items():
         why = []
-        keys = [Path(values.fill(file)).stem for file in keys_of(name, stage)]
+        keys = [Path(values.fill(file)).stem for file in key_files(name, stage.methods)]
         if files := sorted({file for key in keys for file in code.get(key, [])}):
             more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
             why.append(f"its code has changed: {', '.join(files[:MOST_FILES])}{more}")
@@ -103,9 +103,10 @@ def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> di
     distance.
     """
     written = {
-        name: {path.rstrip("/") for path in filled_outputs(stage, values)} for name, stage in graph.items()
+        name: {path.rstrip("/") for path in filled(stage.written, stage, values)}
+        for name, stage in graph.items()
     }
-    read = {name: set(filled_deps(stage, values)) for name, stage in graph.items()}
+    read = {name: set(filled(stage.deps, stage, values)) for name, stage in graph.items()}
     found: dict[str, str] = {}
     while True:
         again = first | found.keys()

@@ -22,11 +22,10 @@ from pipeline.config.sections import AUTO, BASE, Report, Serve
 from pipeline.gate.distillation import distillation, is_distillation, sentence
 from pipeline.gate.judge import Judgment, judge
 from pipeline.gate.records import Evaluation, Evaluations, Inputs
-from pipeline.gate.scores import Evidence, Gain, gain_over
+from pipeline.gate.scores import TOLERANCE, Evidence, Gain, could_fall, gain_over, resolution
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
 MIN_SAME_TOP = 0.9  # share of positions, used if no task score tells levels apart
-TOLERANCE = 1e-9  # points: 75.0 - 70.0 may come out as 5.000000000000004
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def _level(
     """Of the models in `memory`, the smallest that is near enough to the 16-bit model, else the best."""
     evaluations = evidence.evaluations
     sixteen = product.reference(evaluations)
-    by_task = _could_fall(evaluations[sixteen].score, room.max_task_drop)
+    by_task = could_fall(evaluations[sixteen].score, room.max_task_drop)
     compared = {model: evidence.compare(model, sixteen) for model in memory}
     if by_task:
         standard = f"stays within {room.max_task_drop:g} points of {sixteen}"
@@ -145,7 +144,7 @@ def _level(
         tops = {model: evaluations[model].same_top for model in memory}
         quality = {model: -math.inf if top is None else top for model, top in tops.items()}
         good = [model for model in memory if model in REFERENCES or quality[model] >= MIN_SAME_TOP]
-    warnings = _resolution(sixteen, evaluations[sixteen], room.max_task_drop)
+    warnings = resolution(sixteen, evaluations[sixteen], room.max_task_drop)
     if good:
         chosen = min(good, key=lambda model: (*size_and_loss(model, evaluations), model))
         fits, tuned = f"{_fits(memory[chosen])} in {room}", sum(not is_base(model) for model in evaluations)
@@ -226,31 +225,3 @@ def memory_of(evaluation: Evaluation, serve: Serve) -> ServingMemory:
     # llama-server keeps nothing of an adapter's (`cache_arguments`)
     kept = 0 if evaluation.lora else prompt_cache(serve)
     return ServingMemory(evaluation.bytes, cache, context, peak, kept)
-
-
-def _could_fall(score: float | None, max_task_drop: float) -> bool:
-    """Whether more than the drop (points) can be lost of a score (0 to 1) of the 16-bit model."""
-    return score is not None and 100 * score > max_task_drop + TOLERANCE
-
-
-def _resolution(sixteen: str, reference: Evaluation, max_task_drop: float) -> list[str]:
-    """A warning where scores can't tell levels apart: all of the 16-bit model's may be lost, or its interval
-    is wider than the drop that is allowed.
-    """
-    task = reference.task
-    if task is None or task.score is None:
-        return []
-    if not _could_fall(task.score, max_task_drop):
-        useless = (
-            f"{sixteen} scores {100 * task.score:.1f} points, and {max_task_drop:g} may be lost: such scores "
-            "can't tell levels apart, so their first choices of a token do. Train longer, or give "
-            "evaluate.scorers one that fits the task."
-        )
-        return [useless]
-    low, high = task.interval
-    half = (high - low) / 2 * 100
-    coarse = (
-        f"{task.scored_rows} rows measure a score to ± {half:.0f} points, coarser than the "
-        f"{max_task_drop:g} allowed: raise evaluate.task_rows for a firmer choice."
-    )
-    return [coarse] if half > max_task_drop else []

@@ -1,4 +1,5 @@
-"""The task scores of two models against each other, and whether the rows support a difference.
+"""The task scores of two models against each other, whether the rows support a difference, and whether scores
+can tell levels apart at all.
 
 With answers, scores are means over the questions that both models have a score for: one that a judge could
 not mark, or that took too long, counts for neither. A difference is only called one if the rows support it:
@@ -11,8 +12,10 @@ from statistics import fmean
 from pipeline.config.products import product_of
 from pipeline.config.strategies import CHANCE
 from pipeline.gate.distillation import is_distillation
-from pipeline.gate.records import Answers, Evaluations, Task
+from pipeline.gate.records import Answers, Evaluation, Evaluations, Task
 from pipeline.pages.formats import p_value
+
+TOLERANCE = 1e-9  # points: 75.0 - 70.0 may come out as 5.000000000000004
 
 
 @dataclass(frozen=True)
@@ -129,3 +132,31 @@ def gain_over(model: str, evidence: Evidence, untuned: str) -> Gain:
     better = compared.points > 0
     verb = f"beats the untuned base by {points:.1f} points" if better else "is worse than the untuned base"
     return Gain(model, points, better, f"{model} {verb} ({figures}).")
+
+
+def could_fall(score: float | None, max_task_drop: float) -> bool:
+    """Whether more than the drop (points) can be lost of a score (0 to 1) of the 16-bit model."""
+    return score is not None and 100 * score > max_task_drop + TOLERANCE
+
+
+def resolution(sixteen: str, reference: Evaluation, max_task_drop: float) -> list[str]:
+    """A warning where scores can't tell levels apart: all of the 16-bit model's may be lost, or its interval
+    is wider than the drop that is allowed.
+    """
+    task = reference.task
+    if task is None or task.score is None:
+        return []
+    if not could_fall(task.score, max_task_drop):
+        useless = (
+            f"{sixteen} scores {100 * task.score:.1f} points, and {max_task_drop:g} may be lost: such scores "
+            "can't tell levels apart, so their first choices of a token do. Train longer, or give "
+            "evaluate.scorers one that fits the task."
+        )
+        return [useless]
+    low, high = task.interval
+    half = (high - low) / 2 * 100
+    coarse = (
+        f"{task.scored_rows} rows measure a score to ± {half:.0f} points, coarser than the "
+        f"{max_task_drop:g} allowed: raise evaluate.task_rows for a firmer choice."
+    )
+    return [coarse] if half > max_task_drop else []

@@ -77,8 +77,6 @@ def describe(path: Path) -> dict[str, Any]:
 
     header = check_gguf(path)
     types = {name: GGMLQuantizationType(ggml_type).name for name, (_, ggml_type) in header.tensors.items()}
-    weights = header.parameters
-    stored = sum(tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items())
     file_type = header.fields.get("general.file_type")
     level = LlamaFileType(file_type).name if file_type is not None else ""
     # types that were chosen for a budget are no fallbacks
@@ -94,13 +92,26 @@ def describe(path: Path) -> dict[str, Any]:
     )
     return {
         "bytes": path.stat().st_size,
-        "parameters": weights,
-        "bits_per_weight": round(stored * 8 / weights, 3),
+        "parameters": header.parameters,
+        "bits_per_weight": bits_per_weight(header),
         "tensors": len(types),
-        "tensor_types": dict(sorted(Counter(types.values()).items())),
+        "tensor_types": dict(sorted(tensor_types(header).items())),
         "fallback_tensors": sum(fallbacks.values()),
         "fallback_types": dict(sorted(fallbacks.items())),
     }
+
+
+def tensor_types(header: Header) -> Counter[str]:
+    """How many tensors there are of each type."""
+    from gguf import GGMLQuantizationType
+
+    return Counter(GGMLQuantizationType(ggml_type).name for _, ggml_type in header.tensors.values())
+
+
+def bits_per_weight(header: Header) -> float:
+    """What a weight takes on average, all tensors together."""
+    stored = sum(tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items())
+    return round(stored * 8 / header.parameters, 3)
 
 
 def kv_cache_bytes(path: Path, ctx_size: int) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.chat.tokens import plain_tokenizer
+from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.tools import Toolchain
 

@@ -23,8 +23,7 @@ from pipeline.core.units import MEMORY_GB, memory_gb, size_text
 from pipeline.core.usage import own_memory, peak_of_children
 from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.server_command import Served, server_command
-from pipeline.llamacpp.server_log import LogPump, open_log
-from pipeline.llamacpp.server_process import environment, guarded
+from pipeline.llamacpp.server_log import LoggedProcess
 from pipeline.llamacpp.tools import Llama
 
 HERE = "http://127.0.0.1:"
@@ -67,32 +66,10 @@ class Server:
             )
         return answer.json()
 
-
-class LoggedProcess(subprocess.Popen[bytes]):
-    """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last
-    line.
-
-    Raises `MachineError` if `log` can't be written, before anything is started.
-    """
-
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        handler = open_log(log)
-        super().__init__(
-            guarded(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment(os.environ),
-            start_new_session=True,
-        )
-        assert self.stdout is not None
-        self.pump = LogPump(self.stdout, handler)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit status, as `subprocess.Popen.wait`."""
-        status = super().wait(timeout)
-        self.pump.join(timeout=5)
-        return status
+    def tokens(self, text: str) -> list[int]:
+        """The ids of a rendered text, its control tokens read as such, behind what begins every text."""
+        asked = {"content": text, "add_special": True, "parse_special": True}
+        return list(self.post("/tokenize", asked)["tokens"])
 
 
 @contextmanager

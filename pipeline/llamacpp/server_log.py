@@ -7,15 +7,19 @@ answers, start and end, why it aborted.
 """
 
 import logging
+import os
 import re
+import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO
 
 from pipeline.core.errors import MachineError
+from pipeline.llamacpp.server_process import environment, guarded
 
 MAX_BYTES = 10_000_000  # of one log file; one older one is kept
 LONGEST_LINE = 4096
@@ -91,3 +95,30 @@ class LogPump(threading.Thread):
         with suppress(OSError):  # a full disk: said by `LogFile`
             self.handler.close()
         self.output.close()
+
+
+class LoggedProcess(subprocess.Popen[bytes]):
+    """A guarded process whose output a `LogPump` carries into `log`; `wait` also waits for the log's last
+    line.
+
+    Raises `MachineError` if `log` can't be written, before anything is started.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        handler = open_log(log)
+        super().__init__(
+            guarded(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(os.environ),
+            start_new_session=True,
+        )
+        assert self.stdout is not None
+        self.pump = LogPump(self.stdout, handler)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, as `subprocess.Popen.wait`."""
+        status = super().wait(timeout)
+        self.pump.join(timeout=5)
+        return status

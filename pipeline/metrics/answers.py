@@ -12,7 +12,6 @@ from typing import Any
 from pipeline.chat.tokens import chat_request
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate, External, Judge
-from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.progress import progress
@@ -20,8 +19,8 @@ from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.intervals import interval
 from pipeline.metrics.refusals import is_refusal
-from pipeline.metrics.score import Score, Scorer
-from pipeline.metrics.scorers import looks_at_text_alone, parse
+from pipeline.metrics.score import Score
+from pipeline.metrics.scorers import parse, scored
 
 UNKNOWN = "unknown"  # the domain of a row without one
 KEEP_SECONDS = 10.0  # answers are written this often
@@ -155,7 +154,7 @@ def score_answers(
             running.enter_context(scorer.running)
         scores, unscored = dict[str, list[Score]](), dict[str, str]()
         for scorer in parsed:
-            scores[scorer.name], refused = _scored(answers, scorer)
+            scores[scorer.name], refused = scored(scorer, answers)
             if refused:
                 unscored[scorer.name] = f"{len(refused)} of {len(answers)} references: {min(refused)}"
     decides = next((scorer.name for scorer in parsed if _any_measured(scores[scorer.name])), parsed[0].name)
@@ -182,61 +181,6 @@ def score_answers(
             for name, found in scores.items()
         },
     }
-
-
-def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], root: Path) -> None:
-    """Prove that each row's reference can be scored, by scoring it against itself; scorers that ask a model
-    or run code are not tried. Raises as `score_answers`.
-    """
-    tried = [parse(one, root=root) for one in scorers if looks_at_text_alone(one)]
-    for row in rows:
-        reference = row["messages"][-1]["content"]
-        for scorer in tried:
-            _score(scorer, {"id": row["id"], "reference": reference, "answer": reference})
-
-
-class Unscorable(DataError):
-    """A reference that a scorer can't score by."""
-
-
-def _score(scorer: Scorer, answer: dict[str, Any]) -> Score:
-    try:
-        return scorer.measure(answer["reference"], answer["answer"], answer)
-    except ValueError as error:
-        raise Unscorable(
-            "Q-METRICS-001",
-            f"row {answer['id']} can't be scored by {scorer.name} ({error}): correct the row, or take "
-            "another scorer in evaluate.scorers (exact_match scores anything, [] nothing)",
-        ) from error
-
-
-def _scored(answers: list[dict[str, Any]], scorer: Scorer) -> tuple[list[Score], list[str]]:
-    """A score for each answer, and why references can't be scored: their answers are not measured."""
-    refused: list[str] = []
-
-    def score(answer: dict[str, Any]) -> Score:
-        try:
-            return _score(scorer, answer)
-        except Unscorable as error:
-            refused.append(error.sentence)
-            return Score(None, False)
-
-    return _in_slots(score, answers, scorer.slots), refused
-
-
-def _in_slots(
-    score: Callable[[dict[str, Any]], Score], answers: list[dict[str, Any]], slots: int
-) -> list[Score]:
-    if slots == 1:
-        return [score(answer) for answer in answers]
-    with ThreadPoolExecutor(slots) as pool:
-        running = [pool.submit(score, answer) for answer in answers]
-        try:
-            return [one.result() for one in running]
-        except BaseException:
-            # a judge that can't be reached is not asked again for every row that waits
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _any_measured(scores: Iterable[Score]) -> bool:

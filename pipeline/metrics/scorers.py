@@ -1,6 +1,9 @@
-"""The scorers by their spelling in `evaluate.scorers` of params.yaml; docs/evaluation.md has the table."""
+"""The scorers by their spelling in `evaluate.scorers` of params.yaml (docs/evaluation.md has the table), and
+what one says of many answers.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -67,3 +70,59 @@ def points(scorer: ExternalScorer) -> Measure:
 def looks_at_text_alone(spelling: str) -> bool:
     """Whether a scorer asks no model and runs no code, so that trying it costs nothing."""
     return spelling.partition(":")[0] in TEXT_ALONE
+
+
+def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], root: Path) -> None:
+    """Prove that each row's reference can be scored, by scoring it against itself; scorers that ask a model
+    or run code are not tried. Raises `Unscorable`, and as
+    `parse`.
+    """
+    tried = [parse(one, root=root) for one in scorers if looks_at_text_alone(one)]
+    for row in rows:
+        reference = row["messages"][-1]["content"]
+        for scorer in tried:
+            _score(scorer, {"id": row["id"], "reference": reference, "answer": reference})
+
+
+class Unscorable(DataError):
+    """A reference that a scorer can't score by."""
+
+
+def _score(scorer: Scorer, answer: dict[str, Any]) -> Score:
+    try:
+        return scorer.measure(answer["reference"], answer["answer"], answer)
+    except ValueError as error:
+        raise Unscorable(
+            "Q-METRICS-001",
+            f"row {answer['id']} can't be scored by {scorer.name} ({error}): correct the row, or take "
+            "another scorer in evaluate.scorers (exact_match scores anything, [] nothing)",
+        ) from error
+
+
+def scored(scorer: Scorer, answers: list[dict[str, Any]]) -> tuple[list[Score], list[str]]:
+    """A score for each answer, and why references can't be scored: their answers are not measured."""
+    refused: list[str] = []
+
+    def score(answer: dict[str, Any]) -> Score:
+        try:
+            return _score(scorer, answer)
+        except Unscorable as error:
+            refused.append(error.sentence)
+            return Score(None, False)
+
+    return _in_slots(score, answers, scorer.slots), refused
+
+
+def _in_slots(
+    score: Callable[[dict[str, Any]], Score], answers: list[dict[str, Any]], slots: int
+) -> list[Score]:
+    if slots == 1:
+        return [score(answer) for answer in answers]
+    with ThreadPoolExecutor(slots) as pool:
+        running = [pool.submit(score, answer) for answer in answers]
+        try:
+            return [one.result() for one in running]
+        except BaseException:
+            # a judge that can't be reached is not asked again for every row that waits
+            pool.shutdown(cancel_futures=True)
+            raise

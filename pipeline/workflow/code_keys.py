@@ -48,6 +48,13 @@ def key_file(name: str) -> str:
     return f"{FOLDER}/{name}.key"
 
 
+def key_files(stage: str, methods: Iterable[str]) -> list[str]:
+    """The files that change when the code of a stage does, as in dvc.yaml: its own, and one for each method
+    that it trains by.
+    """
+    return [key_file(stage), *(key_file(f"train.{method}") for method in methods)]
+
+
 def write_keys(root: Path, modules: Mapping[str, Iterable[str]]) -> list[str]:
     """Write each key below `root`, given the modules that it starts from; the names of those that changed.
 

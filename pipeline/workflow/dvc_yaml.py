@@ -8,8 +8,8 @@ from typing import Any
 
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
-from pipeline.workflow.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file
-from pipeline.workflow.stages import TABLE, WORDS, Plot, Stage, keys_of, stages_in, table
+from pipeline.workflow.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file, key_files
+from pipeline.workflow.stages import TABLE, WORDS, Plot, Stage, stages_in, table
 from pipeline.workflow.syntax import ROOT
 
 HEADER = """\
@@ -64,7 +64,7 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
     )
     entry = {
         "cmd": f"python -m {ROOT} {name}" + (f"@{'-'.join(items)}" if items else ""),
-        "deps": _in_brackets([*keys_of(name, stage), *stage.deps]),
+        "deps": _in_brackets([*key_files(name, stage.methods), *stage.deps]),
         "params": [{LOCK: _in_brackets([key for one in stage.params for key in _keys(one)])}]
         if stage.params
         else [],

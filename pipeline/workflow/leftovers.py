@@ -18,7 +18,7 @@ from pipeline.subprojects.distill import FOLDER as DISTILLING
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.integrity import is_cached
 from pipeline.workflow.record import open_project
-from pipeline.workflow.stages import filled_outputs, table, values_of
+from pipeline.workflow.stages import filled, table, values_of
 
 
 def remove_leftovers(root: Path, params: Params) -> None:
@@ -29,7 +29,7 @@ def remove_leftovers(root: Path, params: Params) -> None:
         return
     values = values_of(params)
     jobs = [stage for name, stage in table().stages.items() if name.startswith("compare_")]
-    asked = {Path(path) for stage in jobs for path in filled_outputs(stage, values)}
+    asked = {Path(path) for stage in jobs for path in filled(stage.written, stage, values)}
     folders = {Path(path).parent for stage in jobs for path in stage.written}
     results = [path for folder in sorted(folders) for path in (root / folder).glob("[!.]*")]
     others = [path for path in results if path.relative_to(root) not in asked]

@@ -18,7 +18,7 @@ from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.code_keys import CODE, SETTINGS
 from pipeline.workflow.receipts import is_remote, receipts
-from pipeline.workflow.stages import Values, items_of, value_at
+from pipeline.workflow.stages import Values, items_of
 
 LARGE = 2**20  # bytes
 RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
@@ -70,8 +70,8 @@ def seems_unchanged(stage: str, root: Path) -> bool:
     if entry is None:
         return False
     for file, recorded in entry.get("params", {}).items():
-        params = read_strict(root / file)[0]
-        if any(value_at(params, key) != value for key, value in recorded.items()):
+        params = Values(read_strict(root / file)[0])
+        if any(params.at(key) != value for key, value in recorded.items()):
             return False
     return not any(
         _surely_differs(root / dep["path"], dep.get("size"), dep.get("md5"), "nfiles" in dep)

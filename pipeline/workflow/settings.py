@@ -17,8 +17,7 @@ from typing import Any
 from pipeline.config.params import Params, Read, load_params
 from pipeline.config.sections import Graph
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import change, completed, full_text, left_out, short_text
-from pipeline.config.text import value_at as value_of
+from pipeline.config.text import change, completed, full_text, left_out, short_text, value_at
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing, unwritable
 from pipeline.core.strict_yaml import read_strict
@@ -26,7 +25,7 @@ from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import LOCK, SETTINGS
 from pipeline.workflow.locked import entry_of, params_of
 from pipeline.workflow.sources import write_whole
-from pipeline.workflow.stages import stages_in, value_at
+from pipeline.workflow.stages import Values, stages_in, values_of
 
 MOST_NAMED = 8
 HEADER = [
@@ -49,9 +48,9 @@ def need_settings(root: Path, read: Read, stage: str = "") -> None:
         complete(root / "params.yaml", read, read_by_dvc(read.params.graph))
         write_lock(root, read.params)
         return
-    values, recorded = read.params.model_dump(mode="json"), lock_values(root)
+    values, recorded = values_of(read.params), Values(lock_values(root))
     keys = params_of(entry_of(stage, root) or {})
-    if _differs(root, read.params) and any(value_at(values, key) != value_at(recorded, key) for key in keys):
+    if _differs(root, read.params) and any(values.at(key) != recorded.at(key) for key in keys):
         raise ConfigError(
             "Q-WORKFLOW-002",
             f"{root / LOCK} doesn't hold the settings of params.yaml, and DVC would record it: run `dvc "
@@ -105,7 +104,7 @@ def lock_values(root: Path) -> dict[str, Any]:
 def differences(before: Any, after: Any) -> Iterator[str]:
     """A line on each setting whose value is another one, or that `before` alone has: "train.r: 16 → 8"."""
     for place, field in keys_of(Params):
-        old, new = value_of(before, place), value_of(after, place)
+        old, new = value_at(before, place), value_at(after, place)
         if not group_of(field):
             if old != new:
                 yield change(place, before, after)
@@ -147,7 +146,7 @@ def starting_text(params: Params, header: list[str]) -> str:
     places = {
         place
         for place, field in keys_of(Params)
-        if not group_of(field) and (place in needed or value_of(values, place) != value_of(defaults, place))
+        if not group_of(field) and (place in needed or value_at(values, place) != value_at(defaults, place))
     }
     return short_text(params, header, places)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -16,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
 from pipeline.config.sections import Graph
-from pipeline.config.text import value_at as value_of
+from pipeline.config.text import value_at
 from pipeline.core.places import resource
 from pipeline.core.yaml_readers import read_fast
-from pipeline.workflow.code_keys import SETTINGS, SETTINGS_MODULE, key_file, method_module, stage_module
+from pipeline.workflow.code_keys import SETTINGS, SETTINGS_MODULE, key_files, method_module, stage_module
 from pipeline.workflow.shards import DIVIDED, made_of, option
 
 TABLE = resource("graphs/stages.yaml")
@@ -131,7 +130,7 @@ class Values:
 
     def at(self, key: str) -> Any:
         """What is under a dotted key, None where nothing is."""
-        return value_at(self.settings, key)
+        return value_at(self.settings, tuple(key.split(".")))
 
     def fill(self, text: str) -> str:
         """`text` with what is under each of its keys."""
@@ -157,11 +156,8 @@ def stages_in(graph: Graph) -> dict[str, Stage]:
 
 
 def stage_modules(stage: str) -> list[str]:
-    """The modules that `stage` ("quantize@Q4_K_M") starts from: its own and those of the stages that it
-    starts.
-    """
-    name = stage.partition("@")[0]
-    return [stage_module(one) for one in (name, *table().stages[name].starts)]
+    """The modules that `stage` starts from: its own and those of the stages that it starts."""
+    return [stage_module(one) for one in (stage, *table().stages[stage].starts)]
 
 
 def code_of_stages() -> dict[str, list[str]]:
@@ -173,19 +169,12 @@ def code_of_stages() -> dict[str, list[str]]:
     return stages | methods | {SETTINGS: [SETTINGS_MODULE]}
 
 
-def keys_of(name: str, stage: Stage) -> list[str]:
-    """The files that change when the code of a stage does, as in dvc.yaml: its own, and one for each method
-    that it trains by.
-    """
-    return [key_file(name), *(key_file(f"train.{method}") for method in stage.methods)]
-
-
 def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> Iterator[Rule]:
     """The rules of the graph that `params` need, with names and levels filled in. If there are several
     `shards`, stage curate publishes what its jobs (`pipeline.workflow.shards`) have made of them.
     """
     values, stages = values_of(params), stages_in(params.graph)
-    made = [path for stage in stages.values() for path in filled_outputs(stage, values)]
+    made = [path for stage in stages.values() for path in filled(stage.written, stage, values)]
     for name, stage in stages.items():
         lists = lists_of(stage.each, values)
         if not all(lists.values()):
@@ -196,7 +185,7 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
         yield Rule(
             name,
             f"{name}@{ending}" if ending else f"{name}{option(shards)}" if name == DIVIDED else name,
-            [of_job.fill(path) for path in keys_of(name, stage)],
+            [of_job.fill(path) for path in key_files(name, stage.methods)],
             [path for dep in stage.deps for path in _inside(of_job.fill(dep), made)]
             + (made_of(shards) if name == DIVIDED else []),
             [path for path in outputs if not path.endswith("/")],
@@ -234,30 +223,12 @@ def items_of(each: str | Lists | None, values: Values) -> Iterator[tuple[str, An
         yield "-".join(map(str, combination)), item
 
 
-def value_at(params: Any, key: str) -> Any:
-    """What params.yaml holds under a dotted key, None where it holds nothing."""
-    return value_of(params, tuple(key.split(".")))
-
-
-def filled_outputs(stage: Stage, values: Values) -> Iterator[str]:
-    """What all jobs of a stage write under the settings `values`; folders end in a slash."""
+def filled(paths: Sequence[str], stage: Stage, values: Values) -> Iterator[str]:
+    """`paths` of a stage (its `written`, its `deps`) as all of its jobs have them under the settings
+    `values`; folders end in a slash.
+    """
     for _, item in items_of(stage.each, values):
-        yield from map(values.of(item).fill, stage.written)
-
-
-def written_bytes(name: str, item: str, params: Params, root: Path) -> int:
-    """Bytes on disk of what the job `item` ("" if there is one only) of stage `name` writes below `root`."""
-    values, stage = values_of(params), table().stages[name]
-    of_job = values.of(dict(items_of(stage.each, values)).get(item))
-    outputs = [root / of_job.fill(path) for path in stage.written]
-    files = [file for path in outputs for file in (path.rglob("*") if path.is_dir() else [path])]
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def filled_deps(stage: Stage, values: Values) -> Iterator[str]:
-    """What all jobs of a stage read under the settings `values`."""
-    for _, item in items_of(stage.each, values):
-        yield from map(values.of(item).fill, stage.deps)
+        yield from map(values.of(item).fill, paths)
 
 
 def _inside(dep: str, made: list[str]) -> list[str]:

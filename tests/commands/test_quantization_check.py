@@ -20,7 +20,12 @@ from tiny import untied_qwen2
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from pipeline.commands.quantization_check.adapters import put_adapter, random_adapter, saved_adapters
+from pipeline.commands.quantization_check.adapters import (
+    put_adapter,
+    random_adapter,
+    saved_adapters,
+    swap_line,
+)
 from pipeline.commands.quantization_check.checks import (
     compare_logits,
     measure_training,
@@ -28,7 +33,6 @@ from pipeline.commands.quantization_check.checks import (
     memory_line,
     output_lines,
     planned_training,
-    swap_line,
     tensor_bytes,
 )
 from pipeline.commands.quantization_check.command import quantization_check
@@ -298,10 +302,8 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
         else:
             checkpoint.mkdir()  # torn
     found = saved_adapters(tmp_path)
-    assert found == (
-        adapter,
-        tmp_path / "models/checkpoints/checkpoint-10",
-    )  # the newest complete one that differs
+    newest = tmp_path / "models/checkpoints/checkpoint-10"  # that is complete and differs
+    assert found == (adapter, newest)
     line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, found)
     assert (line.verdict, line.figure) == ("pass", 0.0)
     assert "checkpoint-10" in line.sentence

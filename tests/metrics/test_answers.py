@@ -13,8 +13,9 @@ from pipeline.config.sections import External
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.places import PROJECT
 from pipeline.metrics import answers as module
-from pipeline.metrics.answers import answer_row, check_references, score_answers
+from pipeline.metrics.answers import answer_row, score_answers
 from pipeline.metrics.score import Score, Scorer
+from pipeline.metrics.scorers import check_references
 
 REFERENCE = json.dumps({"a": 1, "b": 2})
 REFUSAL = "I'm sorry, but I can't assist with that."

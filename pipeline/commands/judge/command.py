@@ -28,8 +28,8 @@ from pipeline.core.hardware import machine
 from pipeline.core.publish import write_json, write_text
 from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.metrics.answers import check_references, score_answers
-from pipeline.metrics.scorers import parse
+from pipeline.metrics.answers import score_answers
+from pipeline.metrics.scorers import check_references, parse
 
 DATA = Path("data/final/test.jsonl")
 PAGE, REPORT = Path("reports/judge.html"), Path("reports/judge.json")

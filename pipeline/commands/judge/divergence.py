@@ -82,10 +82,7 @@ def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
     """
     *asked, last = row["messages"]
     question = server.post("/apply-template", chat_request(asked, row.get("tools")))["prompt"]
-    before, ids = (
-        server.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
-        for text in (question, question + last["content"])
-    )
+    before, ids = server.tokens(question), server.tokens(question + last["content"])
     start = max(1, common_start(before, ids))  # what follows a position is what it is compared on
     positions = list(range(start - 1, len(ids) - 1))
     return Prompt(ids, thinned(positions)) if positions and len(ids) <= room else None

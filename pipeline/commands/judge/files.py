@@ -19,8 +19,8 @@ from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import read_rows
 from pipeline.core.text import one_line
-from pipeline.gguf.file import kv_cache_bytes
-from pipeline.gguf.header import Header, NotGguf, UnknownType, read_header, tensor_bytes
+from pipeline.gguf.file import bits_per_weight, kv_cache_bytes, tensor_types
+from pipeline.gguf.header import Header, NotGguf, UnknownType, read_header
 from pipeline.llamacpp.server import Server
 from pipeline.stages.curate.reading.turns import read_tools, read_turns
 
@@ -83,12 +83,9 @@ def describe(path: Path, name: str, before: Sequence[Candidate] = ()) -> Candida
             "version's file, or one that a newer converter made",
         )
     # one that can't be compiled is llama-server's to refuse, which renders it
-    try_templates(
-        {key: str(text) for key, text in header.fields.items() if key.startswith(TEMPLATE)}, str(path)
-    )
-    sha256, stored = file_hash(path), 0
-    for tensor, (shape, ggml_type) in header.tensors.items():
-        stored += tensor_bytes(tensor, shape, ggml_type)
+    templates = {key: str(text) for key, text in header.fields.items() if key.startswith(TEMPLATE)}
+    try_templates(templates, str(path))
+    sha256 = file_hash(path)
     kind = str(header.fields.get("general.architecture"))
     positions = header.fields.get(f"{kind}.context_length")
     return Candidate(
@@ -99,8 +96,8 @@ def describe(path: Path, name: str, before: Sequence[Candidate] = ()) -> Candida
         bytes=path.stat().st_size,
         architecture=kind,
         parameters=header.parameters,
-        bits_per_weight=round(stored * 8 / header.parameters, 3),
-        types=tensor_types(header),
+        bits_per_weight=bits_per_weight(header),
+        types=dict(tensor_types(header).most_common()),
         positions=positions if isinstance(positions, int) else None,
         per_token=None if has_smaller_cache(header.fields, kind) else kv_cache_bytes(path, 1),
         vocabulary=vocabulary(header.fields),
@@ -146,21 +143,12 @@ def names(paths: Sequence[Path]) -> list[str]:
     return found
 
 
-def tensor_types(header: Header) -> dict[str, int]:
-    """How many tensors there are of each type, the commonest first."""
-    from gguf import GGMLQuantizationType
-
-    types = Counter(GGMLQuantizationType(ggml_type).name for _, ggml_type in header.tensors.values())
-    return dict(types.most_common())
-
-
 def has_smaller_cache(fields: Mapping[str, Any], kind: str) -> bool:
     """Whether the architecture keeps less than every layer's keys and values of every token, so that only a
     measurement says how much.
     """
-    return any(
-        fields[name] for name in fields if name.startswith(tuple(f"{kind}.{one}" for one in SMALLER_CACHE))
-    )
+    smaller = tuple(f"{kind}.{name}" for name in SMALLER_CACHE)
+    return any(fields[name] for name in fields if name.startswith(smaller))
 
 
 def vocabulary(fields: Mapping[str, Any]) -> str:
@@ -205,9 +193,9 @@ def check_rows(
     """
     room = min(ctx_size, one.positions or ctx_size)
     longest, which = max((prompt_tokens(one, server, row), str(row["id"])) for row in rows)
-    if longest + max_new_tokens <= room:
-        return
     needed = longest + max_new_tokens
+    if needed <= room:
+        return
     remedy = (
         f"give --ctx-size {needed} or more"
         if room == ctx_size
@@ -232,9 +220,7 @@ def prompt_tokens(one: Candidate, server: Server, row: Row) -> int:
             f"the chat template of {one.name} does not take row {row['id']} ({answer}): leave the file "
             "or the row out, or put a system turn's text into the first question",
         ) from error
-    return len(
-        server.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
-    )
+    return len(server.tokens(text))
 
 
 def _checked(file: Path) -> Iterator[Row]:

@@ -22,8 +22,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import remove, write_json
 from pipeline.core.text import most, plural, words
-from pipeline.metrics.answers import check_references
-from pipeline.metrics.scorers import parse
+from pipeline.metrics.scorers import check_references, parse
 
 
 @dataclass(frozen=True)

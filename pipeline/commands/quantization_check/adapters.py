@@ -1,16 +1,27 @@
-"""The adapters of a quantization check: a random one, the trained one or two that are switched."""
+"""The adapters of a quantization check: a random one, the trained one or two that are switched, and whether
+they can be.
+"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pipeline.commands.quantization_check.checks import last_logits
 from pipeline.config.sections import Training
+from pipeline.core.checks import Check
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.base_files import ADAPTER_FILE
+from pipeline.llamacpp.logits import Floats
 from pipeline.models.lora import hold_in_float32, with_adapter
 from pipeline.models.merging.adapter import check_patterns, read_settings
+from pipeline.stages.parity.check import count_check
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
+
+NAMES = ("first", "second")  # of two adapters that are switched
 
 
 def random_adapter(model: Any, config: Any, name: str, seed: int) -> Any:
@@ -113,3 +124,54 @@ def check_settings(adapter: Path, settings: Training) -> None:
 def _named(targets: list[str] | str) -> str:
     """Targets, names in any order or a pattern, as one text."""
     return targets if isinstance(targets, str) else ", ".join(sorted(targets))
+
+
+def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Check:
+    """Proof that adapters can be switched on `model`, a quantized base without one; it is left without one.
+    Switching gives each one's own outputs, and none gives the base's, bit for bit.
+
+    Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured
+    alone on the base, then both are put on it and switched: first, second, first, none.
+    """
+
+    def put_on(bare: Any, name: str) -> Any:
+        number = NAMES.index(name)
+        return put_adapter(bare, adapters[number] if adapters else None, config, name, 1 + number)
+
+    bare = last_logits(model, rows)
+    alone = {}
+    for name in NAMES:
+        adapted = put_on(model, name)
+        alone[name] = last_logits(adapted, rows)
+        model = adapted.unload()
+    title, what = (
+        "Two adapters on one NF4 base",
+        "switches whose logits differ from the adapter's alone (the last: the base's)",
+    )
+    which = (
+        " and ".join(f"{one.parent.name}/{one.name}" for one in adapters)
+        or "two random adapters, for no two saved ones are here"
+    )
+    if same(alone["first"], alone["second"]) or same(alone["first"], bare):
+        return Check(
+            title,
+            "not measured",
+            f"the adapters say the same or nothing, so switching proves nothing; {which}",
+            what=what,
+        )
+    adapted = put_on(put_on(model, "first"), "second")
+    pairs: list[tuple[list[Floats], list[Floats]]] = []
+    for name in ("first", "second", "first"):
+        adapted.set_adapter(name)
+        pairs.append((last_logits(adapted, rows), alone[name]))
+    with adapted.disable_adapter():
+        pairs.append((last_logits(adapted, rows), bare))
+    adapted.unload()
+    different = [number for number, pair in enumerate(pairs, 1) if not same(*pair)]
+    line = count_check(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
+    return replace(line, sentence=f"{line.sentence}; {which}")
+
+
+def same(one: list[Floats], other: list[Floats]) -> bool:
+    """Whether two runs' logits are equal bit for bit."""
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -1,17 +1,13 @@
 """What a quantization check compares: what NF4 changes in what the model says (logits of the 16-bit base
-against the NF4 base, both with the adapter), whether adapters can be switched on the NF4 base, and what
-training keeps in memory.
+against the NF4 base, both with the adapter), and what training keeps in memory.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import log
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.commands.quantization_check.adapters import put_adapter
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check
 from pipeline.llamacpp.logits import Floats
@@ -22,7 +18,6 @@ from pipeline.planning.base import published_shape
 from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Shape
 from pipeline.planning.weights import frozen_bytes, lora_parameters, optimizer_bytes
-from pipeline.stages.parity.check import count_check
 
 POSITIONS = 32  # last positions of a prompt whose logits are compared: a 152k vocabulary takes 19 MB a prompt
 # What rounding costs in outputs depends on model and text, so this limit says whether it is the same model at
@@ -42,7 +37,6 @@ SMALLEST, MOST_OVER, LIKE_EIGHT_BILLION = 494_032_768, 2.1, 1_543_714_304
 #   Qwen2.5-Coder-0.5B     0.074 nats, 81 %                         (on 8 held-out rows 0.047, 93 %)
 # and of SmolLM2 with its adapter on one side only 1.2 to 1.4 nats
 PROMPTS_OVER_WINDOWS = 3.0
-NAMES = ("first", "second")  # of two adapters that are switched
 PARTS = ("weights", "adapter", "gradients", "adam")  # of what training keeps in memory
 STEPS = 2  # Adam's states are there from the first step on, and are as they stay from the second
 TOKENS = 64  # of a row that is stepped on: the tensors that stay don't depend on it
@@ -132,57 +126,6 @@ def output_lines(figures: dict[str, float], where: str, parameters: int | None =
             unit="nats",
         ),
     }
-
-
-def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence[Path] = ()) -> Check:
-    """Proof that adapters can be switched on `model`, a quantized base without one; it is left without one.
-    Switching gives each one's own outputs, and none gives the base's, bit for bit.
-
-    Each of the two `adapters` (folders; without them two random ones as `config` says) is first measured
-    alone on the base, then both are put on it and switched: first, second, first, none.
-    """
-
-    def put_on(bare: Any, name: str) -> Any:
-        number = NAMES.index(name)
-        return put_adapter(bare, adapters[number] if adapters else None, config, name, 1 + number)
-
-    bare = last_logits(model, rows)
-    alone = {}
-    for name in NAMES:
-        adapted = put_on(model, name)
-        alone[name] = last_logits(adapted, rows)
-        model = adapted.unload()
-    title, what = (
-        "Two adapters on one NF4 base",
-        "switches whose logits differ from the adapter's alone (the last: the base's)",
-    )
-    which = (
-        " and ".join(f"{one.parent.name}/{one.name}" for one in adapters)
-        or "two random adapters, for no two saved ones are here"
-    )
-    if same(alone["first"], alone["second"]) or same(alone["first"], bare):
-        return Check(
-            title,
-            "not measured",
-            f"the adapters say the same or nothing, so switching proves nothing; {which}",
-            what=what,
-        )
-    adapted = put_on(put_on(model, "first"), "second")
-    pairs: list[tuple[list[Floats], list[Floats]]] = []
-    for name in ("first", "second", "first"):
-        adapted.set_adapter(name)
-        pairs.append((last_logits(adapted, rows), alone[name]))
-    with adapted.disable_adapter():
-        pairs.append((last_logits(adapted, rows), bare))
-    adapted.unload()
-    different = [number for number, pair in enumerate(pairs, 1) if not same(*pair)]
-    line = count_check(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
-    return replace(line, sentence=f"{line.sentence}; {which}")
-
-
-def same(one: list[Floats], other: list[Floats]) -> bool:
-    """Whether two runs' logits are equal bit for bit."""
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def measure_training(model: Any, rows: list[list[int]], learning_rate: float) -> dict[str, int]:

@@ -19,7 +19,12 @@ from typing import Any
 
 from pipeline.chat.selection import chats_in
 from pipeline.chat.tokens import encodable, load_tokenizer
-from pipeline.commands.quantization_check.adapters import check_settings, put_adapter, saved_adapters
+from pipeline.commands.quantization_check.adapters import (
+    check_settings,
+    put_adapter,
+    saved_adapters,
+    swap_line,
+)
 from pipeline.commands.quantization_check.checks import (
     NF4,
     PLAIN,
@@ -30,7 +35,6 @@ from pipeline.commands.quantization_check.checks import (
     memory_line,
     memory_table,
     output_lines,
-    swap_line,
 )
 from pipeline.config.params import Params
 from pipeline.config.sections import Training

@@ -23,7 +23,7 @@ from pipeline.stages.train.checkpoints import LATER, METRICS_LOG, TORN
 from pipeline.stages.train.run import RUN
 from pipeline.workflow.code_keys import method_module
 from pipeline.workflow.package import Package
-from pipeline.workflow.stages import TABLE, stage_modules, stages_in, value_at
+from pipeline.workflow.stages import TABLE, stage_modules, stages_in, values_of
 
 STAGE = "train"
 TENSORBOARD = "reports/tensorboard"
@@ -71,13 +71,13 @@ def inputs(root: Path, params: Params) -> Parcel:
 
 def run_id(parcel: Parcel, params: Params) -> str:
     """The same for the same inputs, settings of train and code of train: a comment is another's business."""
-    values = params.model_dump(mode="json")
+    values = values_of(params)
     data = {
         place: digest
         for place, digest in parcel.places.items()
         if place.startswith("project/") and place != "project/params.yaml"
     }
-    settings = {key: value_at(values, key) for key in stages_in(params.graph)[STAGE].params}
+    settings = {key: values.at(key) for key in stages_in(params.graph)[STAGE].params}
     code = Package().key(*stage_modules(STAGE), method_module(params.train.method))
     return json_hash([data, settings, code])[:16]
 

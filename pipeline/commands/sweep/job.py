@@ -12,10 +12,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING
 
 from pipeline.commands.sweep.space import Space, read_space, settings_of, with_settings
-from pipeline.commands.sweep.study import LOG, SEARCH, SEEDS, Sweep, begin, draw, live, open_study, trials_of
+from pipeline.commands.sweep.study import (
+    LOG,
+    SEARCH,
+    SEEDS,
+    Ending,
+    Sweep,
+    begin,
+    draw,
+    live,
+    open_study,
+    tell,
+    trials_of,
+    twin,
+)
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
 from pipeline.core.interruption import Interruption
@@ -30,7 +43,7 @@ from pipeline.subprojects.processes import ERRORS, end, open_subproject, signal_
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import FrozenTrial
 
 SHARED = ("data/tokens", "data/evaluation", "models/base")  # rewards of grpo may lie in the second
 # What a training ended with is final for a trial only if it is due to what was tried. Anything else (a
@@ -79,16 +92,6 @@ def main(job: str, folder: Path) -> None:
         remove(folder / job / "models")  # checkpoints and adapter: what it showed is in the journal
 
 
-class Ending(NamedTuple):
-    """How a trial ended: Optuna's state, the metric's value, why, how many steps and seconds it trained."""
-
-    state: "TrialState"
-    value: float | None
-    reason: str
-    steps: int
-    seconds: float
-
-
 def ending(sweep: Sweep, study: "Study", trial: "FrozenTrial", job: str, space: Space) -> Ending:
     """Train, and say how that ended. Raises what training ended with, unless what was tried is at fault."""
     from optuna.trial import TrialState
@@ -119,28 +122,14 @@ def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial
     if words["trial"] is None:
         if job in trials:
             return search, trials[job]
-        first = first_settings(sweep, space) if not trials else None
+        # what params.yaml has, if that is in the space: what a winner has to beat
+        first = space.encoded(settings_of(space, load_params(sweep.params))) if not trials else None
         return search, begin(search, job, first or draw(space, job, trials), space)
     study = open_study(sweep, SEEDS, space)
     if job not in (known := trials_of(study)):
         params = trials[f"trial-{words['trial']}"].params
         return study, begin(study, job, params, space, of=int(words["trial"]), seed=int(words["number"]))
     return study, known[job]
-
-
-def first_settings(sweep: Sweep, space: Space) -> dict[str, Any] | None:
-    """What `params.yaml` has, if that is in the space: what a winner has to beat."""
-    return space.encoded(settings_of(space, load_params(sweep.params)))
-
-
-def twin(study: "Study", trial: "FrozenTrial") -> "FrozenTrial | None":
-    """A finished trial with the same parameters and seed: training again would give the same bytes."""
-    from optuna.trial import TrialState
-
-    for other in study.get_trials(states=(TrialState.COMPLETE,)):
-        if other.params == trial.params and other.user_attrs.get("seed") == trial.user_attrs.get("seed"):
-            return other
-    return None
 
 
 def trained(
@@ -174,15 +163,6 @@ def trained(
         return pruned
 
     return run(project, worse)
-
-
-def tell(study: "Study", trial: "FrozenTrial", end_of: Ending) -> None:
-    """Tell Optuna how a trial ended; what is said of it goes first, so that a finished trial has it."""
-    running = live(study, trial)
-    for name in ("reason", "steps", "seconds"):
-        running.set_user_attr(name, getattr(end_of, name))
-    value = end_of.value if end_of.state.name == "COMPLETE" else None
-    study.tell(trial.number, value, state=end_of.state)
 
 
 def run(project: Path, worse: Callable[[], bool]) -> bool:

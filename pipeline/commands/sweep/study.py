@@ -17,7 +17,7 @@ from pipeline.commands.sweep.space import Space
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.storages.journal import JournalFileSymlinkLock
-    from optuna.trial import FrozenTrial, Trial
+    from optuna.trial import FrozenTrial, Trial, TrialState
 
 SWEEPS = Path("models/.sweep")  # scratch: neither Snakemake's main workflow nor DVC looks at it
 RESULTS = Path("reports/sweep")
@@ -146,6 +146,35 @@ def live(study: "Study", trial: "FrozenTrial") -> "Trial":
     storage = study._storage  # the one that it was opened with
     number = storage.get_study_id_from_name(study.study_name)
     return optuna.trial.Trial(study, storage.get_trial_id_from_study_id_trial_number(number, trial.number))
+
+
+def twin(study: "Study", trial: "FrozenTrial") -> "FrozenTrial | None":
+    """A finished trial with the same parameters and seed: training again would give the same bytes."""
+    from optuna.trial import TrialState
+
+    for other in study.get_trials(states=(TrialState.COMPLETE,)):
+        if other.params == trial.params and other.user_attrs.get("seed") == trial.user_attrs.get("seed"):
+            return other
+    return None
+
+
+class Ending(NamedTuple):
+    """How a trial ended: Optuna's state, the metric's value, why, how many steps and seconds it trained."""
+
+    state: "TrialState"
+    value: float | None
+    reason: str
+    steps: int
+    seconds: float
+
+
+def tell(study: "Study", trial: "FrozenTrial", end_of: Ending) -> None:
+    """Tell Optuna how a trial ended; what is said of it goes first, so that a finished trial has it."""
+    running = live(study, trial)
+    for name in ("reason", "steps", "seconds"):
+        running.set_user_attr(name, getattr(end_of, name))
+    value = end_of.value if end_of.state.name == "COMPLETE" else None
+    study.tell(trial.number, value, state=end_of.state)
 
 
 def repair(sweep: Sweep) -> None:

@@ -24,34 +24,15 @@ PART = re.compile(
     r"(?P<path>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?"
 )
 PAIRS = ({"lora_A.weight", "lora_B.weight"}, {"lora_embedding_A", "lora_embedding_B"})
-# settings that a merge follows, and those that say nothing about the finished weights
-FOLLOWED = {
-    "r",
-    "lora_alpha",
-    "rank_pattern",
-    "alpha_pattern",
-    "use_rslora",
-    "use_dora",
-    "lora_bias",
-    "bias",
-    "fan_in_fan_out",
-    "modules_to_save",
-    "target_parameters",
-    "target_modules",
-    "init_lora_weights",
-    "peft_type",
-}
+# settings that say nothing about the finished weights; a merge follows those that `Settings` names
 SILENT = {
     "auto_mapping",
     "base_model_name_or_path",
     "eva_config",
-    "exclude_modules",
     "inference_mode",
-    "layers_pattern",
     "layers_to_transform",
     "loftq_config",
     "lora_dropout",
-    "megatron_config",
     "megatron_core",
     "peft_version",
     "qalora_group_size",
@@ -238,8 +219,8 @@ def _unsupported(settings: Settings) -> list[str]:
         *changed_start(settings),
         *(
             f"{safe(key, 80)} is {quoted(value)}"
-            for key, value in sorted(settings.model_dump().items())
-            if value and key not in FOLLOWED | SILENT
+            for key, value in sorted((settings.model_extra or {}).items())
+            if value and key not in SILENT
         ),
     ]
 

@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.tokens import PROBES, panics_as_errors, plain_tokenizer
+from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import gguf_tensors

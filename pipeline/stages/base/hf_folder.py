@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from pipeline.chat.template import try_templates
-from pipeline.chat.tokenizer_trial import try_tokenizer
-from pipeline.chat.tokens import PROBES, load_tokenizer
+from pipeline.chat.tokenizer_file import try_tokenizer
+from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
@@ -65,7 +65,7 @@ def examine(folder: Path) -> dict[str, Any]:
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
     try:
-        try_tokenizer(folder / "tokenizer.json", PROBES)
+        try_tokenizer(folder)
         tokenizer = load_tokenizer(folder)
         template = str(tokenizer.get_chat_template())
         named = tokenizer.chat_template

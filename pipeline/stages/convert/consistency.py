@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.tokens import plain_tokenizer
+from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
 from pipeline.gguf.sources import in_model

@@ -202,8 +202,7 @@ def settings(conversation: Conversation) -> dict[str, bool]:
 
 def first_added(server: Server) -> list[int]:
     """What llama-server puts before every prompt: a beginning of text, or nothing."""
-    ids: list[int] = server.post("/tokenize", {"content": "", "add_special": True})["tokens"]
-    return ids
+    return server.tokens("")
 
 
 def trainable(tokenizer: Any, conversation: Conversation) -> bool:

@@ -90,10 +90,7 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
         words = unicodedata.normalize("NFC", text.complete)
         ours = tokenizer(words, add_special_tokens=False)["input_ids"]
         bare = words.removeprefix(tokenizer.bos_token or "") if begin else words
-        theirs = server.post("/tokenize", {"content": bare, "add_special": True, "parse_special": True})[
-            "tokens"
-        ]
-        ids.add(words, ours, theirs)
+        ids.add(words, ours, server.tokens(bare))
     return _check(
         IDS,
         "conversations whose token ids differ between training and llama-server",

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat.prompts import as_chat
-from pipeline.chat.tokens import IGNORED, Row, plain_tokenizer
+from pipeline.chat.tokenizer_file import plain_tokenizer
+from pipeline.chat.tokens import IGNORED, Row
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import Row
-from pipeline.chat.tokens import plain_tokenizer
+from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.stages.curate.rules.shape import has_endless_marks
 from pipeline.stages.curate.rules.template import ChatTemplate

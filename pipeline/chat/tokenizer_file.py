@@ -1,0 +1,116 @@
+"""The tokenizer.json of a folder, as the library tokenizers loads it. It holds regular expressions and
+replacements that somebody else wrote, and they may take any time and memory: it is tried once, in a process
+with limits, before anything loads it without.
+
+Run as a script, this tries the file of a folder (it imports nothing of the project).
+
+    python -P tokenizer_file.py FOLDER
+"""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CPU_SECONDS = 5  # a vocabulary of 262,000 words takes 0.9
+MEMORY_BYTES = 1 << 30  # of address space
+MEMORY_EACH = 16  # bytes more, for each byte of the file; a sound one takes some 12
+MOST_TOKENS = 64  # for each character; a sound one has at most 8, an emoji's bytes in halves
+TOO_MUCH = "too much"
+# strings on which pre-tokenizers differ: digits, contractions, spaces, newlines, scripts, code
+PROBES = (
+    "Hello, world! I'm 12345 years and 67.89 days old; you'll see.",
+    "def f(x):\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces ",
+    "naïve café – “quotes” 東京 Привет مرحبا 🙂👩‍💻 ½ ①",
+)
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """A panic inside the library tokenizers, no `Exception` in Python, becomes a `RuntimeError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # its class can't be imported
+            raise
+        raise RuntimeError(f"tokenizers stopped at it: {error}") from error
+
+
+@panics_as_errors()
+def plain_tokenizer(folder: Path) -> Any:
+    """The `tokenizers.Tokenizer` of a folder's tokenizer.json, without the padding and truncation that some
+    files ask for (of any length, and memory is taken for it).
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def try_tokenizer(folder: Path) -> None:
+    """Load the tokenizer.json of `folder` and encode each of `PROBES`, in a process with limits of time and
+    memory.
+
+    Raises `DataError` if it exceeds them. What else the library says of the file, it says again to the one
+    who loads it.
+    """
+    # not at the top: the script imports nothing of the project
+    from pipeline.core.child import bound
+    from pipeline.core.errors import DataError
+
+    file = folder / "tokenizer.json"
+    memory = MEMORY_BYTES + MEMORY_EACH * file.stat().st_size
+    limits = {resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_AS: memory, resource.RLIMIT_CORE: 0}
+    done = subprocess.run(
+        bound([sys.executable, "-P", str(Path(__file__).resolve()), str(folder.resolve())], limits=limits),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # a panic's
+        env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+        check=False,
+    )
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        excess = f"takes more than {CPU_SECONDS} s"
+    elif done.returncode < 0:
+        excess = f"takes more than {memory / 1e9:.1f} GB of memory (signal {-done.returncode})"
+    elif done.stdout.decode() == TOO_MUCH:
+        excess = "takes too much memory, or makes more tokens of a character than any tokenizer"
+    else:
+        done.check_returncode()
+        return
+    raise DataError(
+        "Q-CHAT-009",
+        f"{file} {excess} on a few words: take another model, or correct its normalizer and pre_tokenizer",
+    )
+
+
+def main() -> None:
+    """Try the folder; say if the tokenizer made too much of the probes."""
+    try:
+        if encoded_in_bounds(Path(sys.argv[1])):
+            return
+    except MemoryError:
+        pass
+    except BaseException:  # of any kind: a panic is no Exception
+        return
+    sys.stdout.write(TOO_MUCH)
+
+
+def encoded_in_bounds(folder: Path) -> bool:
+    """Whether none of `PROBES` becomes more than `MOST_TOKENS` tokens a character."""
+    tokenizer = plain_tokenizer(folder)
+    return all(
+        len(tokenizer.encode(text, add_special_tokens=False).ids) <= MOST_TOKENS * len(text)
+        for text in PROBES
+    )
+
+
+if __name__ == "__main__":
+    main()
