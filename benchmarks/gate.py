@@ -137,7 +137,7 @@ class Bench:
 
     def evidence(self, level: str, case: str, model: Path, sixteen_case: str, sixteen: Path) -> "Evidence":
         """A level's evaluation, and that of the 16-bit model that it is compared with."""
-        from pipeline.gate.records import ANSWERS, Evaluation
+        from pipeline.gate.evaluations import ANSWERS, Evaluation
         from pipeline.gate.scores import Evidence
 
         found = {

@@ -7,9 +7,10 @@ from parity_inputs import parity_report
 
 from pipeline.config.sections import Gate
 from pipeline.core.checks import Check
+from pipeline.gate.evaluations import ANSWERS, Evaluation
 from pipeline.gate.judge import Judgment
 from pipeline.gate.judge import judge as judge_model
-from pipeline.gate.records import ANSWERS, Evaluation, Parity, Train
+from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import Evidence
 
 LIMITS = Gate(max_kld=0.5, min_same_top=0.85, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)

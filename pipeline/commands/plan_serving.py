@@ -22,8 +22,9 @@ from pipeline.config.sections.values import ALL_LAYERS
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.hardware import Card
 from pipeline.core.units import MEMORY_GB, MEMORY_UNIT, memory_gb
+from pipeline.gate.evaluations import Evaluations
+from pipeline.gate.inputs import load_inputs, read_evaluation
 from pipeline.gate.recommend import Recommendation, advise, memory_of
-from pipeline.gate.records import Evaluations, load_inputs, read_evaluation
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.base import find_quantized
 from pipeline.planning.budget import file_bytes

@@ -18,8 +18,8 @@ from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
 from pipeline.core.errors import ConfigError, GateError
+from pipeline.gate.inputs import load_inputs
 from pipeline.gate.recommend import advise
-from pipeline.gate.records import load_inputs
 from pipeline.ship.bundle import SCRIPT, UNIT, Shipment, make_bundle
 from pipeline.ship.evidence import mismatches
 from pipeline.ship.lineage import need_records

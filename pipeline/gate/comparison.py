@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from pipeline.config.products import REFERENCES, SERVED_CHECK, Product, product_of
 from pipeline.config.sections import BASE, ORIGINAL, UNTUNED, reference_of
-from pipeline.gate.records import Evaluation, Evaluations, Parity, ParityCheck
+from pipeline.gate.evaluations import Evaluation, Evaluations
+from pipeline.gate.records import Parity, ParityCheck
 from pipeline.metrics.level_limits import LevelLimit, level_limit, served_limit
 
 MERGED = "outputs_trained"  # parity compares the trained model with the merged one

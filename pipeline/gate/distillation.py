@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pipeline.config.products import product_of
 from pipeline.config.sections import BASE, ORIGINAL
-from pipeline.gate.records import Evaluations, RowSums
+from pipeline.gate.evaluations import Evaluations, RowSums
 from pipeline.pages.formats import percent
 
 PLACES = {"assistant": "where the assistant speaks", "all_tokens": "over all tokens"}

@@ -13,33 +13,16 @@ chance would hardly make it (p below 0.05).
     quench ship Q4_K_M
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.config.methods import METHODS
-from pipeline.config.sections import AUTO, Gate
-from pipeline.config.strategies import CHANCE
+from pipeline.config.sections import Gate
 from pipeline.core.checks import Check, overall
-from pipeline.gate.comparison import Comparison, Measured, comparison, share_text
-from pipeline.gate.records import Evaluations, Parity, Train
+from pipeline.gate import rules
+from pipeline.gate.comparison import comparison
+from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import Evidence
-from pipeline.metrics.level_limits import LevelLimit
-from pipeline.pages.formats import p_value
 
-# share of the reference's scored answers that a level may lack, since a judge or a time limit may miss one
-UNSCORED = 0.05
-TITLES = {
-    "parity": "Parity checks",
-    "reference": "Reference",
-    "kld": "Divergence",
-    "same_top": "Same first choice",
-    "trained": "From the trained model",
-    "task_drop": "Task",
-    "stopped": "Ends its answers",
-    "forgetting": "General ability",
-    "preferences": "Preferences",
-}
 RECORD = {
     "rule": "key",
     "title": "name",
@@ -76,29 +59,6 @@ class Judgment:
         }
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule that is on, with its limit."""
-
-    key: str
-    limit: float | None = None
-
-    def check(
-        self,
-        verdict: bool | Literal["pass", "fail", "not measured"],
-        sentence: str,
-        figure: float | None = None,
-    ) -> Check:
-        """The rule's check; a `verdict` of True passes."""
-        verdict = ("pass" if verdict else "fail") if isinstance(verdict, bool) else verdict
-        return Check(TITLES[self.key], verdict, sentence, figure=figure, limit=self.limit, key=self.key)
-
-    def missing(self, what: str, stage: str) -> Check:
-        """What should have been measured and was not refuses."""
-        again = f"which refuses: run `python -m pipeline {stage}` again."
-        return self.check("fail", f"{what[0].upper()}{what[1:]}, {again}")
-
-
 def judge(
     model: str,
     evidence: Evidence,
@@ -109,201 +69,14 @@ def judge(
     """Judge a model of the evidence by its evaluation and answers, parity's report and training's."""
     compared = comparison(model, evidence.evaluations, parity)
     checks = (
-        _parity(parity, compared.needed),
-        Rule("reference").check("fail", compared.fault) if compared.fault else None,
-        _divergence("kld", compared.kld, limits.max_kld, compared),
-        _divergence("same_top", compared.same_top, limits.min_same_top, compared),
-        _trained(compared, limits.max_kld_trained),
-        _task_drop(model, compared.against, evidence, limits.max_task_drop),
-        _stopped(model, compared, evidence.evaluations, limits.min_stopped),
-        _forgetting(model, compared.untuned, evidence, limits.max_forgetting),
-        _preferences(train, limits.min_preference_accuracy),
+        rules.parity(parity, compared.needed),
+        rules.Rule("reference").check("fail", compared.fault) if compared.fault else None,
+        rules.divergence("kld", compared.kld, limits.max_kld, compared),
+        rules.divergence("same_top", compared.same_top, limits.min_same_top, compared),
+        rules.trained(compared, limits.max_kld_trained),
+        rules.task_drop(model, compared.against, evidence, limits.max_task_drop),
+        rules.stopped(model, compared, evidence.evaluations, limits.min_stopped),
+        rules.forgetting(model, compared.untuned, evidence, limits.max_forgetting),
+        rules.preferences(train, limits.min_preference_accuracy),
     )
     return Judgment(model, tuple(check for check in checks if check))
-
-
-def _parity(parity: Parity, needed: Mapping[str, str]) -> Check:
-    """Whether no parity check failed, and each that is `needed` (its key, and what it measures) passed."""
-    rule, checks = Rule("parity", 0.0), parity.checks
-    failed = [check.title for check in checks.values() if check.verdict == "fail"]
-    lacking = [key for key in needed if key not in checks or checks[key].verdict != "pass"]
-    if failed:
-        sentence = (
-            f"{len(failed)} of {len(checks)} parity checks failed, none may: {', '.join(failed)} (`quench "
-            "model parity` names the cause)."
-        )
-    elif parity.verdict != "pass":
-        sentence = f"Parity's verdict is {parity.verdict!r}, not pass: run `snakemake --force parity`."
-    elif lacking:
-        details = [checks[key].detail for key in lacking if key in checks and checks[key].detail]
-        remedy = f"{'; '.join(details)}." if details else "run `snakemake parity`."
-        sentence = f"Parity has not measured {' and '.join(needed[key] for key in lacking)}: {remedy}"
-    else:
-        measured = sum(check.verdict in ("pass", "warn") for check in checks.values())
-        sentence = f"{measured} of {len(checks)} parity checks were measured, and none failed."
-        return rule.check("pass", sentence, 0.0)
-    return rule.check("fail", sentence, float(len(failed)) or None)
-
-
-def _divergence(
-    key: Literal["kld", "same_top"],
-    measured: Measured,
-    given: float | Literal["auto"] | None,
-    compared: Comparison,
-) -> Check | None:
-    """How far the model is from what it is compared with, by one of two figures."""
-    if given is None:
-        return None
-    limit, why = _limit(given, compared.allowed, key)
-    rule, figure = Rule(key, limit), measured.figure
-    if figure is None:
-        return rule.missing(measured.words, compared.stage)
-    passes, bound = (
-        (figure <= limit, f"at most {limit:g} are allowed")
-        if key == "kld"
-        else (figure >= limit, f"at least {share_text(limit)} are wanted")
-    )
-    return rule.check(passes, f"{measured.words}; {bound}{why}.", figure)
-
-
-def _trained(compared: Comparison, given: float | Literal["auto"] | None) -> Check | None:
-    """How far the merged model is from the trained one; no rounding of its level is in that."""
-    if compared.trained is None or given is None:
-        return None
-    limit, why = _limit(given, compared.trained.allowed, "kld")
-    rule, figure, words = Rule("trained", limit), compared.trained.kld.figure, compared.trained.kld.words
-    if figure is None:
-        return rule.check("not measured", f"{words}.")
-    return rule.check(figure <= limit, f"{words}; at most {limit:g} are allowed{why}.", figure)
-
-
-def _limit(
-    given: float | Literal["auto"], allowed: LevelLimit, key: Literal["kld", "same_top"]
-) -> tuple[float, str]:
-    """The limit, and where one that is auto comes from."""
-    return (getattr(allowed, key), f" (auto: {allowed.source})") if given == AUTO else (given, "")
-
-
-def _task_drop(model: str, against: str, evidence: Evidence, limit: float | None) -> Check | None:
-    """How far the task score of `model` is below that of `against`."""
-    if limit is None:
-        return None
-    rule, again, answers = Rule("task_drop", limit), f"evaluate@{model}", evidence.answers
-    if model == against:
-        return rule.check("pass", f"{model} is the model that the levels are compared with.", 0.0)
-    unknown = f"The task drop of {model} was not measured"
-    task, reference = evidence.task(model), evidence.task(against)
-    if task is None and reference is None:
-        return rule.check("not measured", f"{unknown}: evaluate.scorers is empty.")
-    if task is None or reference is None:
-        again = again if task is None else f"evaluate@{against}"
-        return rule.missing(f"only one of {model} and {against} has a task score", again)
-    if task.scorer != reference.scorer:
-        scorers = f"{model} is scored by {task.scorer} and {against} by {reference.scorer}"
-        return rule.missing(scorers, again)
-    pairs = evidence.paired_scores(against, model)
-    if pairs is None or not answers.get(against):
-        return rule.missing(
-            f"{model} and {against} answered other questions, so they can't be compared", again
-        )
-    scored = sum(row.score is not None for row in answers[against])
-    if not scored and task.unscored:
-        return rule.check("not measured", f"{unknown}: {task.scorer} can score none of the references.")
-    before, after = pairs
-    if not before or len(before) < (1 - UNSCORED) * scored:
-        have = f"only {len(before)} of {model}'s answers have a score where {scored} of {against}'s have one"
-        return rule.missing(have, again)
-    return _drop(rule, f"{model} scores", before, after, against, evidence.seed)
-
-
-def _stopped(model: str, compared: Comparison, evaluations: Evaluations, limit: float | None) -> Check | None:
-    """Whether the model ends its answers by itself."""
-    if limit is None:
-        return None
-    rule, task = Rule("stopped", limit), evaluations[model].task
-    figure = task.stopped if task else None
-    if task is None and compared.served:
-        # parity asks few questions, but an adapter that never ends a turn must not pass
-        ends = compared.ends
-        detail = (ends.detail if ends else "") or "parity has not measured it"
-        passes = ends is not None and ends.verdict == "pass"
-        sentence = (
-            f"Nothing says that {model} ends its answers ({detail}): set evaluate.scorers, or train longer."
-        )
-        return Rule("stopped").check(passes, f"Parity's questions: {detail}." if passes else sentence)
-    reference = evaluations.get(compared.against)
-    if task is not None and figure is not None:
-        sentence = (
-            f"{model} ends {share_text(figure)} of its {task.rows} answers by itself; "
-            f"at least {share_text(limit)} are wanted."
-        )
-        if figure < limit:
-            sentence += (
-                " Where right answers are longer than evaluate.max_new_tokens, raise that; else the end of "
-                "turn was not learned."
-            )
-        return rule.check(figure >= limit, sentence, figure)
-    if task is not None or (reference and reference.task):
-        return rule.missing(
-            f"how many answers {model} ends by itself is not in its report", f"evaluate@{model}"
-        )
-    unknown = f"Whether {model} ends its answers was not measured: evaluate.scorers is empty."
-    return rule.check("not measured", unknown)
-
-
-def _forgetting(model: str, base: str, evidence: Evidence, limit: float | None) -> Check | None:
-    """How far the general ability of `model` is below that of the untuned `base`."""
-    if limit is None:
-        return None
-    rule, unknown = Rule("forgetting", limit), f"What {model} forgot was not measured"
-    evaluations = evidence.evaluations
-    if base not in evaluations:
-        return rule.check("not measured", f"{unknown}: evaluate.models does not name {base}.")
-    before, after = evaluations[base].general, evaluations[model].general
-    if before is None and after is None:
-        return rule.check("not measured", f"{unknown}: evaluate.general is none.")
-    if before is None or after is None:
-        again = f"evaluate@{base if after else model}"
-        return rule.missing(f"only one of {model} and {base} has a general ability", again)
-    if (before.file, before.sha256, len(before.right)) != (after.file, after.sha256, len(after.right)):
-        what = f"{model} and {base} answered other general questions, so they can't be compared"
-        return rule.missing(what, f"evaluate@{model}")
-    return _drop(rule, f"{model} answers general questions", before.right, after.right, base, evidence.seed)
-
-
-def _drop(
-    rule: Rule, subject: str, before: Sequence[float], after: Sequence[float], against: str, seed: int
-) -> Check:
-    """A paired comparison in points of 100: refused if the entire 95 % interval of the drop is above the
-    rule's limit, and p below `CHANCE`.
-
-    A drop above the limit that differs from 0 is not enough: of ten random halves of a good level's 64
-    answers, one would be refused. The interval alone is not enough: of five rows or fewer it is too narrow,
-    and their p is never below.
-    """
-    from pipeline.metrics.paired import compare_scores
-
-    difference, limit = compare_scores(before, after, seed), rule.limit or 0.0
-    drop = -difference.points
-    certain = -difference.high > limit and difference.p_value < CHANCE
-    direction = "below" if drop > 0 else "above"
-    interval = f"95 % interval {difference.low:+.1f} to {difference.high:+.1f}"
-    noise = f"{interval}, {p_value(difference.p_value)}, {len(before)} questions"
-    within = "" if certain or drop <= limit else "; it may be within the limit, more questions would tell"
-    figures = f"{subject} {abs(drop):.1f} points {direction} {against} ({noise})"
-    return rule.check(not certain, f"{figures}{within}; at most {limit:g} below are allowed.", drop)
-
-
-def _preferences(train: Train | None, limit: float | None) -> Check | None:
-    """Whether training tells held-out pairs (KTO: answers) right; nothing where it compared none."""
-    if limit is None or train is None or not METHODS[train.method].preferences:
-        return None
-    rule, told = Rule("preferences", limit), train.preferences
-    if told is None:
-        sentence = "No held-out pair says whether preferences were learned: raise curate.val_fraction."
-        return rule.check("not measured", sentence)
-    sentence = (
-        f"Training tells {share_text(told.accuracy)} of {told.items} held-out pairs or answers right "
-        f"({share_text(told.low)} to {share_text(told.high)}); at least {share_text(limit)} are wanted."
-    )
-    return rule.check(told.high >= limit, sentence, told.accuracy)

@@ -20,8 +20,9 @@ from pipeline.config.levels import improved_from
 from pipeline.config.products import REFERENCES, Product, is_base, product_of
 from pipeline.config.sections import AUTO, BASE, Report, Serve
 from pipeline.gate.distillation import distillation, is_distillation, sentence
+from pipeline.gate.evaluations import Evaluation, Evaluations
+from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment, judge
-from pipeline.gate.records import Evaluation, Evaluations, Inputs
 from pipeline.gate.scores import TOLERANCE, Evidence, Gain, could_fall, gain_over, resolution
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 

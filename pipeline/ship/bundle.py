@@ -19,9 +19,9 @@ from pipeline.config.sections import AUTO, Serve
 from pipeline.core.errors import DataError, MachineError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, write_text
+from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
-from pipeline.gate.records import Inputs
 from pipeline.gguf.provenance import provenance
 from pipeline.ship.card import claims, fill_text, front_matter, serve_script, text_values
 from pipeline.ship.listing import (

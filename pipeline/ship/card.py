@@ -14,8 +14,9 @@ import yaml
 from pipeline import __version__
 from pipeline.config.products import REFERENCES, product_of
 from pipeline.config.sections import BASE_WITH_ADAPTER, ORIGINAL, TUNED, Serve
+from pipeline.gate.inputs import Inputs
 from pipeline.gate.recommend import Recommendation
-from pipeline.gate.records import Base, Inputs
+from pipeline.gate.records import Base
 from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain

@@ -14,7 +14,9 @@ from typing import Any
 from pipeline.config.products import product_of
 from pipeline.config.sections import BASE, UNTUNED
 from pipeline.core.hashing import file_hash
-from pipeline.gate.records import Base, Evaluation, Evaluations, Parity, read_record
+from pipeline.gate.evaluations import Evaluation, Evaluations
+from pipeline.gate.inputs import read_record
+from pipeline.gate.records import Base, Parity
 from pipeline.gguf.provenance import BASE_FILE, OF_A_LEVEL, provenance
 from pipeline.ship.lineage import provenance_faults
 

@@ -1,4 +1,4 @@
-"""pipeline.gate.records: what the other stages left is read; what is missing, damaged or of another model is
+"""pipeline.gate.inputs: what the other stages left is read; what is missing, damaged or of another model is
 one error that names file and stage.
 """
 
@@ -14,7 +14,7 @@ from report_inputs import MODELS, put, write_inputs
 
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
-from pipeline.gate.records import Inputs, load_inputs
+from pipeline.gate.inputs import Inputs, load_inputs
 
 SHA = "0" * 64
 REPORTS = ("data", "labels", "train", "merge", "strategies", "parity")
@@ -31,9 +31,7 @@ MAKERS = {
     "reports/eval/Q4_K_M.json": "evaluate@Q4_K_M",
     "reports/eval/Q4_K_M.answers.jsonl": "evaluate@Q4_K_M",
 }
-DATA, TRAIN, PARITY, BASE, LEVEL, ANSWERS = (
-    list(MAKERS)[place] for place in (0, 2, 6, 7, 8, 9)
-)  # by what follows
+DATA, TRAIN, PARITY, BASE, LEVEL, ANSWERS = (list(MAKERS)[place] for place in (0, 2, 6, 7, 8, 9))
 
 
 @pytest.fixture

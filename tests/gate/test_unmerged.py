@@ -14,9 +14,9 @@ from report_inputs import answers, change, put
 from report_inputs import general as asked
 
 from pipeline.config.sections import Gate
+from pipeline.gate.inputs import load_inputs
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation, Room, advise, recommend
-from pipeline.gate.records import load_inputs
 
 LIMITS = Gate(max_kld=0.01, min_same_top=0.97, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
 OFF = Gate(max_kld=None, min_same_top=None, max_task_drop=None, min_stopped=None, max_forgetting=None)

@@ -22,8 +22,8 @@ from user_project import quench, user_project
 from pipeline.config.params import load_params
 from pipeline.core.jsonl import read_rows
 from pipeline.core.places import PROJECT
+from pipeline.gate.inputs import load_inputs
 from pipeline.gate.recommend import advise
-from pipeline.gate.records import load_inputs
 from pipeline.stages.train.checkpoints import checkpoints_in, read_notes
 from pipeline.stages.train.record import run_id
 from pipeline.workflow.project import installed_version

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config.products import is_base
-from pipeline.gate.records import Answer, Answers
+from pipeline.gate.evaluations import Answer, Answers
 from pipeline.pages.differences import clipped
 
 BYTES = 3_000_000  # of embedded rows; the entire page stays below 5 MB

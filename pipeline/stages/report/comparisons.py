@@ -5,6 +5,7 @@ The test is `pipeline.metrics.paired.compare_scores`: paired, so that what makes
 cancels out.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.products import is_base, product_of
 from pipeline.config.sections import BASE, ORIGINAL, UNTUNED
 from pipeline.config.strategies import CHANCE
-from pipeline.gate.records import Answers, Evaluations
+from pipeline.gate.evaluations import Answers, Evaluations
 from pipeline.pages.formats import p_value, signed
 
 if TYPE_CHECKING:
@@ -163,3 +164,56 @@ def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -
         for one in comparisons
     )
     return svg_of(figure, name, title, f"Differences in points with 95 % intervals: {description}.")
+
+
+def domain_rows(evaluations: Evaluations, answers: Answers) -> list[tuple[str, dict[str, Any]]]:
+    """(domain, its scores by model, with the rows that have one), largest domain first; empty without any."""
+    scored = {
+        model: Counter(row.domain for row in rows if row.score is not None) for model, rows in answers.items()
+    }
+    by_model = {
+        model: {
+            domain: scores | {"measured": scored[model][domain]}
+            for domain, scores in ((found.task and found.task.domains) or {}).items()
+        }
+        for model, found in evaluations.items()
+    }
+    rows = {domain: scores["rows"] for domains in by_model.values() for domain, scores in domains.items()}
+    return [
+        (domain, {model: domains.get(domain) for model, domains in by_model.items() if domains})
+        for domain in sorted(rows, key=lambda domain: (-rows[domain], domain))
+    ]
+
+
+def compared_values(
+    evaluations: Evaluations,
+    chosen: str | None,
+    scores: Scores,
+    reference: str,
+    seed: int,
+) -> dict[str, Any]:
+    """What the templates need of models against each other: each level against its reference, each tuned
+    model against its base; `chosen` is the one that is recommended.
+    """
+    from pipeline.stages.report.quality_plot import quality_plot
+
+    product = product_of(evaluations)
+    served = product.served
+    levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
+    return {
+        "against": {one.second: one for one in levels},
+        "gained": {one.second: one for one in gains},
+        "quality": quality_plot(evaluations, chosen),
+        "levels_drawn": differences_plot(
+            levels if served else [one for one in levels if not is_base(one.second)],
+            "levels-drawn",
+            f"Against {ORIGINAL}" if served else "Levels against the 16-bit model",
+        ),
+        "gains_drawn": differences_plot(
+            gains,
+            "gains-drawn",
+            f"{product.called.capitalize()} against the base alone"
+            if served
+            else "Tuned models against the untuned base at the same level",
+        ),
+    }

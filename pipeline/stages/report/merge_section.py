@@ -12,7 +12,8 @@ from statistics import fmean, median
 from typing import Any
 
 from pipeline.config.sections import UNTUNED
-from pipeline.gate.records import Evaluations, Merge, MergedTensor, Parity
+from pipeline.gate.evaluations import Evaluations
+from pipeline.gate.records import Merge, MergedTensor, Parity
 from pipeline.metrics.adapter_norms import Norms
 from pipeline.pages.heat_map import Figures, by_cell, heat_map, modules_of
 

@@ -8,41 +8,32 @@ Everything that they print is escaped.
 import base64
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.config.products import is_base, product_of
+from pipeline.config.products import product_of
 from pipeline.config.sections import BASE, ORIGINAL, UNTUNED
 from pipeline.core.usage import Usage
 from pipeline.gate.distillation import distillation, is_distillation
 from pipeline.gate.distillation import sentence as recovery_sentence
+from pipeline.gate.evaluations import Evaluations
+from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
-from pipeline.gate.records import Answers, Evaluations, Inputs
 from pipeline.metrics.adapter_norms import Norms
 from pipeline.metrics.answer_speed import measure_again
 from pipeline.pages.formats import FILTERS
 from pipeline.pages.parity_summary import code, counts, grouped
 from pipeline.pages.templating import TEMPLATES, fill
 from pipeline.stages.report.answers_browser import browser_values
-from pipeline.stages.report.comparisons import (
-    Scores,
-    against_base,
-    against_reference,
-    differences_plot,
-    forgetting_values,
-    task_scores,
-)
+from pipeline.stages.report.comparisons import compared_values, domain_rows, forgetting_values, task_scores
 from pipeline.stages.report.level_table import GROUPS, level_rows
 from pipeline.stages.report.merge_section import adapter_values, merge_values
 from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, budget_values, quantizing_values
 from pipeline.stages.report.strategies_section import strategies_values
 from pipeline.workflow.stages import stages_in, table
 
-QUESTIONS_SHOWN = 4  # of the samples that training took
-TIMES_SHOWN = 6  # evaluations of which a question's answers are shown
 COMMANDS = {  # and what each measures
     "base": "the base model: source, revision, hashes, license",
     "curate": "what became of every row of data/raw",
@@ -87,7 +78,7 @@ def page_values(
     """
     from markupsafe import Markup
 
-    from pipeline.stages.report.training_plots import MEASURES, training_plots
+    from pipeline.stages.report.training_plots import MEASURES, samples_over_time, training_plots
 
     evaluations, checks = inputs.evaluations, inputs.parity.written()["checks"]
     product = product_of(evaluations)
@@ -95,7 +86,7 @@ def page_values(
     scores = task_scores(inputs.answers)
     disturbed = [model for model, found in evaluations.items() if found.is_disturbed]
     curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.eval_loss)
-    values = compared_values(inputs, advice, scores, reference, seed) | {
+    values = compared_values(evaluations, advice.model, scores, reference, seed) | {
         "inputs": inputs,
         "advice": advice,
         "verdicts": verdicts,
@@ -144,38 +135,6 @@ def page_values(
     }
 
 
-def compared_values(
-    inputs: Inputs,
-    advice: Recommendation,
-    scores: Scores,
-    reference: str,
-    seed: int,
-) -> dict[str, Any]:
-    """Models against each other: each level against its reference, each tuned model against its base."""
-    from pipeline.stages.report.quality_plot import quality_plot
-
-    product = product_of(inputs.evaluations)
-    served = product.served
-    levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
-    return {
-        "against": {one.second: one for one in levels},
-        "gained": {one.second: one for one in gains},
-        "quality": quality_plot(inputs.evaluations, advice.model),
-        "levels_drawn": differences_plot(
-            levels if served else [one for one in levels if not is_base(one.second)],
-            "levels-drawn",
-            f"Against {ORIGINAL}" if served else "Levels against the 16-bit model",
-        ),
-        "gains_drawn": differences_plot(
-            gains,
-            "gains-drawn",
-            f"{product.called.capitalize()} against the base alone"
-            if served
-            else "Tuned models against the untuned base at the same level",
-        ),
-    }
-
-
 def sections(values: Mapping[str, Any]) -> list[Section]:
     """The page's sections in their order; one that has nothing to say is left out."""
     inputs, evaluate = values["inputs"], [f"evaluate@{model}" for model in values["inputs"].evaluations]
@@ -210,57 +169,6 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("commands", "Commands", []),
     ]
     return [section for section in found if section]
-
-
-def domain_rows(evaluations: Evaluations, answers: Answers) -> list[tuple[str, dict[str, Any]]]:
-    """(domain, its scores by model, with the rows that have one), largest domain first; empty without any."""
-    scored = {
-        model: Counter(row.domain for row in rows if row.score is not None) for model, rows in answers.items()
-    }
-    by_model = {
-        model: {
-            domain: scores | {"measured": scored[model][domain]}
-            for domain, scores in ((found.task and found.task.domains) or {}).items()
-        }
-        for model, found in evaluations.items()
-    }
-    rows = {domain: scores["rows"] for domains in by_model.values() for domain, scores in domains.items()}
-    return [
-        (domain, {model: domains.get(domain) for model, domains in by_model.items() if domains})
-        for domain in sorted(rows, key=lambda domain: (-rows[domain], domain))
-    ]
-
-
-def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers":
-    [{"step", "text", "right"}]}.
-
-    Of many evaluations the first, the last and some evenly in between.
-    """
-    evaluations = [row for row in metrics_log if row["kind"] == "eval" and row.get("samples")]
-    if not evaluations:
-        return []
-    chosen = [
-        evaluations[place]
-        for place in sorted(
-            {round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)}
-        )
-    ]
-    return [
-        {
-            "prompt": asked["prompt"],
-            "reference": asked["reference"],
-            "answers": [
-                {
-                    "step": row["step"],
-                    "text": row["samples"][number]["answer"],
-                    "right": row["samples"][number]["answer"] == asked["reference"],
-                }
-                for row in chosen
-            ],
-        }
-        for number, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN])  # the same questions each time
-    ]
 
 
 def headline(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, Judgment]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config.products import is_base, product_of
-from pipeline.gate.records import Evaluations
+from pipeline.gate.evaluations import Evaluations
 from pipeline.pages.plots import ACCENT, INK, MUTED, Place, panels_of, put_labels, put_point, svg_of
 
 INCHES = (7.6, 4.1)

@@ -16,7 +16,8 @@ from pipeline.config.levels import DISTILLED, SUFFIX, improved_from
 from pipeline.config.products import REFERENCES
 from pipeline.config.sections import UNTUNED
 from pipeline.core.text import count
-from pipeline.gate.records import Budget, Evaluations
+from pipeline.gate.evaluations import Evaluations
+from pipeline.gate.records import Budget
 from pipeline.pages.formats import percent, probability, signed, size
 from pipeline.stages.report.comparisons import Comparison, Scores, compare
 

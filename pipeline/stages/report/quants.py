@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.publish import publishing, write_json
+from pipeline.gate.evaluations import Evaluation, Evaluations
 from pipeline.gate.judge import Judgment
-from pipeline.gate.records import Evaluation, Evaluations
 
 DIVERGENCE = (
     "perplexity",

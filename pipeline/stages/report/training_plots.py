@@ -9,6 +9,8 @@ from pipeline.pages.plots import ACCENT, LINE, MUTED, WARM, axes_of, svg_of
 SMALL = (6.4, 2.6)  # inches; the plots stand side by side with the same steps below
 SMOOTH_FROM = 120  # steps from which a curve is also drawn smoothed
 USUAL_GRADIENT = (0.1, 10.0)
+QUESTIONS_SHOWN = 4  # of the samples that training took
+TIMES_SHOWN = 6  # evaluations of which a question's answers are shown
 Rows = Sequence[Mapping[str, Any]]
 # what a method measures beside its loss, by its name in the metrics log: title, what is at the axis, caption
 MEASURES = {
@@ -191,3 +193,35 @@ def _training_axes(y_label: str, steps: tuple[float, float]) -> tuple[Any, Any]:
     axes.set_xlim(steps[0], max(steps[1], steps[0] + 1))
     axes.xaxis.get_major_locator().set_params(integer=True)
     return figure, axes
+
+
+def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers":
+    [{"step", "text", "right"}]}.
+
+    Of many evaluations the first, the last and some evenly in between.
+    """
+    evaluations = [row for row in metrics_log if row["kind"] == "eval" and row.get("samples")]
+    if not evaluations:
+        return []
+    chosen = [
+        evaluations[place]
+        for place in sorted(
+            {round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)}
+        )
+    ]
+    return [
+        {
+            "prompt": asked["prompt"],
+            "reference": asked["reference"],
+            "answers": [
+                {
+                    "step": row["step"],
+                    "text": row["samples"][number]["answer"],
+                    "right": row["samples"][number]["answer"] == asked["reference"],
+                }
+                for row in chosen
+            ],
+        }
+        for number, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN])  # the same questions each time
+    ]

@@ -20,9 +20,9 @@ from kept import kept
 
 from pipeline.__main__ import main
 from pipeline.config.params import load_params
+from pipeline.gate.inputs import load_inputs
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import advise
-from pipeline.gate.records import load_inputs
 from pipeline.gguf.header import read_header
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import quantize_gguf

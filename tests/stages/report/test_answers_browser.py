@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gate.records import Answer
+from pipeline.gate.evaluations import Answer
 from pipeline.stages.report.answers_browser import browser_values
 
 

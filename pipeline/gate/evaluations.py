@@ -1,0 +1,195 @@
+"""What stage evaluate found of each model, by shape: the task's score, general ability, divergence, speed and
+memory, and the answers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from pipeline.gate.records import Count, FileName, Name, Number, Sha256, Shape, Share, Size
+
+
+class Scored(Shape):
+    """A score from 0 to 1 with its 95 % interval; None: nothing could be scored."""
+
+    score: Share | None = None
+    score_low: Share | None = None
+    score_high: Share | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The ends of the interval; where there is none, the score itself."""
+        score = self.score or 0.0
+        low, high = self.score_low, self.score_high
+        return score if low is None else low, score if high is None else high
+
+
+class TaskScore(Scored):
+    """One scorer's figures; `measured` are the rows that have a score."""
+
+    measured: Count | None = None
+
+
+class Task(Scored):
+    """The task's figures."""
+
+    rows: Count
+    scorer: str
+    score: Share | None
+    score_low: Share | None
+    score_high: Share | None
+    stopped: Share | None
+    refused: Share | None = None
+    scores: dict[str, TaskScore] | None = None
+    unscored: dict[str, str] | None = None
+    domains: dict[str, dict[str, Any]] | None = None
+
+    @model_validator(mode="after")
+    def _has_interval(self) -> "Task":
+        if self.score is not None and (self.score_low is None or self.score_high is None):
+            raise ValueError("a score without its interval")
+        return self
+
+    @property
+    def measured(self) -> int | None:
+        """How many rows have a score; None where that was not noted."""
+        own = (self.scores or {}).get(self.scorer)
+        return None if own is None else own.measured
+
+    @property
+    def scored_rows(self) -> int:
+        """How many rows have a score; all where that was not noted."""
+        return self.rows if self.measured is None else self.measured
+
+
+class General(Scored):
+    """General ability: 1 or 0 for each question."""
+
+    file: str
+    sha256: str | None = None
+    rows: Count | None = None
+    right: Annotated[list[Share], Field(min_length=1)]
+    subjects: dict[str, Any] | None = None
+
+
+class Lora(Shape):
+    """An adapter's GGUF."""
+
+    file: FileName
+    sha256: Sha256
+    bytes: Count
+
+
+class DivergenceFigures(Shape):
+    """How far a model is from its reference."""
+
+    kld_mean: Number | None = None
+    same_top: Number | None = None
+
+
+class RowSums(Shape):
+    """The same row by row."""
+
+    tokens: list[Count]
+    kld: list[Number]
+    same: list[Count]
+
+    @model_validator(mode="after")
+    def _have_one_length(self) -> "RowSums":
+        if not len(self.tokens) == len(self.kld) == len(self.same):
+            raise ValueError("lists of different lengths")
+        return self
+
+
+class Serving(Shape):
+    """What serving took, and at which settings."""
+
+    ctx_size: Count | None = None
+    parallel: Count | None = None
+    n_gpu_layers: int | None = None
+    peak_memory_bytes: Count | None = None
+    gpu_memory_bytes: Count | None = None
+
+
+class SpeedAt(Shape):
+    """Tokens per second for a prompt of `tokens`, or behind `depth` tokens."""
+
+    tokens: Count | None = None
+    depth: Count | None = None
+    median: Number
+
+
+class Speed(Shape):
+    """What was measured by llama-server's own timings; `disturbed`: something else kept the machine busy."""
+
+    prompt: list[SpeedAt] = Field(default_factory=list)
+    generation: list[SpeedAt] = Field(default_factory=list)
+    other_load: Number | None = None
+    disturbed: bool | None = None
+
+
+class Evaluation(Shape):
+    """reports/eval/MODEL.json; not every model is measured by what has a default."""
+
+    bytes: Size
+    task: Task | None
+    file: FileName
+    sha256: Sha256
+    reference: str
+    tensors: Count
+    fallback_tensors: Count
+    bits_per_weight: Number
+    perplexity: Number | None
+    perplexity_error: Number | None = None
+    kld_mean: Number | None
+    kld_p999: Number | None = None
+    same_top: Number | None
+    rms_dp: Number | None = None
+    all_tokens: DivergenceFigures
+    by_row: dict[str, RowSums] | None = None
+    ctx_size: Size
+    kv_cache_bytes: Count | None = None
+    serving: Serving | None = None
+    speed: Speed | None = None
+    prompt_tok_s: Number | None = None
+    prompt_tok_s_spread: Number | None = None
+    generation_tok_s: Number | None = None
+    generation_tok_s_spread: Number | None = None
+    general: General | None = None
+    harness: dict[str, dict[str, Any]] | None = None
+    lora: Lora | None = None
+    model: str
+    answers_sha256: Sha256 | None = None
+    rows_sha256: Sha256 | None = None
+    tensor_types: dict[str, Count] | None = None
+    parameters: Count | None = None
+    llama_cpp: str | None = None
+
+    @property
+    def score(self) -> float | None:
+        """The task score from 0 to 1, None if none was measured."""
+        return self.task.score if self.task else None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the speeds are no figures of the model, since something else kept the machine busy."""
+        return bool(self.speed and self.speed.disturbed)
+
+
+class Answer(Shape):
+    """A row of reports/eval/MODEL.answers.jsonl."""
+
+    id: Name
+    domain: Any = None
+    prompt: Any = None
+    reference: Any = None
+    answer: Any = None
+    score: Share | None
+    stopped: Any = None
+    refused: Any = None
+
+
+ANSWERS = TypeAdapter(list[Answer])
+Evaluations = Mapping[str, Evaluation]  # by model
+Answers = Mapping[str, Sequence[Answer]]

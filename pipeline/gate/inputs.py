@@ -1,0 +1,175 @@
+"""What the report is made from: the other stages' reports, read and checked. Each error names the stage to
+run again.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from pipeline.config.budgets import is_budget
+from pipeline.config.products import product_of
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import json_hash
+from pipeline.core.jsonl import BadLine, parse_record, read_rows
+from pipeline.core.locks import absent
+from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.text import safe
+from pipeline.gate.evaluations import ANSWERS, Answer, Answers, Evaluation, Evaluations
+from pipeline.gate.records import Base, Budget, Data, Labels, Merge, Parity, Shape, Strategies, Train
+
+SHOWN = 3  # faults named in one sentence
+Record = TypeVar("Record", bound=Shape)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the other stages found: their reports, `log` as rows of train.csv, `metrics_log` as those of
+    train.jsonl.
+
+    Evaluations and answers are by model. Without a merge there is no report of it, nor of the strategies to
+    ship: `merge` and `strategies` are None.
+    """
+
+    data: Data
+    labels: Labels
+    train: Train
+    log: Sequence[Mapping[str, Any]]
+    metrics_log: Sequence[Mapping[str, Any]]
+    merge: Merge | None
+    strategies: Strategies | None
+    parity: Parity
+    base: Base
+    evaluations: Evaluations
+    answers: Answers = field(default_factory=dict)
+    # what `quench model nf4`, which is not a stage, measured of this very base
+    quantization_check: Mapping[str, Any] | None = None
+    # how the types of each level made to measure were chosen
+    budgets: Sequence[Budget] = ()
+
+
+def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
+    """Every input below `root`. Raises `DataError` with the file and the stage that makes it if one is
+    missing or damaged."""
+    merged, read = product_of(models).served is None, partial(read_record, root)
+    inputs = Inputs(
+        data=read("reports/data.json", Data, "curate"),
+        labels=read("reports/labels.json", Labels, "preprocess"),
+        train=read("reports/train.json", Train, "train"),
+        merge=read("reports/merge.json", Merge, "merge") if merged else None,
+        strategies=read("reports/strategies.json", Strategies, "compare") if merged else None,
+        parity=read("reports/parity.json", Parity, "parity"),
+        base=read("models/base.json", Base, "base"),
+        evaluations={model: read_evaluation(root, model) for model in models},
+        log=read_curve(root),
+        metrics_log=MetricsLog(root / "reports/train.jsonl").rows(),
+        budgets=[
+            read(f"reports/budget/{model}.json", Budget, f"budget@{model}")
+            for model in models
+            if is_budget(model)
+        ],
+    )
+    scored = [model for model, evaluation in inputs.evaluations.items() if evaluation.task]
+    answers = {model: read_answers(root, model) for model in scored}
+    for model in scored:
+        if [row.id for row in answers[model]] != [row.id for row in answers[scored[0]]]:
+            raise DataError(
+                "Q-GATE-002",
+                f"reports/eval/{model}.answers.jsonl answers other rows than {scored[0]}.answers.jsonl: run "
+                f"`python -m pipeline evaluate@{model}` again",
+            )
+    check = read_quantization_check(root / "reports/quantization-check.json", inputs.base.files)
+    return replace(inputs, answers=answers, quantization_check=check)
+
+
+@contextmanager
+def readable(path: Path, root: Path, stage: str) -> Iterator[None]:
+    """Raise what is wrong with `path` as `DataError` that names `stage`, which makes it, and what `absent`
+    gives if it is missing."""
+    remedy = f"run `python -m pipeline {stage}` again"
+    try:
+        yield
+    except FileNotFoundError:
+        raise absent(path, root, stage) from None
+    except ValidationError as error:
+        raise DataError("Q-GATE-001", f"{path}{faults(error)}: {remedy}") from None
+    except (OSError, BadLine, UnicodeDecodeError, csv.Error) as error:
+        raise DataError("Q-GATE-001", f"{path} can't be read ({error}): {remedy}") from error
+
+
+def read_record(root: Path, file: str, shape: type[Record], stage: str) -> Record:
+    """One JSON object of this shape, which `stage` makes. Raises as `readable` does."""
+    with readable(root / file, root, stage):
+        return shape.model_validate(parse_record((root / file).read_bytes()))
+
+
+def faults(error: ValidationError) -> str:
+    """The first faults, half a sentence: the row of a list, which keys are missing, what is wrong with
+    others."""
+    listed = error.errors(include_url=False, include_input=False, include_context=False)
+    row = next((place for place in listed[0]["loc"][:1] if isinstance(place, int)), None)
+    start = 0 if row is None else 1
+    found = [(safe(".".join(map(str, one["loc"][start:])), 80) or "it", one) for one in listed]
+    lacking = [place for place, one in found if one["type"] == "missing"]
+    wrong = [
+        f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}"
+        for place, one in found
+        if one["type"] != "missing"
+    ]
+    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [
+        f"is damaged ({'; '.join(wrong[:SHOWN])}{more})"
+    ] * bool(wrong)
+    return f"{'' if row is None else f', row {row + 1}'} {' and '.join(parts)}"
+
+
+def read_evaluation(root: Path, model: str) -> Evaluation:
+    """The figures of `model`. Raises `DataError` if they are missing, damaged or of another model."""
+    file, stage = f"reports/eval/{model}.json", f"evaluate@{model}"
+    evaluation = read_record(root, file, Evaluation, stage)
+    if evaluation.model != model:
+        raise DataError(
+            "Q-GATE-002",
+            f"{root / file} holds the figures of {evaluation.model[:80]!a}: run `python -m pipeline "
+            f"{stage}` again",
+        )
+    return evaluation
+
+
+def read_answers(root: Path, model: str) -> list[Answer]:
+    """One model's answers. Raises as `readable` does."""
+    path = root / f"reports/eval/{model}.answers.jsonl"
+    with readable(path, root, f"evaluate@{model}"):
+        return ANSWERS.validate_python(list(read_rows(path)))
+
+
+def read_curve(root: Path) -> list[dict[str, Any]]:
+    """The rows of train.csv. Raises as `readable` does."""
+    path = root / "reports/train.csv"
+    with readable(path, root, "train"), path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
+    """What `quench model nf4` measured, if it is there and of the base's weights; None for another
+    base's.
+    """
+    if not path.is_file():
+        return None
+    try:
+        found = parse_record(path.read_bytes())
+        for line in found["lines"].values():
+            itemgetter("title", "what", "figure", "limit", "verdict", "detail")(line)
+    except (OSError, BadLine, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            "Q-GATE-003",
+            f"{path} is not what `quench model nf4` wrote: run that again, or delete the file",
+        ) from error
+    weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
+    return dict(found) if found.get("base_weights_sha256") == json_hash(weights) else None
