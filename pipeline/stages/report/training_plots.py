@@ -1,4 +1,6 @@
-"""The curves of a run: loss, gradient norm, learning rate and speed over optimizer steps, as inline SVG."""
+"""A run over its optimizer steps: the curves of loss, gradient norm, learning rate and speed as inline SVG,
+and what it answered to held-out questions.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -61,6 +63,38 @@ def training_plots(log: Rows, metrics_log: Rows, eval_loss: float | None = None)
             "speed", "Speed", "tokens per second", _points(metrics_log, "tokens_per_second"), steps
         ),
     }
+
+
+def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers":
+    [{"step", "text", "right"}]}.
+
+    Of many evaluations the first, the last and some evenly in between.
+    """
+    evaluations = [row for row in metrics_log if row["kind"] == "eval" and row.get("samples")]
+    if not evaluations:
+        return []
+    chosen = [
+        evaluations[place]
+        for place in sorted(
+            {round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)}
+        )
+    ]
+    return [
+        {
+            "prompt": asked["prompt"],
+            "reference": asked["reference"],
+            "answers": [
+                {
+                    "step": row["step"],
+                    "text": row["samples"][number]["answer"],
+                    "right": row["samples"][number]["answer"] == asked["reference"],
+                }
+                for row in chosen
+            ],
+        }
+        for number, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN])  # the same questions each time
+    ]
 
 
 def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
@@ -193,35 +227,3 @@ def _training_axes(y_label: str, steps: tuple[float, float]) -> tuple[Any, Any]:
     axes.set_xlim(steps[0], max(steps[1], steps[0] + 1))
     axes.xaxis.get_major_locator().set_params(integer=True)
     return figure, axes
-
-
-def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The held-out questions that training answered at each evaluation: {"prompt", "reference", "answers":
-    [{"step", "text", "right"}]}.
-
-    Of many evaluations the first, the last and some evenly in between.
-    """
-    evaluations = [row for row in metrics_log if row["kind"] == "eval" and row.get("samples")]
-    if not evaluations:
-        return []
-    chosen = [
-        evaluations[place]
-        for place in sorted(
-            {round(part * (len(evaluations) - 1) / (TIMES_SHOWN - 1)) for part in range(TIMES_SHOWN)}
-        )
-    ]
-    return [
-        {
-            "prompt": asked["prompt"],
-            "reference": asked["reference"],
-            "answers": [
-                {
-                    "step": row["step"],
-                    "text": row["samples"][number]["answer"],
-                    "right": row["samples"][number]["answer"] == asked["reference"],
-                }
-                for row in chosen
-            ],
-        }
-        for number, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN])  # the same questions each time
-    ]
