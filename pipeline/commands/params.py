@@ -7,17 +7,21 @@ nothing else.
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.commands.idle import idle_settings
 from pipeline.commands.recipes import RECIPES, TITLE, recipe_names
+from pipeline.config.conditions import idle
 from pipeline.config.params import Params, Read, read_params
+from pipeline.config.sections import AUTO
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.config.text import as_yaml, comment_of, value_at
 from pipeline.core.errors import ConfigError
+from pipeline.llamacpp.devices import sees_gpu
 from pipeline.workflow.settings import complete as complete_file
 
+LAYERS = "machine.n_gpu_layers"
 WIDEST = 44  # columns of a value, beyond which the rest of the line moves
 
 
@@ -97,3 +101,19 @@ def _sentence(one: Setting, file: str, recipe: str | None) -> str:
         return "default (left out)"
     reasons = {"params.yaml": "", "recipe": f", as in recipe {recipe}", "default": ", the default"}
     return f"{file}:{one.line}{reasons[one.origin]}"
+
+
+def idle_settings(params: Params) -> dict[str, str]:
+    """{key: a sentence on why it does nothing} of the settings that are not their defaults: by the other
+    settings (`pipeline.config.conditions`), and for want of a GPU that llama.cpp could use.
+    """
+    return {one.key: str(one) for one in idle(params)} | dict(_layers(params))
+
+
+def _layers(params: Params) -> Iterator[tuple[str, str]]:
+    """The layers that llama.cpp is to put on a GPU and can't; a stage that is to do so ends with
+    Q-LLAMACPP-024.
+    """
+    layers = params.machine.n_gpu_layers
+    if layers not in (0, AUTO) and not sees_gpu(params.machine.llama_cpp):
+        yield LAYERS, f"{LAYERS} is {layers}, and the llama.cpp here sees no GPU"

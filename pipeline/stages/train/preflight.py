@@ -2,7 +2,7 @@
 
 Nothing is written and no model is built. A check that can't be made says "not measured". The stage's command
 makes them, not the stage: they can only refuse, so their code and the planner's are in no key of what is
-trained.
+trained; but for `check_shared`, which the stage asks too.
 """
 
 import shutil
@@ -24,7 +24,6 @@ from pipeline.planning.setup import setup_of
 from pipeline.planning.shape import Shape, load_shape
 from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
-from pipeline.stages.train.several.sharable import check_shared
 
 # by the planner: settings that this base can't be trained with, or this machine
 REFUSED = ("Q-PLANNING-007", "Q-PLANNING-008", "Q-MODELS-034")
@@ -37,6 +36,31 @@ def check_beforehand(params: Params, root: Path, processes: int) -> None:
     checks = preflight(params, root, processes)
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)
+
+
+def check_shared(settings: Training, count: int) -> None:
+    """Raise `ConfigError` for what `count` processes can't share."""
+    if count == 1:
+        if settings.shard_base:
+            raise ConfigError(
+                "Q-TRAIN-040",
+                "train.shard_base shares the base's weights out among processes, and this is one alone: "
+                "start several (--processes, or QUENCH_PROCESSES in the environment), or set it to false",
+            )
+        return
+    if settings.method == "grpo":
+        raise ConfigError(
+            "Q-TRAIN-040",
+            f"train.method grpo draws its rollouts in one process, and here are {count}: train without "
+            "torchrun, srun, --processes and QUENCH_PROCESSES",
+        )
+    if settings.gradient_accumulation_steps < count:
+        raise ConfigError(
+            "Q-TRAIN-040",
+            f"an optimizer step has {settings.gradient_accumulation_steps} micro-batches "
+            f"(train.gradient_accumulation_steps), too few for {count} processes: raise it, or start fewer "
+            "(--processes, or QUENCH_PROCESSES in the environment)",
+        )
 
 
 def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:

@@ -34,10 +34,10 @@ from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, 
 from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.follow import follow, same_in_all
 from pipeline.stages.train.learner import learner_of
+from pipeline.stages.train.preflight import check_shared
 from pipeline.stages.train.proofs import check_learned, check_rows, idle_experts, prove_beforehand
 from pipeline.stages.train.record import describe, run_record
 from pipeline.stages.train.run import find_start, finish
-from pipeline.stages.train.several.sharable import check_shared
 
 
 def train(
