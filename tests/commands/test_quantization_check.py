@@ -302,8 +302,7 @@ def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: P
         else:
             checkpoint.mkdir()  # torn
     found = saved_adapters(tmp_path)
-    newest = tmp_path / "models/checkpoints/checkpoint-10"  # that is complete and differs
-    assert found == (adapter, newest)
+    assert found == (adapter, tmp_path / "models/checkpoints/checkpoint-10")  # the newest whole one
     line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, found)
     assert (line.verdict, line.figure) == ("pass", 0.0)
     assert "checkpoint-10" in line.sentence
