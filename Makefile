@@ -38,10 +38,10 @@ SEEN = --junitxml=.pytest_cache/$@.xml -o junit_suite_name="$$(git describe --al
 
 # the longest file first: xdist hands them out in this order
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
-	pytest -m "not gpu and not slow" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(SEEN) tests/workflow/test_dag.py tests
+	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SEEN) tests/workflow/test_dag.py tests
 
 unit: setup  ## run the tests that need no PyTorch, Transformers, DVC or Snakemake and no process of their own
-	pytest --unit -m "not gpu and not slow" --numprocesses 3 --dist loadfile $(SEEN) tests
+	pytest --unit -m "not gpu and not slow" --numprocesses 2 --dist loadfile $(SEEN) tests
 
 exhaustive: setup  ## run the tests that CI leaves out (hours), and write down what came of them in benchmarks/results
 	python benchmarks/exhaustive.py

@@ -88,10 +88,8 @@ def share_the_cores() -> None:
     """Give each test process cores of its own, or one where there are fewer: threads that wait for each other
     on a shared core make the tests three times as slow.
     """
-    number, count = (
-        os.environ.get("PYTEST_XDIST_WORKER", "")[2:],
-        int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
-    )
+    number = os.environ.get("PYTEST_XDIST_WORKER", "")[2:]
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if number and cores:
         os.sched_setaffinity(0, cores[int(number) % len(cores) :: count])

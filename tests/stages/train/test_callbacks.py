@@ -5,14 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from training_logs import eval_row, step_row
 
 from pipeline.core.places import PROJECT
-from pipeline.stages.train import callbacks
 from pipeline.stages.train.callbacks import STEP_CURVES, Board, StepCallback
 
 SAMPLES = [{"prompt": "user\n2 + 3?", "reference": "5", "answer": "<b>6</b>\n# no heading"}]
@@ -105,13 +104,10 @@ def test_a_resumed_run_has_no_point_twice(tmp_path: Path, checkpoint: int) -> No
 
 
 @pytest.mark.parametrize(("device", "times"), [("cpu", 2), ("cuda", 0)])
-def test_main_memory_is_trimmed_only_where_training_is(
-    device: str, times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trimmed: list[bool] = []
-    monkeypatch.setattr(callbacks, "give_back_holes", lambda: trimmed.append(True))
+def test_memory_is_trimmed_on_a_cpu_alone(device: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.stages.train.callbacks.give_back_holes", trim := Mock())
     callback = StepCallback()
-    callback.trainer = SimpleNamespace(args=SimpleNamespace(device=SimpleNamespace(type=device)))  # type: ignore[assignment]
+    callback.trainer = Mock(**{"args.device.type": device})
     for _ in range(4):
         callback.on_substep_end(None, None, None)
-    assert len(trimmed) == times
+    assert trim.call_count == times
