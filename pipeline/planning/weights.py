@@ -105,23 +105,21 @@ def frozen_bytes(setup: Setup) -> int:
     return linear_bytes(setup) + table_bytes(setup) + small_bytes(setup)
 
 
-def targets(setup: Setup) -> list[list[Linear]]:
+def targets(setup: Setup) -> tuple[tuple[Linear, ...], ...]:
     """The linears that train, of each layer. Raises `ConfigError` for targets or layers that the model
     hasn't, and as `check_mixture`.
     """
     shape, train = setup.shape, setup.train
     check_mixture(train, mixture=bool(shape.experts))
-    if problem := _misfit(shape, train.model_dump_json(include=ASKED)):
-        raise ConfigError("Q-PLANNING-007", problem)
-    return [
-        [linear for linear in shape.adaptable if is_target(linear.path(layer), train)]
-        for layer in range(shape.layers)
-    ]
+    linears = _targets(shape, train.model_dump_json(include=ASKED))
+    if isinstance(linears, str):
+        raise ConfigError("Q-PLANNING-007", linears)
+    return linears
 
 
 @lru_cache(maxsize=64)  # a plan asks often, and a mixture may have 18,432 experts' linears
-def _misfit(shape: Shape, asked: str) -> str | None:
-    """The first of `misfits`; `asked` has the settings as JSON, which a cache can hold."""
+def _targets(shape: Shape, asked: str) -> tuple[tuple[Linear, ...], ...] | str:
+    """The same, or the first of `misfits`; `asked` has the settings as JSON, which a cache can hold."""
     train = Train.model_construct(**json.loads(asked))
     apart = tells_experts_apart(train)
     paths = (
@@ -130,7 +128,12 @@ def _misfit(shape: Shape, asked: str) -> str | None:
         for linear in shape.adaptable
         for expert in range(linear.copies if apart else 1)
     )
-    return next(misfits(train, paths, shape.layers), None)
+    if problem := next(misfits(train, paths, shape.layers), None):
+        return problem
+    return tuple(
+        tuple(linear for linear in shape.adaptable if is_target(linear.path(layer), train))
+        for layer in range(shape.layers)
+    )
 
 
 def lora_shapes(setup: Setup) -> list[int]:
