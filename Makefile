@@ -36,9 +36,9 @@ demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file
 # what `python benchmarks/suite.py durations` reads; the suite's name is the commit
 SEEN = --junitxml=.pytest_cache/$@.xml -o junit_suite_name="$$(git describe --always --dirty 2>/dev/null)"
 
-# the longest file first: xdist hands them out in this order
+# the longest files first: xdist hands them out in this order
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
-	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SEEN) tests/workflow/test_dag.py tests
+	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SEEN) tests/workflow tests/faults tests
 
 unit: setup  ## run the tests that need no PyTorch, Transformers, DVC or Snakemake and no process of their own
 	pytest --unit -m "not gpu and not slow" --numprocesses 2 --dist loadfile $(SEEN) tests

@@ -8,7 +8,7 @@ may go from one graph of stages to another and keep its settings of both.
 
 import json
 from collections.abc import Iterator
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 from pipeline.config.methods import METHODS
@@ -139,8 +139,9 @@ def idle(params: Section) -> Iterator[Idle]:
     """Each setting of a `Params` that is not its default and does nothing, in the schema's order."""
     for place, field in keys_of(type(params)):
         key = ".".join(place)
-        only = None if group_of(field) else next(_missing(params, key), None)
-        if only and (value := _at(params, key)) != _default(params, key):
+        if group_of(field) or (value := _at(params, key)) == _default(params, key):
+            continue
+        if only := next(_missing(params, key), None):
             yield Idle(key, value, only)
 
 
@@ -157,11 +158,12 @@ def refused(params: Section) -> Iterator[str]:
 
 def _missing(params: Section, key: str) -> Iterator[Only]:
     """The conditions of which none is met, so that the setting does nothing."""
-    return (
-        only
-        for only in CONDITIONS
-        if only.covers(key) and not any(_holds(params, has) for has in only.either)
-    )
+    return (only for only in _about(key) if not any(_holds(params, has) for has in only.either))
+
+
+@cache
+def _about(key: str) -> tuple[Only, ...]:
+    return tuple(only for only in CONDITIONS if only.covers(key))
 
 
 def _holds(params: Section, has: Has) -> bool:
@@ -175,7 +177,13 @@ def _at(section: Section, key: str) -> Any:
 
 def _default(params: Section, key: str) -> Any:
     section, _, name = key.partition(".")
-    return _at(type(_at(params, section))(), name)
+    kind: type[Section] = type(_at(params, section))
+    return _at(_as_by_default(kind), name)
+
+
+@cache
+def _as_by_default(section: type[Section]) -> Section:
+    return section()
 
 
 def _text(value: Any) -> str:

@@ -27,6 +27,8 @@ from pipeline.llamacpp.server_log import LoggedProcess
 from pipeline.llamacpp.tools import Llama
 
 HERE = "http://127.0.0.1:"
+# no certificates: the address is this machine's, over plain HTTP, and to read them takes up to 0.14 s
+BARE = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 # in Linux's tables of sockets: a state, and who is reached at 127.0.0.1, the nearest first
 LISTENS = "0A"
 REACHED = ("0100007F", "0000000000000000FFFF00000100007F", "00000000", "0" * 32)
@@ -143,10 +145,8 @@ def connect(url: str, key: str) -> httpx.Client:
             "serve.port in params.yaml",
         )
     headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_keepalive_connections=0)
-    # no certificates: the address is this machine's, over plain HTTP, and to read them takes 0.14 s
-    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx.Client(
-        base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False, verify=bare
+        base_url=url, headers=headers, limits=limits, timeout=ASK_SECONDS, trust_env=False, verify=BARE
     )
 
 
@@ -213,7 +213,7 @@ def wait_for_health(
                 f"llama-server ended with exit status {process.wait()} while loading:\n{log_end(log)}",
             )
         try:
-            if httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=5, trust_env=False, verify=BARE).status_code == 200:
                 return
         except httpx.TransportError:
             pass  # not listening yet

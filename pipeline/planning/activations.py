@@ -6,14 +6,12 @@ and `swiglu.py`); a frozen linear keeps nothing. On the CPU the tests count the 
 very numbers.
 """
 
-from collections.abc import Sequence
 from math import ceil
 
 from pipeline.config.methods import METHODS
 from pipeline.config.targets import rank_of, trains_in
 from pipeline.planning.setup import FLOAT, Setup
-from pipeline.planning.shape import Linear
-from pipeline.planning.weights import NF4_BLOCK, first_trained, lora_parameters, targets
+from pipeline.planning.weights import NF4_BLOCK, Linears, first_trained, lora_parameters, targets
 
 INDEX = 8  # bytes of an int64
 # of `pipeline.models.quantized_linear`, `scaled_linear`, `quantized_head` and `chunked_loss`, which import
@@ -34,7 +32,7 @@ def norm_kept(setup: Setup, rows: int, width: int) -> int:
     return rows * (width * (setup.element if setup.loss == "liger" else FLOAT) + FLOAT)
 
 
-def lora_kept(setup: Setup, layer: int, targets: Sequence[Linear], without_mask: tuple[str, ...] = ()) -> int:
+def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[str, ...] = ()) -> int:
     """Bytes kept by a layer's LoRA branches, on `targets`: dropout's mask and output (or the input), and A's
     output.
 
@@ -79,7 +77,7 @@ def attention_kept(setup: Setup) -> int:
     return kept + setup.tokens**2 * setup.element
 
 
-def layer_kept(setup: Setup, layer: int, targets: Sequence[Linear], first: bool = False) -> int:
+def layer_kept(setup: Setup, layer: int, targets: Linears, first: bool = False) -> int:
     """Bytes that the forward of `layer`, with `targets` that train, keeps; the `first` one's input needs no
     gradient, which saves a norm and masks.
     """
@@ -100,7 +98,7 @@ def layer_kept(setup: Setup, layer: int, targets: Sequence[Linear], first: bool 
     )
 
 
-def dora_kept(setup: Setup, layer: int, targets: Sequence[Linear]) -> int:
+def dora_kept(setup: Setup, layer: int, targets: Linears) -> int:
     """Bytes that a layer's forward keeps under DoRA above LoRA's (peft 0.21.2, `tuners/lora/dora.py`): it
     makes B·A of a unit matrix to have the weight's lengths.
 

@@ -32,6 +32,7 @@ OPTIMIZERS = {
 # layers that are there at once where `train.shard_base` takes their parts off a card; estimated, not measured
 # on GPUs: the layer that runs, the next, which FSDP2 gathers ahead, and what it gathers into
 GATHERED = 3
+Linears = tuple[Linear, ...]  # of a layer
 # what `misfits` reads of the settings
 ASKED = {"target_modules", "target_experts", "freeze_layers", "layers", "r", "lora_alpha", "use_rslora"}
 ASKED |= {"rank_pattern", "offload_layers", "router"}
@@ -105,7 +106,7 @@ def frozen_bytes(setup: Setup) -> int:
     return linear_bytes(setup) + table_bytes(setup) + small_bytes(setup)
 
 
-def targets(setup: Setup) -> tuple[tuple[Linear, ...], ...]:
+def targets(setup: Setup) -> tuple[Linears, ...]:
     """The linears that train, of each layer. Raises `ConfigError` for targets or layers that the model
     hasn't, and as `check_mixture`.
     """
@@ -118,7 +119,7 @@ def targets(setup: Setup) -> tuple[tuple[Linear, ...], ...]:
 
 
 @lru_cache(maxsize=64)  # a plan asks often, and a mixture may have 18,432 experts' linears
-def _targets(shape: Shape, asked: str) -> tuple[tuple[Linear, ...], ...] | str:
+def _targets(shape: Shape, asked: str) -> tuple[Linears, ...] | str:
     """The same, or the first of `misfits`; `asked` has the settings as JSON, which a cache can hold."""
     train = Train.model_construct(**json.loads(asked))
     apart = tells_experts_apart(train)
