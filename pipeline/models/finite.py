@@ -70,10 +70,10 @@ def quantized_is_finite(model: Any) -> int:
         if hasattr(module, "logical")
     }  # a tied head once
     blocks = (
-        (name, dequantize(weight[first:last], module.ggml_type))
+        (name, dequantize(weight[block], module.ggml_type))
         for name, module in modules.values()
         for weight in (whole(module.weight),)
-        for first, last in row_blocks(len(weight), module.logical // len(weight))
+        for block in row_blocks(weight, module.logical // len(weight))
     )
     return _count_finite(blocks, *DAMAGED)
 

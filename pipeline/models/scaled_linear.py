@@ -11,13 +11,10 @@ from typing import Any
 
 import torch
 
-from pipeline.gguf.dequantize import columns_of, layout
+from pipeline.gguf.dequantize import layout
 from pipeline.gguf.scales import changed_scales, per_scale, scale_places, stored_scales, with_scales
-from pipeline.models.quantized_linear import QuantizedLinear, passing
+from pipeline.models.quantized_linear import QuantizedLinear, passing, row_blocks
 from pipeline.models.tensors import whole
-
-# weights whose gradient is dense at a time: 32 MB in float32, and as many for their derivatives
-BLOCK_WEIGHTS = 8 << 20
 
 
 class ScaledMatmul(torch.autograd.Function):
@@ -40,7 +37,7 @@ class ScaledMatmul(torch.autograd.Function):
         ctx.save_for_backward(x, quantized, change)
         ctx.ggml_type = ggml_type
         y = x.new_empty(len(x), len(quantized))
-        for rows in row_parts(quantized, ggml_type):
+        for rows in row_blocks(quantized, x.shape[1]):
             weights = rescaled(quantized[rows], ggml_type, change[:, rows])
             part = None if bias is None else bias[rows]
             y[:, rows] = torch.nn.functional.linear(x, passing(weights, ggml_type, x.dtype), part)
@@ -59,7 +56,7 @@ class ScaledMatmul(torch.autograd.Function):
         of_change = torch.empty_like(change) if ctx.needs_input_grad[2] else None
         # a sum over all tokens of a batch soon leaves float16's range
         wide = x.float() if x.dtype == torch.float16 and of_change is not None else x
-        for rows in row_parts(quantized, ctx.ggml_type):
+        for rows in row_blocks(quantized, x.shape[1]):
             some, above = quantized[rows], upstream[:, rows]
             if of_x is not None:
                 weights = rescaled(some, ctx.ggml_type, change[:, rows])
@@ -70,12 +67,6 @@ class ScaledMatmul(torch.autograd.Function):
                     by_scale = per_scale(some, ctx.ggml_type, number).mul_(of_weights)
                     of_change[number, rows] = by_scale.view(*stored.shape, -1).sum(-1) * stored
         return of_x, None, of_change, upstream.sum(0) if ctx.needs_input_grad[3] else None, None
-
-
-def row_parts(quantized: torch.Tensor, ggml_type: int) -> list[slice]:
-    """Slices of at most `BLOCK_WEIGHTS` weights (at least a row) that cover the rows of `quantized`."""
-    step = max(1, BLOCK_WEIGHTS // columns_of(ggml_type, quantized.shape[1]))
-    return [slice(first, min(first + step, len(quantized))) for first in range(0, len(quantized), step)]
 
 
 def rescaled(quantized: torch.Tensor, ggml_type: int, change: torch.Tensor) -> torch.Tensor:

@@ -14,11 +14,9 @@ from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.weights import NF4_BLOCK, Linears, first_trained, lora_parameters, targets
 
 INDEX = 8  # bytes of an int64
-# of `pipeline.models.quantized_linear`, `scaled_linear`, `quantized_head` and `chunked_loss`, which import
-# torch (a test keeps them equal): weights that are dense at a time, of linears, of linears whose scales
-# train, of the head; logits in a chunk
-BLOCK_WEIGHTS = 32 << 20
-BLOCK_SCALED = 8 << 20
+# of `pipeline.models.quantized_linear`, `quantized_head` and `chunked_loss`, which import torch (a test keeps
+# them equal): weights that are dense at a time, of linears, of the head; logits in a chunk
+BLOCK_WEIGHTS = {"cuda": 32 << 20, "cpu": 8 << 20}
 BLOCK_HEAD = 8 << 20
 CHUNK_LOGITS = 5 << 20
 LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
@@ -193,14 +191,14 @@ def workspace_bytes(setup: Setup) -> int:
     """What linears take while they run, and cuBLAS's own workspace.
 
     NF4: the largest one dequantized, with its scales in float32 twice. A GGUF's: rows of at most
-    `BLOCK_WEIGHTS` weights of the largest one, and what the dequantizer takes beside. If its scales train: of
-    `BLOCK_SCALED` weights also the gradient, and copies of the bytes.
+    `BLOCK_WEIGHTS` weights of the largest one, and what the dequantizer takes beside. If its scales train
+    also the gradient of these, and copies of the bytes.
     """
     cublas = CUBLAS_WORKSPACE if setup.device == "cuda" else 0
     if setup.packed:
-        at_once = BLOCK_SCALED if setup.tunes_scales else BLOCK_WEIGHTS
+        most = BLOCK_WEIGHTS[setup.device]
         block = max(
-            min(linear.outputs, max(1, at_once // linear.inputs)) * linear.inputs
+            min(linear.outputs, max(1, most // linear.inputs)) * linear.inputs
             for linear in setup.shape.linears
         )
         dense = block * setup.element

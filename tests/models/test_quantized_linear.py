@@ -78,7 +78,7 @@ def test_blocks_change_nothing(ggml_type: GgmlType, monkeypatch: pytest.MonkeyPa
     quantized, _ = both(ggml_type, torch.float32)
     x = torch.randn(5, INPUTS)
     whole = run(quantized, x)
-    monkeypatch.setattr(linear, "BLOCK_WEIGHTS", 7 * INPUTS)  # 96 rows: thirteen blocks of 7 and one of 5
+    monkeypatch.setitem(linear.BLOCK_WEIGHTS, "cpu", 7 * INPUTS)  # 96 rows: thirteen blocks of 7 and one of 5
     pieces = run(quantized, x)
     assert torch.equal(quantized.rows(0, OUTPUTS), reference(quantized.weight, ggml_type))
     for ours, theirs in zip(pieces, whole, strict=True):

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as GgmlType
 from pipeline.core.errors import DataError
 from pipeline.gguf.scales import LARGEST, SMALLEST, changed_scales, stored_scales, with_scales
 from pipeline.gguf.tensors import SCALES
-from pipeline.models import scaled_linear
+from pipeline.models import quantized_linear
 from pipeline.models.quantized_linear import QuantizedLinear
 from pipeline.models.scaled_linear import ScaledLinear, put_scales, rescaled
 from pipeline.models.tuners import without_tuner
@@ -121,7 +121,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return [y.detach(), x.grad, linear.change.grad]
 
     whole = run()
-    monkeypatch.setattr(scaled_linear, "BLOCK_WEIGHTS", 7 * INPUTS)
+    monkeypatch.setitem(quantized_linear.BLOCK_WEIGHTS, "cpu", 7 * INPUTS)
     for one, other in zip(whole, run(), strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 

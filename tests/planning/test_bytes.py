@@ -287,9 +287,8 @@ def test_offloaded_layers_are_those_of_the_tensors(quantization: str, tmp_path: 
 
 
 def test_figures_are_those_of_the_code_that_trains() -> None:
-    from pipeline.models import chunked_loss, quantized_head, quantized_linear, scaled_linear
+    from pipeline.models import chunked_loss, quantized_head, quantized_linear
 
     assert activations.BLOCK_WEIGHTS == quantized_linear.BLOCK_WEIGHTS
-    assert activations.BLOCK_SCALED == scaled_linear.BLOCK_WEIGHTS
     assert activations.BLOCK_HEAD == quantized_head.BLOCK_HEAD
     assert activations.CHUNK_LOGITS == chunked_loss.CHUNK_LOGITS
