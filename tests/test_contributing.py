@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.places import PROJECT
+from pipeline.llamacpp.tools import DEFAULT_HOME
 
 PAGE = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SHOWN = dict(re.findall(r"^## Add an? (.*?)\n.*?```diff\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
@@ -79,6 +80,37 @@ stage.main(report_inputs.demo_params(), report_inputs.write_inputs(Path("finishe
 page = Path("finished/reports/index.html").read_text()
 assert 'href="#libraries"' in page and "<p>torch " in page
 """,
+    "level": f"""
+import re, subprocess, sys
+from pathlib import Path
+sys.path.append({str(PROJECT / "tests")!r})
+from shaped_gguf import VOCABULARY, shaped, written
+from pipeline.config.levels import level_problem
+from pipeline.llamacpp.tools import find_toolchain
+from pipeline.planning.level_bytes import HEADER_PER_TOKEN, level_bytes
+shape = shaped(256, 320, tied=True, kv_heads=2)
+command = [find_toolchain().tool("llama-quantize"), "--dry-run", written(Path("x.gguf"), shape), "Q2_0"]
+done = subprocess.run(command, capture_output=True, text=True)
+mebibytes = float(re.search(r"quant size += +([\\d.]+) MiB", done.stdout + done.stderr)[1])
+assert level_problem("q2_0") is None
+assert abs((level_bytes(shape, "Q2_0") - HEADER_PER_TOKEN * VOCABULARY) / 2**20 - mebibytes) <= 0.006
+""",
+    "cluster": """
+import os
+from pathlib import Path
+import yaml
+from pipeline.workflow.cluster import jobs_at_work
+from pipeline.workflow.stages import table
+profile, default = (yaml.safe_load(Path(f"profiles/{name}/config.yaml").read_text()) for name in ("lsf", "default"))
+assert profile == profile | default | {"cores": profile["cores"]} and profile["set-resources"].keys() <= table().stages.keys()
+job = f"17|RUN|Snakemake_rule_train___(0b9c2f0e-6f1e-4c1d-9a43-6f1f0f6f3a11)|{Path().resolve()}"
+Path("bjobs").write_text(f"#!/bin/sh\\necho '{job}'\\necho '18|RUN|bash|{Path().resolve()}'\\n")
+Path("bjobs").chmod(0o755)
+os.environ["PATH"] = f"{Path().resolve()}:{os.environ['PATH']}"
+assert jobs_at_work(Path()) == []
+Path(".snakemake/lsf_logs").mkdir(parents=True)
+assert jobs_at_work(Path()) == ["train (LSF job 17, run)"]
+""",  # noqa: E501
     "verb": """
 from typer.testing import CliRunner
 from pipeline.cli import app
@@ -105,7 +137,7 @@ assert Path("params.lock.yaml").read_text() == lock_text(load_params(Path("param
 def test_a_change_that_contributing_shows_applies_and_works(tmp_path: Path, name: str) -> None:
     diff = SHOWN[name]
     assert len(diff.splitlines()) <= MOST_LINES and diff.count("\n+++ b/") <= MOST_FILES
-    for folder in ("pipeline", "docs", "recipes", "graphs"):
+    for folder in ("pipeline", "docs", "recipes", "graphs", "profiles"):
         shutil.copytree(
             PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png")
         )
@@ -113,6 +145,7 @@ def test_a_change_that_contributing_shows_applies_and_works(tmp_path: Path, name
         shutil.copy(PROJECT / file, tmp_path)
 
     place = {"PYTHONPATH": str(tmp_path), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    place |= {"LLAMA_CPP_HOME": os.environ.get("LLAMA_CPP_HOME", str(DEFAULT_HOME))}
     run = partial(subprocess.run, cwd=tmp_path, env=os.environ | place, capture_output=True, text=True)
     applied = run(["git", "apply"], input=diff)
     assert applied.returncode == 0, applied.stderr
