@@ -30,7 +30,7 @@ CEILINGS = {
     "modules of 250 lines and more": 0,
     "functions of more than 6 parameters": 9,
     "parameters that are dict[str, Any]": 60,
-    "lines of tests": 59_550,
+    "lines of tests": 59_560,
     "tests that import other tests": 0,
     "inner symbols that tests use": 582,
     "sentences that tests assert": 70,
