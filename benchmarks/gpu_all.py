@@ -34,7 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.junit import counts_of, suite_of
+from benchmarks.junit import COUNTS, counts_of, suite_of
 from pipeline.commands.install import torch_for
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
@@ -151,44 +151,46 @@ def last_words(log: Path) -> str:
 
 
 def tests(run: Run) -> None:
-    """tests/gpu: every dequantizer and kernel against its reference, NF4 and GGUF steps against the CPU's."""
+    """tests/gpu: every dequantizer and kernel against its reference, NF4 and GGUF steps against the CPU's.
+
+    Each file in a pytest of its own, all at once: one test after the other compiles kernels for minutes.
+    """
     if not gpu():
         raise PartError("there is no GPU here")
-    files = sorted(path.relative_to(PROJECT).as_posix() for path in (PROJECT / "tests/gpu").glob("test_*.py"))
-    files.sort(key=lambda name: "dequantize" in name)  # the 94 short ones last, where time may run out
-    pytest(run, *files, "-m", "gpu", seconds=TESTS_SHARE * run.left())
-
-
-def pytest(run: Run, *words: str, seconds: float) -> None:
-    """Run tests for at most `seconds` and count them. Raises `PartError` where they took longer or could not
-    be run.
-    """
-    report, log = run.out / "tests.xml", run.out / "tests.log"
-    # without the project's own options, which ask for plugins
-    plain = ("-o", "addopts=", "-q", "-p", "no:cacheprovider", f"--junitxml={report}")
-    command = [sys.executable, "-m", "pytest", *words, *plain]
-    with (
-        log.open("w", encoding="utf-8") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, cwd=PROJECT) as process,
-    ):
-        try:
-            process.wait(seconds)
-            late = False
-        except subprocess.TimeoutExpired:
-            late = True
-            process.send_signal(signal.SIGINT)  # then it reports what it has run
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-        finally:
-            process.kill()
-    if not report.is_file():
-        raise PartError(f"pytest ended with {process.returncode} ({last_words(log)}): see {log.name}")
-    counts = counts_of(suite_of(report))
-    bad = counts["failures"] + counts["errors"]
-    passed = counts["tests"] - bad - counts["skipped"]
-    run.note(tests_passed=passed, tests_failed=bad, tests_skipped=counts["skipped"])
+    until = time.monotonic() + TESTS_SHARE * run.left()
+    files = sorted((PROJECT / "tests/gpu").glob("test_*.py"))
+    sessions = [(file.stem, start_pytest(run, file)) for file in files]
+    late = [name for name, session in sessions if not ended(session, until)]
+    reports = [report for name, _ in sessions if (report := run.out / f"{name}.xml").is_file()]
+    if not reports:
+        raise PartError(f"pytest reported nothing ({last_words(run.out / f'{files[0].stem}.log')})")
+    counts = [counts_of(suite_of(report)) for report in reports]
+    total, failures, errors, skipped = (sum(count[name] for count in counts) for name in COUNTS)
+    failed = failures + errors
+    run.note(tests_passed=total - failed - skipped, tests_failed=failed, tests_skipped=skipped)
     if late:
-        raise PartError(f"only those were run that {seconds:.0f} s were enough for")
+        raise PartError(f"the time was over in {', '.join(late)}")
+
+
+def start_pytest(run: Run, file: Path) -> "subprocess.Popen[bytes]":
+    """Run a file's GPU tests; report and log have its name."""
+    # without the project's own options, which ask for plugins
+    plain = ("-o", "addopts=", "-q", "-p", "no:cacheprovider", f"--junitxml={run.out / file.stem}.xml")
+    command = [sys.executable, "-m", "pytest", file, "-m", "gpu", *plain]
+    with (run.out / f"{file.stem}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, cwd=PROJECT)
+
+
+def ended(session: "subprocess.Popen[bytes]", until: float) -> bool:
+    """Whether it ended by itself; one that doesn't is told to report what it has run."""
+    with suppress(subprocess.TimeoutExpired):
+        session.wait(max(0.0, until - time.monotonic()))
+        return True
+    session.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        session.wait(20)
+    session.kill()
+    return False
 
 
 def machine(run: Run) -> None:
