@@ -27,7 +27,8 @@ from pipeline.config.products import ModelFiles
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, find_toolchain, run_tool
-from pipeline.stages.evaluate.divergence import Row, divergence_of
+from pipeline.metrics.divergence import Prompt
+from pipeline.stages.evaluate.divergence import divergence_of
 
 # what llama-perplexity prints, by our name, and its unit
 PRINTED = {
@@ -81,7 +82,7 @@ class Side:
             found = divergence_of(one, other, self.windows(model), model.stem)
         return found | {"perplexity_plain": found["perplexity"]}
 
-    def windows(self, model: Path) -> list[Row]:
+    def windows(self, model: Path) -> list[Prompt]:
         """llama-perplexity's windows, from its file: "_logits_", context, vocabulary, chunks (int32 each),
         then the tokens.
         """
@@ -92,7 +93,7 @@ class Side:
         fields = read_header(model).fields
         if fields.get("tokenizer.ggml.add_bos_token"):
             tokens[:, 0] = fields["tokenizer.ggml.bos_token_id"]
-        return [Row(window, list(range(ctx_size // 2, ctx_size - 1))) for window in tokens.tolist()]
+        return [Prompt(window, list(range(ctx_size // 2, ctx_size - 1))) for window in tokens.tolist()]
 
 
 def printed(pattern: str, output: str) -> float:

@@ -80,24 +80,9 @@ def extremes(sizes: Sizes) -> tuple[int, int]:
     )
 
 
-def uniform(sizes: Sizes, most: int) -> dict[str, str]:
-    """Every tensor in its largest type of at most b bits per weight (its smallest one if none has), with the
-    largest b for which all together have at most `most` bytes. The caller has checked that `most` holds the
-    smallest types.
-    """
-    free = choices(sizes)
-    best = {name: min(each, key=lambda kind: each[kind]) for name, each in free.items()}
-    for step in sorted({bits(kind) for each in free.values() for kind in each}):
-        found = {
-            name: max(
-                (kind for kind in each if bits(kind) <= step), key=lambda kind: each[kind], default=best[name]
-            )
-            for name, each in free.items()
-        }
-        if total(sizes, found) > most:
-            return best
-        best = found
-    return best
+def smallest(sizes: Sizes) -> dict[str, str]:
+    """Every tensor that has a choice in its smallest type."""
+    return {name: min(each, key=lambda kind: each[kind]) for name, each in choices(sizes).items()}
 
 
 def check_room(text: str, most: int, header: int, sizes: Sizes) -> None:
@@ -110,10 +95,8 @@ def check_room(text: str, most: int, header: int, sizes: Sizes) -> None:
 
 def smallest_bits(sizes: Sizes) -> float:
     """Bits per weight of the tensors that have a choice, at their smallest."""
-    free = choices(sizes)
-    stored = {name: min(each, key=lambda kind: each[kind]) for name, each in free.items()}
-    weights = {name: 8 * each[stored[name]] / bits(stored[name]) for name, each in free.items()}
-    return 8 * sum(free[name][kind] for name, kind in stored.items()) / sum(weights.values())
+    stored = [(sizes[name][kind], bits(kind)) for name, kind in smallest(sizes).items()]
+    return 8 * sum(size for size, _ in stored) / sum(8 * size / each for size, each in stored)
 
 
 def patterns(allocation: Allocation) -> dict[str, str]:

@@ -26,10 +26,9 @@ from pipeline.planning.budget import most_bytes
 from pipeline.planning.shape import load_shape
 from pipeline.stages.budget.files import Maker, emptied
 from pipeline.stages.budget.search import Task, search
-from pipeline.stages.budget.sizes import check_room, extremes, offered, uniform
+from pipeline.stages.budget.sizes import check_room, offered, smallest
 
 ROWS = 64  # of the validation split, which decide
-NEW_FIELDS = 1 << 10  # bytes that llama-quantize adds to the header, generously
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int,
     need_disk(target.parent, 3 * size)  # a file that is tried, the level that competes, and logits
     with emptied(files.scratch) as folder:
         maker = Maker(source, imatrix, text, folder, llama)
-        room = max(most(header.start) - header.start - NEW_FIELDS, extremes(sizes)[0])
-        with maker.passing(uniform(sizes, room), sizes) as file:
+        with maker.passing(smallest(sizes), sizes) as file:
             start = check_gguf(file).start  # the same for all types
         check_room(text, most(start), start, sizes)
         shape = load_shape(files.merged / "config.json")

@@ -15,20 +15,13 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
 from pipeline.llamacpp.logits import Floats, GgufModel, Ids
+from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.log_probabilities import kl_divergence, negative_log, perplexity, shifted
 from pipeline.metrics.text import common_start
 
 # positions compared at once: 2.4 MB a model for a vocabulary of 152k, which stays in the CPU's cache
 BLOCK = 4
 SELF_ROWS = 4  # rows that a model is compared with itself on
-
-
-@dataclass(frozen=True)
-class Row:
-    """A rendered chat: its token ids, and the positions whose next token the assistant says (ascending)."""
-
-    ids: list[int]
-    positions: list[int]
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,7 @@ NOTHING = Comparison(np.empty(0), np.empty(0), np.empty(0, np.bool_), np.empty(0
 def divergence_of(
     model: GgufModel,
     reference: GgufModel,
-    rows: Sequence[Row],
+    rows: Sequence[Prompt],
     label: str,
     *,
     itself: bool = False,
@@ -109,7 +102,7 @@ def divergence_of(
 
 
 def read_rows(
-    model: GgufModel, reference: GgufModel, rows: Sequence[Row], label: str, compare: int
+    model: GgufModel, reference: GgufModel, rows: Sequence[Prompt], label: str, compare: int
 ) -> tuple[list[Comparison], list[Floats]]:
     """The first `compare` rows' comparisons, and the model's loss at every position of all of them."""
     comparisons, losses = [], []
@@ -172,7 +165,7 @@ def same_start(ids: list[int], before: list[int]) -> int:
     return max(common_start(ids, before) - 1, 0)
 
 
-def compared(model: GgufModel, reference: GgufModel, row: Row, start: int) -> Iterator[Comparison]:
+def compared(model: GgufModel, reference: GgufModel, row: Prompt, start: int) -> Iterator[Comparison]:
     """Both models after every position of a row from `start` on, but the last, which no token follows."""
     return (
         compare_logits(ours, theirs, following)
@@ -180,12 +173,12 @@ def compared(model: GgufModel, reference: GgufModel, row: Row, start: int) -> It
     )
 
 
-def measured(model: GgufModel, row: Row, start: int) -> Iterator[Floats]:
+def measured(model: GgufModel, row: Prompt, start: int) -> Iterator[Floats]:
     """The loss alone at the same positions."""
     return (negative_log(shifted(logits), following) for following, logits in blocks(row, start, model))
 
 
-def blocks(row: Row, start: int, *models: GgufModel) -> Iterator[tuple[Any, ...]]:
+def blocks(row: Prompt, start: int, *models: GgufModel) -> Iterator[tuple[Any, ...]]:
     """A few positions at a time: the tokens that follow them (T,), and each model's logits (T, V)."""
     following = np.array(row.ids[1:], np.intp)
     for pieces in zip(*(model.stream(row.ids[:-1], start) for model in models), strict=True):

@@ -30,9 +30,10 @@ from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import find_llama
 from pipeline.metrics.answer_speed import is_disturbed, measure_again
 from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
+from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.general import ROWS, general_ability
 from pipeline.metrics.general_questions import load_questions
-from pipeline.stages.evaluate.divergence import Row, divergence_of
+from pipeline.stages.evaluate.divergence import divergence_of
 from pipeline.stages.evaluate.speed import ROOM, serving_figures, speed
 
 
@@ -92,7 +93,7 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
     seconds[part] = round(time.perf_counter() - begin, 2)
 
 
-def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]:
+def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prompt]:
     """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` for none."""
     encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.seed, settings.ctx_size)
     if not encoded:
@@ -100,7 +101,7 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Row]
             "Q-EVALUATE-011",
             f"no held-out chat of {rows} can be measured: raise curate.test_fraction or evaluate.ctx_size",
         )
-    return [Row(one.ids, trained_positions(one)) for one in encoded]
+    return [Prompt(one.ids, trained_positions(one)) for one in encoded]
 
 
 def task(

@@ -23,7 +23,6 @@ from pipeline.stages.budget.sizes import (
     prove,
     total,
     undominated,
-    uniform,
 )
 
 NAMES = [f"blk.{layer}.{kind}.weight" for layer in range(3) for kind in ("attn_q", "ffn_up")]
@@ -99,13 +98,6 @@ def test_a_budget_that_nothing_or_everything_fits_is_refused(most: int, id: str)
     assert extremes(SIZES) == (116, 212)
     with pytest.raises(ConfigError, match=f"Q-BUDGET-{id}"):
         check_room("1GB", most, 10, SIZES)
-
-
-def test_an_even_allocation_stays_in_the_budget() -> None:
-    for most, kind in ((116, "Q4_0"), (139, "Q4_0"), (140, "Q5_0"), (211, "Q5_0"), (212, "Q8_0")):
-        found = uniform(SIZES, most)
-        assert set(found.values()) == {kind}
-        assert total(SIZES, found) <= most
 
 
 def test_patterns_find_one_tensor_each() -> None:

@@ -17,10 +17,10 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.logits import CHUNK, open_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
+from pipeline.metrics.divergence import Prompt
 from pipeline.stages.evaluate.divergence import (
     SELF_ROWS,
     Comparison,
-    Row,
     compare_logits,
     divergence_of,
     same_start,
@@ -69,20 +69,20 @@ class Reset(Model):
         yield from super().stream(ids, start)
 
 
-def perplexity_of(model: Model, some: list[Row]) -> float:
+def perplexity_of(model: Model, some: list[Prompt]) -> float:
     losses = [
         -log_softmax(model.table[row.ids[:-1]])[np.arange(len(row.ids) - 1), row.ids[1:]] for row in some
     ]
     return float(np.exp(np.concatenate(losses).mean()))
 
 
-def rows(count: int, seed: int = 0) -> list[Row]:
+def rows(count: int, seed: int = 0) -> list[Prompt]:
     random = np.random.default_rng(seed)
     made = []
     for _ in range(count):
         ids = random.integers(0, VOCABULARY, int(random.integers(3, 40))).tolist()
         made.append(
-            Row(ids, sorted(random.choice(len(ids) - 1, max(1, len(ids) // 3), replace=False).tolist()))
+            Prompt(ids, sorted(random.choice(len(ids) - 1, max(1, len(ids) // 3), replace=False).tolist()))
         )
     return made
 
@@ -187,7 +187,7 @@ def test_what_rows_have_in_common_is_read_once_and_counts_for_each(seed: int, it
     some = []
     for _ in range(8):
         ids = prompts[random.integers(3)] + random.integers(0, 50, int(random.integers(0, 9))).tolist() + [0]
-        some.append(Row(ids, [len(ids) - 2]))
+        some.append(Prompt(ids, [len(ids) - 2]))
     plain, shared = (
         Reset(reference.table if itself else model.table),
         Reset(reference.table if itself else model.table),

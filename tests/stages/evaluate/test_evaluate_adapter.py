@@ -22,12 +22,13 @@ from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answers import answer_rows
+from pipeline.metrics.divergence import Prompt
 from pipeline.stages.base.quantized_gguf import keep_gguf
-from pipeline.stages.evaluate.divergence import Row, divergence_of
+from pipeline.stages.evaluate.divergence import divergence_of
 from pipeline.stages.evaluate.speed import serving_figures
 from pipeline.stages.evaluate.stage import compared_with, main
 
-ROWS = [Row([5, 6, 7, 40, 41, 8, 9], [2, 3, 4]), Row([5, 6, 7, 11, 12, 13], [3, 4])]
+ROWS = [Prompt([5, 6, 7, 40, 41, 8, 9], [2, 3, 4]), Prompt([5, 6, 7, 11, 12, 13], [3, 4])]
 
 
 @pytest.fixture(scope="module")
