@@ -18,7 +18,7 @@ from pipeline.config.sections import UNTUNED
 from pipeline.core.text import count
 from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.records import Budget
-from pipeline.pages.formats import percent, probability, signed, size
+from pipeline.pages.formats import probability, signed, size
 from pipeline.stages.report.comparisons import Comparison, Scores, compare
 
 RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25  # of the divergence before: below, below, above
@@ -53,9 +53,14 @@ class Level:
         before, after = self.base.kld_mean, self.tuned.kld_mean
         return after / before if before and after is not None else None
 
+    @property
+    def words(self) -> str:
+        """Whether the tuned model suffers less from the same rounding, in a few words."""
+        return "" if self.ratio is None else change(self.ratio)
+
 
 def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
-    """What the section's template needs: a row per level, and sentences that follow from the figures."""
+    """What the section's template needs: a row per level, and a sentence for each level that was improved."""
 
     def side(model: str, sixteen: str) -> Side:
         found, task = evaluations.get(model), compare(sixteen, model, scores, seed)
@@ -70,7 +75,6 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, 
         rows.append(Level(level, file.fallback_tensors, file.tensors, base, tuned))
     return {
         "rows": rows,
-        "sentences": [*_between_levels(rows), *filter(None, map(_recovery, rows))],
         "improved": _improved(evaluations, scores, seed),
         "missing": _missing(rows, reference),
     }
@@ -86,57 +90,11 @@ def _levels(evaluations: Evaluations) -> list[str]:
     ]
 
 
-def _between_levels(rows: Sequence[Level]) -> list[str]:
-    """How much more of the untuned base its worst level loses than its best."""
-    losses = sorted((row.base.kld_mean, place) for place, row in enumerate(rows) if row.base.kld_mean)
-    if len(losses) < 2:
-        return []
-    (least, first), *_, (most, last) = losses
-    best, worst = rows[first], rows[last]
-    if most / least < WORSE:
-        return [
-            f"On the untuned base {best.level} and {worst.level} lose about the same (mean KLD "
-            f"{least:.3g} and {most:.3g})."
-        ]
-    tops = ""
-    if best.base.same_top is not None and worst.base.same_top is not None:
-        shares = f"{percent(best.base.same_top)} against {percent(worst.base.same_top)}"
-        tops = f"; the same top token at {shares} of the positions"
-    return [
-        f"On the untuned base {best.level} keeps what {worst.level} loses: mean KLD {least:.3g} "
-        f"against {most:.3g}, {most / least:.1f} times as much{tops}."
-    ]
-
-
-def _recovery(row: Level) -> str:
-    """Whether the tuned model suffers less from the same rounding."""
-    if row.ratio is None:
-        return ""
-    figures = f"mean KLD {row.base.kld_mean:.3g} on the base, {row.tuned.kld_mean:.3g} after fine-tuning"
-    verdict = _change(
-        row.ratio,
-        "fine-tuning recovers most of the damage",
-        "fine-tuning recovers part of the damage",
-        "fine-tuning changes nothing much",
-        "fine-tuning makes the damage worse",
-    )
-    elsewhere, before, after = "", row.base.all_kld, row.tuned.all_kld
-    if before and after is not None:
-        there = _change(
-            after / before,
-            "it recovers most of it too",
-            "it recovers part of it",
-            "it changes nothing much",
-            "it makes it worse",
-        )
-        elsewhere = f"; over all tokens, the user's among them, {there} ({before:.3g} and {after:.3g})"
-    return f"{row.level}: {verdict} where the assistant speaks ({figures}){elsewhere}."
-
-
-def _change(ratio: float, recovered: str, partly: str, nothing: str, worse: str) -> str:
-    return (
-        recovered if ratio < RECOVERED else partly if ratio < PARTLY else nothing if ratio <= WORSE else worse
-    )
+def change(ratio: float) -> str:
+    """What became of a damage, by the divergence after over that before."""
+    if ratio < PARTLY:
+        return "recovers most of it" if ratio < RECOVERED else "recovers part of it"
+    return "changes little" if ratio <= WORSE else "makes it worse"
 
 
 def _improved(evaluations: Evaluations, scores: Scores, seed: int) -> list[str]:
@@ -148,16 +106,10 @@ def _improved(evaluations: Evaluations, scores: Scores, seed: int) -> list[str]:
         if not level or not plain or found.kld_mean is None or not plain.kld_mean:
             continue
         before, after = plain.kld_mean, found.kld_mean
-        verdict = _change(
-            after / before,
-            "recovers most of what is left",
-            "recovers part of what is left",
-            "changes nothing much",
-            "makes it worse",
-        )
         sentences.append(
-            f"{IMPROVED[model[len(level) :].lower()]} {verdict}: {level} has a mean KLD of {before:.3g} "
-            f"without and {after:.3g} with it.{_better(level, model, after < before, scores, seed)}"
+            f"{IMPROVED[model[len(level) :].lower()]} {change(after / before)}: {level} has a mean KLD of "
+            f"{before:.3g} without and {after:.3g} with it."
+            f"{_better(level, model, after < before, scores, seed)}"
         )
     return sentences
 
