@@ -152,9 +152,7 @@ class Bench:
         )
 
     def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:
-        """Print what the gate says of `model` as `level`, and what parity's parity check of its weights
-        does.
-        """
+        """Print what the gate says of `model` as `level`, and what parity's check of its weights does."""
         from pipeline.config.levels import split_level
         from pipeline.gate.judge import judge
         from pipeline.gate.records import Parity
@@ -162,7 +160,7 @@ class Bench:
 
         evidence = self.evidence(level, case, model, sixteen_case, sixteen)
         verdict = judge(level, evidence, Parity.model_validate(PASSED), self.params.report.gate)
-        check, _ = level_weights(sixteen, model, split_level(level)[0], {})
+        check = level_weights(sixteen, model, split_level(level)[0], {})
         figures = ", ".join(
             f"{one.key} {one.figure:.4g}"
             for one in verdict.checks

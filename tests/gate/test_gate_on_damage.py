@@ -94,7 +94,7 @@ def judged(bench: Any, case: str, model: Path, sixteen: Path) -> Judgment:
     """The gate on a level's own evaluation and on parity's parity check of its weights."""
     evidence = bench.evidence(LEVEL, case, model, f"{sixteen.stem}-itself", sixteen)
     params = load_params(bench.root / "params.yaml")
-    check, _ = level_weights(sixteen, model, LEVEL, {})
+    check = level_weights(sixteen, model, LEVEL, {})
     checks = {f"weights_{LEVEL.lower()}": check.record(KEYS)}
     parity = Parity.model_validate({"verdict": check.verdict, "checks": checks, "files": {}})
     return judge(LEVEL, evidence, parity, params.report.gate)

@@ -1,6 +1,6 @@
 """GGUFs of allocations and of fixed levels, made by llama-quantize from the 16-bit one; what they lose."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from pipeline.core.publish import remove
 from pipeline.gguf.file import BUDGET_FIELD
 from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama
-from pipeline.metrics.divergence import Prompt, Reference, gguf_divergence, gguf_speaker, kept_logits
+from pipeline.metrics.divergence import Prompt, gguf_divergence, gguf_speaker, kept_logits
 from pipeline.stages.budget.sizes import Allocation, Sizes, patterns, prove
 
 # what the header calls a file whose weights are mostly of a type; of a type that is not here, by its own name
@@ -74,26 +74,14 @@ def file_type(allocation: Allocation, sizes: Sizes) -> str:
     return "Q8_0" if most in ("F16", "BF16", "F32") else FILE_TYPES.get(most, most)
 
 
-@dataclass(frozen=True)
-class Judge:
-    """KL divergence of files from the 16-bit one, row by row, on some rows."""
-
-    reference: Reference
-    llama: Llama
-
-    def rows(self, file: Path) -> list[float]:
-        """Nats, one a row."""
-        return gguf_divergence(
-            self.reference, file, threads=self.llama.threads, tools=self.llama.tools
-        ).kld_rows
-
-
 @contextmanager
-def judging(maker: Maker, prompts: list[Prompt]) -> Iterator[Judge]:
-    """A judge on `prompts`; the 16-bit model's logits are on the disk meanwhile (32 positions of a row at
-    most, 4 bytes for each token of the vocabulary).
+def judging(maker: Maker, prompts: list[Prompt]) -> Iterator[Callable[[Path], list[float]]]:
+    """What gives a file's KL divergence from the 16-bit one, in nats for each of `prompts`.
+
+    The 16-bit model's logits are on the disk meanwhile (32 positions of a row at most, 4 bytes for each token
+    of the vocabulary).
     """
-    llama = maker.llama
-    speaker = gguf_speaker(maker.source, prompts, threads=llama.threads, tools=llama.tools)
+    threads, tools = maker.llama.threads, maker.llama.tools
+    speaker = gguf_speaker(maker.source, prompts, threads=threads, tools=tools)
     with kept_logits(prompts, speaker, maker.scratch) as reference:
-        yield Judge(reference, llama)
+        yield lambda file: gguf_divergence(reference, file, threads=threads, tools=tools).kld_rows

@@ -125,14 +125,14 @@ def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
     Of the `LARGEST` largest levels that fit, the best is that which diverges least on these rows: at 7B Q4_1
     is larger than Q4_K_M, and worse.
     """
-    with judging(maker, prompts(task.rows)) as judge:
-        rows = judge.rows(own)
+    with judging(maker, prompts(task.rows)) as divergence:
+        rows = divergence(own)
         measured: list[tuple[float, str, int, list[float]]] = []
         file = maker.scratch / "rival.gguf"
         for level in rivals(task.shape, task.file, maker.imatrix is not None):
             size = maker.make_level(file, level).stat().st_size
             if size <= task.file:
-                theirs = judge.rows(file)
+                theirs = divergence(file)
                 measured.append((float(np.mean(theirs)), level, size, theirs))
             if len(measured) == LARGEST:
                 break

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import Row, chat_request
@@ -27,12 +26,7 @@ class Answer:
     ids: list[int]
 
 
-@dataclass(frozen=True)
-class Behaved:
-    """One GGUF's answers."""
-
-    model: Path
-    answers: list[Answer]
+Answers = dict[str, list[Answer]]  # by the GGUF's name, the 16-bit one's first
 
 
 def behavior_checks(models: Sequence[ModelFiles], tokenizer: Any, measure: Measure) -> ParityChecks:
@@ -40,17 +34,16 @@ def behavior_checks(models: Sequence[ModelFiles], tokenizer: Any, measure: Measu
     `parity.prompts` held-out questions.
     """
     asked, budget = questions(measure.rows, tokenizer, measure.limits.prompts, CTX_SIZE)
-    found = []
+    answers: Answers = {}
     for model in models:
         with (
             serving(measure.llama, model, ctx_size=CTX_SIZE, parallel=TOGETHER) as server,
             ThreadPoolExecutor(TOGETHER) as pool,
         ):
-            answers = list(pool.map(partial(answer, server, budget=budget), asked))
-        found.append(Behaved(model.gguf, answers))
+            answers[model.gguf.name] = list(pool.map(partial(answer, server, budget=budget), asked))
     return {
-        "behavior_answers_end": answers_end(found, budget),
-        "behavior_no_markers": no_markers(found, tokenizer),
+        "behavior_answers_end": answers_end(answers, budget),
+        "behavior_no_markers": no_markers(answers, tokenizer),
     }
 
 
@@ -92,39 +85,38 @@ def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
     )
 
 
-def answers_end(found: list[Behaved], budget: int) -> Check:
+def answers_end(answers: Answers, budget: int) -> Check:
     """Models of which no answer ended, though the 16-bit one's did.
 
     A single answer may run on by chance, and a model that was trained for a few steps never ends: so levels
     are judged by the 16-bit file of the same weights, and that one by the parity checks before it. Where none
     of its answers end, nothing can be said.
     """
-    ended = {one.model.name: sum(answer.stopped for answer in one.answers) for one in found}
-    count = len(found[0].answers)
-    title, what = (
-        ENDS,
-        f"models of which no answer ends within {budget} tokens"
-        + (", where the 16-bit model's do" if found[1:] else ""),
-    )
+    ended = {name: sum(answer.stopped for answer in given) for name, given in answers.items()}
+    first, *levels = answers
+    count = len(answers[first])
+    what = f"models of which no answer ends within {budget} tokens"
+    if levels:
+        what += ", where the 16-bit model's do"
     detail = "; ".join(f"{name}: {number} of {count} ended by themselves" for name, number in ended.items())
     figures = {f"{name} ended": float(number) for name, number in ended.items()}
-    if not ended[found[0].model.name]:
+    if not ended[first]:
         why = (
             "no question was asked"
             if not count
-            else f"{found[0].model.name} ends none of its answers, so it was trained too little"
-            + (" to compare levels by it" if found[1:] else "")
+            else f"{first} ends none of its answers, so it was trained too little"
+            + (" to compare levels by it" if levels else "")
         )
-        return Check(title, "not measured", f"{detail}; {why}", what=what, figures=figures)
+        return Check(ENDS, "not measured", f"{detail}; {why}", what=what, figures=figures)
     silent = [name for name, number in ended.items() if not number]
     why = (
         f"{', '.join(silent)} never ends an answer: the level is too coarse for this model, so take a finer "
         "one in quantize.levels."
     )
-    return replace(exact(title, len(silent), "models", detail, why, what), figures=figures)
+    return replace(exact(ENDS, len(silent), "models", detail, why, what), figures=figures)
 
 
-def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
+def no_markers(answers: Answers, tokenizer: Any) -> Check:
     """Answers with a control token before their end, or with its spelling in the text."""
     control = {
         number: token.content
@@ -132,19 +124,19 @@ def no_markers(found: list[Behaved], tokenizer: Any) -> Check:
         if token.special and len(token.content) > 1
     }
     wrong = []
-    for one in found:
-        for stated in one.answers:
+    for name, given in answers.items():
+        for stated in given:
             inside = stated.ids[:-1] if stated.stopped else stated.ids
             marks = [
                 *(control[number] for number in inside if number in control),
                 *(token for token in control.values() if token in stated.text),
             ]
-            wrong += [f"{one.model.name} writes {marks[0]} in {stated.text[:40]!a}"] if marks else []
+            wrong += [f"{name} writes {marks[0]} in {stated.text[:40]!a}"] if marks else []
     return count_check(
         MARKERS,
         what="answers that hold a control token of the template",
         different=len(wrong),
-        compared=sum(len(one.answers) for one in found),
+        compared=sum(map(len, answers.values())),
         first="; ".join(wrong[:2]),
         cause=f"{wrong[0] if wrong else ''}: look at reports/labels.html whether ends of turn are trained, "
         "then at the parity check of special tokens.",

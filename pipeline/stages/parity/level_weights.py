@@ -5,7 +5,7 @@ worst weight in it, against what its type costs.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,6 @@ SMALL = 1e-3
 # smaller ones has few digits left; what a scale of half a unit in the last place moves a weight by at most (a
 # code of up to 4,096 times 2 to the power of -25) is no error
 LARGE, FLOAT16 = 0.1, 2.0**-13
-Noise = dict[str, dict[str, Any]]  # {tensor: {"type": ggml's name, "rmse": ‖level − 16 bit‖ ÷ ‖16 bit‖}}
 EXACT = ("F32", "F16", "BF16")  # not counted in a level's mean noise
 SLACK = 1.5  # times its type's usual rounding error that a tensor may have
 WHAT = "largest error of a tensor's weights, in multiples of what its type costs"
@@ -110,11 +109,8 @@ def block_noise(before: Floats, after: Floats) -> BlockNoise:
     )
 
 
-def level_weights(
-    gguf: Path, level: Path, name: str, tensor_types: Mapping[str, str] = NO_TYPES
-) -> tuple[Check, Noise]:
-    """The parity check of one level (`name` as in `quantize.levels`) and the noise of each tensor; both files
-    are streamed.
+def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str, str] = NO_TYPES) -> Check:
+    """The parity check of one level (`name` as in `quantize.levels`); both files are streamed.
 
     A tensor may have `SLACK` times its type's usual noise, and a weight as many times its type's largest
     error. The second is not asked of a level with an importance matrix, which gives unimportant
@@ -128,7 +124,7 @@ def level_weights(
     check_tensor_types(gguf, tensor_types, with_imatrix)
     (_, before), (header, after) = gguf_tensors(gguf), gguf_tensors(level)
     if check := file_check(title, name, tensor_types, header, before, after):
-        return check, {}
+        return check
     if unknown := sorted(
         {tensor.type for tensor in after.values() if tensor.type not in NOISE or not tensor.readable}
     ):
@@ -139,21 +135,16 @@ def level_weights(
             what=WHAT,
             limit=SLACK,
             unit="times",
-        ), {}
+        )
     names = sorted(after)
     found = dict(
         zip(names, side_by_side(lambda name: tensor_noise(before[name], after[name]), names), strict=True)
     )
-    noise = {
-        tensor: {"type": after[tensor].type, "rmse": one.rmse}
-        for tensor, one in found.items()
-        if np.isfinite(one.rmse)
-    }
     if lost := {tensor: one for tensor, one in found.items() if one.lost}:
-        return lost_check(title, lost, before, after), noise
+        return lost_check(title, lost, before, after)
     if with_imatrix or is_budget(name):  # a budget's file may have been made with one
         found = {tensor: replace(one, worst=0.0) for tensor, one in found.items()}
-    return noise_check(title, found, after), noise
+    return noise_check(title, found, after)
 
 
 def noise_check(title: str, found: Mapping[str, TensorNoise], after: Mapping[str, GgufTensor]) -> Check:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ WHAT = "largest distance of a weight from base + scale·B·A"
 # near a tie
 LIMIT = 0.5 + 2**-20
 FITS = 0.57  # room for a merge that sums in float32 or rounds to another 16-bit type first
+# what bitsandbytes can quantize by; which of them a merge went through is told by its weights
+DTYPES, BLOCKS = ("bfloat16", "float16", "float32"), (64, 32, 128, 256, 512, 1024)
 REMERGE = "run `snakemake --force merge`"
 AGAIN = "run `python -m pipeline merge` again."
 
@@ -54,7 +57,7 @@ class Compared:
         return self.trained if job.quantized else None
 
 
-def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
+def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
     """One parity check over every tensor of the three folders, streamed in blocks of rows, and its likely
     cause where it fails.
 
@@ -67,7 +70,7 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
         jobs, read_folder(merged), model, trained_nf4(run), run, record, file_hash(adapter / WEIGHTS)
     )
     for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
-        return {"weights_merged": Check(TITLE, "fail", detail, cause, what=WHAT, limit=LIMIT, unit="ulp")}
+        return Check(TITLE, "fail", detail, cause, what=WHAT, limit=LIMIT, unit="ulp")
     found = side_by_side(
         lambda job: tensor_error(job, compared.there[job.name], compared.nf4(job)), expected.jobs
     )
@@ -77,26 +80,24 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> dict[str, Check]:
     equal = sum(
         errors[name] == 0.0 and job.update is None and not job.quantized for name, job in jobs.items()
     )
-    # JSON has no infinity: a weight that is no number has no distance
-    figure = errors[worst] if errors[worst] < float("inf") else None
-    measured: Any = {
-        "what": WHAT,
-        "figure": figure,
-        "limit": LIMIT,
-        "unit": "ulp",
-        "figures": {"tensors": float(len(jobs)), "bit_equal": float(equal), "wrong": float(len(wrong))},
-    }
     if wrong:
-        detail = (
-            f"{len(wrong)} of {len(jobs)} tensors are off, first {wrong[0]}; worst {worst}, "
-            f"{errors[worst]:.4g} ulp"
-        )
-        return {"weights_merged": Check(TITLE, "fail", detail, _cause(compared, wrong), **measured)}
-    detail = (
-        f"{len(jobs)} tensors, {equal} of them bit-equal to their source; worst {worst}, "
-        f"{errors[worst]:.4f} ulp"
+        off = f"{len(wrong)} of {len(jobs)} tensors are off, first {wrong[0]}"
+        detail = f"{off}; worst {worst}, {errors[worst]:.4g} ulp"
+    else:
+        right = f"{len(jobs)} tensors, {equal} of them bit-equal to their source"
+        detail = f"{right}; worst {worst}, {errors[worst]:.4f} ulp"
+    return Check(
+        TITLE,
+        "fail" if wrong else "pass",
+        detail,
+        _cause(compared, wrong) if wrong else "",
+        what=WHAT,
+        # JSON has no infinity: a weight that is no number has no distance
+        figure=errors[worst] if errors[worst] < float("inf") else None,
+        limit=LIMIT,
+        unit="ulp",
+        figures={"tensors": float(len(jobs)), "bit_equal": float(equal), "wrong": float(len(wrong))},
     )
-    return {"weights_merged": Check(TITLE, "pass", detail, **measured)}
 
 
 def read_merge(merged: Path) -> dict[str, Any]:
@@ -126,13 +127,8 @@ def _other_than_weights(
             f"{RECORD} names another adapter than the one in {adapter.name}/",
             f"The adapter was trained again after the merge; {AGAIN}",
         )
-    missing, added = (
-        sorted(one - other)
-        for one, other in (
-            (compared.jobs.keys(), compared.there.keys()),
-            (compared.there.keys(), compared.jobs.keys()),
-        )
-    )
+    missing = sorted(compared.jobs.keys() - compared.there.keys())
+    added = sorted(compared.there.keys() - compared.jobs.keys())
     if missing:
         why = (
             "A head of its own was dropped as if it were the embeddings"
@@ -192,18 +188,12 @@ def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
     own = compared.nf4(job)
     description = compared.record["merge_base"]
     others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if own else []
-    for dtype in ("bfloat16", "float16", "float32") if in_model(job.name) in compared.model.quantized else ():
-        for block in (64, 32, 128, 256, 512, 1024):
-            for double in (True, False):
-                other = Nf4(dtype, double, block)
-                if other != own:
-                    others.append(
-                        (
-                            f"NF4 in blocks of {block} {'with' if double else 'without'} double "
-                            f"quantization, computed in {dtype}",
-                            other,
-                        )
-                    )
+    if in_model(job.name) in compared.model.quantized:
+        others += [
+            (f"NF4 in blocks of {block} {double} double quantization, computed in {dtype}", other)
+            for dtype, block, double in product(DTYPES, BLOCKS, ("with", "without"))
+            if (other := Nf4(dtype, double == "with", block)) != own
+        ]
     if job.update:
         yield Assumption("The adapter was not merged: the weights are the base's", own, times=0)
         yield Assumption("The adapter was merged twice", own, times=2)

@@ -6,10 +6,10 @@ something is named. One model is in memory at a time; what each says goes into a
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from pipeline.config.budgets import is_budget
@@ -109,7 +109,7 @@ def output_checks(
         checks["outputs_gguf"] = gguf_check(outputs, f"Merged model → {chain.gguf.stem}")
         for level, path in chain.levels.items():
             with bench.gguf(path) as quantized:
-                bound = level_bound(level, outputs, limits, checked(weights, level))
+                bound = level_bound(level, outputs, limits, partial(weights.get, level_key("weights", level)))
                 checks[level_key("outputs", level)] = level_check(
                     f"{chain.gguf.stem} → {level}", outputs.gguf, quantized, bound, outputs
                 )
@@ -130,22 +130,13 @@ def output_checks(
                         base_at_level(chain, level, base_gguf, bench) as file,
                         bench.gguf(file, lora) as there,
                     ):
-                        made = made_here(base_gguf, file, level)
+                        # it takes its time, and is asked only where the level is far off
+                        made = partial(level_weights, base_gguf, file, level)
                         bound = level_bound(level, outputs, limits, made)
                         checks[level_key("outputs_lora", level)] = level_check(
                             lora_title(level), with_lora, there, bound, outputs
                         )
     return checks
-
-
-def checked(weights: Mapping[str, Check], level: str) -> Callable[[], Check | None]:
-    """The check of a level's weights, which was made before."""
-    return lambda: weights.get(level_key("weights", level))
-
-
-def made_here(base_gguf: Path, file: Path, level: str) -> Callable[[], Check]:
-    """The check of the weights of the base at a level; it takes its time and is made if it is asked for."""
-    return lambda: level_weights(base_gguf, file, level)[0]
 
 
 def trained_weights(chain: Chain) -> Check:

@@ -21,13 +21,14 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
 from pipeline.llamacpp.server import serving
 from pipeline.pages import parity_summary as places
-from pipeline.stages.parity import behavior, merged_weights, special_tokens, text, tokens
+from pipeline.stages.parity import behavior, special_tokens, text, tokens
 from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, Probe
 from pipeline.stages.parity.conversations import chosen
 from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.hand_overs import FROM_NF4, FROM_SIXTEEN
 from pipeline.stages.parity.level_weights import level_weights
+from pipeline.stages.parity.merged_weights import merged_weights
 from pipeline.stages.parity.outputs import Bench, Chain, output_checks
 from pipeline.stages.parity.scales_weights import distilled_weights, scales_weights
 from pipeline.stages.parity.served_outputs import outputs
@@ -110,15 +111,17 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
     with_lora = limits.depth == "full" and base_gguf is not None
 
     def weights(checks: ParityChecks) -> ParityChecks:
-        found = merged_weights.merged_weights(chain.base, chain.adapter, chain.merged)
-        found["weights_gguf"] = gguf_weights(chain.merged, chain.gguf)
+        found = {
+            "weights_merged": merged_weights(chain.base, chain.adapter, chain.merged),
+            "weights_gguf": gguf_weights(chain.merged, chain.gguf),
+        }
         for level, path in chain.levels.items():
             key, plain = level_key("weights", level), distilled_from(level)
             if plain:
                 record = measure.distilled / f"{plain}.json"
                 found[key] = distilled_weights(chain.levels[plain], path, record, level)
             else:
-                found[key], _ = level_weights(chain.gguf, path, level, measure.tensor_types)
+                found[key] = level_weights(chain.gguf, path, level, measure.tensor_types)
         return found
 
     def base_weights(checks: ParityChecks) -> ParityChecks:

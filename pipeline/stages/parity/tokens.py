@@ -15,7 +15,7 @@ from pipeline.llamacpp.logits import loaded_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.text import common_start
-from pipeline.stages.parity.check import exact, failure
+from pipeline.stages.parity.check import exact
 from pipeline.stages.parity.text import Texts, first_added
 
 IDS, CORPUS = "Token ids", "Token ids of a corpus"  # titles
@@ -187,14 +187,14 @@ def _check(title: str, what: str, tokenizer: Any, f16: Path, ids: Comparison, no
     if not ids.compared:
         return Check(title, "not measured", detail, what=what)
     figures = {"compared": float(ids.compared)}
-    if not ids.different:
-        return replace(exact(title, 0, "differences", detail, "", what), figures=figures)
-    text, ours, theirs = ids.first
-    start = max(0, common_start(ours, theirs) - 2)
-    shown = ascii(text if len(text) <= 80 else f"{text[:80]}…")
-    detail += (
-        f"; first difference: {shown}, from token {start} training has {ours[start : start + SHOWN]}, "
-        f"llama.cpp {theirs[start : start + SHOWN]}"
-    )
-    cause = token_cause(tokenizer, f16, ours, theirs)
-    return replace(failure(title, ids.different, "differences", detail, cause, what), figures=figures)
+    cause = ""
+    if ids.different:
+        text, ours, theirs = ids.first
+        start = max(0, common_start(ours, theirs) - 2)
+        shown = ascii(text if len(text) <= 80 else f"{text[:80]}…")
+        detail += (
+            f"; first difference: {shown}, from token {start} training has {ours[start : start + SHOWN]}, "
+            f"llama.cpp {theirs[start : start + SHOWN]}"
+        )
+        cause = token_cause(tokenizer, f16, ours, theirs)
+    return replace(exact(title, ids.different, "differences", detail, cause, what), figures=figures)

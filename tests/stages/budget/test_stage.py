@@ -45,7 +45,7 @@ def test_a_budget_is_a_level_of_the_project(project: Path) -> None:
     page = Page((project / "reports/index.html").read_text(encoding="utf-8"))
     assert "Levels made to measure" in page.text
     assert "5.5bpw" in page.text
-    check, _ = level_weights(project / "models/gguf/tiny-F16.gguf", file, "5.5bpw")
+    check = level_weights(project / "models/gguf/tiny-F16.gguf", file, "5.5bpw")
     assert check.verdict == "pass"
 
 

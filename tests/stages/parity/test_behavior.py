@@ -20,7 +20,6 @@ from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.parity import behavior as behavior
 from pipeline.stages.parity.behavior import (
     Answer,
-    Behaved,
     answers_end,
     behavior_checks,
     no_markers,
@@ -90,10 +89,10 @@ def test_a_control_token_inside_an_answer_is_caught(
 
 def test_a_spelled_marker_is_one_too(tmp_path: Path) -> None:
     printed = Answer(True, "yes<|im_end|>", [65, END])
-    found = [Behaved(tmp_path / "m.gguf", [printed, replace(printed, text="yes")])]
+    answers = {"m.gguf": [printed, replace(printed, text="yes")]}
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
-    assert no_markers(found, tokenizer).figure == 1.0
-    assert answers_end([replace(found[0], answers=[])], 9).verdict == "not measured"
+    assert no_markers(answers, tokenizer).figure == 1.0
+    assert answers_end({"m.gguf": []}, 9).verdict == "not measured"
 
 
 def test_questions_end_before_an_answer_and_fit(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def project(made: Path, tmp_path: Path) -> Path:
 
 
 def check(folder: Path, merged: str = "merged") -> Check:
-    return merged_weights(folder / "base", folder / "adapter", folder / merged)["weights_merged"]
+    return merged_weights(folder / "base", folder / "adapter", folder / merged)
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -138,7 +138,7 @@ def test_a_served_model_that_looks_trained_passes(served_trained: Path) -> None:
 def test_a_fault_of_the_merge_is_found(fault: str, trained: Path, tmp_path: Path, tools: Toolchain) -> None:
     models = trained / "models"
     merged = damaged_folder(models / "merged", tmp_path / "merged", fault)
-    weights = merged_weights(models / "base", models / "adapter", merged)["weights_merged"]
+    weights = merged_weights(models / "base", models / "adapter", merged)
     assert (weights.verdict, "layers.0.self_attn" in weights.sentence) == ("fail", True)
     checks = output_checks(chain(trained, merged=merged, levels={}), bench(tmp_path, tools), LIMITS, {})
     assert [checks[key].verdict for key in ("outputs_sixteen", "outputs_gguf")] == ["fail"] * 2

@@ -17,7 +17,6 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import folder_fields
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.special_tokens import (
-    agrees,
     chat_template,
     special_tokens,
     vocabularies_and_provenance,
@@ -192,23 +191,3 @@ def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: 
     check = vocabularies_and_provenance(merged, f16, [])
     assert (check.verdict, check.figure) == ("fail", 1.0)
     assert "261 tokens, 260 rows" in check.remedy
-
-
-@pytest.mark.parametrize(
-    ("kind", "tokenizer_id", "other", "expected"),
-    [
-        ("eos", 2, 2, True),
-        ("eos", 2, [1, 2], True),
-        ("eos", 2, 1, False),
-        ("eos", 2, None, False),
-        ("bos", None, 1, True),
-        ("bos", 1, None, True),
-        ("bos", 1, 2, False),
-        ("pad", 2, 2, True),
-        ("pad", 2, None, True),
-        ("pad", 2, 1, False),
-        ("pad", None, 1, True),
-    ],
-)
-def test_agrees(kind: str, tokenizer_id: int | None, other: Any, expected: bool) -> None:
-    assert agrees(kind, tokenizer_id, other) is expected
