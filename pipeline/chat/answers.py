@@ -40,10 +40,10 @@ def encode_rows(
             list(_chats_of(row, method)) if row.get("kind", "chat") in METHODS[method].rows else []
             for row in some
         ]
-        encoded = encode(tokenizer, [chat for found in answers for _, _, chat in found])
-        for row, found in zip(some, answers, strict=True):
-            mine = [(role, part, next(encoded)[1]) for role, part, _ in found]
-            yield row, _sequences(mine) if mine else not_learned(row, method)
+        encoded = encode(tokenizer, [chat for answer in answers for _, _, chat in answer])
+        for row, answer in zip(some, answers, strict=True):
+            parts = [(role, part, next(encoded)[1]) for role, part, _ in answer]
+            yield row, _sequences(parts) if parts else not_learned(row, method)
 
 
 def _chats_of(row: Row, method: Method) -> Iterator[tuple[int, str | None, Row]]:
@@ -71,10 +71,10 @@ def _read_only(turn: Row) -> Row:
     return turn | {"train": False} if turn["role"] == "assistant" else turn
 
 
-def _sequences(found: list[tuple[int, str | None, Any]]) -> list[Encoded] | Unrenderable:
+def _sequences(parts: list[tuple[int, str | None, Any]]) -> list[Encoded] | Unrenderable:
     """The answers as one sequence each, or why they aren't."""
     sequences: list[Encoded] = []
-    for role, name, encoded in found:
+    for role, name, encoded in parts:
         if isinstance(encoded, Unrenderable):
             return encoded
         if len(encoded) > 1:

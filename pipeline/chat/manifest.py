@@ -35,9 +35,9 @@ def manifest(
         **{key: stats[key] for key in ("method", "max_length", "packing") if key in stats},
         "splits": {
             split: {
-                key: found[key] for key in ("rows", "sequences", "packed_rows", "tokens", "trained_tokens")
+                key: counts[key] for key in ("rows", "sequences", "packed_rows", "tokens", "trained_tokens")
             }
-            for split, found in stats["splits"].items()
+            for split, counts in stats["splits"].items()
         },
         "versions": {name: version(name) for name in LIBRARIES},
     }

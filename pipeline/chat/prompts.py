@@ -30,13 +30,13 @@ def as_chat(row: Row) -> Row:
     if row.get("kind") == "prompt":
         turns = [*turns, {"role": "assistant", "content": row["answer"]}]
     last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
-    asked = [
+    wanted = [
         turn | {"train": False} if turn["role"] == "assistant" else turn for turn in turns[: max(last, 0)]
     ]
     answer = [
         {key: value for key, value in turn.items() if key != "train"} for turn in turns[last : last + 1]
     ]
-    return {**row, "kind": "chat", "messages": asked + answer}
+    return {**row, "kind": "chat", "messages": wanted + answer}
 
 
 def prompt_ids(ids: Sequence[int], labels: Sequence[int]) -> list[int]:
@@ -48,13 +48,13 @@ def question(name: str, row: Row) -> dict[str, Any]:
     """What a scorer gets to know of a row, as in stage evaluate: id, domain, the last turn before the answer
     (`prompt`) and all turns up to there (`messages`), the reference.
     """
-    *asked, last = as_chat(row)["messages"]
+    *prompt, last = as_chat(row)["messages"]
     domain = row.get("domain")
     return {
         "id": name,
         "domain": domain if isinstance(domain, str) else UNKNOWN,
-        "prompt": asked[-1]["content"] if asked else "",
-        "messages": chat_request(asked)["messages"],
+        "prompt": prompt[-1]["content"] if prompt else "",
+        "messages": chat_request(prompt)["messages"],
         "reference": last["content"],
     }
 
@@ -63,12 +63,12 @@ def with_prompts(
     tokenizer: Any, encoded: Iterable[tuple[Row, list[Encoded] | Unrenderable]]
 ) -> Iterator[tuple[Row, list[Encoded] | Unrenderable]]:
     """`encode`'s rows with their prompts labeled too."""
-    for row, found in encoded:
-        if isinstance(found, Unrenderable):
-            yield row, found
+    for row, encodings in encoded:
+        if isinstance(encodings, Unrenderable):
+            yield row, encodings
             continue
         try:
-            yield row, [_with_prompt(tokenizer, row, found[0]), *found[1:]]
+            yield row, [_with_prompt(tokenizer, row, encodings[0]), *encodings[1:]]
         except Unrenderable as why:
             yield row, why
 
@@ -82,20 +82,20 @@ def held_turns(messages: list[Message]) -> list[int]:
     ]
 
 
-def _with_prompt(tokenizer: Any, row: Row, one: Encoded) -> Encoded:
+def _with_prompt(tokenizer: Any, row: Row, encoded: Encoded) -> Encoded:
     if row.get("kind", "chat") == "text" or not held_turns(row["messages"]):
-        return Encoded(one.ids, list(one.ids), one.part)
-    if one.part is not None:
+        return Encoded(encoded.ids, list(encoded.ids), encoded.part)
+    if encoded.part is not None:
         raise Unrenderable(
             "template_rewrites", "turns with train: false, and the template unfolds the conversation"
         )
     held = _only_held(tokenizer, row)
-    if held.ids != one.ids:
+    if held.ids != encoded.ids:
         raise Unrenderable("template_rewrites", "turns with train: false are rendered differently alone")
     labels = [
-        token if label == IGNORED else IGNORED for token, label in zip(one.ids, held.labels, strict=True)
+        token if label == IGNORED else IGNORED for token, label in zip(encoded.ids, held.labels, strict=True)
     ]
-    return Encoded(one.ids, labels)
+    return Encoded(encoded.ids, labels)
 
 
 def _only_held(tokenizer: Any, row: Row) -> Encoded:
@@ -104,7 +104,7 @@ def _only_held(tokenizer: Any, row: Row) -> Encoded:
         message | {"train": message.get("train") is False} if message["role"] == "assistant" else message
         for message in row["messages"]
     ]
-    ((_, found),) = encode(tokenizer, [row | {"messages": other}])
-    if isinstance(found, Unrenderable):
-        raise found
-    return found[0]
+    ((_, encoded),) = encode(tokenizer, [row | {"messages": other}])
+    if isinstance(encoded, Unrenderable):
+        raise encoded
+    return encoded[0]

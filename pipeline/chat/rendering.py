@@ -142,15 +142,15 @@ def _check_nothing_dropped(text: str, messages: list[Message], since: int) -> No
         in_order = message["role"] != "system"  # templates move system turns
         for key, start in (("reasoning_content", 0), ("content", position if in_order else 0)):
             words = message.get(key, "").strip() if key == "content" or number > since else ""
-            found = text.find(words, start)
-            if found < 0:
+            place = text.find(words, start)
+            if place < 0:
                 words = json.dumps(words, ensure_ascii=False)[1:-1]
-                found = text.find(words, start)
-            if found < 0:
+                place = text.find(words, start)
+            if place < 0:
                 raise Unrenderable(
                     "template_drops", f"the chat template does not show the {key} of turn {number}"
                 )
-        position = found + len(words) if in_order else position
+        position = place + len(words) if in_order else position
 
 
 def control_ids(tokenizer: Any, ids: list[int]) -> list[int]:
@@ -207,13 +207,13 @@ def own_system_prompt(tokenizer: Any) -> str | None:
     Found by rendering the same user's turn with and without a system turn before it: what stands there
     without one, between the same markup.
     """
-    asked, stated = {"role": "user", "content": "q00000002"}, {"role": "system", "content": "q00000001"}
+    question, stated = {"role": "user", "content": "q00000002"}, {"role": "system", "content": "q00000001"}
     try:
-        bare = render(tokenizer, [asked])
-        opening, _, rest = render(tokenizer, [stated, asked]).partition(stated["content"])
+        bare = render(tokenizer, [question])
+        opening, _, rest = render(tokenizer, [stated, question]).partition(stated["content"])
     except Unrenderable:
         return None
-    head, closing = bare.partition(asked["content"])[0], rest.partition(asked["content"])[0]
+    head, closing = bare.partition(question["content"])[0], rest.partition(question["content"])[0]
     if (
         not opening
         or not closing

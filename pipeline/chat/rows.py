@@ -161,14 +161,14 @@ def texts(row: Row) -> list[tuple[str, str]]:
     """(place, text) of every string that a model may get to see; a place is `messages 2`, `messages 2
     reasoning_content`, `answer` …
     """
-    found: list[tuple[str, str]] = []
+    texts: list[tuple[str, str]] = []
 
     def note(place: str, text: str) -> str:
-        found.append((place, text))
+        texts.append((place, text))
         return text
 
     edit_texts(row, note)
-    return found
+    return texts
 
 
 def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:

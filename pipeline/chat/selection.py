@@ -69,8 +69,8 @@ def stand_in(row: Row) -> Row | None:
         turns = [*turns, {"role": "assistant", "content": row["answer"]}]
     elif kind != "feedback" or not row["label"]:
         return None
-    found: Row = {key: row[key] for key in ("id", "source", "domain", "tools") if key in row}
-    return found | {"kind": "chat", "messages": turns}
+    prompt: Row = {key: row[key] for key in ("id", "source", "domain", "tools") if key in row}
+    return prompt | {"kind": "chat", "messages": turns}
 
 
 def drawn(rows: Iterable[Row], count: int, seed: int) -> list[Row]:
@@ -94,14 +94,14 @@ def answerable_rows(rows: Path, count: int, seed: int) -> list[Row]:
     """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises
     `DataError` if there is none.
     """
-    found = drawn(filter(is_answerable, chats_in(rows)), count, seed)
-    if not found:
+    chats = drawn(filter(is_answerable, chats_in(rows)), count, seed)
+    if not chats:
         raise DataError(
             "Q-CHAT-004",
             f"no chat of {rows} ends in an answer that can be scored: set evaluate.scorers to [], or fix "
             "the chats",
         )
-    return found
+    return chats
 
 
 def is_answerable(row: Row) -> bool:

@@ -110,13 +110,13 @@ def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Enco
     while some := list(islice(rows, TOGETHER)):
         rendered = [_rendered(tokenizer, row) for row in some]
         encodings = iter(
-            _tokenized(tokenizer, [one.text for each in rendered if isinstance(each, list) for one in each])
+            _tokenized(tokenizer, [chat.text for each in rendered if isinstance(each, list) for chat in each])
         )
         for row, each in zip(some, rendered, strict=True):
             if isinstance(each, Unrenderable):
                 yield row, each
                 continue
-            mine = list(islice(encodings, len(each)))
+            encodings_of_row = list(islice(encodings, len(each)))
             try:
                 if row.get("kind", "chat") == "text":
                     yield row, [encode_segments(tokenizer, row["segments"])]
@@ -124,8 +124,8 @@ def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Enco
                     yield (
                         row,
                         [
-                            _labeled(tokenizer, one, row.get("tools"), ids)
-                            for one, ids in zip(each, mine, strict=True)
+                            _labeled(tokenizer, rendering, row.get("tools"), ids)
+                            for rendering, ids in zip(each, encodings_of_row, strict=True)
                         ],
                     )
             except Unrenderable as why:
@@ -227,7 +227,7 @@ def encodable(tokenizer: Any, rows: Iterable[Row], longest: int) -> Iterator[Enc
     """
     for _, encoded in encode(tokenizer, rows):
         if not isinstance(encoded, Unrenderable):  # preprocess counts such rows by reason
-            yield from (one for one in encoded if len(one.ids) <= longest)
+            yield from (encoding for encoding in encoded if len(encoding.ids) <= longest)
 
 
 def trained_positions(encoded: Encoded) -> list[int]:

@@ -54,8 +54,8 @@ class Task(Scored):
     @property
     def measured(self) -> int | None:
         """How many rows have a score; None where that was not noted."""
-        own = (self.scores or {}).get(self.scorer)
-        return None if own is None else own.measured
+        score = (self.scores or {}).get(self.scorer)
+        return None if score is None else score.measured
 
     @property
     def scored_rows(self) -> int:

@@ -115,12 +115,12 @@ def faults(error: ValidationError) -> str:
     listed = error.errors(include_url=False, include_input=False, include_context=False)
     row = next((place for place in listed[0]["loc"][:1] if isinstance(place, int)), None)
     start = 0 if row is None else 1
-    found = [(safe(".".join(map(str, one["loc"][start:])), 80) or "it", one) for one in listed]
-    lacking = [place for place, one in found if one["type"] == "missing"]
+    faults = [(safe(".".join(map(str, fault["loc"][start:])), 80) or "it", fault) for fault in listed]
+    lacking = [place for place, fault in faults if fault["type"] == "missing"]
     wrong = [
-        f"{place}: {one['msg'][:1].lower()}{one['msg'][1:]}"
-        for place, one in found
-        if one["type"] != "missing"
+        f"{place}: {fault['msg'][:1].lower()}{fault['msg'][1:]}"
+        for place, fault in faults
+        if fault["type"] != "missing"
     ]
     more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
     parts = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [
@@ -163,8 +163,8 @@ def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[s
     if not path.is_file():
         return None
     try:
-        found = parse_record(path.read_bytes())
-        for line in found["lines"].values():
+        record = parse_record(path.read_bytes())
+        for line in record["lines"].values():
             itemgetter("title", "what", "figure", "limit", "verdict", "detail")(line)
     except (OSError, BadLine, KeyError, TypeError, AttributeError) as error:
         raise DataError(
@@ -172,4 +172,4 @@ def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[s
             f"{path} is not what `quench model nf4` wrote: run that again, or delete the file",
         ) from error
     weights = {name: digest for name, digest in base_files.items() if name.endswith(".safetensors")}
-    return dict(found) if found.get("base_weights_sha256") == json_hash(weights) else None
+    return dict(record) if record.get("base_weights_sha256") == json_hash(weights) else None

@@ -197,8 +197,8 @@ def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: floa
     reason = f"{model}, {product.whole}, {fits}, and the gate lets it pass{score}."
     if is_distillation(evidence.evaluations):
         recovered = distillation(evidence.evaluations, evidence.seed)
-        below = below or any(one.verdict in ("worse", "noise") for one in recovered[:1])
-        warnings = [sentence(one) for one in recovered if one.verdict in ("worse", "noise")]
+        below = below or any(gain.verdict in ("worse", "noise") for gain in recovered[:1])
+        warnings = [sentence(gain) for gain in recovered if gain.verdict in ("worse", "noise")]
         unknown = f"How much it recovers was not measured: evaluate.models does not name {BASE}."
         reason += f" {sentence(recovered[0]) if recovered else unknown}"
     return Recommendation(model, reason, tuple(warnings), below_standard=below)

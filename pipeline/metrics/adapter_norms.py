@@ -54,39 +54,39 @@ def adapter_norms(adapter: Path, base: Path | None = None) -> list[Norms]:
     Raises `DataError` where there is no adapter, one that is not whole, or of another base.
     """
     if adapter.is_dir():
-        found = list(_of_folder(adapter))
+        norms = list(_of_folder(adapter))
     elif adapter.is_file():
-        found = list(_of_gguf(adapter))
+        norms = list(_of_gguf(adapter))
     else:
         raise DataError("Q-METRICS-020", f"{adapter} is missing: name a PEFT folder or an adapter's GGUF")
-    return found if base is None else _beside_base(found, base)
+    return norms if base is None else _beside_base(norms, base)
 
 
 def uncounted(adapter: Path) -> str | None:
     """What else a PEFT folder changes, in one sentence; None if it is A and B alone, as it is in a GGUF."""
     if not adapter.is_dir():
         return None
-    found = read_adapter(adapter, to_merge=False)
-    replication = (found.settings.model_extra or {}).get("layer_replication")
-    parts = [part for module in found.modules for part in module.parts]
-    tokens = [name for name in found.full if name.endswith(".trainable_tokens_delta")]
-    whole = [name for name in found.full if name not in tokens]
+    read = read_adapter(adapter, to_merge=False)
+    replication = (read.settings.model_extra or {}).get("layer_replication")
+    parts = [part for module in read.modules for part in module.parts]
+    tokens = [name for name in read.full if name.endswith(".trainable_tokens_delta")]
+    whole = [name for name in read.full if name not in tokens]
     also = [
         plural(parts.count("lora_magnitude_vector"), "magnitude vector (DoRA)", "magnitude vectors (DoRA)"),
         plural(parts.count("lora_B.bias"), "bias of B", "biases of B"),
         plural(len(whole), "tensor stored whole", "tensors stored whole") + f" ({', '.join(whole[:3])})",
         plural(len(tokens), "table of trained tokens", "tables of trained tokens"),
-        *changed_start(found.settings),
+        *changed_start(read.settings),
         *([f"layer_replication is {replication}"] if replication else []),
     ]
-    told = [one for one in also if not one.startswith("0 ")]
+    told = [words for words in also if not words.startswith("0 ")]
     return f"Not counted: {listed(told)}." if told else None
 
 
 def place_of(tensor: str) -> tuple[int | None, str]:
     """(layer, module) of a weight's name; None for one outside the layers."""
-    found = PLACE.search(tensor)
-    return int(found[1]) if found else None, (found[2] if found else tensor).removesuffix(".weight")
+    match = PLACE.search(tensor)
+    return int(match[1]) if match else None, (match[2] if match else tensor).removesuffix(".weight")
 
 
 def update_norm(a: Floats, b: Floats) -> float:
@@ -193,16 +193,16 @@ def _three(tensor: GgufTensor) -> Floats:
 # --- beside the base ----------------------------------------------------------------------------------------
 
 
-def _beside_base(found: Sequence[Norms], base: Path) -> list[Norms]:
+def _beside_base(updates: Sequence[Norms], base: Path) -> list[Norms]:
     weights: Mapping[str, Entry] | Mapping[str, GgufTensor]
     if base.is_dir():
         weights = {in_model(name): entry for name, entry in read_folder(base).items()}
     else:
         _, weights = gguf_tensors(base)
-    sizes = [_weight_norm(weights.get(norms.tensor), norms.tensor, base) for norms in found]
+    sizes = [_weight_norm(weights.get(norms.tensor), norms.tensor, base) for norms in updates]
     return [
         norms._replace(norm_weight=size, relative=norms.norm_update / size if size else None)
-        for norms, size in zip(found, sizes, strict=True)
+        for norms, size in zip(updates, sizes, strict=True)
     ]
 
 

@@ -31,8 +31,8 @@ def answer_speed(server: Server, prompt: int, tokens: int) -> Speed:
     from before.
     """
     ids = server.post("/tokenize", {"content": "Hello! " * prompt})["tokens"][:prompt]
-    asked = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-    timings = server.post("/completion", asked)["timings"]
+    body = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    timings = server.post("/completion", body)["timings"]
     return Speed(float(timings["prompt_per_second"]), float(timings["predicted_per_second"]))
 
 

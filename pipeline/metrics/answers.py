@@ -65,7 +65,7 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
 
     `stopped`: the model ended the answer by itself; `refused`: the answer is nothing but a stock refusal.
     """
-    *asked, last = row["messages"]
+    *prompt, last = row["messages"]
     # cache_prompt: which request warmed a slot changes the rounding, and so the answer. Which rows share a
     # batch does too, a little: only one slot gives the same answers in every run, and there what rows begin
     # with alike is read once
@@ -75,13 +75,13 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
         "max_tokens": settings.max_new_tokens,
         "cache_prompt": server.parallel == 1,
     }
-    reply = server.post("/v1/chat/completions", chat_request(asked, row.get("tools")) | limits)
+    reply = server.post("/v1/chat/completions", chat_request(prompt, row.get("tools")) | limits)
     choice = reply["choices"][0]
     answer = choice["message"].get("content") or ""
     return {
         "id": row["id"],
         "domain": _domain(row.get("domain")),
-        "prompt": asked[-1]["content"] if asked else "",
+        "prompt": prompt[-1]["content"] if prompt else "",
         "reference": last["content"],
         "answer": answer,
         "stopped": choice["finish_reason"] != "length",
@@ -148,7 +148,7 @@ def score_answers(
     scorer that can't be made, `ToolError` if a judge, a program or a sandbox is out of reach.
     """
     named = [scorers] if isinstance(scorers, str) else scorers
-    parsed = [parse(one, judge, root, external) for one in named]
+    parsed = [parse(spelled, judge, root, external) for spelled in named]
     with ExitStack() as running:
         for scorer in parsed:
             running.enter_context(scorer.running)
@@ -161,7 +161,7 @@ def score_answers(
     first = scores[decides]
     for place, answer in enumerate(answers):
         answer["score"] = _rounded(first[place].points)
-        answer["scores"] = {name: _rounded(found[place].points) for name, found in scores.items()}
+        answer["scores"] = {name: _rounded(points[place].points) for name, points in scores.items()}
     return {
         "scorer": decides,
         "unscored": unscored,
@@ -173,12 +173,12 @@ def score_answers(
         "refused": _share(answer["refused"] for answer in answers),
         "domains": _domains(answers, first, seed),
         "scores": {
-            name: _mean(found, seed)
+            name: _mean(points, seed)
             | {
-                "valid": _share(score.valid for score in found if score.points is not None),
-                "measured": sum(score.points is not None for score in found),
+                "valid": _share(score.valid for score in points if score.points is not None),
+                "measured": sum(score.points is not None for score in points),
             }
-            for name, found in scores.items()
+            for name, points in scores.items()
         },
     }
 
@@ -188,10 +188,10 @@ def _any_measured(scores: Iterable[Score]) -> bool:
 
 
 def _domains(answers: list[dict[str, Any]], scores: list[Score], seed: int) -> dict[str, Any]:
-    found: dict[str, list[Score]] = {}
+    by_domain: dict[str, list[Score]] = {}
     for answer, score in zip(answers, scores, strict=True):
-        found.setdefault(_domain(answer.get("domain")), []).append(score)
-    return {name: {"rows": len(of_it), **_mean(of_it, seed)} for name, of_it in sorted(found.items())}
+        by_domain.setdefault(_domain(answer.get("domain")), []).append(score)
+    return {name: {"rows": len(of_it), **_mean(of_it, seed)} for name, of_it in sorted(by_domain.items())}
 
 
 def _domain(domain: object) -> str:
@@ -213,8 +213,8 @@ def _mean(scores: list[Score], seed: int) -> dict[str, float | None]:
     }
 
 
-def _share(found: Iterable[bool]) -> float | None:
-    counted = list(found)
+def _share(values: Iterable[bool]) -> float | None:
+    counted = list(values)
     return round(sum(counted) / len(counted), 4) if counted else None
 
 

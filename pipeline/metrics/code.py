@@ -75,20 +75,20 @@ def check_tests(reference: str, tests: str) -> None:
             "def or class alone"
         )
     statements, needed = _statements(reference), _needed(ast.parse(tests).body)
-    solution = _with_needed([one for one in statements if isinstance(one, DEFINITIONS)], statements)
+    solution = _with_needed([node for node in statements if isinstance(node, DEFINITIONS)], statements)
     if needed and needed <= _given(solution) and run_tests(_source(solution), tests) != "passed":
         raise ValueError("the reference's own code fails its tests")
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
     """(language, code) of each fenced block, without the indentation of its fence."""
-    found = BLOCK.finditer(text.replace("\r\n", "\n"))
+    matches = BLOCK.finditer(text.replace("\r\n", "\n"))
     return [
         (
-            one["language"].lower(),
-            re.sub(rf"^[ \t]{{0,{len(one['indent'])}}}", "", one["code"], flags=re.MULTILINE),
+            match["language"].lower(),
+            re.sub(rf"^[ \t]{{0,{len(match['indent'])}}}", "", match["code"], flags=re.MULTILINE),
         )
-        for one in found
+        for match in matches
     ]
 
 
@@ -104,18 +104,20 @@ def _statements(text: str) -> list[ast.stmt]:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
     # a file's first line or none
-    return [one for one in statements if not (isinstance(one, ast.ImportFrom) and one.module == "__future__")]
+    return [
+        node for node in statements if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+    ]
 
 
 def _tests(statements: list[ast.stmt]) -> list[ast.stmt]:
     """Those statements that are tests, what they need, and calls of the test functions."""
-    tests = [one for one in statements if _is_test(one)]
+    tests = [node for node in statements if _is_test(node)]
     if not tests:
         return []
     kept = _with_needed(tests, statements)
     if _needed(kept) - _given(statements):
         kept = statements
-    calls = [f"{one.name}()" for one in tests if isinstance(one, ast.FunctionDef)]
+    calls = [f"{test.name}()" for test in tests if isinstance(test, ast.FunctionDef)]
     return kept + ast.parse("\n".join(calls)).body
 
 
@@ -123,34 +125,34 @@ def _with_needed(wanted: list[ast.stmt], statements: list[ast.stmt]) -> list[ast
     """The wanted ones of `statements` with all imports, with what sets the names that they look up, and what
     changes those.
     """
-    kept = wanted + [one for one in statements if isinstance(one, ast.Import | ast.ImportFrom)]
-    values = [one for one in statements if one not in kept and not isinstance(one, DEFINITIONS)]
+    kept = wanted + [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    values = [node for node in statements if node not in kept and not isinstance(node, DEFINITIONS)]
     looked_up, variables = _names(kept)[1], set[str]()
-    while found := [
-        one
-        for one in values
-        if one not in kept and (_names([one])[0] & looked_up or _names([one])[1] & variables)
+    while more := [
+        node
+        for node in values
+        if node not in kept and (_names([node])[0] & looked_up or _names([node])[1] & variables)
     ]:
-        kept += found
-        variables |= _names(found)[0]
-        looked_up |= _names(found)[1]
-    return [one for one in statements if one in kept]
+        kept += more
+        variables |= _names(more)[0]
+        looked_up |= _names(more)[1]
+    return [node for node in statements if node in kept]
 
 
-def _is_test(one: ast.stmt) -> bool:
-    if isinstance(one, ast.FunctionDef):
-        return one.name.startswith("test") and not any(
-            vars(one.args)[kind] for kind in ("posonlyargs", "args", "kwonlyargs")
+def _is_test(node: ast.stmt) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return node.name.startswith("test") and not any(
+            vars(node.args)[kind] for kind in ("posonlyargs", "args", "kwonlyargs")
         )
-    return not isinstance(one, DEFINITIONS) and any(isinstance(part, ast.Assert) for part in ast.walk(one))
+    return not isinstance(node, DEFINITIONS) and any(isinstance(part, ast.Assert) for part in ast.walk(node))
 
 
 def _needed(statements: Sequence[ast.stmt]) -> set[str]:
     """Names that these statements leave to the answer; none where an `import *` may give them."""
     if any(
-        one.names[0].name == "*" and one.module != ANSWER
-        for one in statements
-        if isinstance(one, ast.ImportFrom)
+        node.names[0].name == "*" and node.module != ANSWER
+        for node in statements
+        if isinstance(node, ast.ImportFrom)
     ):
         return set()
     bound, looked_up = _names(statements)
@@ -164,40 +166,42 @@ def _names(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
     for table in tables:
         tables += table.get_children()
         looked_up |= {
-            one.get_name()
-            for one in table.get_symbols()
-            if one.is_referenced() and (table is top or one.is_global())
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced() and (table is top or symbol.is_global())
         }
-    return {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}, looked_up
+    return {
+        symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()
+    }, looked_up
 
 
 def _given(statements: Sequence[ast.stmt]) -> set[str]:
     """Names that the statements define themselves."""
     return _names(
-        [one for one in statements if not (isinstance(one, ast.ImportFrom) and one.module == ANSWER)]
+        [node for node in statements if not (isinstance(node, ast.ImportFrom) and node.module == ANSWER)]
     )[0]
 
 
 def _from_answer(statements: Sequence[ast.stmt]) -> set[str]:
     """Names that are imported from the answer's module, or looked up in it."""
-    parts = [part for one in statements for part in ast.walk(one)]
+    parts = [part for node in statements for part in ast.walk(node)]
     named = {
         alias.name
-        for one in parts
-        if isinstance(one, ast.ImportFrom) and one.module == ANSWER
-        for alias in one.names
+        for part in parts
+        if isinstance(part, ast.ImportFrom) and part.module == ANSWER
+        for alias in part.names
     } - {"*"}
     modules = {
         alias.asname
-        for one in parts
-        if isinstance(one, ast.Import)
-        for alias in one.names
+        for part in parts
+        if isinstance(part, ast.Import)
+        for alias in part.names
         if alias.name == ANSWER
     }
     return named | {
-        one.attr
-        for one in parts
-        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id in modules
+        part.attr
+        for part in parts
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in modules
     }
 
 
@@ -210,8 +214,8 @@ class _AnswersModule(ast.NodeTransformer):
 
     def visit_Import(self, node: ast.Import) -> ast.Import:
         names = [
-            one if _installed(one.name) else ast.alias(ANSWER, one.asname or one.name.partition(".")[0])
-            for one in node.names
+            name if _installed(name.name) else ast.alias(ANSWER, name.asname or name.name.partition(".")[0])
+            for name in node.names
         ]
         return ast.Import(names)
 

@@ -134,14 +134,14 @@ def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: To
     Raises `ToolError` if llama.cpp can't load it, `GateError` if the two can't be compared.
     """
     with gguf_speaker(gguf, reference.prompts, threads=threads, tools=tools) as speaker:
-        found = compare(reference, (speaker(prompt) for prompt in reference.prompts))
-    if not found.comparable:
+        divergence = compare(reference, (speaker(prompt) for prompt in reference.prompts))
+    if not divergence.comparable:
         raise GateError(
             "Q-METRICS-002",
-            f"{gguf.name} can't be compared with the trained model ({found.fault}): set convert.type "
+            f"{gguf.name} can't be compared with the trained model ({divergence.fault}): set convert.type "
             "to BF16 if weights are too large for F16; else the base or the adapter is damaged",
         )
-    return found
+    return divergence
 
 
 @contextmanager

@@ -115,16 +115,16 @@ class ExternalScorer:
     ) -> list[float]:
         request = {"id": id, "prompt": list(prompt), "completions": list(completions)}
         request |= {} if answer is None else {"answer": answer}
-        found: Future[list[float]] = Future()
+        answered: Future[list[float]] = Future()
         with self.lock:
             if self.broken:
                 raise self.broken
             if id in self.waiting:
                 raise ValueError(f"{id!r} is being asked already")  # a bug of ours
-            self.waiting[id] = len(completions), found
+            self.waiting[id] = len(completions), answered
         self.lines.put(json.dumps(request, ensure_ascii=True).encode() + b"\n")
         try:
-            return found.result(seconds)
+            return answered.result(seconds)
         except NoAnswer:
             raise self._break(
                 ToolError(
@@ -172,13 +172,13 @@ class ExternalScorer:
             self._break(self._wrong(f'{_shown(line)}, which is no {{"id": …, "rewards": […]}}'))
             return
         with self.lock:
-            number, found = self.waiting.pop(id, (0, None))
-        if found is None:
+            number, answered = self.waiting.pop(id, (0, None))
+        if answered is None:
             self._break(self._wrong(f"for the id {one_line(id, SHOWN)!r}, which nobody waits for"))
         elif problem := _problem(values, number):
-            found.set_exception(self._wrong(f"{id} with {problem}"))
+            answered.set_exception(self._wrong(f"{id} with {problem}"))
         else:
-            found.set_result([float(value) for value in values])
+            answered.set_result([float(value) for value in values])
 
     def _wrong(self, what: str) -> ToolError:
         return ToolError(
@@ -190,9 +190,9 @@ class ExternalScorer:
         with self.lock:
             self.broken = self.broken or why
             waiting, self.waiting = self.waiting, {}
-        for _, found in waiting.values():
-            if not found.done():
-                found.set_exception(self.broken)
+        for _, answered in waiting.values():
+            if not answered.done():
+                answered.set_exception(self.broken)
         return self.broken
 
     def _status(self, seconds: float) -> int | None:

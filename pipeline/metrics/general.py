@@ -67,7 +67,7 @@ def general_ability(
         for question, logs in zip(questions, choice_log_probabilities(model, encoded), strict=True):
             right.append(int(likeliest(question.choices, logs) == question.answer))
             advance(1)
-    low, high = interval([float(one) for one in right], seed)
+    low, high = interval([float(point) for point in right], seed)
     return {
         "file": questions[0].file,
         "sha256": _hash(questions),
@@ -150,20 +150,20 @@ def passes(choices: Sequence[Choice], room: int) -> Iterator[list[Choice]]:
     together: list[Choice] = []
     tokens: set[tuple[int, ...]] = set()
     for choice in choices:
-        own = {tuple(choice.ids[:end]) for end in range(1, len(choice.ids))}
-        logits = sum(len(one.ids) - one.first for one in (*together, choice))
-        if together and (len(together) == ROWS or len(tokens | own) > room or logits > CHUNK):
+        prefixes = {tuple(choice.ids[:end]) for end in range(1, len(choice.ids))}
+        logits = sum(len(each.ids) - each.first for each in (*together, choice))
+        if together and (len(together) == ROWS or len(tokens | prefixes) > room or logits > CHUNK):
             yield together
             together, tokens = [], set()
         together.append(choice)
-        tokens |= own
+        tokens |= prefixes
     if together:
         yield together
 
 
 def _log_probabilities(model: GgufModel, choices: Sequence[Choice]) -> Iterator[float]:
     # the last token is foretold, not read
-    rows = [(one.ids[:-1], range(one.first - 1, len(one.ids) - 1)) for one in choices]
+    rows = [(choice.ids[:-1], range(choice.first - 1, len(choice.ids) - 1)) for choice in choices]
     for choice, logits in zip(choices, model.read_together(rows), strict=True):
         yield -float(negative_log(shifted(logits), np.array(choice.ids[choice.first :])).sum())
 
@@ -179,7 +179,7 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
         raise DataError(
             "Q-EVALUATE-006", f"evaluate.general: the question of {place} can't be asked ({why}): correct it"
         ) from why
-    if (longest := max(len(one.ids) for one in encoded)) > model.ctx_size:
+    if (longest := max(len(choice.ids) for choice in encoded)) > model.ctx_size:
         raise DataError(
             "Q-EVALUATE-006",
             f"evaluate.general: the question of {place} has {longest} tokens, evaluate.ctx_size is "
@@ -191,14 +191,15 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
 def _hash(questions: Sequence[Question]) -> str:
     """sha256 over what is asked and what is right: answers to other questions are not compared."""
     return hashlib.sha256(
-        repr([(one.question, one.choices, one.answer) for one in questions]).encode()
+        repr([(question.question, question.choices, question.answer) for question in questions]).encode()
     ).hexdigest()
 
 
 def _by_subject(questions: Sequence[Question], right: Sequence[int]) -> dict[str, dict[str, Any]]:
-    found: dict[str, list[int]] = {}
-    for question, one in zip(questions, right, strict=True):
-        found.setdefault(question.subject, []).append(one)
+    by_subject: dict[str, list[int]] = {}
+    for question, point in zip(questions, right, strict=True):
+        by_subject.setdefault(question.subject, []).append(point)
     return {
-        name: {"rows": len(mine), "score": round(sum(mine) / len(mine), 4)} for name, mine in found.items()
+        name: {"rows": len(points), "score": round(sum(points) / len(points), 4)}
+        for name, points in by_subject.items()
     }

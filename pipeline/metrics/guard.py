@@ -131,7 +131,7 @@ def forbid_calls() -> None:
         *((equal, 0, 3, CLONE[MACHINE]), (load, 0, 0, 16), (any_bit, 0, 1, NEW_NAMESPACE), refuse),
         allow,
     ]
-    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
+    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     checked(
         libc.prctl(
             SET_SECCOMP, FILTER, struct.pack("HxxxxxxQ", len(program), ctypes.addressof(filters)), 0, 0

@@ -63,28 +63,28 @@ def level_limit(level: str, parameters: float | None) -> LevelLimit:
     larger models get no less.
     """
     name = split_level(level)[0].upper()
-    known = NF4_COUNTS_AS if name == "NF4" else name
-    if known not in PUBLISHED_KLD:
+    peer = NF4_COUNTS_AS if name == "NF4" else name
+    if peer not in PUBLISHED_KLD:
         return LevelLimit(UNPUBLISHED_KLD, UNPUBLISHED_SAME_TOP, f"no figure is published for {name}")
     larger = max(1.0, (PUBLISHED_PARAMETERS / (parameters or PUBLISHED_PARAMETERS)) ** SIZE_POWER)
-    most = max(UNPUBLISHED_KLD, MOST_OVER * PUBLISHED_KLD[known])
-    if SLACK * larger * PUBLISHED_KLD[known] > most:
+    most = max(UNPUBLISHED_KLD, MOST_OVER * PUBLISHED_KLD[peer])
+    if SLACK * larger * PUBLISHED_KLD[peer] > most:
         return LevelLimit(
             float(f"{most:.3g}"),
             round(1 - other_top(most), 3),
-            f"the ceiling; published for {PUBLISHED_MODEL}: {PUBLISHED_KLD[known]:.3g}",
+            f"the ceiling; published for {PUBLISHED_MODEL}: {PUBLISHED_KLD[peer]:.3g}",
         )
-    kld = float(f"{SLACK * larger * PUBLISHED_KLD[known]:.3g}")
+    kld = float(f"{SLACK * larger * PUBLISHED_KLD[peer]:.3g}")
     size = (
         f", × {larger:.2g} for {parameters / 1e9:.2g} billion parameters"
         if parameters and larger > 1.05
         else ""
     )
-    stands = f" ({name} counts as it)" if known != name else ""
+    stands = f" ({name} counts as it)" if peer != name else ""
     return LevelLimit(
         kld,
         round(1 - other_top(kld), 3),
-        f"{SLACK:g} × {PUBLISHED_KLD[known]:.3g}, published for {PUBLISHED_MODEL} at {known}{stands}{size}",
+        f"{SLACK:g} × {PUBLISHED_KLD[peer]:.3g}, published for {PUBLISHED_MODEL} at {peer}{stands}{size}",
     )
 
 

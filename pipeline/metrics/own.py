@@ -80,9 +80,9 @@ def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
         ) from error
     finally:
         sys.dont_write_bytecode = quiet
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ConfigError(
             "Q-METRICS-012", f"{file} has no function {name}, which is to score answers: correct the name"
         )
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]

@@ -70,7 +70,7 @@ def _swapped(differences: NDArray[np.float64], seed: int) -> float:
 
     if len(differences) == 1 or not differences.any():
         return 1.0
-    found = permutation_test(
+    permuted = permutation_test(
         (differences,),
         lambda values, axis: values.mean(axis=axis),
         permutation_type="samples",
@@ -79,7 +79,7 @@ def _swapped(differences: NDArray[np.float64], seed: int) -> float:
         batch=max(1, CELLS // len(differences)),
         rng=np.random.default_rng(seed),
     )
-    return float(found.pvalue)
+    return float(permuted.pvalue)
 
 
 def _mcnemar(won: int, lost: int) -> float:

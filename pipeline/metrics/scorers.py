@@ -40,8 +40,8 @@ def parse(
         case "python":
             return Scorer(spelling, own.function(argument, root / "data/evaluation"))
         case "external" if program:
-            asked = ExternalScorer(program.command, program.seconds, program.start_seconds, root)
-            return Scorer(spelling, points(asked), SLOTS["external"], asked)
+            scorer = ExternalScorer(program.command, program.seconds, program.start_seconds, root)
+            return Scorer(spelling, points(scorer), SLOTS["external"], scorer)
         case "judge" if judge:
             return Scorer(spelling, judging.judged_by(judge, root), SLOTS["judge"])
     return Scorer(spelling, PLAIN[kind], SLOTS.get(kind, 1))
@@ -77,7 +77,7 @@ def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], roo
     or run code are not tried. Raises `Unscorable`, and as
     `parse`.
     """
-    tried = [parse(one, root=root) for one in scorers if looks_at_text_alone(one)]
+    tried = [parse(spelled, root=root) for spelled in scorers if looks_at_text_alone(spelled)]
     for row in rows:
         reference = row["messages"][-1]["content"]
         for scorer in tried:
@@ -121,7 +121,7 @@ def _in_slots(
     with ThreadPoolExecutor(slots) as pool:
         running = [pool.submit(score, answer) for answer in answers]
         try:
-            return [one.result() for one in running]
+            return [future.result() for future in running]
         except BaseException:
             # a judge that can't be reached is not asked again for every row that waits
             pool.shutdown(cancel_futures=True)

@@ -65,7 +65,7 @@ def rouge_l(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
     return Score(2 * precision * recall / (precision + recall), True)
 
 
-def common_words(one: Sequence[str], other: Sequence[str]) -> int:
+def common_words(left: Sequence[str], right: Sequence[str]) -> int:
     """Length of the longest common subsequence: the zeros that are left of a row of ones.
 
     The library fills a table of every word against every word: 11 s for 4,000 words each. Here a row of that
@@ -73,18 +73,18 @@ def common_words(one: Sequence[str], other: Sequence[str]) -> int:
     the longest common subsequence problem"): 0.01 s.
     """
     places: dict[str, int] = {}  # of each word in `one`, a bit each
-    for place, word in enumerate(one):
+    for place, word in enumerate(left):
         places[word] = places.get(word, 0) | 1 << place
-    ones = row = (1 << len(one)) - 1
-    for word in other:
+    ones = row = (1 << len(left)) - 1
+    for word in right:
         met = row & places.get(word, 0)
         row = (row + met | row - met) & ones
-    return len(one) - row.bit_count()
+    return len(left) - row.bit_count()
 
 
-def common_start(one: Sequence[Any], other: Sequence[Any]) -> int:
+def common_start(left: Sequence[Any], right: Sequence[Any]) -> int:
     """How many first items (letters, tokens) are the same in both."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 PLAIN: dict[str, Measure] = {  # scorers without settings, by their spelling in params.yaml
@@ -156,13 +156,13 @@ def _number(text: str, marker: str) -> Decimal | None:
     )
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(left: Any, right: Any) -> bool:
     """JSON's equality, where Python's has `true` equal 1."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -136,13 +136,13 @@ def find_quantized(params: Params, shape: Shape, root: Path) -> QuantizedBase | 
     base = params.base
     if base.quantization != "gguf":
         return None
-    folder, own = root / "models" / "base", own_file(base, root)
+    folder, given = root / "models" / "base", own_file(base, root)
     if (folder / MODEL_FILE).is_file() and is_here(base, root):
         original = (folder / SOURCE_FILE).stat().st_size if (folder / SOURCE_FILE).is_file() else 0
         return replace(quantized_file(folder / MODEL_FILE), made_from=original)
     if base.level is None:
-        return quantized_file(own) if own else quantized_level(shape, level_of(base.file or base.model))
-    original = own.stat().st_size if own else level_bytes(shape, level_of(base.file or base.model))
+        return quantized_file(given) if given else quantized_level(shape, level_of(base.file or base.model))
+    original = given.stat().st_size if given else level_bytes(shape, level_of(base.file or base.model))
     return replace(quantized_level(shape, base.level), made_from=original)
 
 

@@ -136,11 +136,11 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
         if tensor.startswith("ffn_down_") and name == "IQ3_M" and _holds("sensitive", shape, layer):
             return _quantized("Q4_K", columns)
     rules = RULES["output" if is_output else tensor.removesuffix("_exps").removesuffix("_shexp")]
-    mine = rules.get(
+    places = rules.get(
         f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ())
     )
     return _quantized(
-        next((ggml_type for where, ggml_type in mine if _holds(where, shape, layer)), base), columns
+        next((ggml_type for where, ggml_type in places if _holds(where, shape, layer)), base), columns
     )
 
 

@@ -142,14 +142,14 @@ def level_of(name: str) -> str:
     """The level that a GGUF's file name says: Q4_K_M of "qwen2.5-7b-instruct-q4_k_m.gguf". Raises
     `ConfigError` where it says none.
     """
-    found = LEVEL.findall(name.rpartition("/")[2])
-    if not found:
+    levels = LEVEL.findall(name.rpartition("/")[2])
+    if not levels:
         raise ConfigError(
             "Q-PLANNING-001",
             f"the name {name} says no level, so what is in it is not known before it is here: run "
             "`snakemake base`",
         )
-    return str(found[-1]).upper().replace("FP16", "F16")
+    return str(levels[-1]).upper().replace("FP16", "F16")
 
 
 def _would_be_tied(file: Path, header: Header) -> bool:

@@ -43,8 +43,8 @@ class ServingMemory:
         """Compute buffers and the process: what the measured peak has on top of weights and cache, else a
         tenth of them.
         """
-        known = self.weights + (self.kv_cache or 0)
-        return round(known * (1 + BUFFERS)) - known if self.peak is None else max(0, self.peak - known)
+        sizes = self.weights + (self.kv_cache or 0)
+        return round(sizes * (1 + BUFFERS)) - sizes if self.peak is None else max(0, self.peak - sizes)
 
     @property
     def total(self) -> int:

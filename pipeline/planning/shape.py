@@ -174,13 +174,19 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
             Linear("v_proj", hidden, keys, attention_bias, "normed"),
             Linear("o_proj", queries, hidden, output_bias, "attended"),
             *(
-                replace(one, inside="shared_expert" if experts else "")
-                for one in (gated(hidden, inner, mlp_bias) if inner else ())
+                replace(linear, inside="shared_expert" if experts else "")
+                for linear in (gated(hidden, inner, mlp_bias) if inner else ())
             ),
             *((Linear("shared_expert_gate", hidden, 1, False, "normed again"),) if inner and experts else ()),
             *(
-                replace(one, name=ROUTED + one.name, reads=ROUTED + one.reads, copies=experts, used=chosen)
-                for one in (gated(hidden, routed, False) if experts else ())
+                replace(
+                    linear,
+                    name=ROUTED + linear.name,
+                    reads=ROUTED + linear.reads,
+                    copies=experts,
+                    used=chosen,
+                )
+                for linear in (gated(hidden, routed, False) if experts else ())
             ),
         ),
         experts=experts,

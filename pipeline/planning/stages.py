@@ -73,17 +73,17 @@ def planned_stages(params: Params, plan: Plan) -> Iterator[tuple[str, Figures]]:
     """(stage, what it is planned to take) of the stages that are planned, in the order in which they run."""
     merged = params.graph == "merged"
     quantized = [f"quantize@{level}" for level in (*params.quantize.files, *params.quantize.untuned)]
-    made = ["merge", "convert", *quantized, "parity"] if merged else []
+    stages_of_merge = ["merge", "convert", *quantized, "parity"] if merged else []
     measured = [f"evaluate@{model}" for model in params.evaluate.models] if merged else []
-    for stage in ("base", "train", *made, *measured):
+    for stage in ("base", "train", *stages_of_merge, *measured):
         yield stage, figures(stage, params, plan)
 
 
 def figures(stage: str, params: Params, plan: Plan) -> Figures:
     """What a stage of `SECONDS` takes by a plan that was made."""
     name, _, item = stage.partition("@")
-    written = [one.format(item=item) for one in WRITTEN.get(name, ())]
-    disk = sum(plan.disk[one] for one in written if one in plan.disk) or None
+    written = [pattern.format(item=item) for pattern in WRITTEN.get(name, ())]
+    disk = sum(plan.disk[name] for name in written if name in plan.disk) or None
     if params.graph != "merged" and name != "train":  # nobody has measured the others
         return Figures(None, None, disk)
     return Figures(peak(name, item, params, plan), seconds(name, item, params, plan), disk)
@@ -141,11 +141,11 @@ def by_size(name: str, item: str, plan: Plan) -> float:
     """Seconds of a stage on `CORES` cores that grow with the model, in a quantization with the search for
     scales.
     """
-    found = SECONDS[name][1] * plan.setup.shape.parameters
+    seconds = SECONDS[name][1] * plan.setup.shape.parameters
     if name == "quantize":
         kinds = ((TYPES[kind], size) for _, kind, size in stored(item, plan) if kind in SEARCHES)
-        found += SEARCHED * sum(size * kind.weights / kind.bytes for kind, size in kinds)
-    return found / 1e9
+        seconds += SEARCHED * sum(size * kind.weights / kind.bytes for kind, size in kinds)
+    return seconds / 1e9
 
 
 def stored(level: str, plan: Plan) -> list[tuple[str, str, int]]:

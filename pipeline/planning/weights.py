@@ -119,9 +119,9 @@ def targets(setup: Setup) -> tuple[Linears, ...]:
 
 
 @lru_cache(maxsize=64)  # a plan asks often, and a mixture may have 18,432 experts' linears
-def _targets(shape: Shape, asked: str) -> tuple[Linears, ...] | str:
+def _targets(shape: Shape, settings: str) -> tuple[Linears, ...] | str:
     """The same, or the first of `misfits`; `asked` has the settings as JSON, which a cache can hold."""
-    train = Train.model_construct(**json.loads(asked))
+    train = Train.model_construct(**json.loads(settings))
     apart = tells_experts_apart(train)
     paths = (
         linear.path(layer, expert)

@@ -108,12 +108,12 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
             f"{adapter} is no LoRA adapter (general.type is {kind!r}): give the one that stage convert made",
         )
     if BASE_FILE in given.fields:
-        wanted, found = str(given.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model)
-        if wanted != found:
+        wanted, sha256 = str(given.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model)
+        if wanted != sha256:
             raise DataError(
                 "Q-SERVE-012",
                 f"{adapter.name} was trained on another file ({wanted[:12]}…) than {model.name} "
-                f"({found[:12]}…), byte for byte: serve the file that it was trained on, or train again on "
+                f"({sha256[:12]}…), byte for byte: serve the file that it was trained on, or train again on "
                 "this one",
             )
     else:
@@ -131,12 +131,12 @@ def need_same_base(model: Path, adapter: Path, served: Header, given: Header) ->
                 f"{file.name} doesn't name its base ({BASE}), so nothing proves that the two belong "
                 "together: run stage convert again",
             )
-    wanted, found = given.fields[BASE], served.fields[BASE]
-    if wanted != found:
+    wanted, base = given.fields[BASE], served.fields[BASE]
+    if wanted != base:
         raise DataError(
             "Q-SERVE-012",
             f"{adapter.name} was trained on another base ({wanted[:12]}…) than that of {model.name} "
-            f"({found[:12]}…): {OTHER_BASE}",
+            f"({base[:12]}…): {OTHER_BASE}",
         )
 
 

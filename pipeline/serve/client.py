@@ -119,8 +119,8 @@ def loaded_adapters(client: httpx.Client) -> list[Loaded]:
     them."""
     try:
         return [
-            Loaded(int(one["id"]), PurePath(one["path"]).stem, float(one["scale"]))
-            for one in _ask(client, "GET", "/lora-adapters")
+            Loaded(int(adapter["id"]), PurePath(adapter["path"]).stem, float(adapter["scale"]))
+            for adapter in _ask(client, "GET", "/lora-adapters")
         ]
     except (TypeError, KeyError, ValueError):
         raise ToolError(

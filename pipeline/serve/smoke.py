@@ -71,10 +71,10 @@ def judge(replies: Sequence[Reply], min_stopped: float | None) -> str:
     return f"{figures}, {speed:.1f} tokens/s on average{allowed}"
 
 
-def _too_few(stopped: int, asked: int, min_stopped: float | None) -> bool:
+def _too_few(stopped: int, answers: int, min_stopped: float | None) -> bool:
     from scipy.stats import binom
 
-    return min_stopped is not None and bool(binom.cdf(stopped, asked, min_stopped) < ALPHA)
+    return min_stopped is not None and bool(binom.cdf(stopped, answers, min_stopped) < ALPHA)
 
 
 def held_out_prompts(path: Path, count: int) -> list[dict[str, Any]]:

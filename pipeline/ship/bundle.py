@@ -115,8 +115,8 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
     inputs, level, serve = shipment.inputs, shipment.level, shipment.serve
     gguf, lora, evaluation = shipment.gguf, shipment.lora, inputs.evaluations[level]
     served = evaluation.serving
-    own = lora or gguf  # what was made here, and names its sources
-    found, sha256 = provenance(folder / own.name), evaluation.sha256
+    produced = lora or gguf  # what was made here, and names its sources
+    fields, sha256 = provenance(folder / produced.name), evaluation.sha256
     values = text_values(
         inputs,
         shipment.advice,
@@ -129,7 +129,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
         "bundle": {
             "file": gguf.name,
             "sha256": sha256,
-            "claims": claims(found),
+            "claims": claims(fields),
             "verdict": shipment.verdict,
             "llama_version": evaluation.llama_cpp or "llama.cpp of unknown version",
         },
@@ -151,12 +151,12 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
         BILL: bill(
             Subject(
                 name=shipment.title,
-                file=own.name,
+                file=produced.name,
                 sha256=evaluation.lora.sha256 if lora and evaluation.lora else sha256,
                 beside={gguf.name: sha256} if lora else {},
             ),
             base=inputs.base,
-            provenance=found,
+            provenance=fields,
             datasets=shipment.datasets,
             versions=inputs.train.run.versions if inputs.train.run else {},
         ),
@@ -187,24 +187,24 @@ def need_untouched(folder: Path) -> None:
     if not (folder / SUMS).is_file():
         raise DataError("Q-SHIP-001", f"{folder} exists and is no bundle: {MOVE}")
     try:
-        listed, found = checksums(read_small(folder / SUMS)), set(plain_files(folder)) - {SUMS, SIGNATURE}
+        listed, files = checksums(read_small(folder / SUMS)), set(plain_files(folder)) - {SUMS, SIGNATURE}
     except Hostile as error:
         raise DataError(
             "Q-SHIP-001", f"{folder} is not as `quench ship` left it ({error}): {MOVE}"
         ) from error
     # no GGUF: nobody writes one by hand
-    texts = {name for name in found & set(listed) if not name.endswith(".gguf")}
-    if own := sorted(
-        found - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}
+    texts = {name for name in files & set(listed) if not name.endswith(".gguf")}
+    if changed := sorted(
+        files - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}
     ):
-        raise DataError("Q-SHIP-001", f"{folder} holds what is yours ({', '.join(own[:10])}): {MOVE}")
+        raise DataError("Q-SHIP-001", f"{folder} holds what is yours ({', '.join(changed[:10])}): {MOVE}")
 
 
 def check_sums(folder: Path) -> None:
     """Read a bundle back: every file is listed, with its hash. Raises `MachineError`."""
     listed = checksums((folder / SUMS).read_text(encoding="utf-8"))
-    found = set(plain_files(folder)) - {SUMS, SIGNATURE}
-    if wrong := sorted(found ^ listed.keys()) or [
+    files = set(plain_files(folder)) - {SUMS, SIGNATURE}
+    if wrong := sorted(files ^ listed.keys()) or [
         name for name, sha256 in listed.items() if file_hash(folder / name) != sha256
     ]:
         raise MachineError(

@@ -28,37 +28,39 @@ def mismatches(model: str, name: str, root: Path, evaluations: Evaluations, pari
     Raises `DataError` if a GGUF is damaged, or models/base.json cannot be read.
     """
     product = product_of(evaluations)
-    reference, own = product.reference(evaluations), product.files(root, name, model)
+    reference, shipped = product.reference(evaluations), product.files(root, name, model)
     compared = dict.fromkeys((model, reference, product.untuned(evaluations)))
-    made_of = {one: [*filter(None, product.files(root, name, one))] for one in compared if one in evaluations}
+    made_of = {
+        other: [*filter(None, product.files(root, name, other))] for other in compared if other in evaluations
+    }
     hashes = {file: file_hash(file) for file in {*chain(*made_of.values())} if file.is_file()}
-    for one, files in made_of.items():
-        yield from _report_faults(one, files, hashes, root, evaluations[one])
+    for other, files in made_of.items():
+        yield from _report_faults(other, files, hashes, root, evaluations[other])
     yield from _parity_faults(
-        [file for one, files in made_of.items() if not one.startswith(UNTUNED) for file in files],
+        [file for other, files in made_of.items() if not other.startswith(UNTUNED) for file in files],
         hashes,
         parity,
     )
     if not set(made_of[model]) <= hashes.keys():
         return
-    made = own.lora or own.gguf
-    fields, inherited = provenance(made), None
+    produced = shipped.lora or shipped.gguf
+    fields, inherited = provenance(produced), None
     if product.served:
         base = product.files(root, name, BASE).gguf
         there = hashes.get(base) or (file_hash(base) if base.is_file() else None)
-        yield from _base_faults(base, there, made, fields, root, product.made_by)
-        inherited = provenance(base) if there and not own.lora else None
-    yield from provenance_faults(fields, made.name, root, merged=not product.served, inherited=inherited)
-    beside = made if product.served else made_of[reference][0]  # the 16-bit GGUF
-    if beside != made and beside in hashes and _common(fields) != _common(provenance(beside)):
+        yield from _base_faults(base, there, produced, fields, root, product.made_by)
+        inherited = provenance(base) if there and not shipped.lora else None
+    yield from provenance_faults(fields, produced.name, root, merged=not product.served, inherited=inherited)
+    beside = produced if product.served else made_of[reference][0]  # the 16-bit GGUF
+    if beside != produced and beside in hashes and _common(fields) != _common(provenance(beside)):
         yield (
-            f"{made.name} comes from another model than {beside.name} (their provenance records differ): "
+            f"{produced.name} comes from another model than {beside.name} (their provenance records differ): "
             "run `snakemake --force quantize`."
         )
 
 
 def _report_faults(
-    model: str, files: list[Path], hashes: Mapping[Path, str], root: Path, found: Evaluation
+    model: str, files: list[Path], hashes: Mapping[Path, str], root: Path, evaluation: Evaluation
 ) -> Iterator[str]:
     """If a model's evaluation is of other files (a GGUF, and perhaps an adapter's on it), or sums up other
     answers."""
@@ -70,13 +72,13 @@ def _report_faults(
         )
         return
     measured = [
-        found.sha256 if found.file == files[0].name else None,
-        found.lora.sha256 if found.lora else None,
+        evaluation.sha256 if evaluation.file == files[0].name else None,
+        evaluation.lora.sha256 if evaluation.lora else None,
     ]
     if other := [file.name for file, sha256 in zip(files, measured, strict=False) if sha256 != hashes[file]]:
         yield f"{report} is about another file than {' and '.join(other)}: {again}."
     answers = root / f"reports/eval/{model}.answers.jsonl"
-    if not answers.is_file() or found.answers_sha256 != file_hash(answers):
+    if not answers.is_file() or evaluation.answers_sha256 != file_hash(answers):
         yield f"{answers.relative_to(root)} are not the answers that {report} sums up: {again}."
 
 
@@ -93,7 +95,7 @@ def _parity_faults(files: list[Path], hashes: Mapping[Path, str], parity: Parity
 
 
 def _base_faults(
-    gguf: Path, sha256: str | None, own: Path, fields: Mapping[str, Any], root: Path, stage: str
+    gguf: Path, sha256: str | None, produced: Path, fields: Mapping[str, Any], root: Path, stage: str
 ) -> Iterator[str]:
     """If the base's GGUF is not the one that models/base.json names, or that `own` (the adapter's GGUF, or
     the tuned one, which `stage` makes) was made for."""
@@ -101,7 +103,7 @@ def _base_faults(
     if sha256 and recorded != sha256:
         yield f"models/base.json names another {gguf.name} than this one: run `snakemake --force base`."
     if fields.get(BASE_FILE) != (sha256 or recorded):
-        yield f"{own.name} was made for another file than {gguf.name}: run `snakemake --force {stage}`."
+        yield f"{produced.name} was made for another file than {gguf.name}: run `snakemake --force {stage}`."
 
 
 def _common(fields: Mapping[str, Any]) -> dict[str, Any]:

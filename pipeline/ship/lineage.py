@@ -80,18 +80,18 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
         read_record(root, f"{MERGED}/merge.json", MergeRecord, "merge")
     manifest = read_record(root, f"{TOKENS}/{NAME}", TokensManifest, "preprocess")
     _need(root, TOKENS, "preprocess", run.tokens_sha256, tree_hash(root / TOKENS), f"{ADAPTER}/run.json")
-    found = {}
+    hashes = {}
     for split, place in ROWS.items():
         if not (root / place).is_file():
             raise DataError("Q-SHIP-004", f"{root / place} is missing: {_back(place, 'curate')}")
-        found[split] = file_hash(root / place)
+        hashes[split] = file_hash(root / place)
     for split in ("train", "val"):
         _need(
             root,
             ROWS[split],
             "curate",
             manifest.rows.get(f"{split}.jsonl"),
-            found[split],
+            hashes[split],
             f"{TOKENS}/{NAME}",
         )
     measured = inputs.evaluations[model].rows_sha256
@@ -101,12 +101,12 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
             f"{root / f'reports/eval/{model}.json'} does not say which rows it measured: run "
             f"`python -m pipeline evaluate@{model}` again",
         )
-    _need(root, ROWS["test"], "curate", measured, found["test"], f"reports/eval/{model}.json")
-    return {f"{split} rows": sha256 for split, sha256 in found.items()}
+    _need(root, ROWS["test"], "curate", measured, hashes["test"], f"reports/eval/{model}.json")
+    return {f"{split} rows": sha256 for split, sha256 in hashes.items()}
 
 
 def provenance_faults(
-    found: Mapping[str, Any],
+    fields_of_file: Mapping[str, Any],
     name: str,
     root: Path,
     *,
@@ -122,12 +122,13 @@ def provenance_faults(
     parts = [(BASE, lineage_fields(root / BASE)), (ADAPTER, adapter_fields(root / ADAPTER))]
     if merged:
         parts.append((MERGED, folder_fields(root / MERGED)))
-    known = {key for _, fields in parts for key in fields}
+    allowed = {key for _, fields in parts for key in fields}
     differ = {
-        place: [key for key, value in fields.items() if found.get(key) != value] for place, fields in parts
+        place: [key for key, value in fields.items() if fields_of_file.get(key) != value]
+        for place, fields in parts
     }
-    known |= {key for key, value in (inherited or {}).items() if found.get(key) == value}
-    differ[""] = [key for key in found if key.startswith(OWN) and key not in known]
+    allowed |= {key for key, value in (inherited or {}).items() if fields_of_file.get(key) == value}
+    differ[""] = [key for key in fields_of_file if key.startswith(OWN) and key not in allowed]
     if any(differ.values()):
         places = " and ".join(place for place, keys in differ.items() if place and keys) or " and ".join(
             place for place, _ in parts
@@ -136,7 +137,7 @@ def provenance_faults(
         yield f"{name}'s provenance differs from {places} ({', '.join(keys)}): run `snakemake` again."
 
 
-def _need(root: Path, place: str, stage: str, recorded: str | None, found: str, where: str) -> None:
+def _need(root: Path, place: str, stage: str, recorded: str | None, sha256: str, where: str) -> None:
     """Raise `DataError` unless `place` is what `where` names."""
     if recorded is None:
         raise DataError(
@@ -144,10 +145,10 @@ def _need(root: Path, place: str, stage: str, recorded: str | None, found: str, 
             f"{root / where} does not say which {place} it is about: run the stage that writes it again, "
             "then `snakemake`",
         )
-    if recorded != found:
+    if recorded != sha256:
         raise DataError(
             "Q-SHIP-006",
-            f"{root / place} is not what {where} names (sha256 {found[:12]}… and {recorded[:12]!a}…), so "
+            f"{root / place} is not what {where} names (sha256 {sha256[:12]}… and {recorded[:12]!a}…), so "
             f"{stage} wrote it since, or it was changed: run `snakemake`, which runs what follows {stage}; "
             f"if that finds nothing to do, `snakemake --forcerun {stage}`",
         )

@@ -36,13 +36,13 @@ def plain_files(folder: Path) -> dict[str, int]:
     Raises `Hostile` at the first thing that is neither file nor folder, at an empty folder, and if there are
     more than `MAX_FILES` of both.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for seen, (name, size) in enumerate(_walk(folder, "", 0), 1):
         if seen > MAX_FILES:
             raise Hostile(f"There are more than {MAX_FILES:,} files and folders.")
         if size is not None:
-            found[name] = size
-    return found
+            sizes[name] = size
+    return sizes
 
 
 def need_modes(folder: Path, names: Iterable[str]) -> None:
@@ -81,14 +81,14 @@ def _walk(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int | No
 def _entries(folder: Path, prefix: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            found = sorted(islice(entries, MAX_FILES + 1), key=lambda one: one.name)
+            listed = sorted(islice(entries, MAX_FILES + 1), key=lambda entry: entry.name)
     except OSError as error:
         raise Hostile(f"{prefix or 'The folder'} can't be listed ({error.strerror}).") from error
-    if len(found) > MAX_FILES:
+    if len(listed) > MAX_FILES:
         raise Hostile(f"There are more than {MAX_FILES:,} files and folders.")
-    if not found:
+    if not listed:
         raise Hostile(f"{prefix or 'The folder'} is empty, which no bundle has.")
-    return found
+    return listed
 
 
 def open_plain(path: Path) -> int:
@@ -119,13 +119,13 @@ def read_small(path: Path) -> str:
 def obeyed(text: str) -> str | None:
     """The first character of a text that is not shown but obeyed, as "U+001B in line 3"; None if there is
     none."""
-    found = _obeyed().search(text)
-    return f"U+{ord(found[0]):04X} in line {text.count(chr(10), 0, found.start()) + 1}" if found else None
+    match = _obeyed().search(text)
+    return f"U+{ord(match[0]):04X} in line {text.count(chr(10), 0, match.start()) + 1}" if match else None
 
 
 def escaped(text: str) -> str:
     """JSON with such characters as escapes: the same values, safe to look at."""
-    return _obeyed().sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return _obeyed().sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 @cache
@@ -151,13 +151,13 @@ def hash_plain(path: Path) -> str:
 def checksums(text: str) -> dict[str, str]:
     """sha256 by name of a SHA256SUMS. Raises `Hostile` for a line that is none, or a name that leads out of
     the folder."""
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for line in filter(None, text.split("\n")):
         match = LINE.fullmatch(line)
         if not match:
             raise Hostile(f"SHA256SUMS has a line that is no checksum: {line[:80]!a}.")
         name = match[2]
-        if name.startswith("/") or {"", ".", ".."} & set(name.split("/")) or name in found:
+        if name.startswith("/") or {"", ".", ".."} & set(name.split("/")) or name in hashes:
             raise Hostile(f"SHA256SUMS names {name[:80]!a}, which leads out of the bundle or is there twice.")
-        found[name] = match[1]
-    return found
+        hashes[name] = match[1]
+    return hashes

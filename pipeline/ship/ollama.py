@@ -56,8 +56,8 @@ def chat_template(model: Path) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError("Q-SHIP-007", f"{file} can't be read ({error}): {again}") from error
     settings = read_json(config, again) if config.is_file() else {}
-    found = settings.get("chat_template") if isinstance(settings, dict) else None
-    return found if isinstance(found, str) else None
+    template = settings.get("chat_template") if isinstance(settings, dict) else None
+    return template if isinstance(template, str) else None
 
 
 def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:

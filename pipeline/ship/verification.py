@@ -102,9 +102,9 @@ def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
     """Texts are to be read: a character that hides or reorders others would show something else than the
     text."""
     for name in texts:
-        if found := obeyed(read_small(folder / name)):
+        if hidden := obeyed(read_small(folder / name)):
             yield (
-                f"{name} holds {found}, a control character that can hide what stands there: no bundle "
+                f"{name} holds {hidden}, a control character that can hide what stands there: no bundle "
                 "of `quench ship` does."
             )
 
@@ -112,8 +112,8 @@ def _unshown(folder: Path, texts: Iterable[str]) -> Iterator[str]:
 def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
     """Whether card, bill and evidence speak of these GGUFs (an adapter's before its base's; bytes of all), by
     the checksums and the first's provenance."""
-    card, (made, *beside) = read_small(folder / CARD), hashes
-    gguf = beside[0] if beside else made  # the one that `evaluation.json` calls its file
+    card, (first, *beside) = read_small(folder / CARD), hashes
+    gguf = beside[0] if beside else first  # the one that `evaluation.json` calls its file
     try:
         evaluation, parity, gate, bill = (_object(folder / name) for name in (EVALUATION, PARITY, GATE, BILL))
         subject, own_sha256 = bill["metadata"]["component"], _sha256(bill["metadata"]["component"])
@@ -124,11 +124,11 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
     if invalid:
         raise Hostile(f"{BILL} is no CycloneDX {VERSION} bill of materials ({invalid}).")
     lora = evaluation["lora"] if isinstance(evaluation.get("lora"), dict) else {}
-    claims = [(BILL, made, own_sha256), (EVALUATION, gguf, evaluation.get("sha256"))]
-    claims += [(BILL, gguf, parts.get(gguf)), (EVALUATION, made, lora.get("sha256"))] if beside else []
-    for name, file, found in claims:
-        if found != hashes[file]:
-            yield f"{name} is about another file than {file} (sha256 {str(found)[:12]!a}…)."
+    claims = [(BILL, first, own_sha256), (EVALUATION, gguf, evaluation.get("sha256"))]
+    claims += [(BILL, gguf, parts.get(gguf)), (EVALUATION, first, lora.get("sha256"))] if beside else []
+    for name, file, stated in claims:
+        if stated != hashes[file]:
+            yield f"{name} is about another file than {file} (sha256 {str(stated)[:12]!a}…)."
     if not beside and (lora or parts):
         yield f"{EVALUATION} or {BILL} names a second GGUF, which is missing."
     if evaluation.get("bytes") != size:
@@ -155,27 +155,26 @@ def _provenance_faults(
     folder: Path, hashes: dict[str, str], bill: Mapping[str, Any], on_card: Mapping[str, Any]
 ) -> Iterator[str]:
     """Whether the GGUFs are complete, and card and bill repeat the first one's provenance."""
-    made, *beside = hashes
+    first, *beside = hashes
     try:
         for file in beside:
             check_gguf(folder / file)
-        own = provenance(folder / made)
+        fields = provenance(folder / first)
     except DataError as error:
         yield f"{' or '.join(hashes)} is not a complete GGUF ({' '.join(error.sentence.split())[:200]})."
         return
     for file in beside:
-        if own.get(BASE_FILE) != hashes[file]:
-            yield (
-                f"{made} was trained on another file than {file} (sha256 {str(own.get(BASE_FILE))[:12]!a}…)."
-            )
-    yield from (f"{BILL} {fault}." for fault in bill_faults(bill, hashes, own))
-    if differ := _differing(own, on_card):
-        yield f"{CARD} says otherwise than the provenance in {made}: {', '.join(differ[:10])}."
+        if fields.get(BASE_FILE) != hashes[file]:
+            trained_on = str(fields.get(BASE_FILE))[:12]
+            yield f"{first} was trained on another file than {file} (sha256 {trained_on!a}…)."
+    yield from (f"{BILL} {fault}." for fault in bill_faults(bill, hashes, fields))
+    if differ := _differing(fields, on_card):
+        yield f"{CARD} says otherwise than the provenance in {first}: {', '.join(differ[:10])}."
 
 
-def _differing(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _differing(fields: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys whose values differ, escaped."""
-    keys = sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key))
+    keys = sorted(key for key in fields.keys() | other.keys() if fields.get(key) != other.get(key))
     return [ascii(key)[1:-1] for key in keys]
 
 
@@ -186,8 +185,8 @@ def schema_fault(text: str, bill: Mapping[str, Any]) -> str | None:
 
     if text.count(",") + text.count("{") + text.count("[") > MOST_VALUES:
         return f"it has more than {MOST_VALUES:,} values"
-    if (found := bill.get("specVersion")) != VERSION:
-        return f"specVersion is {str(found)[:20]!a}, not {VERSION}"
+    if (version := bill.get("specVersion")) != VERSION:
+        return f"specVersion is {str(version)[:20]!a}, not {VERSION}"
     fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     return None if fault is None else f"{fault.data.json_path[:80]}: {fault.data.message[:160]}"
 
@@ -200,7 +199,7 @@ def bill_faults(
     from pipeline.ship.sbom import BASE_REF
 
     subject, components = bill["metadata"]["component"], bill.get("components", [])
-    listed = {one["name"]: one.get("value") for one in subject.get("properties", [])}
+    listed = {entry["name"]: entry.get("value") for entry in subject.get("properties", [])}
     texts = {key: None if value is None else str(value) for key, value in fields.items()}
     if differ := _differing(texts, listed):
         yield f"says otherwise than the provenance in {next(iter(hashes))}: {', '.join(differ[:10])}"
@@ -212,12 +211,14 @@ def bill_faults(
     bases = [component for component in components if component.get("bom-ref") == BASE_REF]
     if not any(_sha256(part) for base in bases for part in base.get("components", [])):
         yield "does not say which files the base is"
-    if not any(one["type"] == "data" and _sha256(one) for one in components):
+    if not any(component["type"] == "data" and _sha256(component) for component in components):
         yield "does not say which rows the model was trained on"
 
 
 def _sha256(component: Mapping[str, Any]) -> str | None:
-    return next((str(one["content"]) for one in component.get("hashes", []) if one["alg"] == "SHA-256"), None)
+    return next(
+        (str(entry["content"]) for entry in component.get("hashes", []) if entry["alg"] == "SHA-256"), None
+    )
 
 
 def _passed(record: dict[str, Any], parts: str) -> bool:
