@@ -2,6 +2,7 @@
 templates' filters.
 """
 
+import re
 from typing import Any
 
 from pipeline.core.text import count
@@ -80,12 +81,17 @@ def duration(value: Any) -> str:
     )
 
 
+def anchor(command: str) -> str:
+    """The id of a command on the page."""
+    return "command-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", command)
+
+
 def is_number(value: Any) -> bool:
     """Whether `value` is an int or a float, and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-FILTERS = {
+FIGURES = {  # filters of the templates
     one.__name__: one
     for one in (number, percent, points, signed, probability, significant, size, count, duration)
 }

@@ -20,7 +20,6 @@ from pipeline.gate.records import Base
 from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.pages.formats import FILTERS
 from pipeline.pages.templating import fill
 from pipeline.ship.listing import escaped
 from pipeline.ship.ollama import CHATML, default_system
@@ -41,7 +40,7 @@ class PrintedTools(Toolchain):
 
 def fill_text(template: str, **values: Any) -> str:
     """One template as Markdown, shell or INI."""
-    return fill(template, FILTERS, html=False, **values)
+    return fill(template, html=False, **values)
 
 
 def text_values(

@@ -9,9 +9,9 @@ from typing import Any
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.pages.differences import clipped
-from pipeline.pages.formats import FILTERS, number, percent, points, size
+from pipeline.pages.formats import number, percent, points, size
 from pipeline.pages.plots import ACCENT, INK, MUTED, WARM, Place, axes_of, put_labels, put_point, svg_of
-from pipeline.pages.templating import DATA_FILTERS, fill
+from pipeline.pages.templating import fill
 
 FITS = {True: "yes", False: "no", None: "not known"}
 SHOWN = 8  # rows whose answers stand side by side
@@ -57,7 +57,6 @@ def render(report: Mapping[str, Any], answers: Answers) -> str:
     apart = most_apart(answers, alike if len(alike) > 1 else answers)
     return fill(
         "judge.html.jinja",
-        DATA_FILTERS | FILTERS,
         report=report,
         files=report["files"],
         plot=score_plot(report),

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.text import as_yaml
 from pipeline.core.text import plural
-from pipeline.pages.formats import FILTERS, MISSING, duration, number, significant
+from pipeline.pages.formats import MISSING, duration, number, significant
 from pipeline.pages.plots import ACCENT, INK, LINE, MUTED, WARM, axes_of, cut, svg_of
-from pipeline.pages.templating import DATA_FILTERS, fill
+from pipeline.pages.templating import fill
 
 SHOWN = 20  # trials on the terminal
 LONGEST, LONGEST_LABEL = 24, 16  # characters: of a value, of a label in the picture
@@ -84,7 +84,7 @@ def render(report: Mapping[str, Any]) -> str:
     """The page as one string of HTML."""
     return fill(
         "sweep.html.jinja",
-        DATA_FILTERS | FILTERS | {"setting": value_text},
+        setting=value_text,
         report=report,
         trials=ranked(report),
         plot=parallel_plot(report),

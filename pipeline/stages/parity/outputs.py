@@ -56,6 +56,12 @@ class Bench:
     scratch: Path
     llama: Llama
 
+    @property
+    def where(self) -> str:
+        """The rows and positions, for a parity check's detail."""
+        positions = sum(len(prompt.positions) for prompt in self.prompts)
+        return f"{len(self.prompts)} held-out rows, {positions} positions"
+
     def kept(self, model: AbstractContextManager[Speaker]) -> AbstractContextManager[Reference]:
         """What a model says to the prompts, for the length of a body."""
         return kept_logits(self.prompts, model, self.scratch)
@@ -97,8 +103,7 @@ def output_checks(
             gguf=files.enter_context(bench.gguf(chain.gguf)),
             untuned=cache(lambda: files.enter_context(bench.kept(plain_model(chain.base)))),
             parameters=check_gguf(chain.gguf).parameters,
-            where=f"{len(bench.prompts)} held-out rows, "
-            f"{sum(len(prompt.positions) for prompt in bench.prompts)} positions",
+            where=bench.where,
             weights=weights,
             nf4=lambda: trained_weights(chain) if recorded else None,
         )

@@ -4,16 +4,15 @@ llama.cpp rounds activations to 8 bit before it multiplies them with quantized b
 that costs is measured on the bare base, which nobody trained.
 """
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
-from pipeline.metrics.divergence import Divergence, Prompt, Reference, compare, gguf_speaker, kept_logits
+from pipeline.metrics.divergence import Divergence, Reference, Speaker, compare
 from pipeline.metrics.forward import trained_model
 from pipeline.metrics.level_limits import ADDED_BY_ADAPTER, LEAST_SERVED_SAME_TOP, MOST_SERVED_KLD
 from pipeline.stages.parity.check import (
@@ -24,44 +23,36 @@ from pipeline.stages.parity.check import (
     figures_of,
     incomparable,
 )
+from pipeline.stages.parity.outputs import Bench
 from pipeline.stages.parity.unmerged_chain import BARE_TITLE, Made, UnmergedChain
 
-# that training's own rounding is measured on: a figure beside the parity check, not a parity check
+# rows that what training's own arithmetic (bfloat16, mostly) differs from float32 by is measured on: a figure
+# beside the parity check, not a parity check
 OWN_ROWS = 8
 SERVED_OVER_BARE = 2.0  # divergence of what is served by that of the bare base, at most
 
 
 def outputs(chain: UnmergedChain, tokenizer: Any, measure: Measure) -> ParityChecks:
     """Training's float32 forward against llama.cpp's, bare and trained, on the same held-out tokens."""
-    prompts, threads, tools = measure.prompts(tokenizer), measure.llama.threads, measure.llama.tools
-    limits, where = (
-        measure.limits,
-        f"{len(prompts)} held-out rows, {sum(len(prompt.positions) for prompt in prompts)} positions",
-    )
+    bench, limits = Bench(measure.prompts(tokenizer), measure.scratch, measure.llama), measure.limits
     with ExitStack() as files:
 
-        def kept(model: Any) -> Any:
-            return files.enter_context(kept_logits(prompts, model, measure.scratch))
+        def kept(model: AbstractContextManager[Speaker]) -> Reference:
+            return files.enter_context(bench.kept(model))
 
         before = kept(trained_model(chain.base, None, float32=True, settings_of=chain.adapter))
-        bare = compare(before, kept(gguf_speaker(chain.bare, prompts, threads=threads, tools=tools)))
+        bare = compare(before, files.enter_context(bench.gguf(chain.bare)))
         trained = kept(trained_model(chain.base, chain.adapter, float32=True))
-        answers = kept(gguf_speaker(chain.served, prompts, threads=threads, tools=tools, lora=chain.lora))
+        answers = files.enter_context(bench.gguf(chain.served, chain.lora))
         served, moved = compare(trained, answers), compare(before, trained)
-        own = training_rounding(chain, prompts[:OWN_ROWS], trained, measure.scratch)
-    measured = Divergences(served, bare, moved, own)
+        few = replace(bench, prompts=bench.prompts[:OWN_ROWS])
+        with few.kept(trained_model(chain.base, chain.adapter)) as in_training:
+            rounding = compare(in_training, islice(trained, len(few.prompts)))
+    measured = Divergences(served, bare, moved, rounding)
     return {
-        "outputs_bare": bare_check(bare, where),
-        "outputs_served": served_check(measured, limits, where, chain.made),
+        "outputs_bare": bare_check(bare, bench.where),
+        "outputs_served": served_check(measured, limits, bench.where, chain.made),
     }
-
-
-def training_rounding(
-    chain: UnmergedChain, prompts: list[Prompt], trained: Reference, scratch: Path
-) -> Divergence:
-    """What training's own arithmetic (bfloat16, mostly) differs from float32 by, on the first prompts."""
-    with kept_logits(prompts, trained_model(chain.base, chain.adapter), scratch) as answers:
-        return compare(answers, islice(trained, len(prompts)))
 
 
 def bare_check(bare: Divergence, where: str) -> Check:

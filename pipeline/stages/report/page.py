@@ -7,7 +7,6 @@ Everything that they print is escaped.
 
 import base64
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,9 +22,8 @@ from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.metrics.adapter_norms import Norms
 from pipeline.metrics.answer_speed import measure_again
-from pipeline.pages.formats import FILTERS
 from pipeline.pages.parity_summary import code, counts, grouped
-from pipeline.pages.templating import TEMPLATES, fill
+from pipeline.pages.templating import TEMPLATES
 from pipeline.stages.report.answers_browser import browser_values
 from pipeline.stages.report.comparisons import compared_values, domain_rows, forgetting_values, task_scores
 from pipeline.stages.report.level_table import GROUPS, level_rows
@@ -58,11 +56,6 @@ class Section:
     title: str
     commands: Sequence[str]
     more: str = ""
-
-
-def render(template: str, **values: Any) -> str:
-    """Fill one template of `templates/`; what it prints is escaped."""
-    return fill(template, FILTERS | {"anchor": anchor}, **values)
 
 
 def page_values(
@@ -222,8 +215,3 @@ def command_list(evaluations: Evaluations) -> Mapping[str, str]:
         }
         | {"report": words["report"]}
     )
-
-
-def anchor(command: str) -> str:
-    """The id of a command on the page."""
-    return "command-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", command)

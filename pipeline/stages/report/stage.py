@@ -24,11 +24,12 @@ from pipeline.gate.recommend import Recommendation, advise
 from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.metrics.adapter_norms import Norms, adapter_norms
 from pipeline.models.merging.adapter import WEIGHTS
+from pipeline.pages.templating import fill
 from pipeline.serve.key import KEY_FILE
 from pipeline.ship.card import PrintedTools, fill_text, front_matter, printed_command, text_values
 from pipeline.ship.ollama import chat_template
 from pipeline.stages.report.level_table import show
-from pipeline.stages.report.page import page_values, render, with_warnings
+from pipeline.stages.report.page import page_values, with_warnings
 from pipeline.stages.report.quants import write_data_files
 
 
@@ -61,7 +62,7 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
         }
     )
     written = {file: fill_text(f"{file}.jinja", **texts) for file in ("card.md", "Modelfile", "serve.txt")}
-    written["index.html"] = render("index.html.jinja", **page)
+    written["index.html"] = fill("index.html.jinja", **page)
     for file, text in written.items():
         with publishing(folder / file) as aside:
             aside.write_text(text, encoding="utf-8")

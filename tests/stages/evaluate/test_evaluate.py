@@ -14,7 +14,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import reference_of
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.stages.evaluate.stage import divergence_rows, main, timed
+from pipeline.stages.evaluate.stage import divergence_rows, main
 
 ALL = {
     "perplexity",
@@ -110,10 +110,3 @@ def test_a_level_of_the_base_is_compared_with_the_base(model: str, reference: st
 def test_a_model_that_is_not_in_the_list_is_refused(finished: Path) -> None:
     with pytest.raises(ConfigError, match="Q-EVALUATE-012"):
         main(load_params(finished / "params.yaml"), finished, "Q8_0")
-
-
-def test_the_time_of_a_part_is_put_down() -> None:
-    seconds: dict[str, float] = {}
-    with timed(seconds, "task"):
-        pass
-    assert 0 <= seconds["task"] < 1

@@ -21,11 +21,9 @@ from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.metrics.answers import answer_rows
 from pipeline.metrics.divergence import Prompt
 from pipeline.stages.base.quantized_gguf import keep_gguf
 from pipeline.stages.evaluate.divergence import divergence_of
-from pipeline.stages.evaluate.speed import serving_figures
 from pipeline.stages.evaluate.stage import compared_with, main
 
 ROWS = [Prompt([5, 6, 7, 40, 41, 8, 9], [2, 3, 4]), Prompt([5, 6, 7, 11, 12, 13], [3, 4])]
@@ -118,29 +116,6 @@ def test_divergence_is_measured_with_the_adapter_on_and_row_by_row(
         assert sum(rows["kld"]) / sum(rows["tokens"]) == pytest.approx(figures["kld_mean"], rel=1e-3)
         assert sum(rows["same"]) / sum(rows["tokens"]) == pytest.approx(figures["same_top"], abs=1e-4)
     assert "by_row" not in compared(base, tools)
-
-
-def test_the_server_that_is_measured_and_asked_has_the_adapter(
-    files: tuple[Path, Path], tools: Toolchain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base, lora = files
-    asked: list[Any] = []
-
-    class Stop(Exception):
-        """Nothing is started."""
-
-    def serving(_: Llama, files: ModelFiles, **__: Any) -> Any:
-        asked.append(files.lora)
-        raise Stop
-
-    for module in ("pipeline.metrics.answers", "pipeline.stages.evaluate.speed"):
-        monkeypatch.setattr(f"{module}.serving", serving)
-    for one in (lora, None):
-        with pytest.raises(Stop):
-            answer_rows(base, [], settings(), tools, one)
-        with pytest.raises(Stop):
-            serving_figures(base, adapter_inputs.params().serving, tools, one)
-    assert asked == [lora, lora, None, None]
 
 
 def test_files_that_are_not_there_are_a_sentence(

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parity_outputs import LIMITS, OTHER, PROMPTS, THIRD, bench, chain, halves, output
 
-from pipeline.config.levels import level_key
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.converters import quantize_gguf
@@ -348,7 +347,3 @@ def test_an_adapter_on_the_base_is_held_against_what_it_can_equal() -> None:
     """The merge's GGUF where it went into the 16-bit base, else the 16-bit base with the adapter."""
     assert lora_check(output(gguf=OTHER), OTHER, "16-bit").verdict == "pass"
     assert lora_check(output(gguf=OTHER, sixteen=THIRD), THIRD, "nf4").verdict == "pass"
-
-
-def test_keys_of_levels() -> None:
-    assert level_key("weights", "Q4_K_M-imatrix") == "weights_q4_k_m_imatrix"

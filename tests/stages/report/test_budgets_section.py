@@ -8,7 +8,7 @@ from golden import Golden
 from html_page import lines_of
 
 from pipeline.gate.records import Budget
-from pipeline.stages.report.page import render
+from pipeline.pages.templating import fill
 from pipeline.stages.report.quantizing import budget_values
 
 
@@ -43,4 +43,4 @@ def test_which_file_ships_and_why(
     changed: dict[str, Any], on_test_rows: dict[str, Any], snapshot: Any
 ) -> None:
     values = budget_values(found(**changed), evaluations_of(on_test_rows))
-    assert lines_of(render("index/budgets.html.jinja", budgets=[values])) == snapshot(extension_class=Golden)
+    assert lines_of(fill("index/budgets.html.jinja", budgets=[values])) == snapshot(extension_class=Golden)

@@ -14,8 +14,8 @@ from pipeline.config.strategies import MERGED_16, STRATEGIES, Job
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.pages.parity_summary import code
+from pipeline.pages.templating import fill
 from pipeline.stages.compare.summary import summarize
-from pipeline.stages.report.page import render
 from pipeline.stages.report.strategies_section import strategies_values
 
 Figures = list[dict[str, Any]]
@@ -49,7 +49,7 @@ def with_general() -> dict[str, Any]:
 
 
 def html(found: dict[str, Any]) -> str:
-    return render("index/strategies.html.jinja", strategies=strategies_values(found), code=code)
+    return fill("index/strategies.html.jinja", strategies=strategies_values(found), code=code)
 
 
 @pytest.mark.parametrize("name", ["usual", "with_general"])
