@@ -54,7 +54,7 @@ class Project:
         (root / "models/base.json").write_text(json.dumps({"added_tokens": tokens}))
 
     def run(self, processes: int = 1, **changes: Any) -> Row:
-        return curate(self.root, given(**changes), processes)
+        return curate(self.root, given(**changes), processes).as_dict()
 
     def rows(self, *splits: str) -> list[Row]:
         """The kept rows of these splits; of none, those of training. All are canonical."""

@@ -99,9 +99,9 @@ def test_best_and_worst_are_written_with_their_account_and_curate_reads_them(roo
         assert row["prompt"][-1]["content"].startswith("train ")
     assert sorted(path.suffix for path in (root / "reports/pairs").iterdir()) == [".json", ".jsonl"]
     (root / "models/base.json").write_text('{"added_tokens": []}')
-    counts = curate(root, Curate(test_fraction=0.0, val_fraction=0.0, near_threshold=1.0))
-    assert counts["formats"] == {"preference": len(rows)}
-    assert counts["rows_kept"] == len(rows)
+    report = curate(root, Curate(test_fraction=0.0, val_fraction=0.0, near_threshold=1.0))
+    assert report.formats == {"preference": len(rows)}
+    assert report.rows_kept == len(rows)
 
 
 @pytest.mark.slow

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.chat.rows import TRAINED
 from pipeline.config.sections import Curate
-from pipeline.core.jsonl import BadLine
-from pipeline.stages.curate.clean import KINDS, Cleaned, CleaningStats, file_entry, keep_sample
+from pipeline.stages.curate.clean import KINDS, Cleaned, CleaningStats
 from pipeline.stages.curate.comparing.decide import (
-    FACT,
     FATES,
     KEPT,
     MOST_DOMAINS,
@@ -23,7 +20,6 @@ from pipeline.stages.curate.comparing.decide import (
     Table,
     balance_counts,
     domain_counts,
-    hash_of,
 )
 from pipeline.stages.curate.comparing.duplicates import Clusters, duplicate_counts
 from pipeline.stages.curate.rules.heuristics import JUDGES
@@ -43,158 +39,161 @@ ROW_RULES = (
 
 
 @dataclass
-class CurationStats:
-    """What the first phase, line by line, found; grows block by block, then shard by shard."""
+class FileStats:
+    """Of a file that is read: its rows, those that are accepted, and what was noted of its lines."""
 
-    lines: int = 0
-    accepted: int = 0
-    cleaning_stats: CleaningStats = field(default_factory=Counter)
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)  # of the files, in order
-    files_found: int = 0
-    files_unread: dict[str, str] = field(default_factory=dict)  # name → why
+    sha256: str
+    rows: int = 0
+    kept: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def summary(self) -> dict[str, Any]:
+        """What `reports/data.json` holds of the file."""
+        return {
+            "rows": self.rows,
+            "kept": self.kept,
+            "rejected": self.rows - self.kept,
+            "sha256": self.sha256,
+            "formats": dict(self.formats),
+            "notes": {note: count for note, count in self.notes.items() if count},
+        }
+
+
+@dataclass(frozen=True)
+class CurationReport:
+    """What `reports/data.json` holds, and the data page shows."""
+
+    seed: int
+    rows_read: int
+    rows_accepted: int
+    rows_rejected: int
+    parts_added: int
+    rows_dropped: int
+    rows_kept: int
+    rules: list[dict[str, Any]]  # of each, in order, its rows: in, out, rejected, changed
+    rejected: dict[str, int]  # reason → rows
+    files_found: int
+    files_rejected: dict[str, int]  # reason → files
+    files_unread: dict[str, str]  # name → why
+    changed: dict[str, int]  # rule → texts
+    redactions: dict[str, int]
+    formats: dict[str, int]
+    kinds: dict[str, int]
+    untrained: dict[str, int]  # kept rows, by kind, that no method learns from unless it is set
+    scored: int
+    splits: dict[str, int]
+    domains: dict[str, dict[str, int]]
+    balance: dict[str, dict[str, int]]
+    duplicates: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+    contamination: dict[str, Any]
+    groups: dict[str, int]
+    tokens: dict[str, Any]
+    turns: dict[str, int]
+    not_measured: list[str]
+    pairs: dict[str, Any] | None = None  # None where `curate.pairs` makes none
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report's keys and values, in order, without pairs where there are none."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+@dataclass
+class CurationStats:
+    """What reading and cleaning, line by line, came to; grows block by block, then shard by shard."""
+
+    files: dict[str, FileStats]
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)  # name → reason, and what is wrong
+    cleaning: CleaningStats = field(default_factory=CleaningStats)
     # the first `MOST_DOMAINS` names, in order of appearance: no later shard needs more of one shard's
     domains: dict[str, None] = field(default_factory=dict)
-    # "reject REASON" or "change RULE" → the first few
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, files: Mapping[str, str], refused: Mapping[str, BadLine]) -> "CurationStats":
-        """Of no row yet: `files` is the SHA-256 of each that is read, `refused` why others are not."""
-        stats = cls(files_found=len(files) + len(refused))
-        for name, why in refused.items():
-            stats.cleaning_stats["files_rejected", why.code] += 1
-            stats.files_unread[name] = str(why)
-            keep_sample(stats.samples, f"reject {why.code}", file_entry(name, why))
-        for name, sha256 in files.items():
-            stats.numbers[name] = len(stats.numbers)
-            stats.files[name] = {
-                "rows": 0,
-                "kept": 0,
-                "rejected": 0,
-                "sha256": sha256,
-                "formats": Counter(),
-                "notes": Counter(),
-            }
-        return stats
+    def of(cls, files: Mapping[str, str], refused: Mapping[str, tuple[str, str]]) -> "CurationStats":
+        """Of no row yet: `files` has the SHA-256 of each that is read, `refused` why others are not."""
+        return cls({name: FileStats(sha256) for name, sha256 in files.items()}, dict(refused))
 
-    def add(self, done: Cleaned) -> NDArray:
-        """Add one block; gives a `FACT` of each of its rows."""
-        accepted = done.lines - len(done.rejects)
-        file = {
-            "rows": done.lines,
-            "kept": accepted,
-            "rejected": len(done.rejects),
-            "formats": counted(done.cleaning_stats, "formats"),
-            "notes": {},
-        }
-        domains = dict.fromkeys(domain for domain, *_ in done.facts)
-        stats, files = done.cleaning_stats, {done.file: file}
-        self.merge(CurationStats(done.lines, accepted, stats, files, domains=domains, samples=done.samples))
-        number = self.numbers[done.file]
-        rows = [(number, hash_of(domain), *facts) for domain, *facts in done.facts]
-        return np.array(rows, FACT)
+    def add(self, done: Cleaned) -> None:
+        """Add one block."""
+        file = self.files[done.file]
+        file.rows += done.lines
+        file.kept += done.lines - len(done.rejects)
+        file.formats.update(done.cleaning_stats.formats)
+        self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
 
     def merge(self, later: "CurationStats") -> None:
-        """Add what a block, or another shard, found behind what this one has read."""
-        self.lines += later.lines
-        self.accepted += later.accepted
-        self.cleaning_stats.update(later.cleaning_stats)
+        """Add what another shard found behind what this one has read."""
         for name, theirs in later.files.items():
             ours = self.files[name]
-            for key in ("rows", "kept", "rejected"):
-                ours[key] += theirs[key]
-            for key in ("formats", "notes"):
-                ours[key].update(theirs[key])
-        for key, entries in later.samples.items():
-            for entry in entries:
-                keep_sample(self.samples, key, entry)
-        for name in later.domains:
+            ours.rows += theirs.rows
+            ours.kept += theirs.kept
+            ours.formats.update(theirs.formats)
+            ours.notes.update(theirs.notes)
+        self._add(later.cleaning, later.domains)
+
+    def _add(self, cleaning: CleaningStats, domains: Mapping[str, None]) -> None:
+        self.cleaning.update(cleaning)
+        for name in domains:
             if len(self.domains) < MOST_DOMAINS:
                 self.domains.setdefault(name)
 
-    def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        return {
-            "lines": self.lines,
-            "accepted": self.accepted,
-            "cleaning_stats": [[*key, count] for key, count in self.cleaning_stats.items()],
-            "files": {
-                name: file for name, file in self.files.items() if file["rows"] or any(file["notes"].values())
-            },
-            "domains": [*self.domains],
-            "samples": self.samples,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "CurationStats":
-        """What a shard found, for `merge`."""
-        counts = Counter({(kind, name): count for kind, name, count in value["cleaning_stats"]})
-        return cls(
-            value["lines"],
-            value["accepted"],
-            counts,
-            value["files"],
-            domains=dict.fromkeys(value["domains"]),
-            samples=value["samples"],
-        )
-
-    def summary(
+    def report(
         self,
         settings: Curate,
         decisions: Decisions,
         table: Table,
         clusters: Clusters,
-        extra: Mapping[str, Any],
-        pairs: int,
-    ) -> dict[str, Any]:
-        """What `reports/data.json` holds; `extra` are the parts that others have counted, `pairs` how many of
-        the rows are made of others.
+        counted: Mapping[str, Any],
+    ) -> CurationReport:
+        """The report on all rows, of which `clusters` has those that were read; `counted` are the parts that
+        others have counted.
         """
-        kept = decisions.fate == KEPT
-        parts_added = len(table.key) - self.accepted - pairs
+        kept, cleaning = decisions.fate == KEPT, self.cleaning
+        read = sum(file.rows for file in self.files.values())
+        accepted = sum(file.kept for file in self.files.values())
+        clean, pairs = len(clusters.cluster), len(table) - len(clusters.cluster)
         lost = {rule: int((decisions.fate == fate).sum()) for fate, (rule, _) in FATES.items()}
         reasons = {reason: lost[rule] for rule, reason in FATES.values() if lost[rule]}
         domains = list(self.domains)
         kinds = dict(zip(KINDS, np.bincount(table.kind[kept], minlength=len(KINDS)).tolist(), strict=True))
-        return {
-            "seed": settings.seed,
-            "rows_read": self.lines,
-            "rows_accepted": self.accepted,
-            "rows_rejected": self.lines - self.accepted,
-            "parts_added": parts_added,
-            "rows_dropped": sum(lost.values()),
-            "rows_kept": int(kept.sum()),
-            "rules": self.rules(lost, parts_added, pairs),
-            "rejected": counted(self.cleaning_stats, "rejected") | reasons,
-            "files_found": self.files_found,
-            "files_rejected": counted(self.cleaning_stats, "files_rejected"),
-            "files_unread": dict(self.files_unread),
-            "changed": counted(self.cleaning_stats, "changed"),
-            "redactions": dict(sorted(counted(self.cleaning_stats, "redactions").items())),
-            "formats": counted(self.cleaning_stats, "formats"),
-            "kinds": counted(self.cleaning_stats, "kinds"),
-            "untrained": {kind: rows for kind, rows in kinds.items() if rows and kind not in TRAINED},
-            "scored": int(table.scored[kept].sum()),
-            "splits": {
+        return CurationReport(
+            seed=settings.seed,
+            rows_read=read,
+            rows_accepted=accepted,
+            rows_rejected=read - accepted,
+            parts_added=clean - accepted,
+            rows_dropped=sum(lost.values()),
+            rows_kept=int(kept.sum()),
+            rules=self._rules(read, lost, clean - accepted, pairs),
+            rejected=cleaning.rejected | reasons,
+            files_found=len(self.files) + len(self.refused),
+            files_rejected=Counter(reason for reason, _ in self.refused.values()),
+            files_unread={name: why for name, (_, why) in self.refused.items()},
+            changed=cleaning.changed,
+            redactions=cleaning.redactions,
+            formats=cleaning.formats,
+            kinds=cleaning.kinds,
+            untrained={kind: rows for kind, rows in kinds.items() if rows and kind not in TRAINED},
+            scored=int(table.scored[kept].sum()),
+            splits={
                 split: int((decisions.split[kept] == number).sum()) for number, split in enumerate(SPLITS)
             },
-            "domains": domain_counts(decisions, table, domains),
-            "balance": balance_counts(decisions, table, domains),
-            "duplicates": duplicate_counts(clusters, settings.near_threshold),
-            "files": {
-                name: file | {"notes": {note: count for note, count in file["notes"].items() if count}}
-                for name, file in self.files.items()
-            },
-            **extra,
-        }
+            domains=domain_counts(decisions, table, domains),
+            balance=balance_counts(decisions, table, domains),
+            duplicates=duplicate_counts(clusters, settings.near_threshold),
+            files={name: file.summary() for name, file in self.files.items()},
+            **counted,
+        )
 
-    def rules(self, lost: Mapping[str, int], parts_added: int, pairs: int) -> list[dict[str, Any]]:
+    def _rules(
+        self, read: int, lost: Mapping[str, int], parts_added: int, pairs: int
+    ) -> list[dict[str, Any]]:
         """How many rows every rule saw, passed on, rejected and changed, in the order of the rules."""
-        steps, now = [], self.lines
+        steps, now = [], read
         added = {"length": parts_added} | ({"pairs": pairs} if pairs else {})
         for rule in (*ROW_RULES, *lost, *added.keys() - {"length"}):
-            rejected = lost.get(rule, self.cleaning_stats["rejected_by", rule])
+            rejected = lost.get(rule, self.cleaning.rejected_by[rule])
             after = now - rejected + added.get(rule, 0)
             steps.append(
                 {
@@ -202,39 +201,29 @@ class CurationStats:
                     "rows_in": now,
                     "rows_out": after,
                     "rejected": rejected,
-                    "changed": self.cleaning_stats["rows_changed", rule],
+                    "changed": self.cleaning.rows_changed[rule],
                 }
             )
             now = after
         return steps
 
 
-def counted(cleaning_stats: CleaningStats, what: str) -> dict[str, int]:
-    """The counts of one kind, by name."""
-    return {name: count for (kind, name), count in cleaning_stats.items() if kind == what}
-
-
-def check_stats(counts: Mapping[str, Any], folder: Path, rejects: Path) -> None:
+def check_report(report: CurationReport, folder: Path, rejects: Path) -> None:
     """Compare the counts with each other and with the files written; a difference is a bug of ours."""
     written = {split: count_lines(folder / f"{split}.jsonl") for split in SPLITS}
-    pairs = counts.get("pairs") or {"made": 0, "rows": {}, "splits": {}, "scored_rows": 0}
-    entries = counts["rows_rejected"] + counts["rows_dropped"] + sum(counts["files_rejected"].values())
+    pairs = report.pairs or {"made": 0, "rows": {}, "splits": {}, "scored_rows": 0}
+    lost = report.rows_rejected + report.rows_dropped
     balanced = (
-        counts["rows_read"] == counts["rows_accepted"] + counts["rows_rejected"]
-        and counts["rows_accepted"] + counts["parts_added"] + pairs["made"]
-        == counts["rows_kept"] + counts["rows_dropped"]
+        report.rows_accepted + report.parts_added + pairs["made"] == report.rows_kept + report.rows_dropped
         and sum(pairs["rows"].values()) == pairs["scored_rows"]
         and pairs["rows"].get("paired", 0) == 2 * pairs["made"] == 2 * sum(pairs["splits"].values())
-        and counts["rules"][-1]["rows_out"] == counts["rows_kept"]
-        and sum(counts["rejected"].values()) == counts["rows_rejected"] + counts["rows_dropped"]
-        and sum(file["rows"] for file in counts["files"].values()) == counts["rows_read"]
-        and all(file["rows"] == file["kept"] + file["rejected"] for file in counts["files"].values())
-        and counts["files_found"] == len(counts["files"]) + len(counts["files_unread"])
-        and sum(counts["files_rejected"].values()) == len(counts["files_unread"])
+        and report.rules[-1]["rows_out"] == report.rows_kept
+        and sum(report.rejected.values()) == lost
     )
-    if not balanced or written != counts["splits"] or count_lines(rejects) != entries:
+    entries = lost + len(report.files_unread)
+    if not balanced or written != report.splits or count_lines(rejects) != entries:
         raise RuntimeError(
-            f"curate's statistics do not balance: {counts}, written {written} and {count_lines(rejects)} "
+            f"curate's statistics do not balance: {report}, written {written} and {count_lines(rejects)} "
             "rejects"
         )
 

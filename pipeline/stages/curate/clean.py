@@ -27,7 +27,6 @@ from pipeline.stages.curate.rules.shape import normalize, reasoning, turns
 from pipeline.stages.curate.spool import batches
 
 KINDS: tuple[str, ...] = get_args(Kind)
-SAMPLES = 3  # rejects per reason and changes per rule that a block keeps for the page
 WITHHELD = "‹not shown: this row had something to redact›"
 KNOWN_DOMAINS = 10_000  # names that are looked through once
 SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
@@ -43,8 +42,22 @@ class Block:
     lines: list[RawLine]
 
 
-# (what is counted, of which name): rejected, rejected_by, changed, rows_changed, redactions, formats
-CleaningStats = Counter[tuple[str, str]]
+@dataclass
+class CleaningStats:
+    """What reading and cleaning did, counted by name."""
+
+    rejected: Counter[str] = field(default_factory=Counter)  # reason → lines
+    rejected_by: Counter[str] = field(default_factory=Counter)  # rule → lines
+    changed: Counter[str] = field(default_factory=Counter)  # rule → texts
+    rows_changed: Counter[str] = field(default_factory=Counter)  # rule → rows
+    redactions: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)  # of lines
+    kinds: Counter[str] = field(default_factory=Counter)  # of rows
+
+    def update(self, more: "CleaningStats") -> None:
+        """Add the counts of others."""
+        for what, counts in vars(more).items():
+            getattr(self, what).update(counts)
 
 
 # what the rules that compare rows need to know of one: its domain, 64 bits of its id, the hash of its
@@ -60,13 +73,11 @@ class Cleaned:
     file: str
     size: int  # bytes of the raw lines
     lines: int  # each gives rows or one reject
-    cleaning_stats: CleaningStats = field(default_factory=Counter)
+    cleaning_stats: CleaningStats = field(default_factory=CleaningStats)
     rows: list[bytes] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)  # of each row
     rejects: list[bytes] = field(default_factory=list)
     changes: list[bytes] = field(default_factory=list)
-    # "reject REASON" or "change RULE" → the first few
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 class Rejected(Exception):
@@ -121,7 +132,7 @@ class Cleaner:
             rule = "format"
             wanted = by_glob(file, self.settings.formats, "auto")
             found = detect(value) if wanted == "auto" else wanted
-            cleaning_stats["formats", found] += 1
+            cleaning_stats.formats[found] += 1
             row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=found)
             if not self.fit_for_reports(row["domain"]):
                 row["domain"] = domain_of(file)
@@ -149,20 +160,16 @@ class Cleaner:
                 kind = KINDS.index(row["kind"])
                 key = int(row["id"], 16)
                 done.facts.append((row["domain"], key, content_key(row), turns, kind, "reward" in row))
-                done.cleaning_stats["kinds", row["kind"]] += 1
+                done.cleaning_stats.kinds[row["kind"]] += 1
             self.note(done, line, rows[0]["id"], changes)
-        done.cleaning_stats.update(
-            {("redactions", kind): count for kind, count in self.redactor.take_counts().items()}
-        )
+        done.cleaning_stats.redactions.update(self.redactor.take_counts())
         return done
 
     def reject(self, done: Cleaned, line: RawLine, rejected: Rejected) -> None:
         """Account for a line that gives no row."""
-        entry = self.entry(done.file, line, rejected)
-        done.cleaning_stats["rejected", rejected.why.code] += 1
-        done.cleaning_stats["rejected_by", rejected.rule] += 1
-        done.rejects.append(dump_line(entry))
-        keep_sample(done.samples, f"reject {rejected.why.code}", entry)
+        done.cleaning_stats.rejected[rejected.why.code] += 1
+        done.cleaning_stats.rejected_by[rejected.rule] += 1
+        done.rejects.append(dump_line(self.entry(done.file, line, rejected)))
 
     def entry(self, file: str, line: RawLine, rejected: Rejected) -> dict[str, Any]:
         """A line of `data/rejects.jsonl`; its text is scrubbed of secrets."""
@@ -180,9 +187,8 @@ class Cleaner:
         for change in changes:
             entry = {"id": identity, "file": done.file, "line": line.number, **asdict(change)}
             done.changes.append(dump_line(entry))
-            done.cleaning_stats["changed", change.rule] += 1
-            keep_sample(done.samples, f"change {change.rule}", entry)
-        done.cleaning_stats.update({("rows_changed", change.rule) for change in changes})
+            done.cleaning_stats.changed[change.rule] += 1
+        done.cleaning_stats.rows_changed.update({change.rule for change in changes})
 
 
 @dataclass(frozen=True)
@@ -210,10 +216,3 @@ def blocks(file: str, lines: Iterable[RawLine], size: int) -> Iterator[Block]:
 
 def _size(line: RawLine) -> int:
     return len(line.data) if isinstance(line.data, bytes) else 0
-
-
-def keep_sample(samples: dict[str, list[dict[str, Any]]], key: str, entry: dict[str, Any]) -> None:
-    """Keep the first few entries of every key."""
-    kept = samples.setdefault(key, [])
-    if len(kept) < SAMPLES:
-        kept.append(entry)

@@ -1,7 +1,7 @@
 """The statistics of the data as a page: one HTML file that says what became of every row.
 
 `render_data_page` fills `templates/data.html.jinja`, which escapes everything that it prints; the numbers
-come from `reports/data.json`, the samples (redacted already) from stage `curate`.
+come from `reports/data.json`, the samples are redacted already.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,102 +11,50 @@ from pipeline.config.methods import kinds_sentences
 from pipeline.core.text import most, plural, words
 from pipeline.pages.drawings import Step, bars, flow
 from pipeline.pages.templating import fill
+from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.page_words import RULES, taken_out, title, verdict, warnings
 
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
-# what the statistics lack is empty, not an error
-EMPTY: dict[str, Any] = {
-    "rows_read": 0,
-    "rows_accepted": 0,
-    "rows_rejected": 0,
-    "rows_dropped": 0,
-    "rows_kept": 0,
-    "parts_added": 0,
-    "rules": [],
-    "rejected": {},
-    "files_found": 0,
-    "files_rejected": {},
-    "files_unread": {},
-    "untrained": {},
-    "scored": 0,
-    "changed": {},
-    "redactions": {},
-    "splits": dict.fromkeys(SPLITS, 0),
-    "kinds": {},
-    "domains": {},
-    "formats": {},
-    "files": {},
-    "duplicates": {
-        "exact_rows": 0,
-        "near_rows": 0,
-        "clusters": 0,
-        "largest_cluster": 0,
-        "threshold": None,
-        "histogram": {},
-    },
-    "groups": {"groups": 0, "rows_in_groups": 0, "requests_with_several_answers": 0, "leaks_prevented": 0},
-    "contamination": {"rows": 0, "sources": {}},
-    "turns": {},
-    "balance": {},
-    "pairs": {},
-    "not_measured": [],
-    "tokens": {
-        "rows_measured": 0,
-        "histogram": [],
-        "p50": None,
-        "p95": None,
-        "max": None,
-    },
-}
-SAMPLES = ("rejects", "changes", "clusters", "answers", "contamination", "pairs", "rows")
 
 
-def render_data_page(stats: Mapping[str, Any], samples: Mapping[str, Any]) -> str:
-    """The page as one string of HTML. Whatever `stats` and `samples` lack is shown as none found."""
-    shown = {name: list(samples.get(name) or []) for name in SAMPLES}
-    return fill("data.html.jinja", **page_values(complete(stats), shown))
+def render_data_page(report: CurationReport, samples: Mapping[str, Any]) -> str:
+    """The page as one string of HTML."""
+    return fill("data.html.jinja", **page_values(report, samples))
 
 
-def complete(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """The statistics with everything in it that the page asks for."""
-    given = {key: value for key, value in stats.items() if value is not None}
-    nested = {
-        key: {**EMPTY[key], **value} for key, value in given.items() if isinstance(EMPTY.get(key), dict)
-    }
-    return {**EMPTY, **given, **nested}
-
-
-def page_values(stats: Mapping[str, Any], samples: Mapping[str, list[Any]]) -> dict[str, Any]:
+def page_values(stats: CurationReport, samples: Mapping[str, Any]) -> dict[str, Any]:
     """What the template needs."""
+    tokens = {"histogram": [], "p50": None, "p95": None, "max": None} | stats.tokens
     drawings = {
-        "flow": _flow(stats, samples["rejects"], stats["splits"]),
-        "tokens": _tokens(stats["tokens"]),
-        "turns": _turns(stats["turns"]),
-        "clusters": _clusters(stats["duplicates"]["histogram"]),
+        "flow": _flow(stats, samples["rejects"]),
+        "tokens": _tokens(tokens),
+        "turns": _turns(stats.turns),
+        "clusters": _clusters(stats.duplicates["histogram"]),
     }
     return {
         "shown": SHOWN,
         "stats": stats,
         "samples": samples,
-        "splits": stats["splits"],
-        "rules": {rule["rule"]: rule for rule in stats["rules"]},
+        "tokens": tokens,
+        "splits": stats.splits,
+        "rules": {rule["rule"]: rule for rule in stats.rules},
         "names": {rule: name for rule, (name, _, _) in RULES.items()},
-        "off": set(stats["not_measured"]),
+        "off": set(stats.not_measured),
         "title": title(stats),
         "verdict": verdict(stats),
-        "warnings": [*warnings(stats), *kinds_sentences(stats["untrained"], stats["scored"])],
+        "warnings": [*warnings(stats), *kinds_sentences(stats.untrained, stats.scored)],
         "drawings": drawings,
         "quiet": [
             rule["rule"]
-            for rule in stats["rules"]
-            if not _worked(rule) and rule["rule"] not in stats["not_measured"]
+            for rule in stats.rules
+            if not _worked(rule) and rule["rule"] not in stats.not_measured
         ],
         "changes": _grouped(samples["changes"], "rule"),
         "rejects": _by_reason(stats, samples["rejects"]),
         "domains": _domains(stats),
-        "balanced": any(domain["before"] != domain["after"] for domain in stats["balance"].values()),
-        "files": sorted(stats["files"].items(), key=lambda item: (-item[1].get("rows", 0), item[0])),
+        "balanced": any(domain["before"] != domain["after"] for domain in stats.balance.values()),
+        "files": sorted(stats.files.items(), key=lambda item: (-item[1].get("rows", 0), item[0])),
     }
 
 
@@ -114,13 +62,11 @@ def _worked(rule: Mapping[str, Any]) -> bool:
     return bool(rule.get("rejected") or rule.get("changed") or rule["rows_in"] != rule["rows_out"])
 
 
-def _flow(stats: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], splits: Mapping[str, int]) -> str:
-    """The rules that did something, as a stream; "" if nothing was read."""
-    if not stats["rows_read"]:
-        return ""
+def _flow(stats: CurationReport, rejects: Sequence[Mapping[str, Any]]) -> str:
+    """The rules that did something, as a stream."""
     rule_of = {line["reason"]: line.get("rule") for line in rejects}
     steps: list[Step] = []
-    for rule in filter(_worked, stats["rules"]):
+    for rule in filter(_worked, stats.rules):
         name, rows_in, lost, changed = (
             rule["rule"],
             rule["rows_in"],
@@ -131,7 +77,7 @@ def _flow(stats: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], splits
         shown = RULES.get(name, (words(name),))[0]
         reasons = [
             f"{words(reason)} {rows:,}"
-            for reason, rows in most(stats["rejected"])
+            for reason, rows in most(stats.rejected)
             if rule_of.get(reason) == name
         ]
         also = f"{plural(changed, 'row', 'rows')} changed" if changed else ""
@@ -159,9 +105,9 @@ def _flow(stats: Mapping[str, Any], rejects: Sequence[Mapping[str, Any]], splits
         if not lost and added <= 0:
             steps.append(Step(shown, rows_in, words=also))
     summary = "; ".join(f"{step.name}: {step.words}, {step.rows_out:,} left" for step in steps)
-    left = ", ".join(f"{split} {rows:,}" for split, rows in splits.items())
-    description = f"{plural(stats['rows_read'], 'row')} read. {summary}. {stats['rows_kept']:,} kept: {left}."
-    return flow(description, (f"{stats['rows_read']:,} read", f"{stats['rows_kept']:,} kept"), steps, splits)
+    left = ", ".join(f"{split} {rows:,}" for split, rows in stats.splits.items())
+    description = f"{plural(stats.rows_read, 'row')} read. {summary}. {stats.rows_kept:,} kept: {left}."
+    return flow(description, (f"{stats.rows_read:,} read", f"{stats.rows_kept:,} kept"), steps, stats.splits)
 
 
 def _tokens(tokens: Mapping[str, Any]) -> str:
@@ -216,26 +162,26 @@ def _grouped(entries: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[M
     }
 
 
-def _by_reason(stats: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _by_reason(stats: CurationReport, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Reasons, commonest first, each with its count and samples."""
     samples = _grouped(lines, "reason")
     rule_of = {reason: found[0].get("rule") for reason, found in samples.items()}
     return [
         {"reason": reason, "rows": rows, "rule": rule_of.get(reason), "samples": samples.get(reason, [])}
-        for reason, rows in sorted(stats["rejected"].items(), key=lambda item: (-item[1], item[0]))
+        for reason, rows in sorted(stats.rejected.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
-def _domains(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _domains(stats: CurationReport) -> list[dict[str, Any]]:
     """Domains, largest share of the training rows first; before and after are the balance's."""
-    train = max(1, stats["splits"].get("train", 0))
+    train = max(1, stats.splits["train"])
     rows = [
         {
             "name": name,
             **{key: found.get(key, 0) for key in ("read", *SPLITS)},
             "share": found.get("train", 0) / train,
-            **{key: stats["balance"].get(name, {}).get(key) for key in ("before", "after")},
+            **{key: stats.balance.get(name, {}).get(key) for key in ("before", "after")},
         }
-        for name, found in stats["domains"].items()
+        for name, found in stats.domains.items()
     ]
     return sorted(rows, key=lambda row: (-row["share"], row["name"]))

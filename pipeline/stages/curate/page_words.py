@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.core.text import count, listed, most, percent, plural, words
+from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
 
 # rule → (its name, what it takes out: one, many)
@@ -32,11 +33,9 @@ RULES = {
 }
 
 
-def title(stats: Mapping[str, Any]) -> str:
+def title(stats: CurationReport) -> str:
     """How many rows are left, in a few words."""
-    kept, read = stats["rows_kept"], stats["rows_read"]
-    if not read:
-        return "No rows were read"
+    kept, read = stats.rows_kept, stats.rows_read
     return (
         f"{count(kept)} of {plural(read, 'row', 'rows')} kept"
         if kept <= read
@@ -44,24 +43,22 @@ def title(stats: Mapping[str, Any]) -> str:
     )
 
 
-def verdict(stats: Mapping[str, Any]) -> str:
+def verdict(stats: CurationReport) -> str:
     """What was left out, by the largest causes, and where the rest went."""
     lost = sorted(
-        ((rule["rejected"], rule["rule"]) for rule in stats["rules"] if rule.get("rejected")),
+        ((rule["rejected"], rule["rule"]) for rule in stats.rules if rule.get("rejected")),
         key=lambda item: -item[0],
     )
     named = [taken_out(rule, rows) for rows, rule in lost[:3]]
     others = sum(rows for rows, _ in lost[3:])
     named += [f"{count(others)} for other reasons"] if others else []
     total = sum(rows for rows, _ in lost)
-    sentences = [
-        f"Left out: {listed(named)}." if total else "Nothing was left out." if stats["rows_read"] else ""
-    ]
-    if stats["parts_added"]:
-        sentences.append(f"Splitting long rows added {plural(stats['parts_added'], 'row')}.")
-    if made := stats["pairs"].get("made"):
+    sentences = [f"Left out: {listed(named)}." if total else "Nothing was left out."]
+    if stats.parts_added:
+        sentences.append(f"Splitting long rows added {plural(stats.parts_added, 'row')}.")
+    if made := (stats.pairs or {}).get("made"):
         sentences.append(f"Scored rows made {plural(made, 'pair')}.")
-    train, val, test = (stats["splits"].get(split, 0) for split in SPLITS)
+    train, val, test = (stats.splits[split] for split in SPLITS)
     monitoring, measuring = (
         f"{count(val)} for monitoring it",
         f"{plural(test, 'is', 'are')} held out for measuring",
@@ -70,23 +67,23 @@ def verdict(stats: Mapping[str, Any]) -> str:
     return " ".join(filter(None, sentences))
 
 
-def warnings(stats: Mapping[str, Any]) -> list[str]:
+def warnings(stats: CurationReport) -> list[str]:
     """What the user should look at before training."""
     found = []
-    read, rejected, splits = stats["rows_read"], stats["rows_rejected"], stats["splits"]
-    if read and rejected * 5 > read:
+    read, rejected, splits = stats.rows_read, stats.rows_rejected, stats.splits
+    if rejected * 5 > read:
         found.append(
             f"{percent(rejected / read)} of the lines were rejected: look at the largest branch below "
             "before you train on what is left."
         )
-    if stats["rows_kept"] and not splits.get("test"):
+    if not splits["test"]:
         found.append(
             "no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the "
             "finished model."
         )
-    if stats["pairs"] and not stats["pairs"]["made"]:
-        found.append(pairs_sentence(stats["pairs"]))
-    if files := sum(stats["files_rejected"].values()):
+    if stats.pairs and not stats.pairs["made"]:
+        found.append(pairs_sentence(stats.pairs))
+    if files := sum(stats.files_rejected.values()):
         found.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."
         )

@@ -8,7 +8,7 @@ worst and so on, so that no chat is in two pairs. The chats stay: `train.method`
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,37 +125,25 @@ def _pairs_of(own: NDArray, first: NDArray[np.int32], why: Counter[str]) -> Iter
 
 
 def add_pairs(
-    rows: Rows, spool: Spool, pairs: Pairs, decisions: Decisions, table: Table, clusters: Clusters
-) -> tuple[Decisions, Table, Clusters]:
-    """Append the pairs to the spool, which comes behind those of `rows`, each with the file, the domain, the
-    split and the group of its chosen chat; gives what is known of all rows.
+    rows: Rows, spool: Spool, pairs: Sequence[Pair], decisions: Decisions, table: Table
+) -> tuple[Decisions, Table]:
+    """Append the pairs to the spool, which comes behind those of `rows`, each with the file, the domain and
+    the split of its chosen chat; gives what is known of all rows.
     """
-    if not pairs.made:
-        return decisions, table, clusters
-    preferences = [_preference(rows.row(pair.chosen), rows.row(pair.rejected)) for pair in pairs.made]
-    before, chosen = len(rows), np.array([pair.chosen for pair in pairs.made])
+    if not pairs:
+        return decisions, table
+    preferences = [_preference(rows.row(pair.chosen), rows.row(pair.rejected)) for pair in pairs]
+    chosen = np.array([pair.chosen for pair in pairs])
     spool.append([dump_line(row) for row in preferences])
     more = table[chosen].copy()
     more.key = [int(row["id"], 16) for row in preferences]
     more.turns, more.kind, more.scored = table.turns[chosen] - 1, PREFERENCE, False
-    new = np.arange(before, before + len(preferences), dtype=np.int32)
-    ones = np.ones(len(new), np.float32)
-    return (
-        Decisions(
-            np.append(decisions.fate, np.full(len(new), KEPT, np.uint8)),
-            np.append(decisions.split, decisions.split[chosen]),
-            np.append(decisions.twin, np.full(len(new), -1, np.int32)),
-        ),
-        np.concatenate([table, more]).view(np.recarray),
-        replace(
-            clusters,
-            cluster=np.append(clusters.cluster, new),
-            first=np.append(clusters.first, new),
-            group=np.append(clusters.group, clusters.group[chosen]),
-            keep=np.append(clusters.keep, ones > 0),
-            similarity=np.append(clusters.similarity, ones),
-        ),
+    every = Decisions(
+        np.append(decisions.fate, np.full(len(pairs), KEPT, np.uint8)),
+        np.append(decisions.split, decisions.split[chosen]),
+        np.append(decisions.twin, np.full(len(pairs), -1, np.int32)),
     )
+    return every, np.concatenate([table, more]).view(np.recarray)
 
 
 def _preference(chosen: Row, rejected: Row) -> Row:

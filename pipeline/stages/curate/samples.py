@@ -1,12 +1,15 @@
-"""What the data page shows of rows: the first that a rule rejected or changed, near duplicates beside the row
-that is kept, texts that training shares with tests, pairs, answers to one request, and a few of those kept.
+"""What the data page shows of rows: the first that were rejected for a reason or changed by a rule, near
+duplicates beside the row that is kept, texts that training shares with tests, pairs, answers to one request,
+and a few of those kept.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from pipeline.chat.rows import Row
 from pipeline.config.sections import Curate
@@ -20,12 +23,20 @@ from pipeline.stages.curate.spool import Rows, spread_evenly
 SHOWN = 8  # of each
 LOOKED_AT = 1000  # near-duplicates among which clusters are chosen
 ROWS_SHOWN = 3
+LINES_SHOWN = 3  # rejects of a reason, changes of a rule
 TEXT = 1200  # characters of a row
 
 
-def samples_of(samples: Mapping[str, list[dict[str, Any]]], kind: str) -> list[dict[str, Any]]:
-    """The samples of all reasons ("reject") or rules ("change")."""
-    return [entry for key, entries in samples.items() if key.startswith(kind + " ") for entry in entries]
+def first_lines(path: Path, key: str) -> list[dict[str, Any]]:
+    """Of a file of rejects or changes the first few of every reason or rule, which a line has as `key`."""
+    shown: dict[str, list[dict[str, Any]]] = {}
+    with path.open("rb") as lines:
+        for line in lines:
+            entry = orjson.loads(line)
+            of_key = shown.setdefault(entry[key], [])
+            if len(of_key) < LINES_SHOWN:
+                of_key.append(entry)
+    return list(chain.from_iterable(shown.values()))
 
 
 def row_samples(

@@ -44,33 +44,23 @@ def work_of(root: Path, settings: Curate, shards: int) -> Work:
 def run(phase: str, item: str, root: Path, settings: Curate) -> None:
     """Run one job ("clean", "3-of-7"). Raises `QuenchError`, also if what it read has changed meanwhile."""
     shard, shards = parse_item(phase, item)
-    work = work_of(root, settings, shards)
-    if shard is None:
-        _run_on_all(phase, root, settings, work)
-    else:
-        _run_on_shard(phase, root, settings, work, shard)
-
-
-def _run_on_all(phase: str, root: Path, settings: Curate, work: Work) -> None:
+    number, work = shard or 0, work_of(root, settings, shards)
     if phase == "plan":
         drop(root, work.shards)  # what other inputs gave
         make_plan(root, settings, work, threads=usable_cores() or 1)
+    elif phase == "clean":
+        cleaner = Cleaner(*cleaner_arguments(root, settings))
+        clean(root, settings, work, read_plan(work), number, Workers(None, 1, cleaner))
     elif phase == "sample":
         sample(root, settings, work)
-    else:
-        cluster(root, settings, work, read_plan(work))
-
-
-def _run_on_shard(phase: str, root: Path, settings: Curate, work: Work, shard: int) -> None:
-    if phase == "clean":
-        cleaner = Cleaner(*cleaner_arguments(root, settings))
-        clean(root, settings, work, read_plan(work), shard, Workers(None, 1, cleaner))
     elif phase == "sketch":
-        sketch(settings, work, shard, Workers(None, 1))
+        sketch(settings, work, number, Workers(None, 1))
     elif phase == "join":
-        join(settings, work, shard)
+        join(settings, work, number)
+    elif phase == "cluster":
+        cluster(root, settings, work, read_plan(work))
     else:
-        write(work, shard)
+        write(work, number)
 
 
 @screen()

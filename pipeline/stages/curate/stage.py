@@ -11,7 +11,6 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import Params
@@ -19,11 +18,12 @@ from pipeline.config.sections import Curate
 from pipeline.core.hardware import usable_cores
 from pipeline.core.publish import remove, scratch_folder
 from pipeline.core.text import plural
+from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments
 from pipeline.stages.curate.page_words import pairs_sentence
-from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder, read_plan
+from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder
 from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.compare import join, sample, sketch
 from pipeline.stages.curate.phases.publish import publish, write
@@ -37,9 +37,8 @@ ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
 FILES_NAMED = 5  # of those that are not read, on the terminal
 
 
-def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[str, Any]:
-    """Run the stage below `root`, publish its outputs, and give the statistics (what `reports/data.json`
-    holds).
+def curate(root: Path, settings: Curate, processes: int | None = None) -> CurationReport:
+    """Run the stage below `root`, publish its outputs, and give the report (what `reports/data.json` holds).
 
     Streams: docs/curation-at-scale.md says what memory grows by. `processes`: workers, by default one a core;
     the outputs are the same bytes with any number, and with any number of shards
@@ -48,8 +47,7 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
     """
     with scratch_folder(root / "data/.curating") as folder:
         work = Work(folder)
-        make_plan(root, settings, work)
-        plan = read_plan(work)
+        plan = make_plan(root, settings, work)
         if processes is None:
             processes = usable_cores() or 1 if plan.bytes_read > ALONE_BYTES else 1
         with workers(processes, Cleaner, *cleaner_arguments(root, settings)) as pool:
@@ -59,13 +57,12 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> dict[s
         join(settings, work, 0)
         cluster(root, settings, work, plan)
         write(work, 0)
-        return publish(root, settings, work, plan)
+        return publish(root, settings, work)
 
 
-def publish_shards(root: Path, settings: Curate, shards: int) -> dict[str, Any]:
+def publish_shards(root: Path, settings: Curate, shards: int) -> CurationReport:
     """As `curate`, of what `pipeline.stages.curate.shard` made of so many shards."""
-    work = work_of(root, settings, shards)
-    return publish(root, settings, work, read_plan(work))
+    return publish(root, settings, work_of(root, settings, shards))
 
 
 def file_sentences(count: int, unread: Sequence[str], empty: Sequence[str]) -> list[str]:
@@ -98,25 +95,24 @@ def _first(names: Sequence[str]) -> str:
 
 def main(params: Params, root: Path, shards: int | None = None) -> None:
     """Run the stage below `root`, or publish what jobs made of so many shards, and say what became of it."""
-    counts = publish_shards(root, params.curate, shards) if shards else curate(root, params.curate)
+    report = publish_shards(root, params.curate, shards) if shards else curate(root, params.curate)
     remove(root / FOLDER)
-    empty = [name for name, file in counts["files"].items() if not file["rows"]]
-    splits = ", ".join(f"{split} {counts['splits'][split]}" for split in SPLITS)
-    lost = counts["rows_rejected"] + counts["rows_dropped"]
-    parts = f", {counts['parts_added']:,} more by splitting" if counts["parts_added"] else ""
+    empty = [name for name, file in report.files.items() if not file["rows"]]
+    splits = ", ".join(f"{split} {report.splits[split]}" for split in SPLITS)
+    lost = report.rows_rejected + report.rows_dropped
+    parts = f", {report.parts_added:,} more by splitting" if report.parts_added else ""
     print(
-        f"curate: {plural(counts['rows_read'], 'row')} read{parts}, {counts['rows_kept']:,} kept "
+        f"curate: {plural(report.rows_read, 'row')} read{parts}, {report.rows_kept:,} kept "
         f"({splits}), {lost:,} rejected"
     )
-    paired = [pairs_sentence(counts["pairs"])] if "pairs" in counts else []
     told = [
-        *file_sentences(counts["files_found"], [*counts["files_unread"]], empty),
-        *link_sentences(counts["files"], raw_folder(root)),
-        *kinds_sentences(counts["untrained"], counts["scored"]),
-        *paired,
+        *file_sentences(report.files_found, [*report.files_unread], empty),
+        *link_sentences(report.files, raw_folder(root)),
+        *kinds_sentences(report.untrained, report.scored),
+        *([pairs_sentence(report.pairs)] if report.pairs else []),
     ]
     for sentence in told:
         print(f"curate: {sentence}")
-    if lost or counts["files_rejected"]:
+    if lost or report.files_rejected:
         print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")
     print(f"curate: the full statistics: {root / 'reports/data.html'}")

@@ -6,20 +6,23 @@ at whole files tells: their hashes, and how many lines lie before each cut.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+import numpy as np
 
 from pipeline.config.sections import Curate
-from pipeline.core.jsonl import BadLine
+from pipeline.core.jsonl import dump_line
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk
 from pipeline.core.special_files import need_plain_files, unreadable
 from pipeline.stages.curate.account import CurationStats
-from pipeline.stages.curate.clean import Block, Cleaner, blocks
+from pipeline.stages.curate.clean import Block, Cleaner, blocks, file_entry
+from pipeline.stages.curate.comparing.decide import FACT, hash_of
 from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
 from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.reading.containers import Part, is_cut_anywhere, raw_lines
@@ -30,17 +33,27 @@ from pipeline.stages.curate.workers import Workers
 DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
 BLOCK = 1 << 20  # bytes read at a time
 BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
-FACTS, REJECTS, CHANGES, STATS = "facts", "rejects.jsonl", "changes.jsonl", "stats.json"
+PLAN, FACTS, REJECTS, CHANGES, STATS = "plan.json", "facts", "rejects.jsonl", "changes.jsonl", "stats.json"
+
+
+Shards = list[list[tuple[str, Part | None]]]  # of each the files' names, and the part (None: all of it)
+
+
+class Cut(NamedTuple):
+    """A byte of a file at which a line begins, behind so many lines."""
+
+    at: int
+    lines: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The files, and what each shard reads of which (None: all of it)."""
+    """The files, and what each shard reads of them."""
 
     files: dict[str, str]  # name below data/raw → SHA-256, of those that are read
-    refused: dict[str, BadLine]  # and why others are not
+    refused: dict[str, tuple[str, str]]  # of the others the reason, and what is wrong
     bytes_read: int
-    shards: list[list[tuple[str, Part | None]]]
+    shards: Shards
 
 
 def raw_folder(root: Path) -> Path:
@@ -49,7 +62,7 @@ def raw_folder(root: Path) -> Path:
     return raw.resolve() if raw.is_symlink() else raw
 
 
-def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> None:
+def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Plan:
     """Check what the stage reads, and plan its shards. Raises `DataError`, `ConfigError` for a glob that no
     file matches, `MachineError` if the disk is too small.
     """
@@ -63,121 +76,95 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Non
     sizes = {name: size(path) for name, path in files if path.is_file()}
     need_disk(root / "data", DISK_FACTOR * sum(sizes.values()))
     cleaner_arguments(root, settings)
-    refused = {name: [why.code, str(why)] for name, path in files if (why := refusal(path))}
+    refused = {name: why for name, path in files if (why := refusal(path))}
     paths = {name: path for name, path in files if name not in refused}
-    cuts = _cuts(paths, sizes, settings.max_line_bytes, work.shards)
+    targets = _targets(paths, sizes, settings.max_line_bytes, work.shards)
     with ThreadPoolExecutor(threads) as pool:
-        looked = pool.map(lambda name: _look(paths[name], cuts.get(name, [])), paths)
-        known = dict(zip(paths, looked, strict=True))
+        looked = dict(
+            zip(paths, pool.map(lambda name: _look(paths[name], targets[name]), paths), strict=True)
+        )
+    plan = Plan(
+        {name: sha256 for name, (sha256, _) in looked.items()},
+        {name: (why.code, str(why)) for name, why in refused.items()},
+        sum(sizes.values()),
+        _shards(sizes, {name: cuts for name, (_, cuts) in looked.items()}, work.shards),
+    )
     with work.making("plan") as folder:
-        plan = {
-            "files": {name: sha256 for name, (sha256, _) in known.items()},
-            "refused": refused,
-            "bytes": sum(sizes.values()),
-            "shards": [
-                [[name, part and [*part]] for name, part in shard]
-                for shard in _shards(paths, sizes, {name: lines for name, (_, lines) in known.items()}, cuts)
-            ]
-            if paths
-            else [[]] * work.shards,
-        }
-        dump(folder / "plan.json", plan)
+        dump(folder / PLAN, plan)
+        (folder / REJECTS).write_bytes(
+            b"".join(dump_line(file_entry(name, why)) for name, why in refused.items())
+        )
+    return plan
 
 
 def read_plan(work: Work) -> Plan:
     """What `make_plan` wrote."""
-    plan: dict[str, Any] = load(work.made("plan") / "plan.json")
-    return Plan(
-        plan["files"],
-        {name: BadLine(*why) for name, why in plan["refused"].items()},
-        plan["bytes"],
-        [[(name, Part(*part) if part else None) for name, part in shard] for shard in plan["shards"]],
-    )
+    return load(work.made("plan") / PLAN, Plan)
 
 
-def _cuts(
+def _targets(
     paths: dict[str, Path], sizes: dict[str, int], max_line_bytes: int, shards: int
 ) -> dict[str, list[int]]:
-    """{file: the bytes at which shards begin inside it or, as 0 and its size, at its ends}, one for each
-    shard but the first.
+    """{file: the bytes at which shards are to begin in it}, one for each shard but the first."""
+    begins = [0, *accumulate(sizes[name] + 1 for name in paths)]  # + 1 so that an empty file is assigned too
+    every = [begins[-1] * shard // shards for shard in range(1, shards)]
+    targets = {}
+    for (name, path), begin, end in zip(paths.items(), begins, begins[1:], strict=False):
+        inside = [target - begin for target in every if begin <= target < end]
+        if inside and not is_cut_anywhere(path, name, max_line_bytes):
+            inside = [0 if 2 * target < sizes[name] else sizes[name] for target in inside]
+        targets[name] = inside
+    return targets
+
+
+def _look(path: Path, targets: Sequence[int]) -> tuple[str, list[Cut]]:
+    """The file's SHA-256, and where the first line begins that does not begin before each of `targets`, which
+    are in order. Raises `DataError` for a bad disk.
     """
-    found: dict[str, list[int]] = {}
-    begins = [0, *accumulate(sizes[name] + 1 for name in paths)]  # so that an empty file is somebody's too
-    for name, begin, end in zip(paths, begins, begins[1:], strict=False):
-        targets = [begins[-1] * k // shards for k in range(1, shards)]
-        inside = [target - begin for target in targets if begin <= target < end]
-        if not inside:
-            continue
-        if is_cut_anywhere(paths[name], name, max_line_bytes):
-            found[name] = [_line_start(paths[name], at) for at in inside]
-        else:
-            found[name] = [0 if 2 * at < sizes[name] else sizes[name] for at in inside]
-    return found
-
-
-def _line_start(path: Path, at: int) -> int:
-    """Where the first line begins that does not begin before byte `at`."""
-    if not at:
-        return 0
-    with opened(path) as file:
-        at -= 1  # behind the break of a line is a line's start
-        file.seek(at)
-        while block := file.read(BLOCK):
-            if (end := block.find(b"\n")) >= 0:
-                return at + end + 1
-            at += len(block)
-    return at
-
-
-def _look(path: Path, cuts: list[int]) -> tuple[str, dict[int, int]]:
-    """The file's SHA-256, and how many lines begin before each cut. Raises `DataError` for a bad disk."""
-    whole, lines, before = hashlib.sha256(), 0, {0: 0}
+    whole, offset, lines = hashlib.sha256(), 0, 0
+    cuts = [Cut(0, 0) for target in targets if not target]
     with opened(path) as file:
         try:
-            for begin, end in pairwise(sorted({0, *cuts})):
-                while begin < end and (block := file.read(min(BLOCK, end - begin))):
-                    whole.update(block)
-                    lines += block.count(b"\n")
-                    begin += len(block)
-                before[end] = lines
             while block := file.read(BLOCK):
                 whole.update(block)
+                # a line starts after a newline
+                while len(cuts) < len(targets) and (
+                    end := block.find(b"\n", max(targets[len(cuts)] - 1 - offset, 0)) + 1
+                ):
+                    cuts.append(Cut(offset + end, lines + block.count(b"\n", 0, end)))
+                offset += len(block)
+                lines += block.count(b"\n") if targets else 0
         except OSError as error:
             unreadable(path, error)
-    return whole.hexdigest(), before
+    return whole.hexdigest(), [*cuts, *[Cut(offset, lines)] * (len(targets) - len(cuts))]
 
 
-def _shards(
-    paths: dict[str, Path],
-    sizes: dict[str, int],
-    lines: dict[str, dict[int, int]],
-    cuts: dict[str, list[int]],
-) -> list[list[tuple[str, Part | None]]]:
-    shards: list[list[tuple[str, Part | None]]] = [[]]
-    for name in paths:
-        begin, end = 0, sizes[name]
-        for cut in cuts.get(name, []):
-            if cut > begin:
-                shards[-1].append(
-                    (name, None if cut == end and not begin else Part(begin, cut, lines[name][begin]))
-                )
+def _shards(sizes: dict[str, int], cuts: dict[str, list[Cut]], number: int) -> Shards:
+    """What each of `number` shards reads, given where the files are cut."""
+    shards: Shards = [[]]
+    for name, cuts_inside in cuts.items():
+        begin, end = Cut(0, 0), sizes[name]
+        for cut in cuts_inside:
+            if cut.at > begin.at:
+                part = None if cut.at == end and not begin.at else Part(begin.at, cut.at, begin.lines)
+                shards[-1].append((name, part))
             shards.append([])
             begin = cut
-        if begin < end or not end:
-            shards[-1].append((name, Part(begin, end, lines[name][begin]) if begin else None))
-    return shards
+        if begin.at < end or not end:
+            shards[-1].append((name, Part(begin.at, end, begin.lines) if begin.at else None))
+    return shards if cuts else [[] for _ in range(number)]
 
 
 def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool: Workers) -> None:
     """Read and clean what the plan gives this shard (from 0); `pool` has a `Cleaner` in each process."""
     paths = dict(files_below(raw_folder(root)))
-    parts = plan.shards[shard]
+    parts, numbers = plan.shards[shard], {name: number for number, name in enumerate(plan.files)}
     stats = CurationStats.of(plan.files, {})
     left = {name: part.stop - part.start if part else size(paths[name]) for name, part in parts}
 
     def stream() -> Iterator[Block]:
         for name, part in parts:
-            notes = stats.files[name]["notes"]
+            notes = stats.files[name].notes
             lines = raw_lines(
                 paths[name], name, max_line_bytes=settings.max_line_bytes, notes=notes, part=part
             )
@@ -195,11 +182,14 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
             spool.append(done.rows)
             rejects.writelines(done.rejects)
             changes.writelines(done.changes)
-            facts.write(stats.add(done).data)
+            stats.add(done)
+            number = numbers[done.file]
+            rows = [(number, hash_of(domain), *more) for domain, *more in done.facts]
+            facts.write(np.array(rows, FACT).data)
             # bytes; a packed file has more when it is read
             step = min(done.size, left[done.file])
             left[done.file] -= step
             advance(step)
         advance(sum(left.values()))
         spool.finish()
-        dump(folder / STATS, stats.as_json())
+        dump(folder / STATS, stats)

@@ -32,13 +32,14 @@ from pipeline.stages.curate.comparing.decide import (
 )
 from pipeline.stages.curate.comparing.duplicates import Clusters, clusters, group_counts
 from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
-from pipeline.stages.curate.comparing.spill import Stored, sizes
+from pipeline.stages.curate.comparing.spill import Stored, pieces, sizes
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.pairs import add_pairs, make_pairs, near_duplicates, pair_counts
 from pipeline.stages.curate.phases.cleaning import STATS, Plan
 from pipeline.stages.curate.phases.compare import (
     ANSWERS,
     GUARDED,
+    Answers,
     read_boilerplate,
     read_edges,
     read_facts,
@@ -47,22 +48,21 @@ from pipeline.stages.curate.phases.compare import (
 from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.token_counter import TokenCounter
-from pipeline.stages.curate.samples import SHOWN, answer_samples, row_samples, samples_of
+from pipeline.stages.curate.samples import SHOWN, answer_samples, row_samples
 from pipeline.stages.curate.spool import Rows, Spool, spread_evenly
 
 TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 BARS = 32  # most bars of the token histogram
-COUNTS, SAMPLES, LEAKS = "counts.json", "samples.json", "leaks.jsonl"
-MEMBERS, NAMES = "members.npy", "names.npy"  # rows of clusters, one cluster after the other, and theirs
-# arrays with an entry per row, of `Decisions` and `Clusters`
-DECIDED, CLUSTERED = ("fate", "split", "twin"), ("first", "keep", "similarity")
+REPORT, SAMPLES, LEAKS, CLUSTERS = "report.json", "samples.json", "leaks.jsonl", "clusters.jsonl"
+DECIDED = "decided.npy"  # an entry for each row, and for each pair
+DECISION = np.dtype([("fate", "u1"), ("split", "u1"), ("twin", "i4"), ("similarity", "f4")])
 
 
 def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     """Decide on every row, and write what `write` and `publish` need to know."""
     stats = CurationStats.of(plan.files, plan.refused)
     for folder in work.each("clean"):
-        stats.merge(CurationStats.from_json(load(folder / STATS)))
+        stats.merge(load(folder / STATS, CurationStats))
     rows = work.rows()
     table = table_of(np.concatenate([read_facts(folder) for folder in work.each("clean")]), stats.domains)
     found = _clusters(work, rows, settings)
@@ -74,37 +74,40 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     weights = [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
     decide_balance(decisions, table, settings, weights)
     pairs = make_pairs(rows, decisions, table, found, settings, weights)
-    extra = {
-        **_extra_of_leaks(leaks, work),
-        **({"pairs": pair_counts(pairs, decisions, table)} if settings.pairs != "none" else {}),
-    }
+    of_pairs = pair_counts(pairs, decisions, table) if settings.pairs != "none" else None
     with work.making("cluster") as folder:
         spool = Spool(folder / ROWS)
-        decisions, table, found = add_pairs(rows, spool, pairs, decisions, table, found)
+        decisions, table = add_pairs(rows, spool, pairs.made, decisions, table)
         spool.finish()
         everything = Rows([*rows.spools, folder / ROWS])
-        samples = {
-            "rejects": samples_of(stats.samples, "reject"),
-            "changes": samples_of(stats.samples, "change"),
-            **row_samples(everything, pairs, leaks, decisions, found, settings),
-            "all_rejects": stats.samples,
-        }
+        samples = row_samples(everything, pairs, leaks, decisions, found, settings)
         requests, samples["answers"] = _answers(work, everything)
         kept = decisions.fate == KEPT
-        extra |= {
-            "groups": group_counts(found.group, kept)
+        group = np.append(found.group, found.group[[pair.chosen for pair in pairs.made]])
+        counted = {
+            "contamination": {
+                "rows": len(leaks),
+                "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
+                "guarded_texts": load(work.made("sample") / GUARDED, dict[str, int]),
+            },
+            "groups": group_counts(group, kept)
             | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
             "tokens": count_tokens(root / "models/base", everything, kept),
             "turns": turn_counts(table.turns[kept]),
             "not_measured": not_measured(settings, root / "models/base"),
+            "pairs": of_pairs,
         }
-        counts = stats.summary(settings, decisions, table, found, extra, len(pairs.made))
-        dump(folder / COUNTS, counts)
+        dump(folder / REPORT, stats.report(settings, decisions, table, found, counted))
         dump(folder / SAMPLES, samples)
         (folder / LEAKS).write_bytes(
             b"".join(dump_line({"row": leak.row, **describe(leak, rows)}) for leak in leaks.values())
         )
-        _write_arrays(folder, decisions, found)
+        decided = np.ones(len(table), DECISION)
+        for name in ("fate", "split", "twin"):
+            decided[name] = getattr(decisions, name)
+        decided["similarity"][: len(rows)] = found.similarity
+        np.save(folder / DECIDED, decided)
+        _write_clusters(rows, found, folder / CLUSTERS)
 
 
 def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
@@ -123,32 +126,28 @@ def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings:
     return {leak.row: leak for leak in overlaps.leaks(used & ~tested, used & tested, rows.row)}
 
 
-def _extra_of_leaks(leaks: dict[int, Leak], work: Work) -> dict[str, Any]:
-    return {
-        "contamination": {
-            "rows": len(leaks),
-            "sources": dict(Counter(leak.file or "test" for leak in leaks.values())),
-            "guarded_texts": load(work.made("sample") / GUARDED),
-        }
-    }
-
-
 def _answers(work: Work, rows: Rows) -> tuple[int, list[dict[str, Any]]]:
     """How many requests have several answers, and the first of them."""
-    found = [load(folder / ANSWERS) for folder in work.each("join")]
-    shown = sorted(chain.from_iterable(one["shown"] for one in found))[:SHOWN]
-    return sum(one["count"] for one in found), answer_samples(rows, shown)
+    found = [load(folder / ANSWERS, Answers) for folder in work.each("join")]
+    shown = sorted(chain.from_iterable(answers.shown for answers in found))[:SHOWN]
+    return sum(answers.requests for answers in found), answer_samples(rows, shown)
 
 
-def _write_arrays(folder: Path, decisions: Decisions, found: Clusters) -> None:
-    for name in DECIDED:
-        np.save(folder / f"{name}.npy", getattr(decisions, name))
-    for name in CLUSTERED:
-        np.save(folder / f"{name}.npy", getattr(found, name))
+def _write_clusters(rows: Rows, found: Clusters, path: Path) -> None:
+    """Write a line per cluster of duplicates: the sources of its rows, the best one, exact copies, the
+    smallest similarity to the best.
+    """
     members = np.argsort(found.cluster, kind="stable").astype(np.int32)
     members = members[sizes(found.cluster[members]) > 1]
-    np.save(folder / MEMBERS, members)
-    np.save(folder / NAMES, found.cluster[members])
+    with path.open("wb", buffering=1 << 20) as file:
+        for some in pieces(members, found.cluster[members]):
+            entry = {
+                "rows": [rows.source(row) for row in some.tolist()],
+                "best": rows.source(int(some[found.keep[some]][0])),
+                "exact": int((found.first[some] != some).sum()),
+                "similarity": round(float(found.similarity[some].min()), 4),
+            }
+            file.write(dump_line(entry))
 
 
 def not_measured(settings: Curate, base: Path) -> list[str]:

@@ -5,7 +5,7 @@ of a shard, its rows' features; of a range of keys, pairs to unite and shared ru
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,13 @@ ANSWERS = "answers.json"
 EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
 READ_EDGES = 1 << 20  # at a time
 ANSWERS_COMPARED = 16  # rows of one request
+
+
+class Answers(NamedTuple):
+    """How many requests have different answers, and the rows of the first of them, one for each answer."""
+
+    requests: int
+    shown: list[list[int]]
 
 
 def sample(root: Path, settings: Curate, work: Work) -> None:
@@ -117,8 +124,7 @@ def join(settings: Curate, work: Work, shard: int) -> None:
                 file.write(np.ascontiguousarray(column, np.int32).data)
         for file in files:
             file.close()
-        count, shown = several_answers(sketched.groups("asking", mine), first, rows, SHOWN)
-        dump(folder / ANSWERS, {"count": count, "shown": shown})
+        dump(folder / ANSWERS, several_answers(sketched.groups("asking", mine), first, rows, SHOWN))
         # of the fingerprints most are of one row alone, and of no use to anybody
         shared = Spill(folder, PRINTS)
         every = [*sketched.stored(PRINTS), Stored(work.made("sample"), DOCUMENTS)]
@@ -138,9 +144,9 @@ def read_edges(folder: Path) -> Iterator[Edges]:
 
 def several_answers(
     asking: Iterable[tuple[Keys, NDArray[np.uint32]]], first: NDArray[np.int32], rows: Rows, most: int
-) -> tuple[int, list[list[int]]]:
-    """How many requests have different answers, and the rows of the first `most` of them, one for each
-    answer. `asking` has the rows that make the same request, `first` of every row the first with its content.
+) -> Answers:
+    """The requests with different answers, and the rows of the first `most`. `asking` has the rows that make
+    the same request, `first` of every row the first with its content.
     """
     count, shown = 0, list[list[int]]()
     for keys, asked in asking:
@@ -156,4 +162,4 @@ def several_answers(
                 count += 1
                 shown.append(sorted(answers.values()))
         shown = sorted(shown)[:most]
-    return count, shown
+    return Answers(count, shown)

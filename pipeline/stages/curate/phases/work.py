@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import orjson
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from pipeline.core.errors import DataError, MachineError
 from pipeline.core.publish import publishing
@@ -14,6 +15,7 @@ from pipeline.stages.curate.spool import Rows
 from pipeline.workflow.shards import KEY
 
 ROWS = "rows.jsonl"  # the clean rows of a shard; and the pairs made of all
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ def name_of(phase: str, shard: int | None, shards: int) -> str:
 
 def dump(path: Path, value: Any) -> None:
     """`value` as JSON, which `load` gives back with its keys in their order."""
-    path.write_bytes(orjson.dumps(value))
+    path.write_bytes(to_json(value))
 
 
-def load(path: Path) -> Any:
-    """What `dump` wrote."""
-    return orjson.loads(path.read_bytes())
+def load(path: Path, kind: type[Value]) -> Value:
+    """What `dump` wrote of a value of this type."""
+    return TypeAdapter(kind).validate_json(path.read_bytes())
