@@ -115,27 +115,26 @@ def test_groups_are_those_of_a_dictionary(
         patch.object(spill, "RUN", run),
         patch.object(spill, "PARTITION", partition),
     ):
-        it = spill.Spill(Path(folder))
+        it = spill.Spill(Path(folder), "records")
         for block in blocks:
             columns = ([key for key, _ in block], np.uint64), ([row for _, row in block], np.uint32)
             it.add(*(np.array(*column) for column in columns))
             assert it.held < run == len(it.keys) == len(it.rows)  # memory holds no more than a run
-        for _ in range(2):  # it can be read again
-            found = defaultdict(list)
-            for keys, rows in it.groups(least):
-                assert (keys[1:] >= keys[:-1]).all() and rows.dtype == np.uint32
-                for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
-                    found[key].append(row)
-            assert found == {key: rows for key, rows in expected.items() if len(rows) >= least}
-        assert not list(Path(folder).iterdir())
+        it.finish()
+        found = defaultdict(list)
+        for keys, rows in spill.groups_of([spill.Spill(Path(folder), "records")], least):
+            assert (keys[1:] >= keys[:-1]).all() and rows.dtype == np.uint32
+            for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
+                found[key].append(row)
+        assert found == {key: rows for key, rows in expected.items() if len(rows) >= least}
 
 
 def test_a_partition_is_no_larger_than_asked(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with patch.object(spill, "RUN", 1000), patch.object(spill, "PARTITION", 2000):
-        it = spill.Spill(tmp_path)
+        it = spill.Spill(tmp_path, "records")
         keys = np.tile(rng.integers(2**64, size=10_000, dtype=np.uint64), 2)
         it.add(keys, np.arange(20_000, dtype=np.uint32))
-        read = [len(keys) for keys, _ in it.groups()]
+        read = [len(keys) for keys, _ in spill.groups_of([it.finish()])]
     assert sum(read) == 20_000
     assert max(read) <= 2000

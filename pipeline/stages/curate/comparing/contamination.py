@@ -36,7 +36,6 @@ from pipeline.stages.curate.comparing.spill import (
     Keys,
     Rows,
     Spill,
-    Stored,
     differs,
     groups_of,
     pieces,
@@ -117,7 +116,7 @@ class Documents:
 class Overlaps:
     """Finds training rows that share `NGRAM` words with others, by fingerprints of rows and `Documents`."""
 
-    def __init__(self, prints: Sequence[Spill | Stored], folder: Path, boilerplate: Hashes) -> None:
+    def __init__(self, prints: Sequence[Spill], folder: Path, boilerplate: Hashes) -> None:
         self.prints, self.boilerplate = prints, boilerplate
         self.texts = folder / "texts"
         self.places: list[Place] = json.loads((folder / f"{DOCUMENTS}.json").read_bytes())

@@ -25,7 +25,7 @@ from pipeline.stages.curate.comparing.sketched import (
     to_first,
     unite,
 )
-from pipeline.stages.curate.comparing.spill import Spill
+from pipeline.stages.curate.comparing.spill import Spill, groups_of
 
 ROUNDS = 32  # of taking apart what is no longer alike; then the rest stays
 # of clusters, for the statistics' histogram: how a bar is called, and the smallest size in it
@@ -101,7 +101,7 @@ def clusters(sketched: Sketched, first: Labels, edges: Iterable[Edges], threshol
 def first_rows(keys: Spill, rows: int) -> Labels:
     """For each of `rows` rows the first one with the same key."""
     first = np.arange(rows, dtype=np.int32)
-    for some, numbers in keys.groups():
+    for some, numbers in groups_of([keys]):
         same, own = to_first(some, numbers.astype(np.int32))
         first[own] = same
     return first

@@ -200,8 +200,10 @@ def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
 
 
 def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
-    """What is common among `rows`, at most `SAMPLE_ROWS` of all; `folder` takes temporary files."""
-    spills = [Spill(folder) for _ in range(4)]  # shingles, grams, requests, short requests
+    """What is common among `rows`, at most `SAMPLE_ROWS` of all; what they have is joined in `folder`."""
+    spills = [
+        Spill(folder, f"sampled_{what}") for what in ("shingles", "grams", "requests", "short_requests")
+    ]
     count = 0
     for block in batches(
         rows, lambda row: sum(len(part.text) for part in parts(row)), BLOCK_CHARACTERS, BLOCK_ROWS
@@ -222,7 +224,7 @@ def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
         count += len(block)
     least = max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count)))
     most = max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1)
-    known, known_grams, requests_of_all, short_requests = spills
+    known, known_grams, requests_of_all, short_requests = (spill.finish() for spill in spills)
     return Boilerplate(
         shingles=common(known, least),
         grams=common(known_grams, least),

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, differs, offsets_of, sizes
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, differs, groups_of, offsets_of, sizes
 from pipeline.stages.curate.spool import batches
 
 Hashes = NDArray[np.uint64]
@@ -225,7 +225,7 @@ def is_in(asked: Hashes, known: Hashes) -> NDArray[np.bool_]:
 def common(spill: Spill, least: int) -> Hashes:
     """The keys that at least `least` different rows have, sorted."""
     kept = [np.zeros(0, np.uint64)]
-    for keys, rows in spill.groups(least):
+    for keys, rows in groups_of([spill], least):
         once = differs(keys, rows)  # a row may have a key twice
         kept.append(np.unique(keys[once][sizes(keys[once]) >= least]))
     return np.sort(np.concatenate(kept))

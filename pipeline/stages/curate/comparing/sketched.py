@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.stages.curate.comparing.features import PERMUTATIONS, Features, Sketch, similarity
-from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, Stored, groups_of, pieces, sizes, starts
+from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, groups_of, pieces, sizes, starts
 from pipeline.stages.curate.spool import Files
 
 SIMILAR = ("entire", "family", "request")  # sketches that `Features` has
@@ -72,9 +72,9 @@ class Sketched:
         """The rows of every key that two or more of them have."""
         return groups_of(self.stored(name), 2, first_bytes)
 
-    def stored(self, name: str) -> list[Stored]:
+    def stored(self, name: str) -> list[Spill]:
         """The keys of that name, by folder."""
-        return [Stored(folder, name) for folder in self.folders]
+        return [Spill(folder, name) for folder in self.folders]
 
     def worth(self) -> NDArray[np.uint64]:
         """Of every row."""

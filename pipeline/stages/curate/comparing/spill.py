@@ -6,12 +6,8 @@ a directory of where each first byte begins. To read, neighboring first bytes ar
 hold about `PARTITION` records: all records of a key are then in memory at once, whatever the number of runs.
 """
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from io import BufferedRandom
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,20 +24,15 @@ _SLOTS = np.uint64((1 << 20) - 1)
 
 
 class Spill:
-    """Holds 12 bytes per record in temporary files in `folder`. Keys have to be evenly spread, as hashes
-    are. With a `name` the files stay, and after `finish` any process reads them (`Stored`).
+    """Records in files of `folder`, 12 bytes each, which any process reads once they are finished. Keys have
+    to be evenly spread, as hashes are.
     """
 
-    def __init__(self, folder: Path, name: str | None = None) -> None:
-        self.keys_path, self.rows_path, self.runs_path = _paths(folder, name)
-        self.key_file, self.row_file = (
-            (scratch_file(folder), scratch_file(folder))
-            if name is None
-            else (self.keys_path.open("w+b"), self.rows_path.open("w+b"))
-        )
-        self.named = name is not None
+    def __init__(self, folder: Path, name: str) -> None:
+        self.keys_path, self.rows_path = folder / f"{name}.keys", folder / f"{name}.rows"
+        self.runs_path = folder / f"{name}.npy"
         self.runs: list[NDArray[np.int64]] = []  # of each: the record with which each first byte begins
-        self.keys, self.rows = np.empty(RUN, np.uint64), np.empty(RUN, np.uint32)
+        self.keys, self.rows = np.empty(RUN, KEY), np.empty(RUN, ROW)
         self.held = self.written = 0  # records in memory, and in the files
 
     def add(self, keys: Keys, rows: Rows) -> None:
@@ -56,50 +47,11 @@ class Spill:
             if self.held == len(self.keys):
                 self._write_run()
 
-    def finish(self) -> None:
-        """Write what is held in memory; no record comes any more, and a named spill's files are closed."""
-        if self.held:
-            self._write_run()
-        if self.named:
-            np.save(self.runs_path, np.array(self.runs, np.int64).reshape(-1, 257))
-            self.key_file.close()
-            self.row_file.close()
-
-    def groups(self, least: int = 2) -> Iterator[tuple[Keys, Rows]]:
-        """`groups_of` this one, which has no name."""
-        if self.held:
-            self._write_run()
-        return groups_of([self], least)
-
-    def counts(self) -> NDArray[np.int64]:
-        """How many records there are of each first byte."""
-        return np.diff(sum(self.runs, np.zeros(257, np.int64)))
-
-    def read(self, first: int, last: int) -> tuple[Keys, Rows]:
-        """The records whose keys have a first byte from `first` to `last` - 1, run by run."""
-        self.key_file.flush()
-        self.row_file.flush()
-        return _read(self.key_file, self.runs, KEY, first, last), _read(
-            self.row_file, self.runs, ROW, first, last
-        )
-
-    def _write_run(self) -> None:
-        keys, rows = self.keys[: self.held], self.rows[: self.held]
-        first_byte = (keys >> np.uint64(56)).astype(np.uint8)
-        order = np.argsort(first_byte, kind="stable")  # of bytes: a radix sort
-        self.runs.append(offsets_of(np.bincount(first_byte, minlength=256)) + self.written)
-        for file, column in ((self.key_file, keys), (self.row_file, rows)):
-            file.seek(0, os.SEEK_END)
-            file.write(column[order].data)
-        self.written += self.held
-        self.held = 0
-
-
-class Stored:
-    """A named spill that is finished; its files are open only while they are read."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.keys_path, self.rows_path, self.runs_path = _paths(folder, name)
+    def finish(self) -> "Spill":
+        """Write what is held in memory; no record comes any more. Gives the spill, to be read."""
+        self._write_run()
+        np.save(self.runs_path, np.array(self.runs))
+        return self
 
     def counts(self) -> NDArray[np.int64]:
         """How many records there are of each first byte."""
@@ -108,13 +60,28 @@ class Stored:
 
     def read(self, first: int, last: int) -> tuple[Keys, Rows]:
         """The records whose keys have a first byte from `first` to `last` - 1, run by run."""
-        runs = np.load(self.runs_path)
-        with self.keys_path.open("rb") as keys, self.rows_path.open("rb") as rows:
-            return _read(keys, runs, KEY, first, last), _read(rows, runs, ROW, first, last)
+        keys, rows = [], []
+        with self.keys_path.open("rb") as key_file, self.rows_path.open("rb") as row_file:
+            for begins in np.load(self.runs_path)[:, [first, last]].tolist():
+                for file, kind, found in ((key_file, KEY, keys), (row_file, ROW, rows)):
+                    file.seek(begins[0] * kind.itemsize)
+                    found.append(np.fromfile(file, kind, begins[1] - begins[0]))
+        return np.concatenate(keys), np.concatenate(rows)
+
+    def _write_run(self) -> None:
+        keys, rows = self.keys[: self.held], self.rows[: self.held]
+        first_byte = (keys >> np.uint64(56)).astype(np.uint8)
+        order = np.argsort(first_byte, kind="stable")  # of bytes: a radix sort
+        self.runs.append(offsets_of(np.bincount(first_byte, minlength=256)) + self.written)
+        for path, column in ((self.keys_path, keys), (self.rows_path, rows)):
+            with path.open("ab") as file:
+                file.write(column[order].data)
+        self.written += self.held
+        self.held = 0
 
 
 def groups_of(
-    spills: Sequence[Spill | Stored], least: int = 2, first_bytes: range = FIRST_BYTES
+    spills: Sequence[Spill], least: int = 2, first_bytes: range = FIRST_BYTES
 ) -> Iterator[tuple[Keys, Rows]]:
     """The records of every key that has `least` of them or more (2 at least) in all spills together, a
     partition at a time: by key, then in the order added, one spill's after the other's.
@@ -131,26 +98,6 @@ def groups_of(
         keys, rows = keys[order], rows[order]
         enough = sizes(keys) >= least
         yield keys[enough], rows[enough]
-
-
-def _paths(folder: Path, name: str | None) -> tuple[Path, Path, Path]:
-    return folder / f"{name}.keys", folder / f"{name}.rows", folder / f"{name}.npy"
-
-
-def _read(
-    file: BinaryIO, runs: Iterable[NDArray[np.int64]], kind: np.dtype[Any], first: int, last: int
-) -> NDArray[Any]:
-    found = [np.zeros(0, kind)]
-    for begins in runs:
-        if count := int(begins[last] - begins[first]):
-            file.seek(int(begins[first]) * kind.itemsize)
-            found.append(np.fromfile(file, kind, count))
-    return np.concatenate(found)
-
-
-def scratch_file(folder: Path) -> BufferedRandom:
-    """A file without a name in `folder`, which goes with its last reference."""
-    return TemporaryFile("w+b", dir=folder)
 
 
 def offsets_of(counts: NDArray) -> NDArray[np.int64]:

@@ -32,7 +32,7 @@ from pipeline.stages.curate.comparing.decide import (
 )
 from pipeline.stages.curate.comparing.duplicates import Clusters, clusters, group_counts
 from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
-from pipeline.stages.curate.comparing.spill import Stored, pieces, sizes
+from pipeline.stages.curate.comparing.spill import Spill, pieces, sizes
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.pairs import add_pairs, make_pairs, near_duplicates, pair_counts
 from pipeline.stages.curate.phases.cleaning import STATS, Plan
@@ -121,7 +121,7 @@ def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings:
     tested = decisions.split == TEST
     used = (decisions.fate == KEPT) | near_duplicates(decisions, table, settings)
     folder = work.made("sample")
-    prints = [Stored(joined, PRINTS) for joined in work.each("join")]
+    prints = [Spill(joined, PRINTS) for joined in work.each("join")]
     overlaps = Overlaps(prints, folder, read_boilerplate(folder).grams)
     return {leak.row: leak for leak in overlaps.leaks(used & ~tested, used & tested, rows.row)}
 

@@ -24,7 +24,7 @@ from pipeline.stages.curate.comparing.features import (
 )
 from pipeline.stages.curate.comparing.row_parts import key_of, request_and_answer
 from pipeline.stages.curate.comparing.sketched import PRINTS, Labels, Sketched, Sketches
-from pipeline.stages.curate.comparing.spill import Keys, Spill, Stored, groups_of, pieces
+from pipeline.stages.curate.comparing.spill import Keys, Spill, groups_of, pieces
 from pipeline.stages.curate.phases.cleaning import FACTS
 from pipeline.stages.curate.phases.work import Work, dump
 from pipeline.stages.curate.samples import SHOWN
@@ -54,12 +54,12 @@ def sample(root: Path, settings: Curate, work: Work) -> None:
         common = boilerplate(shown, folder)
         for name in COMMON:
             np.save(folder / f"{name}.npy", getattr(common, name))
-        keys, row = Spill(folder), 0
+        keys, row = Spill(folder, "exact"), 0
         for shard in work.each("clean"):
             exact = read_facts(shard)["exact"]
             keys.add(exact, np.arange(row, row + len(exact), dtype=np.uint32))
             row += len(exact)
-        np.save(folder / FIRST, first_rows(keys, row))
+        np.save(folder / FIRST, first_rows(keys.finish(), row))
         documents = Documents(folder)
         guarded = {
             name: documents.add_file(root / "data/guard" / name, name, common.grams)
@@ -127,7 +127,7 @@ def join(settings: Curate, work: Work, shard: int) -> None:
         dump(folder / ANSWERS, several_answers(sketched.groups("asking", mine), first, rows, SHOWN))
         # of the fingerprints most are of one row alone, and of no use to anybody
         shared = Spill(folder, PRINTS)
-        every = [*sketched.stored(PRINTS), Stored(work.made("sample"), DOCUMENTS)]
+        every = [*sketched.stored(PRINTS), Spill(work.made("sample"), DOCUMENTS)]
         for keys, owners in groups_of(every, 2, mine):
             shared.add(keys, owners)
         shared.finish()
