@@ -36,6 +36,21 @@ class Page(HTMLParser):
             self.text += data
 
 
+def assert_accessible(page: Page) -> None:
+    """Ids are unique, and what is named or linked has one; drawings are images, tables have a caption, and
+    their headings a scope.
+    """
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    names = [name for _, each in page.tags for name in (each.get("aria-labelledby") or "").split()]
+    links = [each.get("href") or "" for _, each in page.tags]
+    assert {*names, *(link[1:] for link in links if link.startswith("#"))} <= set(ids)
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("caption") == tags.count("table")
+    assert all(attributes.get("role") == "img" for tag, attributes in page.tags if tag == "svg")
+    assert all(attributes.get("scope") for tag, attributes in page.tags if tag == "th")
+
+
 SILENT = {"script", "style", "option", "text"}  # of drawings what they are called and say, not their ticks
 INLINE = {"a", "abbr", "b", "br", "code", "em", "i", "kbd", "mark", "small", "span", "strong", "sub", "sup"}
 INLINE |= {"td", "th", "use"} | SILENT

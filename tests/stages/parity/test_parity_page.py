@@ -10,7 +10,7 @@ import adapter_inputs
 import pytest
 import tuned_inputs
 from golden import Golden, changed_lines
-from html_page import Page, lines_of
+from html_page import Page, assert_accessible, lines_of
 from parity_inputs import check, failed_report, merge_report, outputs, parity_report
 
 from pipeline.pages.parity_summary import code, counts, first_failed, grouped
@@ -31,17 +31,7 @@ def test_the_page_is_whole_accessible_and_loads_nothing(report: dict[str, Any]) 
     assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in page.tags}
     assert not re.findall(r"https?:|@import|src=|url\((?!#)", html)
     assert "default-src 'none'" in html
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    named = [
-        name for _, attributes in page.tags for name in (attributes.get("aria-labelledby") or "").split()
-    ]
-    inside = [(attributes["href"] or "")[1:] for tag, attributes in page.tags if tag == "a"]
-    assert len(ids) == len(set(ids))
-    assert set(named + inside) <= set(ids)
-    assert all(attributes["role"] == "img" for tag, attributes in page.tags if tag == "svg")
-    assert all(attributes.get("scope") for tag, attributes in page.tags if tag == "th")
-    tags = [tag for tag, _ in page.tags]
-    assert tags.count("caption") == tags.count("table")
+    assert_accessible(page)
     assert "None" not in page.text.replace("None: every", "").replace("None of 0", "")
     assert render_parity_page(report, merge_report()) == html
 
