@@ -29,11 +29,9 @@ from pipeline.commands.quantization_check.adapters import (
 from pipeline.commands.quantization_check.checks import (
     compare_logits,
     measure_training,
-    memory_check,
-    memory_line,
-    output_lines,
+    memory_of,
+    output_check,
     planned_training,
-    tensor_bytes,
 )
 from pipeline.commands.quantization_check.command import quantization_check
 from pipeline.config.params import load_params
@@ -46,6 +44,7 @@ from pipeline.models.finite import adapter_is_finite, finite_record, nf4_linears
 from pipeline.models.lora import lora_config
 from pipeline.models.nf4_weights import nf4_check, weight_lines
 from pipeline.models.qlora import load_quantized
+from pipeline.models.tensors import tensor_bytes
 from pipeline.models.tuners import put_tuner
 from pipeline.planning.shape import load_shape
 from pipeline.stages.train.checkpoints import publish_checkpoint
@@ -136,8 +135,7 @@ def test_figures_of_logits(seed: int, size: float) -> None:
 
 def test_outputs_that_lie_apart_fail() -> None:
     before = [np.eye(8, dtype=np.float32) * 20]
-    lines = output_lines(compare_logits(before, [-before[0]]), "here", 8_030_261_248)
-    assert {line.verdict for line in lines.values()} == {"fail"}
+    assert output_check(compare_logits(before, [-before[0]]), "here", 8_030_261_248).verdict == "fail"
 
 
 SEVEN, SMALL = 7_615_616_512, 134_515_008
@@ -168,19 +166,18 @@ FIGURES = {
     ],
 )
 def test_the_limit_is_what_is_published_for_the_size(parameters: int, kld: float, verdict: str) -> None:
-    assert output_lines(FIGURES | {"kld": kld}, "", parameters)["output_divergence"].verdict == verdict
+    assert output_check(FIGURES | {"kld": kld}, "", parameters).verdict == verdict
 
 
 @pytest.mark.parametrize("parameters", [SMALL, None])
 def test_where_nothing_is_published_nothing_is_judged(parameters: int | None) -> None:
-    line = output_lines(FIGURES | {"kld": 1.3}, "4 prompts", parameters)["output_divergence"]
+    line = output_check(FIGURES | {"kld": 1.3}, "4 prompts", parameters)
     assert (line.verdict, line.limit, line.figure) == ("not measured", None, 1.3)
 
 
 def test_a_larger_model_must_be_closer() -> None:
     sizes = (494_032_768, 600_000_000, 10**9, 1_600_000_000, SEVEN, 8_030_000_000, 70 * 10**9)
-    lines = [output_lines(FIGURES | {"kld": 0.1}, "", size)["output_divergence"] for size in sizes]
-    limits = [line.limit or 0.0 for line in lines]
+    limits = [output_check(FIGURES | {"kld": 0.1}, "", size).limit or 0.0 for size in sizes]
     assert limits == sorted(limits, reverse=True)
     assert limits[0] == pytest.approx(2.1 * limits[-1])
     assert limits[-1] == pytest.approx(3 * PUBLISHED_KLD["Q4_0"])
@@ -250,9 +247,6 @@ def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool) -> None:
     train = NF4.model_copy(update={"quantization": "nf4" if in_4bit else "none"})
     measured = measure_training(adapted(base, train), ROWS, 1e-3)
     assert measured == planned_training(load_shape(base / "config.json"), train)
-    assert memory_line(measured, load_shape(base / "config.json"), train).verdict == "pass"
-    assert memory_line(measured | {"adam": 0}, load_shape(base / "config.json"), train).verdict == "fail"
-    assert memory_line(measured, None, train).verdict == "not measured"
 
 
 def test_what_is_measured_here_says_what_7b_keeps(base: Path) -> None:
@@ -260,15 +254,14 @@ def test_what_is_measured_here_says_what_7b_keeps(base: Path) -> None:
     plain = nf4.model_copy(update={"quantization": "none"})
     shape = load_shape(base / "config.json")
     measured = {"unquantized LoRA": planned_training(shape, plain), "NF4 QLoRA": planned_training(shape, nf4)}
-    found = memory_check(measured, shape, nf4)
-    assert found["ratio"] == 1.0 and found["share_at_7b"] < found["share"] < 1
-    half = memory_check(
-        measured | {"NF4 QLoRA": {part: size // 2 for part, size in measured["NF4 QLoRA"].items()}},
-        shape,
-        nf4,
-    )
-    assert half["ratio"] == pytest.approx(0.5, abs=0.01)
-    assert memory_check(measured, None, nf4)["ratio"] is None
+    found = memory_of(measured, shape, nf4)
+    assert found.figures["ratio"] == 1.0 and found.check.verdict == "pass"
+    assert found.figures["share_at_7b"] < found.figures["share"] < 1
+    less = measured | {"NF4 QLoRA": {part: size // 2 for part, size in measured["NF4 QLoRA"].items()}}
+    half = memory_of(less, shape, nf4)
+    assert half.figures["ratio"] == pytest.approx(0.5, abs=0.01) and half.check.verdict == "fail"
+    unknown = memory_of(measured, None, nf4)
+    assert (unknown.figures["ratio"], unknown.check.verdict) == (None, "not measured")
 
 
 def test_a_tensor_that_is_there_twice_counts_once() -> None:

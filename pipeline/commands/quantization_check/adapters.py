@@ -134,9 +134,10 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
     alone on the base, then both are put on it and switched: first, second, first, none.
     """
 
+    folders = dict(zip(NAMES, adapters or (None, None), strict=True))
+
     def put_on(bare: Any, name: str) -> Any:
-        number = NAMES.index(name)
-        return put_adapter(bare, adapters[number] if adapters else None, config, name, 1 + number)
+        return put_adapter(bare, folders[name], config, name, 1 + NAMES.index(name))
 
     bare = last_logits(model, rows)
     alone = {}

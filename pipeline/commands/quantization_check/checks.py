@@ -2,14 +2,14 @@
 against the NF4 base, both with the adapter), and what training keeps in memory.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
 import numpy as np
 
 from pipeline.config.sections import Training
-from pipeline.core.checks import Check
+from pipeline.core.checks import Check, Verdict
 from pipeline.llamacpp.logits import Floats
 from pipeline.metrics.divergence import prompt_figures
 from pipeline.metrics.level_limits import NF4_COUNTS_AS, PUBLISHED_KLD
@@ -37,7 +37,6 @@ SMALLEST, MOST_OVER, LIKE_EIGHT_BILLION = 494_032_768, 2.1, 1_543_714_304
 #   Qwen2.5-Coder-0.5B     0.074 nats, 81 %                         (on 8 held-out rows 0.047, 93 %)
 # and of SmolLM2 with its adapter on one side only 1.2 to 1.4 nats
 PROMPTS_OVER_WINDOWS = 3.0
-PARTS = ("weights", "adapter", "gradients", "adam")  # of what training keeps in memory
 STEPS = 2  # Adam's states are there from the first step on, and are as they stay from the second
 TOKENS = 64  # of a row that is stepped on: the tensors that stay don't depend on it
 PLAIN, NF4 = "unquantized LoRA", "NF4 QLoRA"  # as rows are called
@@ -100,7 +99,7 @@ def largest_kld(parameters: float | None) -> float | None:
     return PROMPTS_OVER_WINDOWS * float(MOST_OVER**smaller) * PUBLISHED_KLD[NF4_COUNTS_AS]
 
 
-def output_lines(figures: dict[str, float], where: str, parameters: int | None = None) -> dict[str, Check]:
+def output_check(figures: dict[str, float], where: str, parameters: int | None = None) -> Check:
     """The divergence against its limit for a model of `parameters`; not measured where there is none.
 
     The errors of the logits are published of no model, and the same first choice is not of short prompts
@@ -115,22 +114,31 @@ def output_lines(figures: dict[str, float], where: str, parameters: int | None =
     if most is None:
         size = "its size is not known" if parameters is None else f"{parameters / 1e9:.2g} billion parameters"
         detail = f"not calibrated: nothing is published at 4 bits for so small a model ({size}); {detail}"
-    return {
-        "output_divergence": Check(
-            "16-bit base with adapter → NF4 base with adapter",
-            "not measured" if most is None else "pass" if figures["kld"] <= most else "fail",
-            detail,
-            what="mean KL divergence",
-            figure=figures["kld"],
-            limit=most,
-            unit="nats",
-        ),
-    }
+    return Check(
+        "16-bit base with adapter → NF4 base with adapter",
+        "not measured" if most is None else "pass" if figures["kld"] <= most else "fail",
+        detail,
+        what="mean KL divergence",
+        figure=figures["kld"],
+        limit=most,
+        unit="nats",
+    )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What training keeps: bytes by model and part, what they say of 7B in figures and a sentence, and
+    whether the planner's formulas meet them.
+    """
+
+    table: dict[str, dict[str, int]]
+    figures: dict[str, Any]
+    check: Check
 
 
 def measure_training(model: Any, rows: list[list[int]], learning_rate: float) -> dict[str, int]:
-    """Bytes of `PARTS` after STEPS steps of Adam on the adapter of `model` (PEFT), from the tensors
-    themselves; the adapter is changed.
+    """Bytes by part after STEPS steps of Adam on the adapter of `model` (PEFT), from the tensors themselves;
+    the adapter is changed.
     """
     import torch
 
@@ -165,59 +173,44 @@ def planned_training(shape: Shape, train: Training) -> dict[str, int]:
     }
 
 
-def memory_table(measured: dict[str, dict[str, int]], train: Training) -> dict[str, dict[str, int]]:
-    """`measured` (`PLAIN`, `NF4`) with totals, and both at 7B by formula."""
-    shape = published_shape(MODEL)
-    assert shape, f"the planner doesn't know {MODEL}"
-    plain = train.model_copy(update={"quantization": "none"})
+def memory_of(measured: dict[str, dict[str, int]], shape: Shape | None, train: Training) -> Memory:
+    """What was `measured` of `PLAIN` and `NF4` beside the formulas at 7B, which are checked by the bytes of
+    NF4 here where the planner knows the architecture (`shape`).
+    """
+    published = published_shape(MODEL)
+    assert published, f"the planner doesn't know {MODEL}"
     table = {
         **measured,
-        f"{MODEL}, {PLAIN}": planned_training(shape, plain),
-        f"{MODEL}, {NF4}": planned_training(shape, train),
+        f"{MODEL}, {PLAIN}": planned_training(published, train.model_copy(update={"quantization": "none"})),
+        f"{MODEL}, {NF4}": planned_training(published, train),
     }
-    return {name: {**parts, "total": sum(parts[part] for part in PARTS)} for name, parts in table.items()}
-
-
-def memory_check(measured: dict[str, dict[str, int]], shape: Shape | None, train: Training) -> dict[str, Any]:
-    """What was measured of `PLAIN` and `NF4` against the formulas, and what that says of 7B: figures, and one
-    sentence with them.
-    """
-    table = memory_table(measured, train)
+    table = {name: {**parts, "total": sum(parts.values())} for name, parts in table.items()}
     here, plain, seven, seven_plain = (
         table[name]["total"] for name in (NF4, PLAIN, f"{MODEL}, {NF4}", f"{MODEL}, {PLAIN}")
     )
-    computed = sum(planned_training(shape, train).values()) if shape else None
-    ratio = here / computed if computed else None
-    proof = "the formulas are not checked on this architecture"
-    if ratio:
-        proof = f"{ratio:.3f} times what the planner's formulas give"
-    sentence = (
-        f"Here NF4 keeps {here / 1e6:,.1f} MB, {here / plain:.2f} of what unquantized LoRA keeps, {proof}; "
-        f"so at {MODEL} it keeps {seven / 1e9:.2f} of {seven_plain / 1e9:.2f} GB (computed), "
-        f"{seven / seven_plain:.2f} of it."
-    )
-    return {
-        "measured": here,
-        "computed": computed,
-        "ratio": ratio,
-        "share": here / plain,
-        "share_at_7b": seven / seven_plain,
-        "sentence": sentence,
-    }
-
-
-def memory_line(measured: dict[str, int], shape: Shape | None, train: Training) -> Check:
-    """NF4's measured bytes against the planner's: what is said about 7B rests on these formulas."""
-    line = Check(
+    check = Check(
         "Memory that stays while training, NF4 QLoRA",
         "not measured",
         "the planner doesn't know this architecture",
         what="difference between the tensors and the planner's formulas",
         limit=MEMORY_LIMIT,
     )
-    if shape is None:
-        return line
-    total, expected = sum(measured.values()), sum(planned_training(shape, train).values())
-    error = abs(total - expected) / expected
-    sentence = f"{total:,} bytes measured after {STEPS} steps, {expected:,} planned"
-    return replace(line, verdict="pass" if error <= MEMORY_LIMIT else "fail", sentence=sentence, figure=error)
+    computed, proof = None, "the formulas are not checked on this architecture"
+    if shape:
+        computed = sum(planned_training(shape, train).values())
+        proof = f"{here / computed:.3f} times what the planner's formulas give"
+        error = abs(here - computed) / computed
+        sentence = f"{here:,} bytes measured after {STEPS} steps, {computed:,} planned"
+        verdict: Verdict = "pass" if error <= MEMORY_LIMIT else "fail"
+        check = replace(check, verdict=verdict, sentence=sentence, figure=error)
+    figures = {
+        "measured": here,
+        "computed": computed,
+        "ratio": here / computed if computed else None,
+        "share": here / plain,
+        "share_at_7b": seven / seven_plain,
+        "sentence": f"Here NF4 keeps {here / 1e6:,.1f} MB, {here / plain:.2f} of what unquantized LoRA "
+        f"keeps, {proof}; so at {MODEL} it keeps {seven / 1e9:.2f} of {seven_plain / 1e9:.2f} GB (computed), "
+        f"{seven / seven_plain:.2f} of it.",
+    }
+    return Memory(table, figures, check)

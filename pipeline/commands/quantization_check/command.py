@@ -28,13 +28,12 @@ from pipeline.commands.quantization_check.adapters import (
 from pipeline.commands.quantization_check.checks import (
     NF4,
     PLAIN,
+    Memory,
     compare_logits,
     last_logits,
     measure_training,
-    memory_check,
-    memory_line,
-    memory_table,
-    output_lines,
+    memory_of,
+    output_check,
 )
 from pipeline.config.params import Params
 from pipeline.config.sections import Training
@@ -67,14 +66,11 @@ BUILT_IN = (
 
 @dataclass(frozen=True)
 class Checked:
-    """What came out: the checks by key, figures of the logits, bytes by model and part, and how the planner's
-    memory was met.
-    """
+    """What came out: the checks by key, figures of the logits, and what training keeps in memory."""
 
     lines: dict[str, Check]
     figures: dict[str, float]
-    memory: dict[str, dict[str, int]]
-    memory_check: dict[str, Any]
+    memory: Memory
 
 
 def quantization_check(
@@ -109,7 +105,7 @@ def quantization_check(
         matrices = adapter_is_finite(model)
         measured[NF4] = measure_training(model, rows, settings.learning_rate)
         adapter_is_finite(model)
-    figures = compare_logits(reference, candidate)
+    figures, memory = compare_logits(reference, candidate), memory_of(measured, shape, settings)
     lines = {
         "nf4_before_lora": counted(
             "NF4 before LoRA", "linears in NF4 before the adapter was put on", quantized
@@ -119,11 +115,11 @@ def quantization_check(
         ),
         "lora_finite": counted("LoRA", "matrices and outputs that are finite", matrices + outputs[0]),
         **weights,
-        **output_lines(figures, where, shape.parameters if shape else None),
-        "memory": memory_line(measured[NF4], shape, settings),
+        "output_divergence": output_check(figures, where, shape.parameters if shape else None),
+        "memory": memory.check,
         "adapter_swap": swap,
     }
-    return Checked(lines, figures, memory_table(measured, settings), memory_check(measured, shape, settings))
+    return Checked(lines, figures, memory)
 
 
 def counted(title: str, what: str, number: int) -> Check:
@@ -208,8 +204,8 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
         "adapter": bool(trained),
         "lines": {key: line.record(KEYS) for key, line in checked.lines.items()},
         "figures": checked.figures,
-        "memory": checked.memory,
-        "memory_check": checked.memory_check,
+        "memory": checked.memory.table,
+        "memory_check": checked.memory.figures,
     }
     write_json(root / "reports/quantization-check.json", written)
     if as_json:
@@ -223,7 +219,7 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
 def show(checked: Checked) -> None:
     """Print a line per check, then the table of memory in MB."""
     print(*checked.lines.values(), sep="\n")
-    figures, memory = checked.figures, checked.memory
+    figures, memory = checked.figures, checked.memory.table
     print(
         f"{'':12}  logits: mean difference {figures['mean_abs']:.4f}, largest {figures['max_abs']:.3f}, "
         f"NMSE {figures['nmse']:.5f}"
@@ -232,4 +228,4 @@ def show(checked: Checked) -> None:
     print(f"\n{'MB':<{width}}" + "".join(f"{part:>12}" for part in next(iter(memory.values()))))
     for name, parts in memory.items():
         print(f"{name:<{width}}" + "".join(f"{size / 1e6:>12,.1f}" for size in parts.values()))
-    print(f"\n{checked.memory_check['sentence']}")
+    print(f"\n{checked.memory.figures['sentence']}")
