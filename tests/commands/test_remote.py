@@ -21,9 +21,9 @@ from ssh_host import Card, ssh_host
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from pipeline.commands.remote.line import Line
+from pipeline.commands.remote.line import SshConnection
 from pipeline.commands.remote.mirror import Mirror
-from pipeline.commands.remote.parcel import Parcel, send
+from pipeline.commands.remote.parcel import Upload, send
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.places import PROJECT
@@ -193,8 +193,8 @@ def without_times(path: Path) -> list:
 
 def test_a_transfer_that_is_cut_goes_on_where_it_was(card: Card, tmp_path: Path) -> None:
     """Both ways; what came home is a whole checkpoint."""
-    run, line, home = "0123456789abcdef", Line("card", PYTHON, card.config), tmp_path / "home"
-    big, parcel = tmp_path / "big", Parcel()
+    run, line, home = "0123456789abcdef", SshConnection("card", PYTHON, card.config), tmp_path / "home"
+    big, parcel = tmp_path / "big", Upload()
     big.write_bytes(os.urandom(1_000_000))
     parcel.add("project/big", big)
     card.plan(("^rsync --server", "in", 300_000), ("^rsync --server --sender", "out", 300_000))
@@ -359,7 +359,7 @@ def test_without_rsync_there_or_here_nothing_is_sent(
 )
 def test_a_host_or_python_that_a_shell_would_read_otherwise_is_refused(name: str, python: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        Line(name, python, None)
+        SshConnection(name, python, None)
     assert refused.value.id == "Q-REMOTE-001"
 
 
@@ -380,7 +380,7 @@ def test_without_resume_a_recorded_training_is_done_again(
     train = import_module("pipeline.commands.remote.train")  # its name in the package is the command's
     monkeypatch.setattr(train, "_is_done", lambda root: True)
     monkeypatch.setattr(train, "need_host", reached)
-    card = Line("card", PYTHON, None)
+    card = SshConnection("card", PYTHON, None)
     train.main(card, project)
     with pytest.raises(ToolError) as trains:
         train.main(card, project, resume=False)

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.commands.remote import watch
 from pipeline.commands.remote.answers import parse
-from pipeline.commands.remote.host import common, files, follow, runs
-from pipeline.commands.remote.host.common import CHECKPOINTS
-from pipeline.commands.remote.line import Cut, Line
+from pipeline.commands.remote.host import files, follow, runs
+from pipeline.commands.remote.host.files import CHECKPOINTS
+from pipeline.commands.remote.line import ConnectionLost, SshConnection
 from pipeline.commands.remote.mirror import Mirror
-from pipeline.commands.remote.parcel import JOURNAL, Parcel, inputs, run_id
+from pipeline.commands.remote.parcel import JOURNAL, Upload, inputs, run_id
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
@@ -51,7 +51,7 @@ class Here:
         self.said: list[dict[str, Any]] = []
         self.began: list[tuple[list[str], list[str]]] = []
         places = {"HOME": "", "OBJECTS": "objects", "INCOMING": "incoming", "RUNS": "runs"}
-        for module in (common, files, follow, runs):
+        for module in (files, follow, runs):
             for name, place in places.items():
                 monkeypatch.setattr(module, name, store / place, raising=False)
             monkeypatch.setattr(module, "say", lambda **message: self.said.append(message))
@@ -107,7 +107,7 @@ def left_there(line: Here, step: int, code: str = "") -> Path:
 
 
 def watched(line: Here, root: Path, *, resume: bool = True) -> int:
-    return watch.watched(Mirror(line, root, RUN), Parcel(), Params(), resume)  # type: ignore[arg-type]
+    return watch.watched(Mirror(line, root, RUN), Upload(), Params(), resume)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_run_is_removed_with_what_was_sent_for_it_alone(line: Here) -> None:
     names = {}
     for content in ("its own", "both", "its state", "state of the start before", "an upload"):
         (line.store / "objects/new").write_text(content)
-        names[content] = common.sha256(line.store / "objects/new")
+        names[content] = files.sha256(line.store / "objects/new")
         (line.store / "objects/new").rename(line.store / "objects" / names[content])
     (line.store / "incoming/half").touch()
     both = {"project/both": names["both"]}
@@ -201,7 +201,7 @@ def test_a_run_is_removed_with_what_was_sent_for_it_alone(line: Here) -> None:
     assert not line.store.exists()
 
 
-def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int) -> Line:
+def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int) -> SshConnection:
     """A line whose `ssh` prints `text` and ends with `code`."""
     (tmp_path / "answer").write_text(text)
     for name in ("ssh", "rsync"):
@@ -210,7 +210,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: 
         )
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return Line("card", "python3", None)
+    return SshConnection("card", "python3", None)
 
 
 SHA, STATE = "0" * 64, {"state": "ended", "step": 5, "code": 0}
@@ -275,14 +275,14 @@ def test_an_answer_of_an_odd_shape_is_a_sentence(
 ) -> None:
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     with pytest.raises(DataError) as caught:
-        answering(tmp_path, monkeypatch, f"{common.MARK}{text}\n", 0).ask(what)
+        answering(tmp_path, monkeypatch, f"{files.MARK}{text}\n", 0).ask(what)
     assert caught.value.id == "Q-REMOTE-008" and len(caught.value.sentence) < 400
     assert safe(caught.value.sentence) == caught.value.sentence
 
 
 @pytest.mark.parametrize(
     "flood",
-    ["cat /dev/zero", f"printf '{common.MARK}'; cat /dev/zero", "yes hello"],
+    ["cat /dev/zero", f"printf '{files.MARK}'; cat /dev/zero", "yes hello"],
     ids=["a line", "an answer", "lines"],
 )
 def test_a_host_without_an_end_is_a_sentence_in_bounded_memory(
@@ -349,13 +349,13 @@ def test_a_host_that_is_never_content_is_a_sentence(tmp_path: Path, answers: dic
 def test_half_an_answer_before_the_last_words_of_ssh_is_a_cut_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f'{common.MARK}{{"run": "0123Connection to card closed by remote host.\n'
-    with pytest.raises(Cut):
+    text = f'{files.MARK}{{"run": "0123Connection to card closed by remote host.\n'
+    with pytest.raises(ConnectionLost):
         next(answering(tmp_path, monkeypatch, text, 255).follow())
 
 
 def test_an_error_of_the_host_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = answering(tmp_path, monkeypatch, common.MARK + '{"error": "\\u001b[2J' + "x" * 5000 + '"}\n', 0)
+    line = answering(tmp_path, monkeypatch, files.MARK + '{"error": "\\u001b[2J' + "x" * 5000 + '"}\n', 0)
     with pytest.raises(ToolError, match="Q-REMOTE-005") as caught:
         line.ask("runs")
     assert "\x1b" not in str(caught.value) and len(str(caught.value)) < 400
@@ -363,7 +363,7 @@ def test_an_error_of_the_host_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_a_host_says_steers_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {"\x1b[2J": STATE | {"line": "\x1b]0;x\x07\u202e"}}
-    text = common.MARK + json.dumps({"runs": runs, "bytes": 1}) + "\n"
+    text = files.MARK + json.dumps({"runs": runs, "bytes": 1}) + "\n"
     answering(tmp_path, monkeypatch, text, 0)
     shown = CliRunner().invoke(app, ["remote", "status", "card"])
     assert shown.exit_code == 0 and r"\x1b[2J" in shown.output and r"\u202e" in shown.output

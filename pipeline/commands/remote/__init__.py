@@ -1,5 +1,6 @@
 """`quench remote …`: stage train on another machine, by SSH."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,13 +8,27 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands.topics.options import Root, topic
-from pipeline.core.errors import Stopped
+from pipeline.core.errors import ConfigError, Stopped
+from pipeline.core.text import quoted, safe
+from pipeline.core.units import size_text
 
 app = topic("Train on another machine that you reach by SSH: start or attach, status, stop, clean.")
 
+
+def _is_run(run: str | None) -> str | None:
+    if run and not re.fullmatch(r"[0-9a-f]{16}", run):
+        raise ConfigError("Q-REMOTE-013", f"{quoted(run)} is no run: `quench remote status HOST` lists them")
+    return run
+
+
 Host = Annotated[str, typer.Argument(metavar="HOST", help="A name of ~/.ssh/config, or USER@NAME.")]
 Run = Annotated[
-    str | None, typer.Argument(metavar="RUN", help="One of those that status lists; default: the only one.")
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        callback=_is_run,
+        help="One of those that status lists; default: the only one.",
+    ),
 ]
 Python = Annotated[
     str, typer.Option("--python", metavar="PATH", help="The Python there that has the packages.")
@@ -24,9 +39,9 @@ Config = Annotated[
 
 
 def _line(host: str, python: str, config: Path | None) -> Any:
-    from pipeline.commands.remote.line import Line
+    from pipeline.commands.remote.line import SshConnection
 
-    return Line(host, python, config)
+    return SshConnection(host, python, config)
 
 
 @app.command(epilog="example: quench remote train my-card --python venv/bin/python")
@@ -57,22 +72,38 @@ def train(
 @app.command(epilog="example: quench remote status my-card")
 def status(host: Host, python: Python = "python3", ssh_config: Config = None) -> None:
     """Show the trainings there: which run, the last line of each, the disk that they take."""
-    from pipeline.commands.remote.runs import status
+    from pipeline.commands.remote.line import FOLDER
 
-    status(_line(host, python, ssh_config))
+    line = _line(host, python, ssh_config)
+    answer = line.ask("runs")
+    for run, state in answer.runs.items():
+        code = "" if state.code is None else f" ({state.code})"
+        print(f"{run}  {state.state}{code}  {safe(state.line, 120)}")
+    if not answer.runs:
+        print(f"no training is on {line.name}")
+    print(f"{line.name}:{FOLDER} takes {size_text(answer.bytes)}")
 
 
 @app.command(epilog="example: quench remote stop my-card")
 def stop(host: Host, run: Run = None, python: Python = "python3", ssh_config: Config = None) -> None:
     """End a training there, with a checkpoint; `train` brings that home, and goes on from it."""
-    from pipeline.commands.remote.runs import stop
-
-    stop(_line(host, python, ssh_config), run)
+    line = _line(host, python, ssh_config)
+    if run is None:
+        at_work = [name for name, state in line.ask("runs").runs.items() if state.state == "running"]
+        if len(at_work) != 1:
+            remedy = f"name one of {', '.join(at_work)}" if at_work else "there is nothing to stop"
+            raise ConfigError(
+                "Q-REMOTE-013",
+                f"{len(at_work) or 'no'} trainings run on {line.name}: {safe(remedy, 200)}",
+            )
+        run = at_work[0]
+    state = line.ask("stop", run=run)
+    print(f"{run} is {state.state}: `quench remote train {line.name}` goes on with it")
 
 
 @app.command(epilog="example: quench remote clean my-card")
 def clean(host: Host, run: Run = None, python: Python = "python3", ssh_config: Config = None) -> None:
     """Remove all of ours there: data, weights, checkpoints, code; what runs stays (`stop` it first)."""
-    from pipeline.commands.remote.runs import clean
-
-    clean(_line(host, python, ssh_config), run)
+    line = _line(host, python, ssh_config)
+    for left in line.ask("clean", run=run, keep=False).running:
+        print(f"{left} runs on {line.name}, so it stays: `quench remote stop {line.name} {left}` ends it")

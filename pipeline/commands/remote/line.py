@@ -30,7 +30,7 @@ from pipeline.commands.remote.answers import (
     parse,
 )
 from pipeline.commands.remote.host import script
-from pipeline.commands.remote.host.common import MARK
+from pipeline.commands.remote.host.files import MARK
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, MachineError, ToolError
 from pipeline.core.text import quoted, safe
@@ -59,11 +59,11 @@ TOOLS = ("ssh", "rsync")  # here
 Result = TypeVar("Result")
 
 
-class Cut(Exception):
+class ConnectionLost(Exception):
     """The line is cut, or was never made; the message is why."""
 
 
-class Line:
+class SshConnection:
     """A line to `name` (of ~/.ssh/config or the network, or user@name), whose Python is `python`; `config` is
     read instead of ~/.ssh/config.
 
@@ -93,7 +93,7 @@ class Line:
         return self.trying(lambda: next(self._call(what, **given)))
 
     def follow(self, **given: Any) -> Iterator[News]:
-        """The answers of `host.follow(**given)`, as they come. Raises `Cut`."""
+        """The answers of `host.follow(**given)`, as they come. Raises `ConnectionLost`."""
         for news in self._call("follow", **given):
             self._answered = time.monotonic()
             yield news  # type: ignore[misc]
@@ -109,7 +109,7 @@ class Line:
                 result = work()
                 self._answered = time.monotonic()
                 return result
-            except Cut as cut:
+            except ConnectionLost as cut:
                 if self._answered is None:
                     raise ToolError(
                         "Q-REMOTE-003",
@@ -128,19 +128,19 @@ class Line:
 
     def push(self, folder: Path, names: Iterable[str]) -> None:
         """Bring the files `names` of `folder` to the host's `incoming`, going on from what is there. Raises
-        `Cut`.
+        `ConnectionLost`.
         """
         self._rsync(names, "--copy-links", f"{folder}/", f"{self.name}:{FOLDER}/incoming/")
 
     def pull(self, run: str, folder: Path, names: Iterable[str]) -> None:
         """Bring the files `names` of a run's `out` into `folder`, going on from what is there. Raises
-        `Cut`.
+        `ConnectionLost`.
         """
         self._rsync(names, f"{self.name}:{FOLDER}/runs/{run}/out/", f"{folder}/")
 
     def _rsync(self, names: Iterable[str], *places: str) -> None:
         *options, source, target = places
-        # appended in place: also what a kill -9 left is gone on from; hashes tell what came whole
+        # appended in place: also what a kill -9 left is resumed; hashes tell what came whole
         command = ["rsync", "--append-verify", f"--timeout={PATIENCE:.0f}", "--rsh", shlex.join(self._ssh)]
         shown = ["--info=progress2"] if sys.stderr.isatty() else []
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
@@ -150,11 +150,11 @@ class Line:
                 said = deque(self._lines(process.stderr.fileno(), None), LAST_LINES)  # type: ignore[union-attr]
                 code = process.wait()
         if code:
-            raise Cut(_reason(said) or f"rsync ended with {code}")
+            raise ConnectionLost(_reason(said) or f"rsync ended with {code}")
 
     def _call(self, what: str, /, **given: Any) -> Iterator[Answer]:
-        """Run `host.WHAT(**given)`; its answers. Raises `Cut` if there is none, `ToolError` for an error
-        there, `DataError` for an answer that is none.
+        """Run `host.WHAT(**given)`; its answers. Raises `ConnectionLost` if there is none, `ToolError` for an
+        error there, `DataError` for an answer that is none.
         """
         command = [*self._ssh, "--", self.name, f"{self.python} - {what}"]
         pipe = subprocess.PIPE
@@ -181,28 +181,28 @@ class Line:
                     f"{self.name} can't do its part ({why}): name a Python 3.11 or later with --python",
                 )
             if code or not answered:
-                raise Cut(_reason(others) or "it ended early")
+                raise ConnectionLost(_reason(others) or "it ended early")
 
     def _answer(self, what: str, line: str, process: subprocess.Popen[bytes]) -> Answer:
-        """What a line says. Raises `DataError` for one that no function of `host` wrote, `Cut` where ssh ends
-        with it: it wrote its own last words behind half of a line.
+        """What a line says. Raises `DataError` for one that no function of `host` wrote, `ConnectionLost`
+        where ssh ends with it: it wrote its own last words behind half of a line.
         """
         try:
             return parse(what, line.removeprefix(MARK))
         except Odd as odd:
             with suppress(subprocess.TimeoutExpired):
                 if process.wait(LAST_WORDS_SECONDS) == NO_LINE:
-                    raise Cut("in the middle of an answer") from None
+                    raise ConnectionLost("in the middle of an answer") from None
             raise foreign(self.name, str(odd)) from None
 
     def _lines(self, source: int, silence: float | None) -> Iterator[str]:
-        """Whole lines from a file descriptor, until its end. Raises `Cut` after `silence` seconds,
+        """Whole lines from a file descriptor, until its end. Raises `ConnectionLost` after `silence` seconds,
         `DataError` for more than a host has to say.
         """
         rest, chatter = bytearray(), 0
         while True:
             if not select.select([source], [], [], silence)[0]:
-                raise Cut("no sign of life")
+                raise ConnectionLost("no sign of life")
             block = os.read(source, 1 << 16)
             if not block:
                 return

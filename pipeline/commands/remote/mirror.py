@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.remote.answers import Piece, Snapshot, foreign
-from pipeline.commands.remote.host.common import CHECKPOINTS
-from pipeline.commands.remote.line import Cut, Line
+from pipeline.commands.remote.host.files import CHECKPOINTS
+from pipeline.commands.remote.line import ConnectionLost, SshConnection
 from pipeline.commands.remote.parcel import JOURNAL, NO_STATE, SCRATCH, STALLED, STATE
 from pipeline.core.errors import ToolError
 from pipeline.core.hashing import file_hash
@@ -25,7 +25,7 @@ LOG = "logs/train.log"  # where Snakemake's rule has it too
 FOLLOWED = {"log": "log", "journal": f"project/{JOURNAL}"}
 
 
-class Gone(Exception):
+class RunRemoved(Exception):
     """The run's folder is not on the host any more."""
 
 
@@ -36,7 +36,7 @@ class _Pruned(Exception):
 class Mirror:
     """Files of `run` on the host, brought below `root`."""
 
-    def __init__(self, line: Line, root: Path, run: str) -> None:
+    def __init__(self, line: SshConnection, root: Path, run: str) -> None:
         self.line, self.root, self.run = line, root, run
         self.paths = {"log": root / LOG, "journal": root / JOURNAL}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -58,7 +58,7 @@ class Mirror:
                     self.bring(STATE)
                 if news.ended:
                     return
-        except Cut as cut:
+        except ConnectionLost as cut:
             print(
                 f"remote: the line to {self.line.name} is cut ({cut}); train goes on there: trying again",
                 file=sys.stderr,
@@ -69,7 +69,7 @@ class Mirror:
         """Write a piece of the log or the journal; one at 0 replaces the file, in one rename."""
         path, content = self.paths[piece.file], piece.data
         if piece.at not in (0, path.stat().st_size if path.is_file() else 0):
-            raise Cut(f"{path} was changed here")
+            raise ConnectionLost(f"{path} was changed here")
         if piece.at == 0:
             with publishing(path) as aside:
                 aside.write_bytes(content)
@@ -84,13 +84,13 @@ class Mirror:
         each artifact whole; what the host has deleted beside checkpoints is deleted here, unless one of them
         is torn there. {path: sha256} of them.
 
-        Raises `ToolError` if they don't come, `Gone` if the run's folder is.
+        Raises `ToolError` if they don't come, `RunRemoved` if the run's folder is.
         """
         skip = [*NO_STATE, METRICS_LOG]  # the journal is followed line by line
         snapshot: Snapshot = self.line.ask("snapshot", run=self.run, paths=list(paths), skip=skip)
         found = snapshot.files
         if found is None:
-            raise Gone
+            raise RunRemoved
         if outside := snapshot.outside(paths):
             raise foreign(self.line.name, f"the path {outside}")
         digests = {place: digest for place, (digest, _) in found.items()}
@@ -147,7 +147,7 @@ class Mirror:
                 shutil.copyfile(have.get(digest, folder / digest), target)
 
     def _fetch(self, sizes: Mapping[str, int]) -> Path:
-        """A folder with the files of these hashes; what a cut line left in it is gone on from."""
+        """A folder with the files of these hashes; what a lost connection left in it is resumed."""
         folder = self.root / SCRATCH / "coming"
         folder.mkdir(parents=True, exist_ok=True)
         need_disk(folder, sum(sizes.values()) - sum(path.stat().st_size for path in folder.iterdir()))
@@ -163,10 +163,10 @@ class Mirror:
             try:
                 self.line.pull(self.run, folder, missing)
                 trouble = "what comes has other bytes"
-            except Cut as cut:
+            except ConnectionLost as cut:
                 trouble = str(cut)
                 if self.line.ask("look", run=self.run).state == "none":
-                    raise Gone from cut
+                    raise RunRemoved from cut
             time.sleep(stalled)
         return folder
 
@@ -190,12 +190,9 @@ def _known(path: Path) -> tuple[int, str]:
 def _unit(place: str) -> str:
     """What is published in one rename: a checkpoint, the adapter, or a file."""
     parts = Path(place).parts
-    depth = 3 if place.startswith(f"{CHECKPOINTS}/checkpoint-") else 2
-    return "/".join(parts[:depth]) if parts[0] == "models" and not _is_plain(place) else place
-
-
-def _is_plain(place: str) -> bool:
-    return place.startswith(f"{CHECKPOINTS}/") and not place.startswith(f"{CHECKPOINTS}/checkpoint-")
+    if place.startswith(f"{CHECKPOINTS}/"):
+        return "/".join(parts[:3]) if parts[2].startswith("checkpoint-") else place
+    return "/".join(parts[:2]) if parts[0] == "models" else place
 
 
 def _order(place: str) -> tuple[bool, str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.remote.answers import foreign
-from pipeline.commands.remote.host.common import CHECKPOINTS
-from pipeline.commands.remote.line import Cut, Line
+from pipeline.commands.remote.host.files import CHECKPOINTS
+from pipeline.commands.remote.line import ConnectionLost, SshConnection
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import NO_PART, file_hash, json_hash
@@ -35,7 +35,7 @@ STALLED = 5  # times that rsync may bring nothing before that is an error
 
 
 @dataclass
-class Parcel:
+class Upload:
     """Files for the host: `places` {path in the run's folder: sha256}, and where each is here."""
 
     places: dict[str, str] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class Parcel:
         self.sources[digest] = path.absolute()
 
 
-def inputs(root: Path, params: Params) -> Parcel:
+def inputs(root: Path, params: Params) -> Upload:
     """The code, the settings and what train reads below `root`. Raises `DataError` if an input is missing."""
-    found, made = Parcel(), root / SCRATCH / "made"
+    found, made = Upload(), root / SCRATCH / "made"
     for name in Package().sources:
         found.add(f"code/{PACKAGE.name}/{name}", PACKAGE / name)
     if TABLE.is_relative_to(PROJECT):
@@ -69,7 +69,7 @@ def inputs(root: Path, params: Params) -> Parcel:
     return found
 
 
-def run_id(parcel: Parcel, params: Params) -> str:
+def run_id(parcel: Upload, params: Params) -> str:
     """The same for the same inputs, settings of train and code of train: a comment is another's business."""
     values = values_of(params)
     data = {
@@ -91,9 +91,9 @@ def unfinished(root: Path) -> bool:
     return isinstance(found, dict) and not found.get("finished")
 
 
-def state(root: Path) -> Parcel:
+def state(root: Path) -> Upload:
     """What an unfinished run left here; nothing if there is none."""
-    found = Parcel()
+    found = Upload()
     if unfinished(root):
         for top in STATE:
             for path in _files(root / top):
@@ -118,7 +118,7 @@ def _files(top: Path) -> Iterator[Path]:
     yield from (path for path in below if path.is_file() and path.name not in NO_PART)
 
 
-def send(line: Line, root: Path, parcels: list[Parcel]) -> None:
+def send(line: SshConnection, root: Path, parcels: list[Upload]) -> None:
     """Bring to the host what it lacks of `parcels`. Raises `ToolError` if nothing arrives, `DataError` if a
     file changed meanwhile.
     """
@@ -142,7 +142,7 @@ def send(line: Line, root: Path, parcels: list[Parcel]) -> None:
         try:
             line.push(folder, missing)
             trouble = "what arrives has other bytes"
-        except Cut as cut:
+        except ConnectionLost as cut:
             trouble = str(cut)
         if stalled >= STALLED:
             _need_unchanged({name: sources[name] for name in missing})

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pipeline.commands.remote.answers import Installed
-from pipeline.commands.remote.line import Line
+from pipeline.commands.remote.line import SshConnection
 from pipeline.commands.remote.mirror import Mirror
 from pipeline.commands.remote.parcel import SCRATCH, STAGE, inputs, run_id
 from pipeline.commands.remote.watch import watched
@@ -35,10 +35,10 @@ NEEDED = ("pydantic", "pyyaml", "psutil", "pyarrow", "safetensors", "gguf", "ten
 REPORT, ADAPTER = "reports/train.json", "models/adapter"
 
 
-def main(line: Line, root: Path, *, resume: bool = True, keep: bool = False) -> None:
+def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = False) -> None:
     """Train on the host of `line` for the project at `root`; with `keep`, what was sent stays there.
 
-    Without `resume`, nothing is gone on from, here or there; with it, nothing is done if nothing has changed
+    Without `resume`, nothing is resumed, here or there; with it, nothing is done if nothing has changed
     since the last training. Raises what train ended with, `ConfigError` for a method that needs more than its
     inputs, `ToolError` for a host that can't train to the same bytes, `Stopped` after a signal: the training
     goes on there.
@@ -100,7 +100,7 @@ def _is_done(root: Path) -> bool:
             os.environ[REUSE] = given
 
 
-def need_host(line: Line) -> None:
+def need_host(line: SshConnection) -> None:
     """Raise `ToolError` unless the host has Python 3.11, rsync, and the packages of this machine, whose
     versions decide over the adapter's bytes and over which checkpoints a run may go on from.
     """
@@ -131,7 +131,7 @@ def _public(given: str | None) -> str | None:
     return given and given.partition("+")[0]
 
 
-def _trained(line: Line, root: Path, params: Params, resume: bool, keep: bool) -> str:
+def _trained(line: SshConnection, root: Path, params: Params, resume: bool, keep: bool) -> str:
     """Train there, however often it takes; the run, whose outputs are here then."""
     print(f"remote: hashing what {STAGE} reads", flush=True)
     parcel = inputs(root, params)
@@ -156,7 +156,7 @@ def _trained(line: Line, root: Path, params: Params, resume: bool, keep: bool) -
     return run
 
 
-def _finish(line: Line, root: Path) -> None:
+def _finish(line: SshConnection, root: Path) -> None:
     """Raise `DataError` unless the adapter is the one that train hashed there; say which commit it is of."""
     report = read_json(root / REPORT, "run the same command again")
     try:
@@ -172,7 +172,7 @@ def _finish(line: Line, root: Path) -> None:
     write_json(root / REPORT, report)
 
 
-def _verdict(line: Line, code: int) -> BaseException:
+def _verdict(line: SshConnection, code: int) -> BaseException:
     """What to raise for a training that ended with `code`."""
     if code - 128 in SIGNALS:
         return Stopped(code - 128, f"{STAGE} was stopped on {line.name}; the same command goes on from here")

@@ -4,9 +4,9 @@ import time
 import uuid
 
 from pipeline.commands.remote.answers import Started, State
-from pipeline.commands.remote.host.common import CHECKPOINTS
-from pipeline.commands.remote.mirror import Gone, Mirror
-from pipeline.commands.remote.parcel import STAGE, STALLED, STATE, Parcel, send, state, unfinished
+from pipeline.commands.remote.host.files import CHECKPOINTS
+from pipeline.commands.remote.mirror import Mirror, RunRemoved
+from pipeline.commands.remote.parcel import STAGE, STALLED, STATE, Upload, send, state, unfinished
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.interruption import SIGNALS
@@ -19,7 +19,7 @@ LOOKS = 5  # at a folder that lacks a part, until that is no matter of a moment
 PAUSE_SECONDS = 1.0  # between them
 
 
-def watched(mirror: Mirror, parcel: Parcel, params: Params, resume: bool) -> int:
+def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int:
     """The exit code of train, which is started unless it runs, and again if it was killed; what it left is
     here then.
 
@@ -46,7 +46,7 @@ def watched(mirror: Mirror, parcel: Parcel, params: Params, resume: bool) -> int
             if is_wanted:
                 mirror.follow()  # what it said last
                 mirror.bring(_outputs(params) if is_done else STATE)
-        except Gone:
+        except RunRemoved:
             gone += 1
             _need_whole(mirror, gone)
             continue
@@ -76,7 +76,7 @@ def _is_ahead(mirror: Mirror, step: int) -> bool:
 def _need_wanted(mirror: Mirror, is_wanted: bool, resume: bool) -> None:
     """Raise `ConfigError` unless what runs there may be followed: that replaces what is here."""
     if not is_wanted:
-        why = "is behind the checkpoints here" if resume else "is at work, and --no-resume is to begin anew"
+        why = "is behind the checkpoints here" if resume else "is at work, and --no-resume is to start again"
         name = mirror.line.name
         raise ConfigError(
             "Q-REMOTE-014",
@@ -97,10 +97,10 @@ def _need_whole(mirror: Mirror, gone: int) -> None:
     time.sleep(PAUSE_SECONDS)
 
 
-def _begin(mirror: Mirror, parcel: Parcel, *, resume: bool) -> None:
+def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
     """Send what is missing there, and start."""
     line, root = mirror.line, mirror.root
-    own = state(root) if resume else Parcel()
+    own = state(root) if resume else Upload()
     attempt = uuid.uuid4().hex
     for _ in range(STALLED):
         send(line, root, [parcel, own])

@@ -16,7 +16,7 @@ Answers are lines of JSON behind MARK: what a login shell prints is not for us.
 
 from pathlib import Path
 
-MODULES = ("common", "files", "runs", "follow")  # in the order of their imports
+MODULES = ("files", "runs", "follow")  # in the order of their imports
 # each under its own name, so that they find each other
 MAKE = """
 import sys, types

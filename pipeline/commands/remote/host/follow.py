@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.remote.host.common import LOOK_SECONDS, RUNS, Files, alive, say
-from pipeline.commands.remote.host.files import snapshot, wanted
+from pipeline.commands.remote.host.files import LOOK_SECONDS, RUNS, Files, alive, say, snapshot, wanted
 from pipeline.commands.remote.host.runs import check, clean, look, runs, start, stop
 
 PIECE = 1 << 20  # bytes of a file in one answer

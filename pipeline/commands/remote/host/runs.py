@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.remote.host.common import (
+from pipeline.commands.remote.host.files import (
     CHECKPOINTS,
     HOME,
     INCOMING,
