@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.commands.judge import command
-from pipeline.commands.judge.command import Asked, judge
+from pipeline.commands.judge.command import Options, judge
 from pipeline.commands.judge.files import describe
 from pipeline.commands.judge.measure import loaded
 from pipeline.config.params import Params
@@ -80,7 +80,7 @@ def test_a_broken_file_loses_and_answers_are_kept(
     broken = Path(shutil.copy(model, root / "broken.gguf"))
     change_rows(broken, "blk.0.ffn_down.weight", np.zeros_like)
     files = [broken, model]
-    found = judge(PARAMS, root, files, Asked(memory="8 GB", reference=model))
+    found = judge(PARAMS, root, files, Options(memory="8 GB", reference=model))
     assert found["verdict"]["best"] == "sound"
     assert found["verdict"]["alike"] == ("sound",)
     assert found["pairs"][0]["measurable"]
@@ -99,7 +99,7 @@ def test_a_broken_file_loses_and_answers_are_kept(
         raise AssertionError("a row was asked again")
 
     monkeypatch.setattr("pipeline.commands.judge.measure.answer_row", refuse)
-    again = judge(PARAMS, root, files, Asked(memory="8 GB"))
+    again = judge(PARAMS, root, files, Options(memory="8 GB"))
     assert again["pairs"] == found["pairs"]
 
 
@@ -108,7 +108,7 @@ def test_the_same_bytes_are_not_distinguishable_nor_are_files_of_one_name_mixed_
 ) -> None:
     (root / "more").mkdir()
     twin = Path(shutil.copy(model, root / "more" / model.name))
-    found = judge(PARAMS, root, [model, twin], Asked())
+    found = judge(PARAMS, root, [model, twin], Options())
     assert set(found["verdict"]["alike"]) == set(found["files"]) and len(found["files"]) == 2
     first, second = found["files"].values()
     assert (first["same_bytes_as"], second["same_bytes_as"]) == (None, next(iter(found["files"])))
@@ -122,7 +122,7 @@ def judge_writing(root: Path, *files: Path) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr("pipeline.metrics.answers.KEEP_SECONDS", 0.0)
     patch.setattr("pipeline.commands.judge.measure.TURNS", 2)
-    judge(PARAMS, root, list(files), Asked())
+    judge(PARAMS, root, list(files), Options())
 
 
 @pytest.mark.slow
@@ -135,13 +135,13 @@ def test_a_killed_run_goes_on(model: Path, root: Path, monkeypatch: pytest.Monke
         return answer_row(server, row, *more, **options)
 
     monkeypatch.setattr("pipeline.commands.judge.measure.answer_row", answer)
-    judge(PARAMS, root, [model, twin], Asked())
+    judge(PARAMS, root, [model, twin], Options())
     assert len(asked) == 2 * ROWS - 2  # those that were answered before the kill are not asked again
 
 
 def test_another_vocabulary_has_no_divergence(model: Path, root: Path) -> None:
     other = tiny_gguf(root / "other.gguf", **{"tokenizer.ggml.tokens": other_tokens(model)})
-    found = judge(PARAMS, root, [model, other], Asked(reference=model))
+    found = judge(PARAMS, root, [model, other], Options(reference=model))
     assert "kld" in found["files"]["sound"]["divergence"]
     assert found["files"]["other"]["divergence"].keys() == {"not_measured"}
 
@@ -191,13 +191,13 @@ def test_a_damaged_file_is_refused_by_its_id(model: Path, root: Path, damage: An
     bad = Path(shutil.copy(model, root / "bad.gguf"))
     damage(bad)
     with pytest.raises(QuenchError) as error:
-        judge(PARAMS, root, [model, bad], Asked())
+        judge(PARAMS, root, [model, bad], Options())
     assert error.value.id == id
     assert "bad.gguf" in error.value.sentence
     assert damage is not strange or "'lxama'" in error.value.sentence  # what the server's log says
 
 
-def refused(model: Path, root: Path, other: Path, asked: Asked, params: Params = PARAMS) -> str:
+def refused(model: Path, root: Path, other: Path, asked: Options, params: Params = PARAMS) -> str:
     with pytest.raises(QuenchError) as error:
         judge(params, root, [model, other], asked)
     return error.value.id
@@ -208,14 +208,14 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_asked(model: Path, 
     part = tiny_gguf(root / "part.gguf", split__count=3)
     picky = tiny_gguf(root / "picky.gguf", tokenizer__chat_template="{{ raise_exception('no') }}")
     nothing = Params.model_validate({"evaluate": {"scorers": []}})
-    assert refused(model, root, bare, Asked()) == "Q-JUDGE-004"
-    assert refused(model, root, part, Asked()) == "Q-JUDGE-003"
-    assert refused(model, root, model, Asked(data=root / "none.jsonl")) == "Q-JUDGE-005"
-    assert refused(model, root, model, Asked(), nothing) == "Q-JUDGE-007"
-    assert refused(model, root, model, Asked(memory="much")) == "Q-JUDGE-008"
-    assert refused(model, root, model, Asked(scorers=("json_fields",))) == "Q-METRICS-001"
-    assert refused(model, root, model, Asked(ctx_size=32)) == "Q-JUDGE-009"
-    assert refused(model, root, picky, Asked()) == "Q-JUDGE-010"
+    assert refused(model, root, bare, Options()) == "Q-JUDGE-004"
+    assert refused(model, root, part, Options()) == "Q-JUDGE-003"
+    assert refused(model, root, model, Options(data=root / "none.jsonl")) == "Q-JUDGE-005"
+    assert refused(model, root, model, Options(), nothing) == "Q-JUDGE-007"
+    assert refused(model, root, model, Options(memory="much")) == "Q-JUDGE-008"
+    assert refused(model, root, model, Options(scorers=("json_fields",))) == "Q-METRICS-001"
+    assert refused(model, root, model, Options(ctx_size=32)) == "Q-JUDGE-009"
+    assert refused(model, root, picky, Options()) == "Q-JUDGE-010"
     assert not (root / "reports/judge").exists()
 
 

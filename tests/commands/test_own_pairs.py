@@ -19,7 +19,7 @@ from pipeline.cli import app
 from pipeline.commands.pairs import answering
 from pipeline.commands.pairs.answering import training_requests
 from pipeline.commands.pairs.choosing import pair_of, problem_of
-from pipeline.commands.pairs.command import Asked, make
+from pipeline.commands.pairs.command import Options, make
 from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
@@ -39,7 +39,7 @@ PARAMS = Params.model_validate(
     }
 )
 SHORT = "def short(reference, answer, row):\n    return 1 / (1 + len(answer))\n"
-ASKED = Asked(answers=4, rows=3, seed=1)
+ASKED = Options(answers=4, rows=3, seed=1)
 
 
 def chat(question: str, answer: str, **more: Any) -> Row:
@@ -71,7 +71,7 @@ def root(model: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(root: Path, name: str = "own.jsonl", asked: Asked = ASKED) -> tuple[bytes, Row]:
+def run(root: Path, name: str = "own.jsonl", asked: Options = ASKED) -> tuple[bytes, Row]:
     target = root / "data/raw" / name
     account = make(Project(PARAMS, root), target, "F16", asked)
     return target.read_bytes(), account
@@ -136,7 +136,7 @@ def test_the_command_asks_as_its_options_say(root: Path) -> None:
     target = root / "data/raw/typed.jsonl"
     done = CliRunner().invoke(app, ["data", "pairs", str(target), "F16", *words, "--root", str(root)])
     assert done.exit_code == 0, done.output
-    asked = Asked(answers=4, rows=3, seed=1, temperature=0.75, min_gap=0.001)
+    asked = Options(answers=4, rows=3, seed=1, temperature=0.75, min_gap=0.001)
     written, account = run(root, asked=asked)
     assert target.read_bytes() == written
     assert json.loads((root / "reports/pairs/typed.jsonl.json").read_text()) == account
@@ -146,7 +146,7 @@ def test_the_command_asks_as_its_options_say(root: Path) -> None:
 
 def test_another_seed_gives_other_answers(root: Path) -> None:
     run(root)
-    run(root, "other.jsonl", Asked(answers=4, rows=3, seed=2))
+    run(root, "other.jsonl", Options(answers=4, rows=3, seed=2))
     first, second = (set(path.read_text()) for path in (root / "reports/pairs").glob("*.answers.jsonl"))
     assert first != second
 
@@ -177,7 +177,7 @@ def test_without_a_scorer_rows_or_scores_that_differ_there_is_no_file(root: Path
     without = PARAMS.model_copy(update={"evaluate": evaluate})
 
     def refused(params: Params = PARAMS) -> str:
-        asked = Asked(answers=2, rows=1, seed=1)
+        asked = Options(answers=2, rows=1, seed=1)
         with pytest.raises(QuenchError) as error:
             make(Project(params, root), root / "data/raw/own.jsonl", "F16", asked)
         assert not list((root / "data/raw").iterdir())

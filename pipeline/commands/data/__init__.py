@@ -141,8 +141,8 @@ def pairs(
     """Make preferences of the model's own answers to training rows: the best and the worst of K, as a file
     of data/raw.
     """
-    from pipeline.commands.pairs.command import Asked, main
+    from pipeline.commands.pairs.command import Options, main
 
-    asked = Asked(answers, rows, seed, temperature, scorer, min_gap)
+    options = Options(answers, rows, seed, temperature, scorer, min_gap)
     with working(root):
-        main(project_of(params, root), file, model, asked)
+        main(project_of(params, root), file, model, options)

@@ -37,7 +37,7 @@ ENDED = 0.9  # share of answers that end by themselves, below which a file is wo
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The command's options; None: as params.yaml says."""
 
     data: Path | None = None
@@ -50,9 +50,11 @@ class Asked:
     gpu_layers: int | None = None
 
 
-def main(params_file: Path | None, root: Path, files: Sequence[Path], asked: Asked, *, as_json: bool) -> None:
+def main(
+    params_file: Path | None, root: Path, files: Sequence[Path], options: Options, *, as_json: bool
+) -> None:
     """Judge the files, write report and page, and print the verdict."""
-    report = judge(settings_of(params_file, root), root, files, asked)
+    report = judge(settings_of(params_file, root), root, files, options)
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
@@ -65,19 +67,19 @@ def settings_of(params_file: Path | None, root: Path) -> Params:
     return load_params(file) if params_file or file.exists() else Params()
 
 
-def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> dict[str, Any]:
+def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -> dict[str, Any]:
     """Measure the files, publish report and page; gives the report. Raises `ConfigError`, `DataError` and
     `ToolError` for what can't be judged, before anything long begins.
     """
     tools = find_toolchain(params.machine.llama_cpp)
-    evaluate, load = evaluated(params, asked), load_of(params, asked, tools)
-    room, room_words = room_of(asked.memory, load)
+    evaluate, load = evaluated(params, options), load_of(params, options, tools)
+    room, room_words = room_of(options.memory, load)
     for scorer in evaluate.scorers:
         parse(scorer, evaluate.judge, root, evaluate.external)
     found = candidates(files)
     check_context(found, load.ctx_size)
-    reference = describe(asked.reference, asked.reference.stem) if asked.reference else None
-    rows = held_out_rows(asked.data or root / DATA, asked.rows or params.compare.rows, evaluate.seed)
+    reference = describe(options.reference, options.reference.stem) if options.reference else None
+    rows = held_out_rows(options.data or root / DATA, options.rows or params.compare.rows, evaluate.seed)
     check_references(rows, evaluate.scorers, root)
     served = measure_served(
         found,
@@ -109,7 +111,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
         "files": values,
         "pairs": [asdict(pair) | {"measurable": pair.measurable} for pair in pairs],
         "rows": len(rows),
-        "data": (asked.data or DATA).name,
+        "data": (options.data or DATA).name,
         "scorers": evaluate.scorers,
         "max_new_tokens": evaluate.max_new_tokens,
         **load_values(load),
@@ -124,11 +126,11 @@ def judge(params: Params, root: Path, files: Sequence[Path], asked: Asked) -> di
     return report
 
 
-def evaluated(params: Params, asked: Asked) -> Evaluate:
+def evaluated(params: Params, options: Options) -> Evaluate:
     """Section evaluate with what the options change, one row at a time. Raises `ConfigError` if nothing would
     be scored.
     """
-    scorers = list(asked.scorers) or params.evaluate.scorers
+    scorers = list(options.scorers) or params.evaluate.scorers
     if not scorers:
         raise ConfigError(
             "Q-JUDGE-007",
@@ -138,16 +140,16 @@ def evaluated(params: Params, asked: Asked) -> Evaluate:
     return params.evaluating.model_copy(update={"scorers": scorers, "parallel": 1})
 
 
-def load_of(params: Params, asked: Asked, tools: Toolchain) -> Serve:
+def load_of(params: Params, options: Options, tools: Toolchain) -> Serve:
     """How files are loaded: at the context of section serve, on the threads and the card of section
     machine. Where llama.cpp sees no card, auto is 0.
     """
     settings = params.machine
-    layers = settings.n_gpu_layers if asked.gpu_layers is None else asked.gpu_layers
+    layers = settings.n_gpu_layers if options.gpu_layers is None else options.gpu_layers
     return params.serving.model_copy(
         update={
-            "ctx_size": asked.ctx_size or params.serve.ctx_size,
-            "threads": asked.threads or settings.threads,
+            "ctx_size": options.ctx_size or params.serve.ctx_size,
+            "threads": options.threads or settings.threads,
             "n_gpu_layers": 0 if layers == AUTO and not devices(tools) else layers,
         }
     )

@@ -6,7 +6,7 @@ reference's: its chat template, and the row's own answer.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ def divergences(
     if reference is None:
         return {one.name: {"not_measured": NO_REFERENCE} for one in files}
     found: dict[str, dict[str, Any]] = {
-        one.name: {"not_measured": why} for one in files if (why := why_not(one, reference))
+        one.name: {"not_measured": f"its vocabulary is not that of {reference.name}"}
+        for one in files
+        if one.vocabulary != reference.vocabulary
     }
     measured = [one for one in files if one.name not in found]
     if not measured:
@@ -69,13 +71,6 @@ def divergences(
     return found
 
 
-def why_not(one: Candidate, reference: Candidate) -> str:
-    """Why the two can't be compared token by token; empty if they can."""
-    if one.vocabulary == reference.vocabulary:
-        return ""
-    return f"its vocabulary is not that of {reference.name}"
-
-
 def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
     """A row's question in the server's template with the row's answer behind it, compared at the answer's
     tokens; None if it is longer than `room` tokens.
@@ -88,20 +83,16 @@ def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
     return Prompt(ids, thinned(positions)) if positions and len(ids) <= room else None
 
 
+@contextmanager
 def speaking(
     one: Candidate, prompts: Sequence[Prompt], load: Serve, tools: Toolchain, advance: Any
-) -> AbstractContextManager[Speaker]:
+) -> Iterator[Speaker]:
     """The file's logits, loaded as it is served."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    with open_gguf(llama_of(tools, load), ModelFiles(one.path), ctx_size=longest) as model:
 
-    @contextmanager
-    def opened() -> Iterator[Speaker]:
-        llama, longest = llama_of(tools, load), max(len(prompt.ids) for prompt in prompts)
-        with open_gguf(llama, ModelFiles(one.path), ctx_size=longest) as model:
+        def speak(prompt: Prompt) -> Any:
+            advance(1)
+            return model.logits(prompt.ids, prompt.positions)
 
-            def speak(prompt: Prompt) -> Any:
-                advance(1)
-                return model.logits(prompt.ids, prompt.positions)
-
-            yield speak
-
-    return opened()
+        yield speak

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +37,7 @@ from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.answer_speed import OtherLoad, Speed, answer_speed, cpu_time, other_load, runs_of
 from pipeline.metrics.answers import answer_row, kept_answers
-from pipeline.planning.serving import LevelPlan, PlannedModel, plan_level
+from pipeline.planning.serving import PlannedModel, plan_level
 from pipeline.stages.evaluate.speed import gpu_memory
 
 FOLDER = Path("reports/judge")
@@ -173,24 +173,15 @@ def room_of(asked: str | None, load: Serve) -> tuple[int, str]:
     return card.memory, card.words
 
 
-def plan_of(one: Candidate, load: Serve, room: int, served: Served | None = None) -> LevelPlan:
-    """The memory that a file takes at `load.ctx_size`: by its header, and with what was measured where it
-    was.
+def memory_values(one: Candidate, load: Serve, room: int, served: Served) -> dict[str, Any]:
+    """The memory that a file takes at `load.ctx_size` as JSON, in bytes: by its header, None where that
+    doesn't say what a token's cache takes, and with what was measured.
     """
-    peak = None
-    if served:
-        peak = served.gpu_memory if load.n_gpu_layers else served.peak_memory
     layers = ALL_LAYERS if load.n_gpu_layers else 0
     serve = load.model_copy(update={"n_gpu_layers": layers, "parallel": 1})
-    model = PlannedModel(one.name, one.bytes, one.per_token, one.positions or NO_LIMIT, made=True, peak=peak)
-    return plan_level(model, serve, room)
-
-
-def memory_values(one: Candidate, load: Serve, room: int, served: Served) -> dict[str, Any]:
-    """The same as JSON, in bytes; `predicted` is None where the header doesn't say what a token's cache
-    takes.
-    """
-    predicted, plan = plan_of(one, load, room), plan_of(one, load, room, served)
+    model = PlannedModel(one.name, one.bytes, one.per_token, one.positions or NO_LIMIT, made=True)
+    measured = replace(model, peak=served.gpu_memory if layers else served.peak_memory)
+    predicted, plan = plan_level(model, serve, room), plan_level(measured, serve, room)
     return {
         "predicted_bytes": predicted.memory.total if predicted.memory.known else None,
         "total_bytes": plan.memory.total,

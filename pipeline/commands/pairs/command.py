@@ -26,7 +26,7 @@ from pipeline.metrics.scorers import check_references, parse
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The command's options; None: as section evaluate says."""
 
     answers: int = 8
@@ -37,32 +37,34 @@ class Asked:
     min_gap: float = 0.0
 
 
-def main(project: Project, target: Path, model: str | None, asked: Asked) -> None:
+def main(project: Project, target: Path, model: str | None, options: Options) -> None:
     """Make the pairs and say how many, and where the account is."""
-    account = make(project, target, model, asked)
+    account = make(project, target, model, options)
     place = account_file(project.root, target)
     print(f"{target}: {sentence(account)}")
     print(f"the account: {place}; `snakemake` curates the pairs like any other rows")
 
 
-def make(project: Project, target: Path, model: str | None, asked: Asked) -> dict[str, Any]:
+def make(project: Project, target: Path, model: str | None, options: Options) -> dict[str, Any]:
     """Publish the pairs and their account, and give that. Raises `ConfigError` and `DataError` for what can't
     be, before the model is asked, and `DataError` if no pair came of it: then nothing is written.
     """
     params, root = project.params, project.root
     check_target(root, target)
-    evaluate, scorer = params.evaluating, scorer_of(params, asked)
+    evaluate, scorer = params.evaluating, scorer_of(params, options)
     parse(scorer, evaluate.judge, root, evaluate.external)
     name = project.name_of(model)
     files = project.files(name)
     project.verify(*files)
-    sampling = Sampling(asked.answers, asked.temperature, evaluate.seed if asked.seed is None else asked.seed)
-    rows = training_requests(root, asked.rows or evaluate.task_rows, sampling.seed)
+    sampling = Sampling(
+        options.answers, options.temperature, evaluate.seed if options.seed is None else options.seed
+    )
+    rows = training_requests(root, options.rows or evaluate.task_rows, sampling.seed)
     check_references(rows, [scorer], root)
     tools = project.tools
     answers = sampled_answers(files, rows, sampling, evaluate, tools, root)
     scored = score(rows, answers, scorer, evaluate, root)
-    found = [pair_of(row, mine, asked.min_gap) for row, mine in zip(rows, scored, strict=True)]
+    found = [pair_of(row, mine, options.min_gap) for row, mine in zip(rows, scored, strict=True)]
     pairs = [one for one in found if isinstance(one, dict)]
     account = {
         "model": name,
@@ -71,7 +73,7 @@ def make(project: Project, target: Path, model: str | None, asked: Asked) -> dic
         "scorer": scorer,
         **asdict(sampling),
         "max_new_tokens": evaluate.max_new_tokens,
-        "min_gap": asked.min_gap,
+        "min_gap": options.min_gap,
         **counts(found, scored),
     }
     if not pairs:
@@ -106,9 +108,9 @@ def exists(target: Path) -> ConfigError:
     )
 
 
-def scorer_of(params: Params, asked: Asked) -> str:
+def scorer_of(params: Params, options: Options) -> str:
     """The scorer that decides. Raises `ConfigError` if there is none."""
-    found = asked.scorer or params.evaluate.scorer
+    found = options.scorer or params.evaluate.scorer
     if found == "none":
         raise ConfigError(
             "Q-PAIRS-005",
@@ -127,7 +129,7 @@ def sentence(account: Mapping[str, Any]) -> str:
         if account[key]
     ]
     best, worst = account["best_score"], account["worst_score"]
-    scores = [] if best is None else [f"{account['scorer']} best {best:.2f}, worst {worst:.2f} in the mean"]
+    scores = [] if best is None else [f"{account['scorer']} best {best:.2f}, worst {worst:.2f} on average"]
     return "; ".join([made, *dropped, *scores])
 
 

@@ -89,7 +89,7 @@ def quantization_check(
     """
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
-    with loaded(base, settings.model_copy(update={"quantization": "none"}), room_for(base)) as bare:
+    with loaded(base, settings.model_copy(update={"quantization": "none"}), reference_device(base)) as bare:
         model = put_adapter(bare, adapter, adapter_config(bare, settings), "default", SEED, trained=True)
         reference = last_logits(model, rows)
         measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
@@ -142,7 +142,7 @@ def loaded(base: Path, settings: Training, device: str | None = None) -> Iterato
         torch.cuda.empty_cache()
 
 
-def room_for(base: Path) -> str | None:
+def reference_device(base: Path) -> str | None:
     """Where the 16-bit base goes: the CPU where the GPU's free memory has no room for it, else wherever
     training is (None).
     """

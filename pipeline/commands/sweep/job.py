@@ -25,9 +25,9 @@ from pipeline.commands.sweep.study import (
     draw,
     live,
     open_study,
+    same_settings_trial,
     tell,
     trials_of,
-    twin,
 )
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, MachineError, QuenchError, Stopped
@@ -76,7 +76,7 @@ def main(job: str, folder: Path) -> None:
             return
         settings = ", ".join(f"{key} {value}" for key, value in space.decoded(trial.params).items())
         print(f"{job}: {settings}", flush=True)
-        if same := twin(study, trial):
+        if same := same_settings_trial(study, trial):
             reason = f"the same settings as {same.user_attrs['job']}, whose result this is"
             end_of = Ending(
                 same.state, same.value, reason, same.user_attrs["steps"], same.user_attrs["seconds"]

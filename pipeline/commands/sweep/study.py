@@ -148,7 +148,7 @@ def live(study: "Study", trial: "FrozenTrial") -> "Trial":
     return optuna.trial.Trial(study, storage.get_trial_id_from_study_id_trial_number(number, trial.number))
 
 
-def twin(study: "Study", trial: "FrozenTrial") -> "FrozenTrial | None":
+def same_settings_trial(study: "Study", trial: "FrozenTrial") -> "FrozenTrial | None":
     """A finished trial with the same parameters and seed: training again would give the same bytes."""
     from optuna.trial import TrialState
 

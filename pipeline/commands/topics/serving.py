@@ -21,7 +21,7 @@ app = topic()
 
 @app.command(epilog='example: quench judge 14b-Q2_K.gguf 7b-Q4_K_M.gguf 4b-Q8_0.gguf --memory "8 GB"')
 def judge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="GGUF files, anybody's.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="GGUF files from any source.")],
     data: Annotated[
         Path | None,
         typer.Option("--data", metavar="FILE", help="Held-out chats (default: data/final/test.jsonl)."),
@@ -69,11 +69,11 @@ def judge(
     root: Root = Path(),
 ) -> None:
     """Judge any GGUF files on your own held-out chats: which is best and fits; needs no params.yaml."""
-    from pipeline.commands.judge.command import Asked, main
+    from pipeline.commands.judge.command import Options, main
 
-    asked = Asked(data, rows, tuple(scorers or ()), reference, memory, ctx_size, threads, gpu_layers)
+    options = Options(data, rows, tuple(scorers or ()), reference, memory, ctx_size, threads, gpu_layers)
     with working(root):
-        main(params, root, files, asked, as_json=as_json)
+        main(params, root, files, options, as_json=as_json)
 
 
 @app.command(epilog="example: quench serve Q4_K_M --smoke 8")
