@@ -54,10 +54,7 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
         f"{len(faults)} tensors trained"
     )
     cause = f"The file was changed after it was made, or its scales are of another run: {AGAIN}."
-    shown = "; ".join([sentence, *wrong[:SHOWN]])
-    if len(wrong) > SHOWN:
-        shown += f"; and {len(wrong) - SHOWN} more"
-    return exact(TITLE, len(wrong), "differences", shown, cause, WHAT)
+    return _check(TITLE, sentence, wrong, cause, WHAT)
 
 
 def distilled_weights(level: Path, distilled: Path, record: Path, name: str) -> Check:
@@ -79,14 +76,18 @@ def distilled_weights(level: Path, distilled: Path, record: Path, name: str) -> 
             wrong.append(f"{record.name} names another {file.name}")
     if new.fields.get(f"{DISTILL}level.sha256") != recorded.get("level_sha256"):
         wrong.append(f"{distilled.name} says that it was made from another file than {level.name}")
-    shown = "; ".join([f"{len(after)} tensors compared", *wrong[:SHOWN]])
-    if len(wrong) > SHOWN:
-        shown += f"; and {len(wrong) - SHOWN} more"
     cause = (
         "The file was changed after it was made, or the level was made again: run `snakemake --force "
         f"models/gguf/{distilled.name}`."
     )
-    return exact(title, len(wrong), "differences", shown, cause, what)
+    return _check(title, f"{len(after)} tensors compared", wrong, cause, what)
+
+
+def _check(title: str, compared: str, faults: list[str], cause: str, what: str) -> Check:
+    """A check that fails for any fault and names the first of them."""
+    more = [f"and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
+    sentence = "; ".join([compared, *faults[:SHOWN], *more])
+    return exact(title, len(faults), "differences", sentence, cause, what)
 
 
 def other_fields(old_file: Path, old: Header, new_file: Path, new: Header) -> list[str]:

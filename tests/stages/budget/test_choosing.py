@@ -19,10 +19,8 @@ from pipeline.stages.budget.sizes import (
     check_room,
     extremes,
     offered,
-    patterns,
     prove,
     total,
-    undominated,
 )
 
 NAMES = [f"blk.{layer}.{kind}.weight" for layer in range(3) for kind in ("attn_q", "ffn_up")]
@@ -100,10 +98,6 @@ def test_a_budget_that_nothing_or_everything_fits_is_refused(most: int, id: str)
         check_room("1GB", most, 10, SIZES)
 
 
-def test_patterns_find_one_tensor_each() -> None:
-    assert patterns({"blk.1.attn_q.weight": "Q8_0"}) == {r"^blk\.1\.attn_q\.weight$": "Q8_0"}
-
-
 def test_the_knapsack_is_the_best_of_all_allocations() -> None:
     dice = random.Random(0)  # noqa: S311
     kinds = ("Q4_0", "Q5_0", "Q6_K", "Q8_0")
@@ -122,13 +116,6 @@ def test_the_knapsack_is_the_best_of_all_allocations() -> None:
             if total(sizes, dict(zip(names, each, strict=True))) <= most
         )
         assert sum(damages[name][kind] for name, kind in found.items()) == pytest.approx(best)
-
-
-def test_a_type_with_more_damage_than_a_smaller_one_is_no_choice() -> None:
-    assert undominated({"a": 1.0, "b": 2.0, "c": 0.5, "d": 0.5}, {"a": 1, "b": 2, "c": 3, "d": 4}) == {
-        "a": 1,
-        "c": 3,
-    }
 
 
 def test_a_difference_on_few_rows_is_noise() -> None:
