@@ -61,11 +61,14 @@ def cap(gib: float) -> None:
 
 
 def trained(out: Path, settings: Training, resume: bool = False, **places: Any) -> dict[str, Any]:
-    """What Quench's own stage says of a training, its proofs, monitoring and checkpoints below `out`."""
+    """What Quench's own stage reports of a training below `out`, {} in a process that follows another."""
+    from pipeline.stages.train.follow import follow
+    from pipeline.stages.train.run import Job
     from pipeline.stages.train.stage import train
 
     folders = {name: out / name for name in ("adapter", "checkpoints", "tensorboard")}
-    return train(**places, **folders, settings=settings, resume=resume)
+    job = Job(**places, **folders, settings=settings)
+    return train(job, resume=resume) if job.leads else follow(job) or {}
 
 
 def steps_of(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -126,17 +129,14 @@ def method(say: Say, folder: Path, settings: Training, **_: Any) -> None:
 def rank(say: Say, folder: Path, settings: Training, side: str, **_: Any) -> None:
     """One process of a training by several, or one alone: the adapter's hash, tokens per second, the peak."""
     from pipeline.core.ranks import take_rank
-    from pipeline.stages.train.follow import follow_in
     from pipeline.stages.train.several.group import open_group
 
     out = folder / f"several-{side}"
     places = {"tokens": folder / "resume/rows", "base": folder / "resume/base"}
     of = take_rank()
     with open_group(of) if of else nullcontext() as group:
-        if of and not of.leads:
-            follow_in(**places, checkpoints=out / "checkpoints", settings=settings, group=group)
+        if not (found := trained(out, settings, **places, group=group)):
             return
-        found = trained(out, settings, **places, group=group)
     steps = steps_of(found)[WARM_UP:]
     speed = sum(row["tokens"] for row in steps) / sum(row["seconds"] for row in steps)
     say({"tokens_per_second": speed, "peak_gib": peak_gib(), "adapter": adapter_hash(out)})

@@ -4,6 +4,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
@@ -14,6 +17,7 @@ from pipeline.core.places import PROJECT
 from pipeline.stages.train.assembly import make_trainer
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.record import describe
+from pipeline.stages.train.run import Job, Run
 from pipeline.stages.train.stage import train
 
 RECIPES = PROJECT / "recipes"
@@ -22,6 +26,13 @@ RECIPES = PROJECT / "recipes"
 def settings(recipe: str = "demo", **changes: Any) -> Training:
     plain = load_params(RECIPES / f"{recipe}.yaml").training
     return Training.model_validate(plain.model_dump() | changes)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work this small is slower on two, and many times slower beside other tests."""
+    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
+    torch.set_num_threads(1)
 
 
 def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
@@ -36,14 +47,30 @@ def train_in(
     """`train` on the project's base and its rows, or other `tokens`, below `root`; from the start if `how`
     has no `resume`.
     """
-    return train(
+    return train(job_in(project, root, settings, tokens), **{"resume": False} | how)
+
+
+def job_in(project: Path, root: Path, settings: Training, tokens: Path | None = None) -> Job:
+    """The job of training on the project's base and its rows, or other `tokens`, below `root`."""
+    return Job(
         tokens=tokens or project / "data/tokens",
         base=project / "models/base",
         adapter=root / "adapter",
         checkpoints=root / "checkpoints",
         tensorboard=root / "tensorboard",
         settings=settings,
-        **{"resume": False} | how,
+    )
+
+
+def begun(job: Job) -> Run:
+    """The run of a job, from its start."""
+    return Run(
+        **vars(job),
+        record=describe(job.tokens, job.base, job.settings),
+        start=None,
+        tokenizer=load_tokenizer(job.base),
+        interruption=Interruption(),
+        metrics_log=MetricsLog(job.checkpoints / "steps.jsonl"),
     )
 
 
@@ -70,15 +97,5 @@ def trainer_in(project: Path, root: Path, settings: Training, tokens: Path | Non
     """The trainer for some settings, as `train` makes it, on the project's base and its rows, or other
     `tokens`.
     """
-    tokens, base = tokens or project / "data/tokens", project / "models/base"
-    trainer, _ = make_trainer(
-        learner_of(settings.method)(settings, root / "checkpoints", describe(tokens, base, settings)),
-        tokens,
-        base,
-        load_tokenizer(base),
-        root / "tensorboard",
-        MetricsLog(root / "checkpoints/steps.jsonl"),
-        None,
-        Interruption(),
-    )
+    trainer, _ = make_trainer(learner_of(settings.method)(begun(job_in(project, root, settings, tokens))))
     return trainer

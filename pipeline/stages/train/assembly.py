@@ -6,10 +6,8 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
 
-from pipeline.config.sections import Train, Training
+from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, ToolError
-from pipeline.core.interruption import Interruption
-from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.units import memory_gb
 from pipeline.models.chunked_loss import check_head
 from pipeline.models.experts.separate import is_mixture
@@ -25,23 +23,23 @@ from pipeline.stages.train.dataset import Collator, load_rows, sequences
 from pipeline.stages.train.learner import Learner, monitor_of
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.monitoring.samples import sample
+from pipeline.stages.train.run import Run
 from pipeline.stages.train.several.group import Group
 
 
-def load_model(
-    base: Path, settings: Training, interruption: Interruption, group: Group | None
-) -> tuple[Any, str]:
+def load_model(run: Run) -> tuple[Any, str]:
     """The quantized base with what trains on it, an adapter drawn from the seed, and the loss that it is
-    trained with. With `train.shard_base` the processes of `group` keep a part each.
+    trained with. With `train.shard_base` the processes keep a part each.
     """
+    base, settings = run.base, run.settings
     mixture = is_mixture(base)
     check_mixture(settings, mixture=mixture)
     loss = choose_loss(settings.loss, mixture=mixture, norms=bool(settings.modules_to_save))
     if loss == "liger":
         apply_liger(base)  # before the model is loaded
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
-    if settings.shard_base and group is not None:
-        model = shared_out(base, settings, interruption, group)
+    if settings.shard_base and run.group is not None:
+        model = shared_out(run)
     else:
         model = put_tuner(load_quantized(base, settings), settings)
     if loss == "liger":
@@ -50,7 +48,7 @@ def load_model(
     return model, loss
 
 
-def shared_out(base: Path, settings: Training, interruption: Interruption, group: Group) -> Any:
+def shared_out(run: Run) -> Any:
     """The same with the base's layers shared out; one process at a time has all of it in main memory.
 
     From then on all run its layers together, until they agree to stop.
@@ -59,45 +57,34 @@ def shared_out(base: Path, settings: Training, interruption: Interruption, group
 
     from pipeline.models.sharded import shard
 
+    group: Group = run.group
     group.connect()
     with group.turn():
-        model = put_tuner(load_quantized(base, settings, "cpu"), settings)
+        model = put_tuner(load_quantized(run.base, run.settings, "cpu"), run.settings)
         device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
         part = shard(causal_model(model), device)
-    interruption.defer()
+    run.interruption.defer()
     group.wait_for_all("shared out")  # one machine may be minutes ahead of another
     print(f"train: of the base's layers {memory_gb(part)} are in this process, of {group.count}")
     return model
 
 
-def make_trainer(
-    learner: Learner,
-    tokens: Path,
-    base: Path,
-    tokenizer: Any,
-    tensorboard: Path,
-    metrics_log: MetricsLog,
-    start: Path | None,
-    interruption: Interruption,
-    group: Group | None = None,
-) -> tuple[Any, Monitor]:
+def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
     """The trainer by which `learner` learns over the quantized base, and the monitor of its steps."""
-    settings = learner.settings
-    rows, held_out = load_rows(tokens, "train"), load_rows(tokens, "val")
-    arguments = training_arguments(settings, learner.checkpoints, rows=len(rows), held_out=len(held_out))
-    leads = group is None or group.leads
-    arguments.disable_tqdm |= not leads
-    model, loss = load_model(base, settings, interruption, group)
+    run, settings, tokenizer = learner.run, learner.run.settings, learner.run.tokenizer
+    rows, held_out = load_rows(run.tokens, "train"), load_rows(run.tokens, "val")
+    arguments = training_arguments(settings, run.checkpoints, rows=len(rows), held_out=len(held_out))
+    arguments.disable_tqdm |= not run.leads
+    model, loss = load_model(run)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    collate = Collator(padding)
-    learning = learner.learning(collate, rows, held_out, leads=leads)
+    learning = learner.learning(Collator(padding), rows, held_out)
     questions = sequences(held_out, settings.sample_rows, wanted=True)
     monitor = monitor_of(total_steps(settings, len(rows)), settings)
-    monitor.restore(metrics_log.rows())
+    monitor.restore(run.metrics_log.rows())
     callback = StepCallback()
-    if leads:
-        board = Board(tensorboard, step_of(start) + 1 if start else None)
-        callback = MetricsCallback(metrics_log, board, monitor)
+    if run.leads:
+        board = Board(run.tensorboard, step_of(run.start) + 1 if run.start else None)
+        callback = MetricsCallback(run.metrics_log, board, monitor)
     trainer = learning.trainer(
         model=model,
         args=arguments,
@@ -106,16 +93,10 @@ def make_trainer(
         eval_dataset=held_out if len(held_out) else None,
         data_collator=learning.collate,
         callbacks=[callback],
-        settings=settings,
+        run=run,
         loss=loss,
-        keep=settings.save_total_limit,
         held_out=[learning.collate_held_out([row]) for row in held_out],
         answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens),
-        interruption=interruption,
-        start=start,
-        metrics_log=metrics_log,
-        group=group,
-        sharded=settings.shard_base,
     )
     callback.trainer = trainer
     trainer.remove_callback(PrinterCallback)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.params import Params
 from pipeline.config.sections import Training
 from pipeline.core.interruption import Interruption
 from pipeline.core.metrics_log import MetricsLog, Row
@@ -15,6 +14,7 @@ from pipeline.models.runtime import use_all_cores
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.proofs import prove_beforehand
 from pipeline.stages.train.record import describe
+from pipeline.stages.train.run import Job, Run
 
 
 class NoLog(MetricsLog):
@@ -28,54 +28,46 @@ class NoLog(MetricsLog):
         return []
 
 
-def follow(params: Params, root: Path, group: Any) -> None:
-    """Do this process's share of stage train, as long as rank 0 trains; return at once if it has nothing to
-    do.
+def follow(job: Job) -> None:
+    """Do this process's share of a job, as long as rank 0 trains; return at once if it has nothing to do.
 
     Raises `ConfigError` if this process has other inputs, `Stopped` after a signal to any process, `Lost` if
     another process is gone.
     """
-    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        follow_in(
-            tokens=root / "data/tokens",
-            base=root / "models/base",
-            checkpoints=root / "models/checkpoints",
-            settings=params.training,
-            group=group,
+    from pipeline.models.scales import unchanged_in_file
+    from pipeline.stages.train.assembly import make_trainer
+
+    settings, group = job.settings, job.group
+    with ExitStack() as opened:
+        nowhere = opened.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        opened.enter_context(redirect_stdout(nowhere))
+        interruption = opened.enter_context(Interruption())
+        use_all_cores()
+        group.share_cores()
+        plan = group.follow(lambda: same_in_all(describe(job.tokens, job.base, settings), settings))
+        if plan is None:
+            print(f"train: process {group.rank.number} has nothing to do", file=sys.stderr)
+            return
+        run = Run(
+            **vars(job),
+            record=plan["record"],
+            start=job.checkpoints / plan["start"] if plan["start"] else None,
+            tokenizer=load_tokenizer(job.base),
+            interruption=interruption,
+            metrics_log=NoLog(job.checkpoints / "none"),
         )
+        learner = learner_of(settings.method)(run)
+        opened.enter_context(learner.prepared())  # rank 0 has asked a teacher, so its answers are there
+        trainer, _ = make_trainer(learner)
+        group.connect()
+        if settings.shard_base:  # each weight is looked at by all
+            prove_beforehand(trainer, settings)
+        learner.measure_before(trainer)
+        trainer.train(resume_from_checkpoint=str(run.start) if run.start else None)
+        if settings.shard_base:
+            unchanged_in_file(trainer.model)
 
 
 def same_in_all(record: dict[str, Any], settings: Training) -> dict[str, Any]:
     """What all processes of a training must have alike: the run's record, and what no byte depends on."""
     return record | {"train.shard_base": settings.shard_base}
-
-
-def follow_in(*, tokens: Path, base: Path, checkpoints: Path, settings: Training, group: Any) -> None:
-    """The same with each place by itself."""
-    from pipeline.models.scales import unchanged_in_file
-    from pipeline.stages.train.assembly import make_trainer
-
-    with ExitStack() as opened:
-        interruption = opened.enter_context(Interruption())
-        use_all_cores()
-        group.share_cores()
-        plan = group.follow(lambda: same_in_all(describe(tokens, base, settings), settings))
-        if plan is None:
-            print(f"train: process {group.rank.number} has nothing to do", file=sys.stderr)
-            return
-        start = checkpoints / plan["start"] if plan["start"] else None
-        tokenizer = load_tokenizer(base)
-        learner = learner_of(settings.method)(settings, checkpoints, plan["record"])
-        # rank 0 has asked a teacher, so its answers are there
-        opened.enter_context(learner.prepared(tokens, base, tokenizer))
-        nowhere = NoLog(checkpoints / "none")
-        trainer, _ = make_trainer(
-            learner, tokens, base, tokenizer, checkpoints, nowhere, start, interruption, group
-        )
-        group.connect()
-        if settings.shard_base:  # each weight is looked at by all
-            prove_beforehand(trainer, settings)
-        learner.measure_before(trainer, fresh=start is None)
-        trainer.train(resume_from_checkpoint=str(start) if start else None)
-        if settings.shard_base:
-            unchanged_in_file(trainer.model)

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from pipeline.config.methods import METHODS, Method
-from pipeline.config.sections import Train, Training
+from pipeline.config.sections import Train
 from pipeline.stages.train.monitoring.monitor import Monitor, RuleSets
 from pipeline.stages.train.monitoring.rules import EVERY_STEP
 from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
+from pipeline.stages.train.run import Run
 
 
 class Learning(NamedTuple):
@@ -29,28 +29,24 @@ class Learning(NamedTuple):
 
 @dataclass
 class Learner:
-    """Supervised training with these `settings`, and what the other methods are told apart by. `record` is
-    the run's (`pipeline.stages.train.record.describe`).
-    """
+    """Supervised training in `run`, and what the other methods are told apart by."""
 
-    settings: Training
-    checkpoints: Path
-    record: dict[str, Any]
+    run: Run
 
     rules: ClassVar[RuleSets] = RuleSets(EVERY_STEP, EVERY_EVAL, AT_END)
 
     @contextmanager
-    def prepared(self, tokens: Path, base: Path, tokenizer: Any, *, replay: bool = False) -> Iterator[None]:
+    def prepared(self, *, replay: bool = False) -> Iterator[None]:
         """Have ready, during the body, what the method needs beside rows; with `replay` GRPO draws none."""
         yield
 
-    def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
-        """The method's collators, round the plain `collate`, and its trainer; the leader may write."""
+    def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
+        """The method's collators, round the plain `collate`, and its trainer."""
         from pipeline.stages.train.trainer import QuenchTrainer
 
         return Learning(collate, collate, QuenchTrainer)
 
-    def measure_before(self, trainer: Any, *, fresh: bool) -> None:
+    def measure_before(self, trainer: Any) -> None:
         """Measure what the report says of the model before its first step, unless the run goes on."""
 
     def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -146,9 +146,9 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
         )
 
 
-def held_out_before(trainer: Any, file: Path, *, fresh: bool) -> float | None:
+def held_out_before(trainer: Any, file: Path) -> float | None:
     """The loss over held-out rows before the first step, None without rows; on resume that in `file`."""
-    if fresh and trainer.held_out:
+    if trainer.run.start is None and trainer.held_out:
         found = trainer.held_out_metrics()["eval_loss"]  # by all processes
         if not trainer.leads:
             return None

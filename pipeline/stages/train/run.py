@@ -1,4 +1,4 @@
-"""Whether the checkpoints that are there are a run's own.
+"""A run as one of its processes sees it, and whether the checkpoints that are there are its own.
 
 A run that was interrupted goes on only if it would end in the same bytes; where something else changed, going
 on would mix two runs, and starting again would lose the first one. So neither happens by itself.
@@ -6,11 +6,15 @@ on would mix two runs, and starting again would lose the first one. So neither h
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import parse_object
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove, write_json
 from pipeline.stages.train.checkpoints import (
     checkpoints_in,
@@ -24,6 +28,52 @@ from pipeline.stages.train.checkpoints import (
 from pipeline.stages.train.record import MACHINE, differences, run_id
 
 RUN = "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be trained: rows, base, settings, and the folders that are written. `group` are the
+    processes that share the work (`pipeline.stages.train.several.group.Group`), None: this one alone.
+    """
+
+    tokens: Path
+    base: Path
+    adapter: Path
+    checkpoints: Path
+    tensorboard: Path
+    settings: Training
+    group: Any = None
+
+    @classmethod
+    def below(cls, root: Path, settings: Training, group: Any) -> "Job":
+        """The job of stage train on the project `root`."""
+        return cls(
+            tokens=root / "data/tokens",
+            base=root / "models/base",
+            adapter=root / "models/adapter",
+            checkpoints=root / "models/checkpoints",
+            tensorboard=root / "reports/tensorboard",
+            settings=settings,
+            group=group,
+        )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.group is None or bool(self.group.leads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Job):
+    """A job that has begun: its `record` (`pipeline.stages.train.record.describe`), and the checkpoint that
+    it goes on from, None: from nothing.
+    """
+
+    record: dict[str, Any]
+    start: Path | None
+    tokenizer: Any
+    interruption: Interruption
+    metrics_log: MetricsLog
 
 
 def find_start(

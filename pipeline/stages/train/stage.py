@@ -19,7 +19,6 @@ from pipeline.chat.manifest import check_manifest
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.params import Params
-from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
@@ -37,32 +36,21 @@ from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.preflight import check_shared
 from pipeline.stages.train.proofs import check_learned, check_rows, idle_experts, prove_beforehand
 from pipeline.stages.train.record import describe, run_record
-from pipeline.stages.train.run import find_start, finish
+from pipeline.stages.train.run import Job, Run, find_start, finish
 
 
-def train(
-    *,
-    tokens: Path,
-    base: Path,
-    adapter: Path,
-    checkpoints: Path,
-    tensorboard: Path,
-    settings: Training,
-    resume: bool | Path,
-    replay: bool = False,
-    group: Any = None,
-) -> dict[str, Any]:
-    """Train, publish the adapter folder, return the report; `metrics_log` in it are the rows of every step
-    and evaluation.
+def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, Any]:
+    """Train, as the first of the job's processes, publish the adapter folder, return the report;
+    `metrics_log` in it are the rows of every step and evaluation.
 
     With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names;
     otherwise starts again; with `replay` on the rounds that a run of GRPO left, and draws none.
-    `group` are the processes that share the work, of which this is the first (None: alone).
     Raises `GateError` where a monitoring rule fails or the adapter learned nothing, `ConfigError` where an
     unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
     from pipeline.stages.train.assembly import make_trainer
 
+    settings, checkpoints, group = job.settings, job.checkpoints, job.group
     if replay and settings.method != "grpo":
         raise ConfigError(
             "Q-GRPO-014",
@@ -72,36 +60,42 @@ def train(
     check_shared(settings, group.count if group else 1)
     if group:
         group.share_cores()
-    tokenizer = load_tokenizer(base)
-    check_method(check_manifest(tokens, base, tokenizer).get("method", "sft"), settings.method)
+    tokenizer = load_tokenizer(job.base)
+    check_method(check_manifest(job.tokens, job.base, tokenizer).get("method", "sft"), settings.method)
     with ExitStack() as opened:
         interruption = opened.enter_context(Interruption())
         metrics_log = opened.enter_context(closing(MetricsLog(checkpoints / METRICS_LOG)))
-        record = describe(tokens, base, settings)
+        record = describe(job.tokens, job.base, settings)
         start = find_start(checkpoints, record, resume=False if replay else resume, replay=replay)
         pending = start is not None and read_notes(start).get("pending_evaluation", False)
         metrics_log.truncate(after_step=step_of(start) if start else 0, evaluated=not pending)
         if start is None:
-            remove(tensorboard)
+            remove(job.tensorboard)
         else:
             print(f"train: going on from {start}", file=sys.stderr)
-        learner = learner_of(settings.method)(settings, checkpoints, record)
-        opened.enter_context(learner.prepared(tokens, base, tokenizer, replay=replay))
+        run = Run(
+            **vars(job),
+            record=record,
+            start=start,
+            tokenizer=tokenizer,
+            interruption=interruption,
+            metrics_log=metrics_log,
+        )
+        learner = learner_of(settings.method)(run)
+        opened.enter_context(learner.prepared(replay=replay))
         if group:
             alike = same_in_all(record, settings)
             group.begin({"record": record, "alike": alike, "start": start.name if start else None})
-        trainer, monitor = make_trainer(
-            learner, tokens, base, tokenizer, tensorboard, metrics_log, start, interruption, group
-        )
+        trainer, monitor = make_trainer(learner)
         if group:
             group.connect()
         proven = prove_beforehand(trainer, settings)
-        learner.measure_before(trainer, fresh=start is None)
+        learner.measure_before(trainer)
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         rows = metrics_log.rows()
         check_rows(rows, len(trainer.train_dataset))
         check_learned(trainer.model, rows)
-        publish_adapter(trainer.model, trainer.processing_class, record, adapter)
+        publish_adapter(trainer.model, tokenizer, record, job.adapter)
         finish(checkpoints, record)
         remove(checkpoints / TEACHER)
         remove(checkpoints / REFERENCE)
@@ -160,22 +154,13 @@ def main(
     params: Params, root: Path, resume: bool | Path = True, replay: bool = False, group: Any = None
 ) -> None:
     """Run the stage on the files below `root`, together with the other processes of `group`."""
-    report = train(
-        tokens=root / "data/tokens",
-        base=root / "models/base",
-        adapter=root / "models/adapter",
-        checkpoints=root / "models/checkpoints",
-        tensorboard=root / "reports/tensorboard",
-        settings=params.training,
-        resume=resume,
-        replay=replay,
-        group=group,
-    )
+    job = Job.below(root, params.training, group)
+    report = train(job, resume=resume, replay=replay)
     rows, inputs = report.pop("metrics_log"), report.pop("inputs")
     hashes = {
         "tokens": inputs["tokens_sha256"],
         **inputs["base"],
-        "adapter": tree_hash(root / "models/adapter"),
+        "adapter": tree_hash(job.adapter),
     }
     report["run"] = run_record(root, argv=sys.argv, seeds={"train.seed": params.train.seed}, hashes=hashes)
     report["run"]["processes"] = group.count if group else 1
@@ -214,4 +199,4 @@ def run_rank(
             work(group=group)
             return
         with inputs_below(root):
-            follow(settings(), root, group)
+            follow(Job.below(root, settings().training, group))

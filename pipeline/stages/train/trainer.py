@@ -21,7 +21,6 @@ import torch
 from transformers import EarlyStoppingCallback
 
 from pipeline.core.errors import DataError, MachineError, Stopped
-from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss, weighted_loss
 from pipeline.models.liger_loss import fused_loss
@@ -41,27 +40,21 @@ FULL = 1 << 20  # bytes free on a disk that is taken for full
 
 
 class QuenchTrainer(Sharing):
-    """Trains with `loss` (liger or chunked), keeps `keep` checkpoints, evaluates on the batches `held_out`.
-
-    `answer` gives sample answers of the model as it is. `metrics_log` is brought to the disk before a
-    checkpoint is. `start` is the checkpoint that `train` is told to go on from.
+    """Trains with `loss` (liger or chunked), evaluates on the batches `held_out`; `answer` gives sample
+    answers of the model as it is. The run's metrics log is brought to the disk before a checkpoint is.
     """
 
     def __init__(
         self,
         *,
         loss: str,
-        keep: int,
         held_out: list[Batch],
         answer: Callable[[Any], list[dict[str, Any]]],
-        metrics_log: MetricsLog,
-        start: Path | None,
         **rest: Any,
     ) -> None:
         super().__init__(**rest)
         self.loss, self.token_loss = loss, fused_loss if loss == "liger" else chunked_loss
-        self.keep, self.held_out, self.answer = keep, held_out, answer
-        self.metrics_log = metrics_log
+        self.held_out, self.answer, start = held_out, answer, self.run.start
         self.pending_evaluation = start is not None and read_notes(start).get("pending_evaluation", False)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the step's trained tokens itself
         self.stats = StepStats()
@@ -220,13 +213,13 @@ class QuenchTrainer(Sharing):
             "pending_evaluation": due and self.evaluated_step != step,
             "run": run_in(folder),
         }
-        self.metrics_log.sync()
+        self.run.metrics_log.sync()
         publish_checkpoint(folder / WRITING / f"checkpoint-{step}", self._checkpoint(step), notes)
         remove(folder / WRITING)
         best = self._best()
         if best is not None:
             self.state.best_model_checkpoint = str(best)
-        prune(folder, self.keep, best)
+        prune(folder, self.settings.save_total_limit, best)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._writing or self.args.output_dir)

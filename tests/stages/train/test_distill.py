@@ -5,6 +5,7 @@ reports, how it goes on after a kill.
 import json
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from conftest import run_stages
 from killed import kill_at
 from tiny import tiny_gguf, tiny_params, write_project
-from train_runs import train_in
+from train_runs import begun, job_in, one_thread, train_in  # noqa: F401 (a fixture)
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
@@ -26,9 +27,8 @@ from pipeline.gguf.base_files import SOURCE_FILE
 from pipeline.models.quantized_model import load_gguf
 from pipeline.stages.train.checkpoints import TEACHER, checkpoints_in
 from pipeline.stages.train.dataset import load_rows
-from pipeline.stages.train.distill.cache import cache_bytes, open_teacher, position_counts
+from pipeline.stages.train.distill.cache import open_teacher, position_counts
 from pipeline.stages.train.distill.teacher import ask_teacher, batches
-from pipeline.stages.train.record import describe
 from pipeline.stages.train.run import find_start
 
 TOP_K = 24
@@ -66,13 +66,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_stages(write_project(root / "project", params), ("base", "curate", "preprocess"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work this small is slower on two, and many times slower beside other tests."""
-    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-    torch.set_num_threads(1)
-
-
 def settings(project: Path, **changes: Any) -> Training:
     plain = load_params(project / "params.yaml").training
     return Training.model_validate(plain.model_dump() | changes)
@@ -85,9 +78,8 @@ def run(project: Path, root: Path, *, resume: bool = False, **changes: Any) -> d
 
 def ask(project: Path, checkpoints: Path, **changes: Any) -> Any:
     """The teacher's answers below `checkpoints`, as `train` gets them."""
-    recipe = settings(project, **changes)
-    tokens, base = project / "data/tokens", project / "models/base"
-    return ask_teacher(tokens, base, checkpoints, recipe, describe(tokens, base, recipe))
+    job = job_in(project, checkpoints / "unused", settings(project, **changes))
+    return ask_teacher(begun(replace(job, checkpoints=checkpoints)))
 
 
 def never(*arguments: Any, **more: Any) -> Any:
@@ -134,9 +126,7 @@ def test_what_is_kept_is_as_large_as_it_says_and_is_reported(project: Path, tmp_
         for length in row
     ]
     assert figures["positions"] == sum(lengths) - len(lengths)
-    assert (
-        figures["bytes"] == cache_bytes(figures["positions"], TOP_K) == figures["positions"] * (6 * TOP_K + 2)
-    )
+    assert figures["bytes"] == figures["positions"] * (6 * TOP_K + 2)
     on_disk = sum(file.stat().st_size for file in (tmp_path / TEACHER).glob("*.npy"))
     assert figures["bytes"] <= on_disk <= figures["bytes"] + 4 * 256
     assert (
@@ -268,8 +258,7 @@ def test_a_teacher_without_numbers_or_without_a_file_is_one_sentence(project: Pa
 def test_a_start_from_nothing_keeps_the_answers_and_one_by_hand_does_not(
     project: Path, tmp_path: Path
 ) -> None:
-    recipe = settings(project)
-    record = describe(project / "data/tokens", project / "models/base", recipe)
+    record = begun(job_in(project, tmp_path, settings(project))).record
     ask(project, tmp_path)
     assert find_start(tmp_path, record, resume=True) is None and (tmp_path / TEACHER).is_dir()
     assert find_start(tmp_path, record, resume=False) is None and not (tmp_path / TEACHER).exists()

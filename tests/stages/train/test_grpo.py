@@ -14,7 +14,7 @@ from conftest import run_stages
 from gguf import GGUFReader
 from killed import kill_at
 from tiny import tiny_gguf, tiny_params, write_project
-from train_runs import train_in
+from train_runs import one_thread, train_in  # noqa: F401 (a fixture)
 
 from pipeline.config.params import load_params
 from pipeline.config.products import ModelFiles
@@ -89,13 +89,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "data/raw/chats.jsonl").open("a") as file:
         file.write(json.dumps(prompt) + "\n")
     return run_stages(folder, ("base", "curate", "preprocess"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work this small is slower on two, and many times slower beside other tests."""
-    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-    torch.set_num_threads(1)
 
 
 def run(

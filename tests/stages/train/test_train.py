@@ -67,7 +67,7 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
     "use_dora": lambda made: made.model.peft_config["default"].use_dora,
     "rank_pattern": lambda made: made.model.peft_config["default"].rank_pattern,
     "save_steps": lambda made: made.args.save_steps,
-    "save_total_limit": lambda made: made.keep,
+    "save_total_limit": lambda made: made.settings.save_total_limit,
     "eval_steps": lambda made: made.args.eval_steps,
     "seed": lambda made: made.args.seed if made.args.seed == made.args.data_seed else None,
 }

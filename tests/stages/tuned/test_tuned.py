@@ -11,7 +11,7 @@ from conftest import run_stages
 from killed import kill_at
 from safetensors.torch import load_file, save_file
 from tiny import tiny_gguf, tiny_params, write_project
-from train_runs import train_in
+from train_runs import one_thread, train_in  # noqa: F401 (a fixture)
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
@@ -55,13 +55,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params["train"] |= SCALED
     params["evaluate"] |= {"models": ["source", "base", "tuned"]}
     return run_stages(write_project(root / "project", params), ("base", "curate", "preprocess"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work this small is slower on two, and many times slower beside other tests."""
-    monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-    torch.set_num_threads(1)
 
 
 def settings(project: Path, **changes: Any) -> Training:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pipeline.stages.train.learner import Learner, Learning
@@ -17,26 +15,26 @@ class DistillLearner(Learner):
     before: float | None
 
     @contextmanager
-    def prepared(self, tokens: Path, base: Path, tokenizer: Any, *, replay: bool = False) -> Iterator[None]:
+    def prepared(self, *, replay: bool = False) -> Iterator[None]:
         """Have the original's answers."""
         from pipeline.stages.train.distill.teacher import ask_teacher
 
-        self.teacher = ask_teacher(tokens, base, self.checkpoints, self.settings, self.record)
+        self.teacher = ask_teacher(self.run)
         yield
 
-    def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
+    def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
         """The collators that add the original's answers."""
         from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
 
         return Learning(
             DistillCollator(collate, self.teacher.train),
             DistillCollator(collate, self.teacher.val),
-            partial(DistillTrainer, sft_weight=self.settings.sft_weight),
+            DistillTrainer,
         )
 
-    def measure_before(self, trainer: Any, *, fresh: bool) -> None:
+    def measure_before(self, trainer: Any) -> None:
         """The divergence that distillation starts from."""
-        self.before = held_out_before(trainer, self.checkpoints / BEFORE, fresh=fresh)
+        self.before = held_out_before(trainer, self.run.checkpoints / BEFORE)
 
     def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The original's, and the divergence before."""

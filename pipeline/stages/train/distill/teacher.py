@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from pipeline.config.sections import Training
 from pipeline.core.errors import GateError
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing, write_json
@@ -35,35 +34,32 @@ from pipeline.stages.train.distill.cache import (
     position_counts,
     writing,
 )
+from pipeline.stages.train.run import Run
 
 
-def ask_teacher(
-    tokens: Path, base: Path, checkpoints: Path, settings: Training, record: dict[str, Any]
-) -> Teacher:
-    """The original's answers to the rows in `tokens`: those below `checkpoints` where they are this very
-    run's, else made now.
+def ask_teacher(run: Run) -> Teacher:
+    """The original's answers to a run's rows: those beside its checkpoints where they are this very run's,
+    else made now.
 
-    `record` is the run's (`pipeline.stages.train.record.describe`). Raises `MachineError` where the disk is
+    Raises `MachineError` where the disk is
     too small for 6 k + 2 bytes a position, `DataError` where the file can't be loaded, `GateError` where its
     answers are no numbers.
     """
     from transformers import AutoConfig
 
-    folder, rows = checkpoints / TEACHER, {split: load_rows(tokens, split) for split in ("train", "val")}
+    folder, rows = run.checkpoints / TEACHER, {name: load_rows(run.tokens, name) for name in ("train", "val")}
     counts = {split: position_counts(found["seq_lengths"]) for split, found in rows.items()}
-    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-    key = key_of(record, min(settings.distill_top_k, config.vocab_size))
+    config = AutoConfig.from_pretrained(run.base, local_files_only=True, trust_remote_code=False)
+    key = key_of(run.record, min(run.settings.distill_top_k, config.vocab_size))
     if (found := open_teacher(folder, key, counts)) is not None:
         return found
-    make(folder, key, rows, counts, base, settings)
+    make(folder, key, rows, counts, run)
     made = open_teacher(folder, key, counts)
     assert made is not None, f"{folder} does not read back as it was written"
     return made
 
 
-def make(
-    folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], base: Path, settings: Training
-) -> None:
+def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], run: Run) -> None:
     """Ask about every row and publish the answers in `folder`; the model is gone when this returns."""
     top_k, positions = key["top_k"], sum(map(sum, counts.values()))
     size = cache_bytes(positions, top_k)
@@ -73,11 +69,10 @@ def make(
         f"each take {size / 1e6:.0f} MB in {folder}",
         flush=True,
     )
-    device = roomy_device(base / SOURCE_FILE)
     model = load_gguf(
-        base,
-        compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype),
-        device=device,
+        run.base,
+        compute_dtype=getattr(torch, run.settings.bnb_4bit_compute_dtype),
+        device=roomy_device(run.base / SOURCE_FILE),
         name=SOURCE_FILE,
     )
     rest = 0.0

@@ -39,16 +39,12 @@ class DistillCollator:
 
 
 class DistillTrainer(QuenchTrainer):
-    """Trains with (1 − w) · KL + w · cross entropy, w is `sft_weight`: means over the optimizer step."""
-
-    def __init__(self, *, sft_weight: float, **rest: Any) -> None:
-        super().__init__(**rest)
-        self.sft_weight = sft_weight
+    """Trains with (1 − w) · KL + w · cross entropy, means over the step; w is `train.sft_weight`."""
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """A batch's share of a mean over `items` positions and the step's tokens of the assistant."""
-        answered = max(int(self.answered), 1)
-        return distill_loss(model, for_the_model(inputs), self.sft_weight, items, answered), {}
+        answered, weight = max(int(self.answered), 1), self.settings.sft_weight
+        return distill_loss(model, for_the_model(inputs), weight, items, answered), {}
 
     def held_out_metrics(self) -> dict[str, Any]:
         """The same loss over all held-out rows, as if they were one step."""

@@ -6,10 +6,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import Training
 from pipeline.core.errors import DataError, GateError
 from pipeline.models.tuners import trained_numbers
 from pipeline.stages.train.grpo.losses import Group, trained
@@ -25,6 +23,8 @@ from pipeline.stages.train.grpo.rounds import (
     round_file,
     write_round,
 )
+from pipeline.stages.train.record import run_id
+from pipeline.stages.train.run import Run
 from pipeline.stages.train.step_stats import Batch
 
 # (batch of prompts, their groups, with the adapter off) → log-probabilities of the trained completions
@@ -36,29 +36,27 @@ class Rounds:
 
     def __init__(
         self,
-        settings: Training,
+        run: Run,
         source: Source,
         rewards: Rewards,
         questions: Mapping[str, Sequence[Question]],
-        tokenizer: Any,
-        checkpoints: Path,
-        run: str,
+        *,
         replay: bool = False,
     ) -> None:
-        self.run, self.replay = run, replay
-        self.settings, self.grpo = settings, settings.grpo
+        self.run, self.id, self.replay = run, run_id(run.record), replay
+        self.settings, self.grpo = run.settings, run.settings.grpo
         self.source, self.rewards, self.questions = source, rewards, questions  # of each split, by row
-        self.tokenizer, self.checkpoints = tokenizer, checkpoints
 
     def begun(self, step: int, rows: list[int]) -> Round:
         """The round before `step` + 1, of which `rows` are the last ones: a run goes on inside it. Raises
         `DataError` if it is gone or another's.
         """
-        found = read_round(round_file(self.checkpoints, step))
-        if found is None or found.head["run"] != self.run or found.head["rows"][-len(rows) :] != rows:
+        file = round_file(self.run.checkpoints, step)
+        found = read_round(file)
+        if found is None or found.head["run"] != self.id or found.head["rows"][-len(rows) :] != rows:
             raise DataError(
                 "Q-GRPO-007",
-                f"{round_file(self.checkpoints, step)}, the rollouts that the run was on, is "
+                f"{file}, the rollouts that the run was on, is "
                 f"{'missing' if found is None else 'of another run'}: put it back, or {RESTART}",
             )
         return found
@@ -73,14 +71,14 @@ class Rounds:
         resumed: bool,
     ) -> Round:
         """The round before `step` + 1 for batches of prompts; `resumed`: a run goes on with it."""
-        file = round_file(self.checkpoints, step)
+        file = round_file(self.run.checkpoints, step)
         rows = list(chain(*(batch["rows"] for batch in prompts)))
         head = {
             "step": step,
             "rows": rows,
             "adapter_sha256": sha_of(model),
             "drawn_by": self.source.name,
-            "run": self.run,
+            "run": self.id,
         }
         found = read_round(file)
         changed = differences(found, head) if found else ["file"]
@@ -185,7 +183,7 @@ class Rounds:
 
     def text(self, ids: list[int]) -> str:
         """What a completion says, without control tokens."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self.run.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def sha_of(model: Any) -> str:

@@ -3,16 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.chat.prompts import QUESTIONS
-from pipeline.config.sections import Training
 from pipeline.core.jsonl import read_rows
 from pipeline.stages.train.learner import Learner, Learning
 from pipeline.stages.train.monitoring.grpo_rules import GRPO_EVAL, GRPO_STEP
 from pipeline.stages.train.monitoring.monitor import RuleSets
-from pipeline.stages.train.record import run_id
+from pipeline.stages.train.run import Run
 
 
 class GrpoLearner(Learner):
@@ -22,25 +20,22 @@ class GrpoLearner(Learner):
     rounds: Any = None  # in a process that only follows there are none
 
     @contextmanager
-    def prepared(self, tokens: Path, base: Path, tokenizer: Any, *, replay: bool = False) -> Iterator[None]:
+    def prepared(self, *, replay: bool = False) -> Iterator[None]:
         """Open the rounds; a scorer's program runs as long as the body. Raises `ConfigError` for a scorer
         that can't be made, `ToolError` without llama.cpp.
         """
         from pipeline.stages.train.grpo.drawing import Rounds
         from pipeline.stages.train.grpo.rewards import open_rewards
 
+        tokens = self.run.tokens
         questions = {
             split: list(read_rows(tokens / f"{QUESTIONS}-{split}.jsonl")) for split in ("train", "val")
         }
-        with open_rewards(self.settings.grpo, tokens) as rewards:
-            source = open_source(base, tokenizer, self.checkpoints, self.settings, self.record)
-            run = run_id(self.record)
-            self.rounds = Rounds(
-                self.settings, source, rewards, questions, tokenizer, self.checkpoints, run, replay
-            )
+        with open_rewards(self.run.settings.grpo, tokens) as rewards:
+            self.rounds = Rounds(self.run, open_source(self.run), rewards, questions, replay=replay)
             yield
 
-    def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
+    def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
         """The collator of prompts, and the trainer of rounds."""
         from pipeline.stages.train.grpo.losses import PromptCollator
         from pipeline.stages.train.grpo.trainer import GrpoTrainer
@@ -55,23 +50,17 @@ class GrpoLearner(Learner):
         return rewards_of(rows)
 
 
-def open_source(
-    base: Path,
-    tokenizer: Any,
-    checkpoints: Path,
-    settings: Training,
-    record: dict[str, Any],
-) -> Any:
+def open_source(run: Run) -> Any:
     """Who draws (a `pipeline.stages.train.grpo.rollouts.Source`), by `train.grpo.rollouts`."""
+    settings = run.settings
     if settings.grpo.rollouts == "llama-server":
         from pipeline.llamacpp.tools import find_toolchain
         from pipeline.stages.train.grpo.rollouts import ServerSource
 
-        weights = record["base"]["weights_sha256"]
-        return ServerSource(find_toolchain(settings.machine.llama_cpp), base, checkpoints, settings, weights)
+        return ServerSource(find_toolchain(settings.machine.llama_cpp), run)
     from pipeline.stages.train.grpo.rollouts import OwnSource
 
-    return OwnSource([tokenizer.eos_token_id], settings.grpo.max_new_tokens)
+    return OwnSource([run.tokenizer.eos_token_id], settings.grpo.max_new_tokens)
 
 
 LEARNER = GrpoLearner

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pipeline.config.products import ModelFiles
-from pipeline.config.sections import Training
 from pipeline.core.errors import ToolError
 from pipeline.core.publish import read_json, write_json
 from pipeline.gguf.base_files import MODEL_FILE
@@ -27,6 +26,7 @@ from pipeline.models.scales import file_scales
 from pipeline.models.tuners import save_trained
 from pipeline.stages.train.checkpoints import ROLLOUTS
 from pipeline.stages.train.monitoring.samples import undisturbed
+from pipeline.stages.train.run import Run
 
 # probabilities that come back are those before the samplers: at temperature 1 and without any other sampler
 # they are those that were drawn by
@@ -125,25 +125,24 @@ class ServerSource:
     A running server can't load another adapter, so each round starts one, with the adapter as llama.cpp's own
     converter writes it (trained scales: with the tuned file). A base that is no GGUF is converted once, in 16
     bit: what training holds in NF4 is then computed otherwise, which the importance correction corrects and
-    the run's figures show. `base` is models/base; `folder`, models/checkpoints, gets the base's GGUF;
-    `weights` is the hash of the base's weights.
+    the run's figures show. The base's GGUF is among the checkpoints.
     """
 
     name = "llama-server"
 
-    def __init__(self, tools: Toolchain, base: Path, folder: Path, settings: Training, weights: str) -> None:
-        self.tools, self.base, self.folder, self.settings = tools, base, folder, settings
-        self.weights = weights
-        # on more slots, which requests share a batch depends on the machine's mood, and so does the rounding
-        self.same_again = settings.grpo.parallel == 1 and settings.rollout_layers == 0
+    def __init__(self, tools: Toolchain, run: Run) -> None:
+        self.tools, self.run, self.settings = tools, run, run.settings
+        # on more slots, which requests share a batch is not deterministic, so their rounding isn't either
+        self.same_again = self.settings.grpo.parallel == 1 and self.settings.rollout_layers == 0
 
     @cached_property
     def model(self) -> Path:
         """The base's GGUF: its own file, else one that is made of it when it is first needed."""
-        own, made = self.base / MODEL_FILE, self.folder / ROLLOUTS
-        if own.is_file():
-            return own
-        return as_gguf(self.tools, self.base, made, self.settings.grpo.rollout_type, self.weights)
+        file, folder = self.run.base / MODEL_FILE, self.run.checkpoints / ROLLOUTS
+        if file.is_file():
+            return file
+        weights = self.run.record["base"]["weights_sha256"]
+        return as_gguf(self.tools, self.run.base, folder, self.settings.grpo.rollout_type, weights)
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
         """A completion for each request by `model` as it is now."""
@@ -176,9 +175,9 @@ class ServerSource:
         adapter = scratch / "adapter"
         save_trained(model, adapter)
         if self.settings.tuner == "scales":
-            write_tuned(self.model, scratch / "tuned.gguf", file_scales(self.base, adapter), {})
+            write_tuned(self.model, scratch / "tuned.gguf", file_scales(self.run.base, adapter), {})
             return scratch / "tuned.gguf", None
-        lora_to_gguf(self.tools, adapter, self.base, scratch / "lora.gguf", "F16")
+        lora_to_gguf(self.tools, adapter, self.run.base, scratch / "lora.gguf", "F16")
         return self.model, scratch / "lora.gguf"
 
 

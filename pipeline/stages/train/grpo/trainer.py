@@ -32,9 +32,9 @@ class GrpoTrainer(QuenchTrainer):
 
     def __init__(self, *, rounds: Rounds, **rest: Any) -> None:
         super().__init__(**rest)
-        self.rounds, self.grpo = rounds, rounds.grpo
+        self.rounds, self.grpo = rounds, self.settings.grpo
         self.waiting: list[Batch] = []  # of the round, in order; not yet trained
-        self.resumed = rest["start"] is not None
+        self.resumed = self.run.start is not None
 
     # --- rounds -----------------------------------------------------------------------------------------
 
@@ -50,9 +50,7 @@ class GrpoTrainer(QuenchTrainer):
         inside a round. A round ends with its epoch.
         """
         step = self.state.global_step
-        done = (
-            step % steps_per_epoch(self.rounds.settings, len(self.train_dataset)) % self.grpo.steps_per_round
-        )
+        done = step % steps_per_epoch(self.settings, len(self.train_dataset)) % self.grpo.steps_per_round
         left = (self.grpo.steps_per_round - done) * self.args.gradient_accumulation_steps
         asked = list(islice(prompts, left))
         if done:

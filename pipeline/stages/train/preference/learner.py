@@ -18,17 +18,19 @@ class PreferenceLearner(Learner):
 
     rules: ClassVar[RuleSets] = RuleSets(EVERY_STEP | EVERY_PREFERENCE, EVERY_EVAL, AT_END)
 
-    def learning(self, collate: Any, rows: Any, held_out: Any, *, leads: bool) -> Learning:
+    def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
         """The collators that know both answers, and the trainer with its reference."""
         from pipeline.models.preference_losses import kto_weights
         from pipeline.stages.train.preference.collator import PreferenceCollator
         from pipeline.stages.train.preference.trainer import PreferenceTrainer, Reference
 
-        method, again = self.settings.method, self.settings.shard_base
+        run, method = self.run, self.run.settings.method
         reference = None
         if METHODS[method].reference:
-            # who shares a base out can't go by what it alone remembers: all run the layers as often
-            reference = Reference(self.checkpoints / REFERENCE, self.record, keep=leads, again=again)
+            # with a base that is shared out no process can go by what it alone remembers: all run the layers
+            # as often
+            again = run.settings.shard_base
+            reference = Reference(run.checkpoints / REFERENCE, run.record, keep=run.leads, again=again)
         weights = 1.0, 1.0
         if method == "kto":
             roles = list(chain.from_iterable(rows["roles"]))

@@ -9,19 +9,24 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from pipeline.config.sections import Training
 from pipeline.core.errors import GateError, Stopped
-from pipeline.core.interruption import Interruption
 from pipeline.gguf.base_files import is_scales
 from pipeline.models.scales import fill_scales
 from pipeline.models.tuners import save_trained
+from pipeline.stages.train.run import Run
 from pipeline.stages.train.several.group import Group, Lost
 
 MET = 2  # numbers that are told at every meeting beside the signal and the step
 
 
-class TrainedOnly(Trainer):  # type: ignore[misc]
-    """Base, tokenizer and arguments are known by their hashes. The library reads PEFT's folders back."""
+class Tuning(Trainer):  # type: ignore[misc]
+    """Trains in `run` what its tuner put on the base, which alone is written and read back: base, tokenizer
+    and arguments are known by their hashes. Settings of the optimizer that the library lacks are here too.
+    """
+
+    def __init__(self, *, run: Run, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.run, self.settings = run, run.settings
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write what was trained into `output_dir`."""
@@ -39,14 +44,6 @@ class TrainedOnly(Trainer):  # type: ignore[misc]
             fill_scales(self.model, best)
         else:
             super()._load_best_model()
-
-
-class Optimizing(TrainedOnly):
-    """Trains with `train.clip_value` and `train.loraplus_lr_ratio` of `settings`."""
-
-    def __init__(self, *, settings: Training, **rest: Any) -> None:
-        super().__init__(**rest)
-        self.settings = settings
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """The gradients' norm as the backward made them. Then every element is cut to ± `clip_value`, and
@@ -79,20 +76,18 @@ class Optimizing(TrainedOnly):
         return self.optimizer
 
 
-class Stopping(Optimizing):
-    """Trains with the processes of `group`, None: alone. `leads` is whether this process writes, `sharded`
-    whether the base is shared out: then all run its layers as often as any.
+class Stopping(Tuning):
+    """Trains with the processes of the run's `group`, None: alone. `leads` is whether this process writes,
+    `sharded` whether the base is shared out: then all run its layers as often as any.
 
     Every exchange between processes begins with a meeting, so that one that stops finds the others there.
     """
 
-    def __init__(
-        self, *, group: Group | None, sharded: bool, interruption: Interruption, **rest: Any
-    ) -> None:
+    def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
-        self.group, self.leads = group, group is None or group.leads
-        self.sharded = sharded and group is not None
-        self.interruption = interruption
+        self.group: Group | None = self.run.group
+        self.leads, self.interruption = self.run.leads, self.run.interruption
+        self.sharded = self.settings.shard_base and self.group is not None
         self._told = False  # whether the others know of the signal that ends the run
         self._stopped: Stopped | None = None
 
