@@ -96,7 +96,7 @@ def main(
     plan = plan_run(params, shape, root, card, tflops=hardware.tflops, processes=processes)
     distillations = []
     if params.quantize.distill:
-        from pipeline.subprojects.distill_plan import plan_distillation  # with it comes numpy
+        from pipeline.subprojects.distill import plan_distillation  # with it comes numpy
 
         distillations = [plan_distillation(params, shape, level, card) for level in params.quantize.distill]
     stages = dict(planned_stages(params, plan))

@@ -101,14 +101,14 @@ def kept_logits(
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".logits-", dir=scratch) as folder:
         file = Path(folder) / "logits"
-        width = _write_logits(file, prompts, model)
+        width = write_logits(file, prompts, model)
         del model  # which may hold its speaker, and that the weights
         yield Reference(file, prompts, width)
 
 
-def _write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManager[Speaker]) -> int:
-    """Write what the model says and give the vocabulary's size; when it returns, nothing refers to the model
-    any more.
+def write_logits(file: Path, prompts: list[Prompt], model: AbstractContextManager[Speaker]) -> int:
+    """Write what the model says, float32 (positions of all prompts, V), and give V; when it returns, nothing
+    refers to the model any more. Raises `MachineError` if the disk has no room for the file.
     """
     total, width = sum(len(prompt.positions) for prompt in prompts), 0
     with model as speaker, file.open("wb") as out:

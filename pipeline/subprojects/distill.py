@@ -5,17 +5,25 @@ file's own probabilities (`train.method: distill`) on training rows and the chat
 else of the level changes.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, Train
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.hardware import Card
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import write_json
+from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import SCALES
 from pipeline.planning.level_bytes import NAMES
+from pipeline.planning.memory import TEACHER_ROOM
+from pipeline.planning.plan import make_plan, own_bytes
+from pipeline.planning.quantized import quantized_level
+from pipeline.planning.setup import setup_of
+from pipeline.planning.shape import Shape
 from pipeline.subprojects.distill_rows import (
     curated,
     first_of,
@@ -132,7 +140,7 @@ def targets(level: Path) -> list[str]:
 
 def settings(params: Params, source: Path, level: str, seed: int | None) -> Settings:
     """What the sub-project's `params.yaml` differs in from the project's."""
-    own = params.train.model_dump(mode="json")
+    values = params.train.model_dump(mode="json")
     learned = {
         "method": "distill",
         "tuner": "scales",
@@ -144,7 +152,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
         "eval_steps": params.distill.max_steps,
         "sample_rows": 0,
         "seed": params.train.seed if seed is None else seed,
-        **{key: own[key] for key in OF_THE_MACHINE},
+        **{key: values[key] for key in OF_THE_MACHINE},
     }
     return {
         "base": {
@@ -160,3 +168,57 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
         "compare": {"seeds": []},
         "evaluate": {"models": [TUNED]},
     }
+
+
+# ---- what it will need
+
+
+@dataclass(frozen=True)
+class DistillPlan:
+    """What distilling one level takes: `memory` of the training and `disk` until it is done, in bytes.
+
+    The 16-bit model answers before the training, on the GPU if it has `teacher_memory` bytes free, else on
+    the CPU (`teacher_on_cpu`). `fits` is None where the card's memory is not known.
+    """
+
+    level: str
+    memory: int
+    fits: bool | None
+    remedy: str
+    steps: int
+    tokens: int  # of a step, at most
+    disk: int
+    teacher_memory: int
+    teacher_on_cpu: bool
+
+    def __str__(self) -> str:
+        fits = {None: "", True: ", which fits", False: f", which does not fit: {self.remedy}"}[self.fits]
+        where = " (on the CPU, which takes long: it doesn't fit the GPU)" if self.teacher_on_cpu else ""
+        return (
+            f"Distilling {self.level}: {memory_gb(self.memory)}{fits}. {self.steps:,} steps of at most "
+            f"{self.tokens:,} tokens, all of which the 16-bit model answers before{where}; "
+            f"{disk_gb(self.disk)} of disk until it is done."
+        )
+
+
+def plan_distillation(params: Params, shape: Shape, level: str, card: Card | None) -> DistillPlan:
+    """The plan for one level of `quantize.distill` on `card`."""
+    changes = settings(params, Path("F16.gguf"), level, None)
+    distilling = Params.model_validate(changed_params(params, changes))
+    base, length = quantized_level(shape, level), params.preprocess.max_length
+    plan = make_plan(setup_of(distilling, shape, card, base))
+    # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py)
+    answers = (distilling.train.max_steps + WATCHED) * length * (6 * distilling.train.distill_top_k + 2)
+    sixteen = 2 * shape.parameters
+    teacher = int(TEACHER_ROOM * sixteen)
+    return DistillPlan(
+        level,
+        plan.memory.total,
+        plan.fits,
+        plan.remedy,
+        distilling.train.max_steps,
+        length,
+        sixteen + base.file + own_bytes(plan.disk) + answers,
+        teacher,
+        card is not None and card.device == "cuda" and teacher > card.memory,
+    )

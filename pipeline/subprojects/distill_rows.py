@@ -66,11 +66,11 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
     if not any(path.is_file() and is_users_data(path.name) for path in source.rglob("*")):
         remove(apart)  # no copy stays of chats that were taken away
         return None
-    own = params.curate
-    guard = {name: data / "guard" / name for name in (*own.decontaminate, *filter(None, [own.names]))}
+    curate = params.curate
+    guard = {name: data / "guard" / name for name in (*curate.decontaminate, *filter(None, [curate.names]))}
     links = {f"data/guard/{name}": path for name, path in guard.items()}
     links |= {"data/raw": source, "models/base": base, "models/base.json": base.with_name("base.json")}
-    changes = settings() | {"decontaminate": [*own.decontaminate, ANSWERS]}
+    changes = settings() | {"decontaminate": [*curate.decontaminate, ANSWERS]}
     remove(apart / "data/guard")  # links to what may be named no more
     write_answers(data / "final", apart / "data/guard" / ANSWERS)
     open_subproject(apart, changed_params(params, {"curate": changes}), links)

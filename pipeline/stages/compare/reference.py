@@ -10,10 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from pipeline.core.errors import DataError, QuenchError
-from pipeline.core.publish import need_disk, publishing, read_json, write_json
+from pipeline.core.publish import publishing, read_json, write_json
 from pipeline.core.text import screen
 from pipeline.gguf.base_files import trained_file
 from pipeline.metrics.divergence import Prompt, Reference
@@ -32,35 +30,22 @@ def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int
     """
     from pipeline.chat.selection import encoded_rows
     from pipeline.chat.tokens import load_tokenizer, trained_positions
-    from pipeline.metrics.divergence import thinned
+    from pipeline.metrics.divergence import thinned, write_logits
     from pipeline.metrics.forward import trained_model
 
     base, adapter, target = root / "models/base", root / "models/adapter", root / FOLDER
     encoded = encoded_rows(load_tokenizer(tokenizer_folder(root)), rows, count, seed, ctx_size)
-    prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
+    prompts = [Prompt(row.ids, thinned(trained_positions(row))) for row in encoded]
     if not prompts:
         raise DataError(
             "Q-COMPARE-006", f"{rows} has no chat whose answer can be compared: raise curate.test_fraction"
         )
-    positions, width = sum(len(one.positions) for one in prompts), 0
+    weights = adapter if has_weights(adapter) else None
+    model = trained_model(base, weights, float32=True, settings_of=adapter)
     with publishing(target) as aside:
         aside.mkdir()
-        with (
-            trained_model(
-                base, adapter if has_weights(adapter) else None, float32=True, settings_of=adapter
-            ) as speaker,
-            (aside / LOGITS).open("wb") as out,
-        ):
-            for prompt in prompts:
-                logits = speaker(prompt)
-                if not width:
-                    width = logits.shape[1]
-                    need_disk(root, positions * width * 4)
-                out.write(np.ascontiguousarray(logits, np.float32).data)
-        write_json(
-            aside / PROMPTS,
-            {"width": width, "prompts": [{"ids": one.ids, "positions": one.positions} for one in prompts]},
-        )
+        width = write_logits(aside / LOGITS, prompts, model)
+        write_json(aside / PROMPTS, {"width": width, "prompts": [vars(prompt) for prompt in prompts]})
 
 
 def has_weights(adapter: Path) -> bool:
@@ -79,7 +64,7 @@ def load_reference(root: Path) -> Reference:
     found = read_json(root / FOLDER / PROMPTS, "run `snakemake` again")
     return Reference(
         root / FOLDER / LOGITS,
-        [Prompt(one["ids"], one["positions"]) for one in found["prompts"]],
+        [Prompt(**prompt) for prompt in found["prompts"]],
         found["width"],
     )
 

@@ -54,6 +54,10 @@ class Difference:
         """Whether it is more than chance by both: the interval, which knows of the seeds, and the test."""
         return (self.low > 0 or self.high < 0) and self.p_value < CHANCE
 
+    def record(self) -> dict[str, Any]:
+        """The difference as JSON."""
+        return {**asdict(self), "measurable": self.measurable}
+
 
 def mean_of(scores: Scores) -> Mean:
     """The mean of `scores` (seeds, rows) with its interval, which for a single seed is 0 to 1."""
@@ -118,11 +122,6 @@ def general_change(untuned: Sequence[General], measured: Sequence[General], seed
             "compare_unquantized compare_measure`, which asks all of them again",
         )
     return difference(before, after, seed)
-
-
-def change_row(change: Difference | None) -> dict[str, Any] | None:
-    """A change as JSON."""
-    return None if change is None else {**asdict(change), "measurable": change.measurable}
 
 
 def _right(measured: Sequence[General]) -> Scores | None:

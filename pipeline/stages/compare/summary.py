@@ -1,7 +1,6 @@
 """Each strategy's figures as reports/strategies.json: means with intervals, differences, which to take."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import combinations
 from statistics import fmean, median
 from typing import Any
@@ -15,7 +14,6 @@ from pipeline.stages.compare.statistics import (
     Difference,
     General,
     Scores,
-    change_row,
     difference,
     general_change,
     general_score,
@@ -23,6 +21,9 @@ from pipeline.stages.compare.statistics import (
 )
 
 Figures = Mapping[str, Any]
+Runs = Sequence[Figures]  # of one strategy at one level, in the order of the seeds
+# of a run's figures, those that stand in the report as they were measured
+AS_MEASURED = ("seed", "kld", "same_top", "stopped", "valid", "speed", "training")
 DISK = (
     "base, merged model, 16-bit GGUF, level and each copy of it with other scales together, as the stages "
     "leave them; checkpoints, the adapter, what only comparisons read and what a level was quantized "
@@ -51,77 +52,80 @@ def summarize(
             f"no held-out row has a score by {scorer} from every strategy: look at the judge, or take "
             "another scorer",
         )
-    reference = of_strategy(figures, rows, sixteen, MERGED_16, seeds)
-    untuned = [one.get("untuned_general") for one in mine(figures, sixteen, MERGED_16, seeds)]
+    by_strategy = of_strategies(figures, seeds)
+    reference = by_strategy[sixteen][MERGED_16]
+    untuned = [run.get("untuned_general") for run in reference]
     return {
         "seeds": list(seeds),
         "scorer": scorer,
         "rows": len(rows),
         "disk_counted": DISK,
-        "machines": sorted({one["machine"] for one in figures}),
-        "reference": {"level": sixteen, **reference},
+        "machines": sorted({run["machine"] for run in figures}),
+        "reference": {"level": sixteen, **of_strategy(reference, rows)},
         "untuned_general": general_score(untuned),
-        "levels": {level: of_level(figures, rows, level, seeds, seed, untuned) for level in levels},
+        "levels": {level: of_level(by_strategy[level], rows, level, seed, untuned) for level in levels},
         "seconds": seconds(figures),
+    }
+
+
+def of_strategies(figures: Sequence[Figures], seeds: Sequence[int]) -> dict[str, dict[str, Runs]]:
+    """The figures by level and strategy, in the order of `STRATEGIES` and of the seeds."""
+    runs = {(run["level"], run["strategy"], run["seed"]): run for run in figures}
+    return {
+        level: {
+            strategy: [runs[level, strategy, seed] for seed in seeds]
+            for strategy in STRATEGIES
+            if (level, strategy, seeds[0]) in runs
+        }
+        for level in {run["level"] for run in figures}
     }
 
 
 def seconds(figures: Sequence[Figures]) -> float:
     """Time that the measurements took, and the trainings, each of which is in the figures of several."""
     trained: dict[str, float] = {}
-    for one in figures:
-        name = Job(one["strategy"], one["level"], one["seed"]).training
-        trained |= one["training"].get("parts") or {name: one["training"]["seconds"]}
-    total: float = sum(trained.values()) + sum(one["measuring_seconds"] for one in figures)
+    for run in figures:
+        name = Job(run["strategy"], run["level"], run["seed"]).training
+        trained |= run["training"].get("parts") or {name: run["training"]["seconds"]}
+    total: float = sum(trained.values()) + sum(run["measuring_seconds"] for run in figures)
     return round(total, 1)
 
 
 def scored_rows(figures: Sequence[Figures]) -> list[str]:
     """The rows that have a score everywhere, in the order in which they were answered."""
-    return [row for row in figures[0]["points"] if all(one["points"].get(row) is not None for one in figures)]
+    return [row for row in figures[0]["points"] if all(run["points"].get(row) is not None for run in figures)]
 
 
 def of_level(
-    figures: Sequence[Figures],
-    rows: Sequence[str],
-    level: str,
-    seeds: Sequence[int],
-    seed: int,
-    untuned: Sequence[General] = (),
+    strategies: Mapping[str, Runs], rows: Sequence[str], level: str, seed: int, untuned: Sequence[General]
 ) -> dict[str, Any]:
     """One level's strategies, their differences from each other (second less first, in points of 100), and
     the one to take. `untuned` is the untuned base's general ability, for each seed.
     """
-    measured_here = {one["strategy"] for one in figures if one["level"] == level}
-    asked = [strategy for strategy in STRATEGIES if strategy in measured_here]
-    forgotten = {
-        strategy: general_change(untuned, generals(figures, level, strategy, seeds), seed)
-        for strategy in asked
+    changes = {name: general_change(untuned, generals(runs), seed) for name, runs in strategies.items()}
+    summaries = {
+        name: {"title": title(name, level), "general_change": change and change.record()}
+        | of_strategy(strategies[name], rows)
+        for name, change in changes.items()
     }
-    strategies = {
-        strategy: {"title": title(strategy, level), "general_change": change_row(forgotten[strategy])}
-        | of_strategy(figures, rows, level, strategy, seeds)
-        for strategy in asked
-    }
-    points = {strategy: matrix(figures, rows, level, strategy, seeds) for strategy in asked}
-    pairs = list(combinations(asked, 2))
-    differences = {pair: difference(points[pair[0]], points[pair[1]], seed) for pair in pairs}
-    perfect = {
-        pair: difference(all_right(points[pair[0]]), all_right(points[pair[1]]), seed) for pair in pairs
-    }
+    points = {name: matrix(runs, rows) for name, runs in strategies.items()}
+    right = {name: perfect_rows(scores) for name, scores in points.items()}
+    pairs = list(combinations(strategies, 2))
+    differences = {(a, b): difference(points[a], points[b], seed) for a, b in pairs}
+    perfect = {(a, b): difference(right[a], right[b], seed) for a, b in pairs}
     measured = {
-        strategy: Measured(
-            found["score"],
-            found["disk_bytes"],
-            found["bytes"],
-            forgotten[strategy],
-            part_of_speed(mine(figures, level, strategy, seeds)),
+        name: Measured(
+            summary["score"],
+            summary["disk_bytes"],
+            summary["bytes"],
+            changes[name],
+            part_of_speed(strategies[name]),
         )
-        for strategy, found in strategies.items()
+        for name, summary in summaries.items()
     }
-    advice = recommend(level, measured, differences, perfect, len(seeds))
+    advice = recommend(level, measured, differences, perfect, len(untuned))
     return {
-        "strategies": strategies,
+        "strategies": summaries,
         "differences": difference_rows(differences),
         "perfect_differences": difference_rows(perfect),
         "recommended": advice.strategy,
@@ -130,87 +134,68 @@ def of_level(
     }
 
 
-def of_strategy(
-    figures: Sequence[Figures], rows: Sequence[str], level: str, strategy: str, seeds: Sequence[int]
-) -> dict[str, Any]:
+def of_strategy(runs: Runs, rows: Sequence[str]) -> dict[str, Any]:
     """One strategy's figures over the seeds: sizes and divergence as means, speeds as medians, scores."""
-    own = mine(figures, level, strategy, seeds)
-    points = matrix(figures, rows, level, strategy, seeds)
-    score, perfect = mean_of(points), mean_of(all_right(points))
-    speeds = undisturbed(own)
+    points = matrix(runs, rows)
+    right = perfect_rows(points)
+    score, perfect = mean_of(points), mean_of(right)
+    speeds = undisturbed(runs)
     bare = [speed["bare"]["median"] for speed in speeds if "bare" in speed]
     return {
-        "bytes": round(fmean(sum(one["shipped"].values()) for one in own)),
-        "shipped": own[0]["shipped"],
-        "disk_bytes": round(fmean(sum(one["disk"].values()) for one in own)),
-        "disk": own[0]["disk"],
+        "bytes": round(fmean(sum(run["shipped"].values()) for run in runs)),
+        "shipped": runs[0]["shipped"],
+        "disk_bytes": round(fmean(sum(run["disk"].values()) for run in runs)),
+        "disk": runs[0]["disk"],
         "score": score.value,
         "score_low": score.low,
         "score_high": score.high,
         "perfect": perfect.value,
         "perfect_low": perfect.low,
         "perfect_high": perfect.high,
-        "general": general_score(generals(figures, level, strategy, seeds)),
-        "kld": fmean(one["kld"] for one in own),
-        "same_top": fmean(one["same_top"] for one in own),
+        "general": general_score(generals(runs)),
+        "kld": fmean(run["kld"] for run in runs),
+        "same_top": fmean(run["same_top"] for run in runs),
         "tok_s": median(speed["shipped"]["median"] for speed in speeds) if speeds else None,
         "tok_s_bare": median(bare) if bare else None,
-        "train_seconds": median(one["training"]["seconds"] for one in own),
-        "train_memory": max(one["training"]["peak_memory_bytes"] for one in own),
+        "train_seconds": median(run["training"]["seconds"] for run in runs),
+        "train_memory": max(run["training"]["peak_memory_bytes"] for run in runs),
         "by_seed": [
-            {
-                "seed": one["seed"],
+            {key: run[key] for key in AS_MEASURED}
+            | {
                 "score": float(points[place].mean()),
-                "perfect": float(all_right(points[place]).mean()),
-                "kld": one["kld"],
-                "same_top": one["same_top"],
-                "general": (one.get("general") or {}).get("score"),
-                "stopped": one["stopped"],
-                "valid": one["valid"],
-                "speed": one["speed"],
-                "training": one["training"],
+                "perfect": float(right[place].mean()),
+                "general": (run.get("general") or {}).get("score"),
             }
-            for place, one in enumerate(own)
+            for place, run in enumerate(runs)
         ],
     }
 
 
-def part_of_speed(own: Sequence[Figures]) -> float:
+def part_of_speed(runs: Runs) -> float:
     """The speed of what one strategy ships as a part of that without the adapter: the median over seeds, each
     timed in turn; 1 without an adapter, which is the most, and where other load spoilt all of them.
     """
-    timed = [speed for speed in undisturbed(own) if "bare" in speed]
+    timed = [speed for speed in undisturbed(runs) if "bare" in speed]
     parts: list[float] = [speed["shipped"]["median"] / speed["bare"]["median"] for speed in timed]
     return min(1.0, median(parts)) if parts else 1.0
 
 
-def undisturbed(own: Sequence[Figures]) -> list[Mapping[str, Any]]:
+def undisturbed(runs: Runs) -> list[Mapping[str, Any]]:
     """The speeds that were measured while the machine did nothing else."""
-    return [one["speed"] for one in own if not one["speed"].get("disturbed")]
+    return [run["speed"] for run in runs if not run["speed"].get("disturbed")]
 
 
-def mine(figures: Sequence[Figures], level: str, strategy: str, seeds: Sequence[int]) -> list[Figures]:
-    """One strategy's figures at one level, in the order of the seeds."""
-    found = {one["seed"]: one for one in figures if (one["level"], one["strategy"]) == (level, strategy)}
-    return [found[seed] for seed in seeds]
+def generals(runs: Runs) -> list[General]:
+    """One strategy's answers to the general questions; None where not asked."""
+    return [run.get("general") for run in runs]
 
 
-def generals(figures: Sequence[Figures], level: str, strategy: str, seeds: Sequence[int]) -> list[General]:
-    """One strategy's answers to the general questions, in the order of the seeds; None where not asked."""
-    return [one.get("general") for one in mine(figures, level, strategy, seeds)]
-
-
-def matrix(
-    figures: Sequence[Figures], rows: Sequence[str], level: str, strategy: str, seeds: Sequence[int]
-) -> Scores:
+def matrix(runs: Runs, rows: Sequence[str]) -> Scores:
     """One strategy's scores, (seeds, rows), 0 to 1."""
-    return np.array(
-        [[one["points"][row] for row in rows] for one in mine(figures, level, strategy, seeds)],
-        dtype=np.float64,
-    )
+    return np.array([[run["points"][row] for row in rows] for run in runs], dtype=np.float64)
 
 
-def all_right(points: Scores) -> Scores:
+def perfect_rows(points: Scores) -> Scores:
     """1 where a row has all points, else 0."""
     right: Scores = (points == 1.0).astype(np.float64)
     return right
@@ -219,6 +204,5 @@ def all_right(points: Scores) -> Scores:
 def difference_rows(differences: Mapping[tuple[str, str], Difference]) -> list[dict[str, Any]]:
     """Differences as JSON."""
     return [
-        {"first": first, "second": second, **asdict(one), "measurable": one.measurable}
-        for (first, second), one in differences.items()
+        {"first": first, "second": second, **found.record()} for (first, second), found in differences.items()
     ]
