@@ -30,20 +30,13 @@ FATES = {
 }
 
 
-# a clean row: number of its file and its domain, 64 bits of its id, number of turns, place among
-# `pipeline.chat.rows.Kind`, has a reward
-ROW = np.dtype(
-    [("file", "i4"), ("domain", "i4"), ("key", "u8"), ("turns", "u2"), ("kind", "u1"), ("scored", "?")]
-)
-Table = np.recarray  # of ROW, in the order in which the rows were read
-MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
-
-# a clean row in the file of its shard, before domains have their numbers: what `ROW` has, the domain's name
-# and the normalized content as 64-bit hashes
+# a clean row: number of its file, its domain (in a shard's file the name's hash, in a `Table` its number), 64
+# bits of its id, hash of its normalized content, number of turns, place among `pipeline.chat.rows.Kind`, has
+# a reward
 FACT = np.dtype(
     [
         ("file", "i4"),
-        ("domain", "u8"),
+        ("domain", "i8"),
         ("key", "u8"),
         ("exact", "u8"),
         ("turns", "u2"),
@@ -51,6 +44,8 @@ FACT = np.dtype(
         ("scored", "?"),
     ]
 )
+Table = np.recarray  # of FACT, in the order in which the rows were read
+MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
 
 
 @dataclass
@@ -133,8 +128,8 @@ def draws(keys: NDArray[np.uint64], purpose: str, seed: int) -> NDArray[np.uint6
 
 
 def _groups(
-    group: NDArray[np.int32], domain: NDArray[np.int32], keep: NDArray[np.bool_], keys: NDArray[np.uint64]
-) -> tuple[NDArray[np.int32], NDArray[np.intp], NDArray[np.int32], NDArray[np.uint64]]:
+    group: NDArray[np.int32], domain: NDArray[np.int64], keep: NDArray[np.bool_], keys: NDArray[np.uint64]
+) -> tuple[NDArray[np.int32], NDArray[np.intp], NDArray[np.int64], NDArray[np.uint64]]:
     """Of every group with kept rows: name, number of these, the first's domain, and the smallest key."""
     kept = np.flatnonzero(keep)
     leaders, first, sizes = np.unique(group[kept], return_index=True, return_counts=True)
@@ -183,27 +178,24 @@ def _first(
 
 
 def table_of(facts: NDArray, domains: dict[str, None]) -> Table:
-    """What the rules that compare rows need to know of each clean row, given their `FACT`s; a domain that is
-    not among `domains` counts as `OTHER`, which is then added to them.
+    """The `FACT`s with each domain's number for the hash of its name; one that is not among `domains` counts
+    as `OTHER`, which is then added to them.
     """
-    known = np.array([hash_of(name) for name in domains], np.uint64)
+    known = np.array([hash_of(name) for name in domains], np.int64)
     order = np.argsort(known)
     at = np.minimum(np.searchsorted(known[order], facts["domain"]), max(len(known) - 1, 0))
     found = known[order][at] == facts["domain"] if len(known) else np.zeros(len(facts), np.bool_)
-    table = np.empty(len(facts), ROW)
-    for name in ("file", "key", "turns", "kind", "scored"):
-        table[name] = facts[name]
-    table["domain"] = order[at] if len(known) else 0
+    facts["domain"] = order[at] if len(known) else 0
     if not found.all():
         domains.setdefault(OTHER)
-        table["domain"][~found] = list(domains).index(OTHER)
-    return table.view(np.recarray)
+        facts["domain"][~found] = list(domains).index(OTHER)
+    return facts.view(np.recarray)
 
 
 @lru_cache(MOST_DOMAINS)
 def hash_of(domain: str) -> int:
-    """A domain's name as a 64-bit number."""
-    return xxhash.xxh3_64_intdigest(domain.encode("utf-8", "surrogatepass"))
+    """A domain's name as a number of 63 bits."""
+    return xxhash.xxh3_64_intdigest(domain.encode("utf-8", "surrogatepass")) >> 1
 
 
 def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:

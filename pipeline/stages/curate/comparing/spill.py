@@ -60,7 +60,7 @@ class Spill:
 
     def read(self, first: int, last: int) -> tuple[Keys, Rows]:
         """The records whose keys have a first byte from `first` to `last` - 1, run by run."""
-        keys, rows = [], []
+        keys, rows = list[Keys](), list[Rows]()
         with self.keys_path.open("rb") as key_file, self.rows_path.open("rb") as row_file:
             for begins in np.load(self.runs_path)[:, [first, last]].tolist():
                 for file, kind, found in ((key_file, KEY, keys), (row_file, ROW, rows)):
