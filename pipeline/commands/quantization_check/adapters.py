@@ -91,13 +91,13 @@ def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
             )
         return tuple(given)
     checkpoints = [
-        one for one in reversed(checkpoints_in(root / "models/checkpoints")) if defect(one) is None
+        folder for folder in reversed(checkpoints_in(root / "models/checkpoints")) if defect(folder) is None
     ]
-    found: dict[str, Path] = {}
+    adapters: dict[str, Path] = {}
     for folder in filter(is_complete, (root / "models/adapter", *checkpoints)):
-        found.setdefault(file_hash(folder / ADAPTER_FILE), folder)
-        if len(found) == 2:
-            return tuple(found.values())
+        adapters.setdefault(file_hash(folder / ADAPTER_FILE), folder)
+        if len(adapters) == 2:
+            return tuple(adapters.values())
     return ()
 
 
@@ -108,16 +108,16 @@ def is_complete(folder: Path) -> bool:
 
 def check_settings(adapter: Path, settings: Training) -> None:
     """Raise `DataError` unless the adapter is complete and has the rank and targets of `settings`."""
-    known = read_settings(adapter)
-    found = known.r, _named(known.target_modules or [])
+    saved = read_settings(adapter)
+    trained = saved.r, _named(saved.target_modules or [])
     if not (adapter / ADAPTER_FILE).is_file():
         raise DataError("Q-COMMANDS-027", f"{adapter} has no {ADAPTER_FILE}: run `snakemake --force train`")
     wanted = _named(settings.target_modules)
-    if found != (settings.r, wanted):
+    if trained != (settings.r, wanted):
         raise DataError(
             "Q-COMMANDS-027",
-            f"{adapter} has rank {found[0]} on {found[1]}, and params.yaml says {settings.r} on {wanted}: "
-            "put that back, or train again",
+            f"{adapter} has rank {trained[0]} on {trained[1]}, and params.yaml says {settings.r} on "
+            f"{wanted}: put that back, or train again",
         )
 
 
@@ -150,7 +150,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         "switches whose logits differ from the adapter's alone (the last: the base's)",
     )
     which = (
-        " and ".join(f"{one.parent.name}/{one.name}" for one in adapters)
+        " and ".join(f"{adapter.parent.name}/{adapter.name}" for adapter in adapters)
         or "two random adapters, for no two saved ones are here"
     )
     if same(alone["first"], alone["second"]) or same(alone["first"], bare):
@@ -173,6 +173,6 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
     return replace(line, sentence=f"{line.sentence}; {which}")
 
 
-def same(one: list[Floats], other: list[Floats]) -> bool:
+def same(first: list[Floats], second: list[Floats]) -> bool:
     """Whether two runs' logits are equal bit for bit."""
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

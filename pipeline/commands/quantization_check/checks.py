@@ -71,15 +71,15 @@ def compare_logits(reference: list[Floats], candidate: list[Floats]) -> dict[str
     before, after = np.concatenate(reference), np.concatenate(candidate)
     difference = np.abs(after - before)
     relative = norms(after - before) / norms(before)
-    found = prompt_figures(before, after)
+    figures = prompt_figures(before, after)
     return {
         "mean_abs": float(difference.mean()),
         "max_abs": float(difference.max()),
         "mean_relative": float(relative.mean()),
         "max_relative": float(relative.max()),
-        "nmse": found.nmse,
-        "kld": found.kld,
-        "same_top": found.same_top,
+        "nmse": figures.nmse,
+        "kld": figures.kld,
+        "same_top": figures.same_top,
         "positions": len(before),
     }
 

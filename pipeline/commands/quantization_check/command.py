@@ -188,13 +188,13 @@ def main(params: Params, root: Path, prompts: int, *, as_json: bool, adapters: S
         check_settings(trained, params.training)
     switched = saved_adapters(root, adapters)
     use_all_cores()
-    known = read_json(base / "config.json", "run `snakemake --force base`").get("model_type") in KNOWN
+    is_planned = read_json(base / "config.json", "run `snakemake --force base`").get("model_type") in KNOWN
     checked = quantization_check(
         base=base,
         adapter=trained,
         rows=token_rows(base, root / "data/final/test.jsonl", prompts),
         settings=params.training.model_copy(update=ON_ONE_DEVICE),
-        shape=load_shape(base / "config.json") if known else None,
+        shape=load_shape(base / "config.json") if is_planned else None,
         switched=switched,
     )
     failed = [line for line in checked.lines.values() if line.verdict == "fail"]

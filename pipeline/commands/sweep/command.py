@@ -88,7 +88,7 @@ def check_same(space: Space, begun: Space, file: Path, sweep: Sweep) -> None:
     finalists and seeds.
     """
     growing = {"trials", "finalists", "seeds"}
-    given, before = (one.model_dump(mode="json", exclude=growing) for one in (space, begun))
+    given, before = (each.model_dump(mode="json", exclude=growing) for each in (space, begun))
     if changed := [key for key in given if given[key] != before[key]]:
         raise ConfigError(
             "Q-SWEEP-005",
@@ -116,9 +116,9 @@ def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
     """Make the sweep's folder; if it has `begun` a trial, check that others learn from the same."""
     tokens, base = sweep.root / "data/tokens", sweep.root / "models/base.json"
     inputs = {"data/tokens": tree_hash(tokens), "models/base.json": file_hash(base) if base.exists() else ""}
-    known = sweep.folder / INPUTS
+    record = sweep.folder / INPUTS
     if begun:
-        before = read_json(known, f"remove {sweep.folder}")
+        before = read_json(record, f"remove {sweep.folder}")
         if changed := [place for place in inputs if inputs[place] != before.get(place)]:
             raise ConfigError(
                 "Q-SWEEP-005",
@@ -131,7 +131,7 @@ def start(sweep: Sweep, space_file: Path, *, begun: bool) -> None:
             "no rows are kept for monitoring, so trials could not be compared: raise curate.val_fraction",
         )
     else:
-        write_json(known, inputs)
+        write_json(record, inputs)
     for source, copy in ((space_file, sweep.space), (sweep.root / "params.yaml", sweep.params)):
         if copy == sweep.space or not begun:  # the space may have grown
             with publishing(copy) as aside:
@@ -186,10 +186,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     others.
     """
     with suppress(psutil.Error):
-        for one in psutil.Process(process.pid).children(recursive=True):
+        for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
-                if "pipeline.commands.sweep.job" in one.cmdline():
-                    one.send_signal(signal.SIGTERM)
+                if "pipeline.commands.sweep.job" in child.cmdline():
+                    child.send_signal(signal.SIGTERM)
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGINT)
     process.wait()

@@ -126,10 +126,10 @@ def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial
         first = space.encoded(settings_of(space, load_params(sweep.params))) if not trials else None
         return search, begin(search, job, first or draw(space, job, trials), space)
     study = open_study(sweep, SEEDS, space)
-    if job not in (known := trials_of(study)):
+    if job not in (trials_by_seed := trials_of(study)):
         params = trials[f"trial-{words['trial']}"].params
         return study, begin(study, job, params, space, of=int(words["trial"]), seed=int(words["number"]))
-    return study, known[job]
+    return study, trials_by_seed[job]
 
 
 def trained(

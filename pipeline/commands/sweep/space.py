@@ -94,38 +94,40 @@ class Space(Section):
         """The space as Optuna has it; choices are JSON, for Optuna knows no lists."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-        found: dict[str, BaseDistribution] = {}
-        for name, one in self.keys.items():
-            if isinstance(one, list):
-                found[name] = CategoricalDistribution([json.dumps(choice) for choice in one])
-            elif one.whole:
-                found[name] = IntDistribution(
-                    int(one.low), int(one.high), log=one.log, step=int(one.step or 1)
+        distributions: dict[str, BaseDistribution] = {}
+        for name, searched in self.keys.items():
+            if isinstance(searched, list):
+                distributions[name] = CategoricalDistribution([json.dumps(choice) for choice in searched])
+            elif searched.whole:
+                distributions[name] = IntDistribution(
+                    int(searched.low), int(searched.high), log=searched.log, step=int(searched.step or 1)
                 )
             else:
-                found[name] = FloatDistribution(one.low, one.high, log=one.log, step=one.step)
-        return found
+                distributions[name] = FloatDistribution(
+                    searched.low, searched.high, log=searched.log, step=searched.step
+                )
+        return distributions
 
     def encoded(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """{key: value} as Optuna has it; None if one of them lies outside of the space."""
-        found: dict[str, Any] = {}
-        for name, one in self.keys.items():
+        encoded: dict[str, Any] = {}
+        for name, searched in self.keys.items():
             value = settings[name]
-            if isinstance(one, list):
-                if value not in one:
+            if isinstance(searched, list):
+                if value not in searched:
                     return None
-                found[name] = json.dumps(next(choice for choice in one if choice == value))
-            elif (number := one.nearest(value)) is None:
+                encoded[name] = json.dumps(next(choice for choice in searched if choice == value))
+            elif (number := searched.nearest(value)) is None:
                 return None
             else:
-                found[name] = number
-        return found
+                encoded[name] = number
+        return encoded
 
     def decoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """{key: value} of Optuna's, in the order of the file."""
         return {
-            name: json.loads(values[name]) if isinstance(one, list) else values[name]
-            for name, one in self.keys.items()
+            name: json.loads(values[name]) if isinstance(searched, list) else values[name]
+            for name, searched in self.keys.items()
         }
 
 
@@ -137,10 +139,11 @@ def read_space(path: Path) -> Space:
     except ValidationError as error:
         tags = ("range", "choices")
         errors = [
-            one | {"loc": tuple(part for part in one["loc"] if part not in tags)} for one in error.errors()
+            fault | {"loc": tuple(part for part in fault["loc"] if part not in tags)}
+            for fault in error.errors()
         ]
-        known = [".".join(place) for place, _ in keys_of(Space)]
-        raise ConfigError("Q-SWEEP-001", report(path, errors, lines, known)) from None
+        names = [".".join(place) for place, _ in keys_of(Space)]
+        raise ConfigError("Q-SWEEP-001", report(path, errors, lines, names)) from None
 
 
 def check_space(space: Space, params: Params) -> None:
@@ -199,8 +202,8 @@ def with_settings(params: Params, settings: Mapping[str, Any]) -> dict[str, Any]
         Params.model_validate(values)
     except ValidationError as error:
         shown = ", ".join(f"{name}={value}" for name, value in settings.items())
-        known = [".".join(place) for place, _ in keys_of(Params)]
-        raise ConfigError("Q-SWEEP-003", report(Path(shown), error.errors(), {}, known)) from None
+        names = [".".join(place) for place, _ in keys_of(Params)]
+        raise ConfigError("Q-SWEEP-003", report(Path(shown), error.errors(), {}, names)) from None
     return values
 
 

@@ -125,8 +125,8 @@ def trainings(seeds: Trials, number: int) -> tuple[dict[int, float], dict[int, s
     """
     values: dict[int, float] = {}
     failed: dict[int, str] = {}
-    mine = [trial for trial in seeds.values() if trial.user_attrs["of"] == number]
-    for trial in sorted(mine, key=lambda trial: trial.user_attrs["seed"]):
+    of_finalist = [trial for trial in seeds.values() if trial.user_attrs["of"] == number]
+    for trial in sorted(of_finalist, key=lambda trial: trial.user_attrs["seed"]):
         seed = trial.user_attrs["seed"]
         if trial.state.name != "COMPLETE" and trial.state.is_finished():
             failed[seed] = trial.user_attrs.get("reason", "")
@@ -175,9 +175,9 @@ def decide(values: Values, *, maximize: bool, metric: str, left_out: str = "") -
     }
 
 
-def mean_of(found: Sequence[float]) -> dict[str, float]:
+def mean_of(values: Sequence[float]) -> dict[str, float]:
     """The mean over seeds with its 95 % interval."""
-    mean, half = fmean(found), half_width(np.array(found)[:, None])
+    mean, half = fmean(values), half_width(np.array(values)[:, None])
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
@@ -188,10 +188,10 @@ def compared(first: Sequence[float], second: Sequence[float]) -> dict[str, float
     from scipy.stats import ttest_1samp
 
     differences = np.array(second) - np.array(first)
-    found = mean_of(differences.tolist())
+    difference = mean_of(differences.tolist())
     if np.allclose(differences, differences[0], rtol=1e-9, atol=0):  # no spread to compare with
-        return found | {"p_value": 0.0 if differences.any() else 1.0}
-    return found | {"p_value": float(ttest_1samp(differences, 0.0).pvalue)}
+        return difference | {"p_value": 0.0 if differences.any() else 1.0}
+    return difference | {"p_value": float(ttest_1samp(differences, 0.0).pvalue)}
 
 
 def sentence(
