@@ -252,6 +252,7 @@ class Session:
             )
             for module in self.code
         }
+        gc.unfreeze()  # each file of tests freezes what it loaded
         functions: dict[CodeType, list[FunctionType]] = {}
         for one in gc.get_objects():
             if isinstance(one, FunctionType) and one.__code__.co_filename in self.paths:
