@@ -18,7 +18,7 @@ from pipeline.core.checks import Check
 from pipeline.core.places import PROJECT
 from pipeline.stages.train.learner import monitor_of
 
-SETTINGS = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").training
+SETTINGS = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").training_on("cpu")
 STEPS = 100
 NAN, INF = math.nan, math.inf
 Change = Callable[[list[Row]], list[Row]]
@@ -232,7 +232,7 @@ def test_healthy_runs_raise_nothing(
 
 
 def test_the_demo_is_healthy_but_for_its_learning_rate() -> None:
-    settings = load_params(PROJECT / "recipes/demo.yaml").training
+    settings = load_params(PROJECT / "recipes/demo.yaml").training_on("cpu")
     output, account = run_monitor(demo_run(), settings)
     assert [finding.name for finding in output] == ["learning rate"]
     assert [finding.verdict for finding in account.values()].count("pass") == len(account) - 1
