@@ -54,25 +54,20 @@ def page_values(stats: CurationReport, samples: Mapping[str, Any]) -> dict[str, 
         "rejects": _by_reason(stats, samples["rejects"]),
         "domains": _domains(stats),
         "balanced": any(domain["before"] != domain["after"] for domain in stats.balance.values()),
-        "files": sorted(stats.files.items(), key=lambda item: (-item[1].get("rows", 0), item[0])),
+        "files": sorted(stats.files.items(), key=lambda item: (-item[1]["rows"], item[0])),
     }
 
 
 def _worked(rule: Mapping[str, Any]) -> bool:
-    return bool(rule.get("rejected") or rule.get("changed") or rule["rows_in"] != rule["rows_out"])
+    return bool(rule["rejected"] or rule["changed"] or rule["rows_in"] != rule["rows_out"])
 
 
 def _flow(stats: CurationReport, rejects: Sequence[Mapping[str, Any]]) -> str:
     """The rules that did something, as a stream."""
-    rule_of = {line["reason"]: line.get("rule") for line in rejects}
+    rule_of = {line["reason"]: line["rule"] for line in rejects}
     steps: list[Step] = []
     for rule in filter(_worked, stats.rules):
-        name, rows_in, lost, changed = (
-            rule["rule"],
-            rule["rows_in"],
-            rule.get("rejected", 0),
-            rule.get("changed", 0),
-        )
+        name, rows_in, lost, changed = (rule[key] for key in ("rule", "rows_in", "rejected", "changed"))
         added = rule["rows_out"] - rows_in + lost
         shown = RULES.get(name, (words(name),))[0]
         reasons = [
@@ -165,10 +160,10 @@ def _grouped(entries: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[M
 def _by_reason(stats: CurationReport, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Reasons, commonest first, each with its count and samples."""
     samples = _grouped(lines, "reason")
-    rule_of = {reason: found[0].get("rule") for reason, found in samples.items()}
+    rule_of = {reason: entries[0]["rule"] for reason, entries in samples.items()}
     return [
         {"reason": reason, "rows": rows, "rule": rule_of.get(reason), "samples": samples.get(reason, [])}
-        for reason, rows in sorted(stats.rejected.items(), key=lambda item: (-item[1], item[0]))
+        for reason, rows in most(stats.rejected)
     ]
 
 
@@ -178,10 +173,10 @@ def _domains(stats: CurationReport) -> list[dict[str, Any]]:
     rows = [
         {
             "name": name,
-            **{key: found.get(key, 0) for key in ("read", *SPLITS)},
-            "share": found.get("train", 0) / train,
+            **{key: counts[key] for key in ("read", *SPLITS)},
+            "share": counts["train"] / train,
             **{key: stats.balance.get(name, {}).get(key) for key in ("before", "after")},
         }
-        for name, found in stats.domains.items()
+        for name, counts in stats.domains.items()
     ]
     return sorted(rows, key=lambda row: (-row["share"], row["name"]))

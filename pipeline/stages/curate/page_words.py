@@ -46,7 +46,7 @@ def title(stats: CurationReport) -> str:
 def verdict(stats: CurationReport) -> str:
     """What was left out, by the largest causes, and where the rest went."""
     lost = sorted(
-        ((rule["rejected"], rule["rule"]) for rule in stats.rules if rule.get("rejected")),
+        ((rule["rejected"], rule["rule"]) for rule in stats.rules if rule["rejected"]),
         key=lambda item: -item[0],
     )
     named = [taken_out(rule, rows) for rows, rule in lost[:3]]

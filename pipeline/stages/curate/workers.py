@@ -54,12 +54,6 @@ class Workers:
             for future in waiting:
                 future.cancel()
 
-    def close(self) -> None:
-        """End the processes and give their memory back; nothing can be mapped any more."""
-        if self.pool:
-            self.pool.shutdown()
-        self.own = None
-
 
 @contextmanager
 def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterator[Workers]:
