@@ -13,12 +13,10 @@ from pipeline.core.units import memory_gb
 from pipeline.planning.memory import CUDA_CONTEXT
 from pipeline.planning.setup import needs_gpu
 
+# compute capability of NVIDIA's Ampere (CUDA C++ Programming Guide, compute capabilities)
+BFLOAT16_SINCE = 8, 0
 # of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is
 # for the scales, quantized too
-BFLOAT16_SINCE = (
-    8,
-    0,
-)  # compute capability of NVIDIA's Ampere (CUDA C++ Programming Guide, compute capabilities)
 LARGEST_NF4_ERROR = 0.17
 
 

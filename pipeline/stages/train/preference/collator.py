@@ -98,11 +98,9 @@ def _sequences(row: PackedRow) -> list[Answered]:
     ]
 
 
-def _with_answer(
-    one: tuple[list[int], list[int]], other: tuple[list[int], list[int]]
-) -> tuple[list[int], list[int]]:
+def _with_answer(sequence: Answered, other: Answered) -> Answered:
     """The prompt of one sequence with the answer of another."""
-    (ids, labels), (other_ids, other_labels) = one, other
+    (ids, labels), (other_ids, other_labels) = sequence, other
     start, begin = _answer_start(labels), _answer_start(other_labels)
     return ids[:start] + other_ids[begin:], [IGNORED] * start + other_labels[begin:]
 
