@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.config.sections import UNTUNED
+from pipeline.config.sections import CHECKPOINTS_KEPT, UNTUNED
 from pipeline.core.hardware import Card
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token
@@ -208,7 +208,7 @@ def _shortened(setup: Setup, room: int) -> Setup:
 
 
 def plan_disk(setup: Setup) -> dict[str, int]:
-    """Bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written), adapter,
+    """Bytes on disk by artifact: checkpoints (one above those that are kept while it is written), adapter,
     merged model, GGUFs.
 
     Trained on a GGUF nothing is merged: what comes is the adapter, in its folder and as a GGUF, or the base's
@@ -220,7 +220,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
     adapter = FLOAT * sum(trained_tensors(setup))
     checkpoint = adapter + optimizer_bytes(setup) + STATE
     sizes = {
-        "checkpoints": checkpoint * (train.save_total_limit + 1),
+        "checkpoints": checkpoint * (CHECKPOINTS_KEPT + 1),
         "adapter": adapter + TOKENIZER,
     }
     if quantized and setup.tunes_scales:

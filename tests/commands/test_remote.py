@@ -62,7 +62,7 @@ def project(prepared: Path, tmp_path: Path) -> Iterator[Path]:
 
 def with_steps(root: Path) -> Path:
     params = yaml.safe_load((root / "params.yaml").read_text())
-    params["train"] |= {"max_steps": STEPS, "save_steps": SAVED, "save_total_limit": 2}
+    params["train"] |= {"max_steps": STEPS, "save_steps": SAVED}
     (root / "params.yaml").write_text(yaml.safe_dump(params))
     return root
 

@@ -119,7 +119,6 @@ KEYS = {
     "train.loss": Other("chunked"),
     "train.train_on_prompt": Other(True),
     "train.save_steps": Other(50),
-    "train.save_total_limit": Other(2),
     "train.eval_steps": Other(50),
     "train.early_stopping_patience": Other(2),
     "train.sample_rows": Other(2),

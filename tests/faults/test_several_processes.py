@@ -38,7 +38,6 @@ CHANGES = {
     "gradient_accumulation_steps": 5,  # no multiple of the processes, and 14 rows are none of it
     "sample_rows": 1,
     "sample_tokens": 2,
-    "save_total_limit": 2,
 }
 
 

@@ -18,7 +18,7 @@ from pipeline.config.sections.measuring import (
 )
 from pipeline.config.sections.models import Convert, Distill, Imatrix, Lora, LoraType, Merge, Quantize
 from pipeline.config.sections.shipping import Gate, Machine, Report, Serve, ServeKeys
-from pipeline.config.sections.training import Train, Training
+from pipeline.config.sections.training import CHECKPOINTS_KEPT, Train, Training
 from pipeline.config.sections.values import (
     AUTO,
     BASE,
@@ -39,6 +39,7 @@ __all__ = [
     "AUTO",
     "BASE",
     "BASE_WITH_ADAPTER",
+    "CHECKPOINTS_KEPT",
     "ORIGINAL",
     "TUNED",
     "UNTUNED",

@@ -21,6 +21,8 @@ from pipeline.config.sections.values import (
 )
 from pipeline.core.cpu import ComputeDtype
 
+CHECKPOINTS_KEPT = 3  # the newest; the best is kept beside them
+
 
 def _recomputed(value: object) -> bool | int:
     if isinstance(value, bool) or (isinstance(value, int) and 2 <= value <= 10_000):
@@ -170,7 +172,6 @@ class Train(Section):
         "train: false stay out)",
     )
     save_steps: Count = key(100, "steps between two checkpoints")
-    save_total_limit: Count = key(3, "checkpoints kept")
     eval_steps: Count = key(
         100, "steps between two evaluations on the rows kept for monitoring (data/final/val.jsonl)"
     )

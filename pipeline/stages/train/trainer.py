@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import EarlyStoppingCallback
 
+from pipeline.config.sections import CHECKPOINTS_KEPT
 from pipeline.core.errors import DataError, MachineError, Stopped
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss, weighted_loss
@@ -219,7 +220,7 @@ class QuenchTrainer(Sharing):
         best = self._best()
         if best is not None:
             self.state.best_model_checkpoint = str(best)
-        prune(folder, self.settings.save_total_limit, best)
+        prune(folder, CHECKPOINTS_KEPT, best)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._writing or self.args.output_dir)

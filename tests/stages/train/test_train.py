@@ -67,7 +67,6 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
     "use_dora": lambda made: made.model.peft_config["default"].use_dora,
     "rank_pattern": lambda made: made.model.peft_config["default"].rank_pattern,
     "save_steps": lambda made: made.args.save_steps,
-    "save_total_limit": lambda made: made.settings.save_total_limit,
     "eval_steps": lambda made: made.args.eval_steps,
     "seed": lambda made: made.args.seed if made.args.seed == made.args.data_seed else None,
 }
@@ -337,11 +336,13 @@ def test_a_base_that_is_damaged_stops_the_run_before_it_starts(
 def test_the_best_adapter_is_published_when_the_loss_rises_again(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses on the held-out rows are dictated: best at step 2, worse at 3 and 4, so training stops there."""
+    """Losses on the held-out rows are dictated: best at step 2, worse at 3 to 6, so training stops there, when
+    the checkpoint of step 2 is no longer among the newest three.
+    """
     from pipeline.stages.train.trainer import QuenchTrainer
 
     matrix = "base_model.model.model.layers.0.mlp.up_proj.lora_B"
-    dictated = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5}
+    dictated = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 5: 2.2, 6: 2.1}
     kept: dict[int, torch.Tensor] = {}
 
     def held_out_metrics(self: Any) -> dict[str, float]:
@@ -356,18 +357,17 @@ def test_the_best_adapter_is_published_when_the_loss_rises_again(
         max_steps=20,
         eval_steps=1,
         save_steps=1,
-        early_stopping_patience=2,
-        save_total_limit=1,
+        early_stopping_patience=4,
     )
     assert (report["steps"], report["planned_steps"], report["adapter_step"], report["eval_loss"]) == (
-        4,
+        6,
         20,
         2,
         1.0,
     )
     published = load_file(tmp_path / "adapter/adapter_model.safetensors")[f"{matrix}.weight"]
     assert torch.equal(published, kept[2])
-    assert not torch.equal(published, kept[4])
+    assert not torch.equal(published, kept[6])
 
 
 def test_what_a_run_leaves(prepared: Path, tmp_path: Path) -> None:
