@@ -141,7 +141,7 @@ def main(
         url = f"http://127.0.0.1:{params.serve.port}"
         call = how_to_call(title, url, key_file, log, [adapter.name for adapter in applied])
         try:
-            keep_serving(server, params.serve.max_restarts, call, _print)
+            keep_serving(server, call, _print)
         except KeyboardInterrupt:
             _print("\nstopped")
 

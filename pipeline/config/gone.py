@@ -61,5 +61,6 @@ GONE: Mapping[str, Gone] = {
     "serve.n_gpu_layers": Gone("auto", ALL_OF_LLAMA_CPP, "machine.n_gpu_layers"),
     "train.grpo.n_gpu_layers": Gone(0, ALL_OF_LLAMA_CPP, "machine.n_gpu_layers"),
     "llamacpp.home": Gone(None, "it is called machine.llama_cpp", "machine.llama_cpp"),
+    "serve.max_restarts": Gone(5, "a server is started again five times within an hour"),
     "serve.flash_attn": Gone("auto", "llama-server decides it"),
 }

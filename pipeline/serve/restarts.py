@@ -14,32 +14,29 @@ from pipeline.core.usage import own_memory
 from pipeline.llamacpp.server import GROWTH_BYTES, Server, log_end
 
 HOUR = 3600.0
-LONGEST_PAUSE = 60.0
+RESTARTS = 5  # within an hour
 LOOK_SECONDS = 1.0
 PROBE_SECONDS = 10.0
 STALL_SECONDS = 120.0  # without any answer; a batch of 512 tokens of a 7B takes some 50 s on two slow cores
 
 
-def pause_after(crashes: deque[float], now: float, limit: int) -> float | None:
+def pause_after(crashes: deque[float], now: float) -> float | None:
     """Note a crash at `now` (seconds of a monotonic clock) among the `crashes` of the last hour; seconds to
-    wait before the next start: 1, 2, 4 … 60, or None after more than `limit`."""
+    wait before the next start: 1, 2, 4, 8, 16, or None after more than `RESTARTS`."""
     crashes.append(now)
     while now - crashes[0] >= HOUR:
         crashes.popleft()
-    return None if len(crashes) > limit else min(2.0 ** (len(crashes) - 1), LONGEST_PAUSE)
+    return None if len(crashes) > RESTARTS else 2.0 ** (len(crashes) - 1)
 
 
 def keep_serving(
-    start: Callable[[], AbstractContextManager[Server]],
-    limit: int,
-    greeting: str,
-    show: Callable[[str], None],
+    start: Callable[[], AbstractContextManager[Server]], greeting: str, show: Callable[[str], None]
 ) -> None:
     """Start a server, again after each crash, until an exception ends it (KeyboardInterrupt does). `show`
     prints what happens, the `greeting` at the first start.
 
-    Raises `ToolError` with the log's end if it crashed more than `limit` times within an hour; a very first
-    start that fails raises its own `ToolError` or `MachineError`.
+    Raises `ToolError` with the log's end if it crashed more than `RESTARTS` times within an hour; a very
+    first start that fails raises its own `ToolError` or `MachineError`.
     """
     crashes = deque[float]()
     running = False
@@ -56,15 +53,15 @@ def keep_serving(
                 raise
             why, _, log = error.sentence.partition("\n")
             end = log or end
-        pause = pause_after(crashes, time.monotonic(), limit)
+        pause = pause_after(crashes, time.monotonic())
         if pause is None:
             raise ToolError(
                 "Q-SERVE-004",
-                f"{why}, more than {limit} times within an hour (serve.max_restarts): it is not started "
-                f"again; the log ends with\n{end}",
+                f"{why}, more than {RESTARTS} times within an hour: it is not started again; the "
+                f"log ends with\n{end}",
             )
         show(
-            f"{why}: starting it again in {pause:.0f} s (restart {len(crashes)} of at most {limit} "
+            f"{why}: starting it again in {pause:.0f} s (restart {len(crashes)} of at most {RESTARTS} "
             "within an hour)"
         )
         time.sleep(pause)

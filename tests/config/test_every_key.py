@@ -186,7 +186,6 @@ KEYS = {
     "serve.ctx_size": Other(2048),
     "serve.parallel": Other(2),
     "serve.n_predict": Other(64),
-    "serve.max_restarts": Other(1),
     "machine.threads": Other(1),
     "machine.n_gpu_layers": Other(0),
     "machine.llama_cpp": Other("/opt/llama.cpp"),
@@ -257,8 +256,6 @@ def test_the_server_is_started_otherwise(key: str) -> None:
     def command(settings: Serve) -> list[str]:
         return server_command(PrintedTools(Path(), Path()), Served(Path("m.gguf")), settings, Path("key"))
 
-    if key == "serve.max_restarts":  # test_restarts.py counts them
-        return
     assert command(changed(key).serving) != command(Params().serving)
 
 

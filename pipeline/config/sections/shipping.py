@@ -72,9 +72,6 @@ class ServeKeys(Section):
     ctx_size: Tokens = key(4096, "context of each answer, in tokens")
     parallel: Slots = key(1, "answers at the same time")
     n_predict: Annotated[int, Field(ge=1, le=1 << 24)] = key(1024, "longest answer, in tokens")
-    max_restarts: Annotated[int, Field(ge=0, le=10_000)] = key(
-        5, "crashes within an hour after which the server is not started again"
-    )
 
 
 class Machine(Section):

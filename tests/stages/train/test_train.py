@@ -336,8 +336,8 @@ def test_a_base_that_is_damaged_stops_the_run_before_it_starts(
 def test_the_best_adapter_is_published_when_the_loss_rises_again(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses on the held-out rows are dictated: best at step 2, worse at 3 to 6, so training stops there, when
-    the checkpoint of step 2 is no longer among the newest three.
+    """Losses on the held-out rows are dictated: best at step 2, worse at 3 to 6, so training stops there,
+    when the checkpoint of step 2 is no longer among the newest three.
     """
     from pipeline.stages.train.trainer import QuenchTrainer
 
