@@ -391,7 +391,6 @@ def tiny_params(base: Path) -> dict[str, Any]:
             "perplexity_rows": 4,
             "task_rows": 2,
             "max_new_tokens": 8,
-            "ctx_size": 256,
             "parallel": 1,
             "scorers": ["exact_match"],
             "general": "none",

@@ -53,6 +53,9 @@ GONE: Mapping[str, Gone] = {
     "evaluate.prompt_lengths": Gone([128, 512], "speed is measured with 128 and 512 tokens"),
     "evaluate.generation_depths": Gone([0, 512], "speed is measured behind 0 and 512 tokens"),
     "evaluate.repetitions": Gone(2, "each speed is measured twice"),
+    "evaluate.ctx_size": Gone(
+        1024, "rows have preprocess.max_length, and answers evaluate.max_new_tokens more"
+    ),
     "evaluate.threads": Gone(2, ALL_OF_LLAMA_CPP, "machine.threads"),
     "serve.threads": Gone(2, ALL_OF_LLAMA_CPP, "machine.threads"),
     "quantize.nthreads": Gone(1, ALL_OF_LLAMA_CPP, "machine.threads"),

@@ -54,8 +54,9 @@ class Params(sections.Section):
 
     @property
     def evaluating(self) -> sections.Evaluate:
-        """Section `evaluate` with the machine's threads and layers."""
-        return sections.Evaluate(**(self.evaluate.model_dump() | self._llama))
+        """Section `evaluate` with the machine's threads and layers, and the rows' length."""
+        length = {"ctx_size": self.preprocess.max_length}
+        return sections.Evaluate(**(self.evaluate.model_dump() | self._llama | length))
 
     @property
     def serving(self) -> sections.Serve:
@@ -132,11 +133,6 @@ class Params(sections.Section):
                 f"curate.max_tokens is {self.curate.max_tokens}, more than preprocess.max_length "
                 f"{self.preprocess.max_length}: "
                 "lower it, or conversations that curate lets pass are rejected there"
-            )
-        if self.evaluate.ctx_size < self.preprocess.max_length:
-            yield (
-                f"evaluate.ctx_size is {self.evaluate.ctx_size}, less than preprocess.max_length "
-                f"{self.preprocess.max_length}: raise it, or rows don't fit"
             )
 
     def _of_models(self) -> Iterator[str]:

@@ -121,8 +121,8 @@ class GgufModel:
             if llama.llama_decode(self._context, batch) != 0:
                 raise ToolError(
                     "Q-LLAMACPP-008",
-                    f"llama.cpp could not evaluate a row of {tokens[-1].position + 1} tokens: lower "
-                    "evaluate.ctx_size or free memory",
+                    f"llama.cpp could not evaluate a row of {tokens[-1].position + 1} tokens: free "
+                    "memory, or lower preprocess.max_length",
                 )
         finally:
             llama.llama_batch_free(batch)
@@ -156,8 +156,8 @@ def open_gguf(llama: Llama, files: ModelFiles, *, ctx_size: int, rows: int = 1) 
         if not context:
             raise ToolError(
                 "Q-LLAMACPP-008",
-                f"llama.cpp has no memory for a context of {ctx_size} tokens of {path}: lower "
-                "evaluate.ctx_size",
+                f"llama.cpp has no memory for a context of {ctx_size} tokens of {path}: free "
+                "memory, or lower preprocess.max_length",
             )
         try:
             if lora:

@@ -52,11 +52,11 @@ def answers_of(
 def evaluated_server(
     model: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None, room: int = 0
 ) -> AbstractContextManager[Server]:
-    """`llama-server` with `model` as section evaluate says, and at least `room` tokens of context; `lora` is
-    put on the model.
+    """`llama-server` with `model` as section evaluate says, with the context of the longest row and answer,
+    and at least `room` tokens; `lora` is put on the model.
     """
     llama = llama_of(tools, settings)
-    ctx_size = max(settings.ctx_size, room)
+    ctx_size = max(settings.ctx_size + settings.max_new_tokens, room)
     return serving(llama, ModelFiles(model, lora), ctx_size=ctx_size, parallel=settings.parallel)
 
 

@@ -182,8 +182,8 @@ def _encode(model: GgufModel, tokenizer: Any, question: Question) -> list[Choice
     if (longest := max(len(choice.ids) for choice in encoded)) > model.ctx_size:
         raise DataError(
             "Q-EVALUATE-006",
-            f"evaluate.general: the question of {place} has {longest} tokens, evaluate.ctx_size is "
-            f"{model.ctx_size}: shorten it or raise that",
+            f"evaluate.general: the question of {place} has {longest} tokens, preprocess.max_length "
+            f"is {model.ctx_size}: shorten it or raise that",
         )
     return encoded
 

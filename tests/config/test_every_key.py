@@ -170,7 +170,6 @@ KEYS = {
     "evaluate.max_new_tokens": Other(64),
     "evaluate.general": Other("none"),
     "evaluate.harness": Other(["arc_easy"]),
-    "evaluate.ctx_size": Other(2048),
     "evaluate.parallel": Other(1),
     "evaluate.seed": Other(1),
     "report.memory_gb": Other(0.01),

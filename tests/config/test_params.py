@@ -245,7 +245,6 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "params",
             "names Q8_0.*can name base-F16, F16, Q4_K_M, Q5_K_M",
         ),
-        ({"evaluate": {"ctx_size": 512}}, "params", "512, less than preprocess.max_length 1024"),
         ({"serve": {"parallel": True}}, "serve.parallel", "is True"),
     ],
 )

@@ -52,7 +52,7 @@ ROW = {
     "messages": [*QUESTION, {"role": "assistant", "content": "yes"}],
     "tools": TOOLS,
 }
-PARAMS = Params.model_validate({"evaluate": {"max_new_tokens": 32, "ctx_size": 2048}})
+PARAMS = Params.model_validate({"evaluate": {"max_new_tokens": 32}, "preprocess": {"max_length": 2048}})
 
 
 def says(file: Path, words: list[str], template: str) -> Path:

@@ -154,7 +154,6 @@ class EvaluateKeys(Section):
         "tasks of lm-evaluation-harness below data/evaluation/harness, by name (needs the extra "
         '"harness"); [] runs none',
     )
-    ctx_size: Tokens = key(1024, "context per row, in tokens; at least preprocess.max_length")
     parallel: SlotsOrAuto = key(
         "auto",
         "rows answered at the same time: auto (4 with layers on a GPU, where that is faster, else 1) | a "
@@ -178,7 +177,10 @@ class EvaluateKeys(Section):
 
 
 class Evaluate(EvaluateKeys):
-    """Section `evaluate` with what it needs of section `machine`."""
+    """Section `evaluate` with what it needs of section `machine`; `ctx_size` is `preprocess.max_length`, the
+    context of a row that is read.
+    """
 
     threads: Threads = 2
     n_gpu_layers: GpuLayers = AUTO
+    ctx_size: Tokens = 1024

@@ -137,7 +137,7 @@ def main(params: Params, root: Path, text: str) -> None:
         files,
         find_llama(params.machine),
         serve=params.serving,
-        longest=params.evaluate.ctx_size,
+        longest=params.preprocess.max_length,
         seed=params.evaluate.seed,
     )
     write_json(root / "reports/budget" / f"{text}.json", record)

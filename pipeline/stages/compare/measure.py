@@ -58,7 +58,7 @@ def record(params: Params, root: Path, job: Job, make: Make) -> None:
         str(made.project),
         str(root.resolve() / "data/final/test.jsonl"),
         str(params.evaluate.seed),
-        str(params.evaluate.ctx_size),
+        str(params.preprocess.max_length),
         what=f"asking the trained model of {job.name}",
     )
     took = ("seconds", "tokens_per_second", "peak_memory_bytes", "steps", "loss_last", "parts")

@@ -99,7 +99,7 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prom
     if not encoded:
         raise DataError(
             "Q-EVALUATE-011",
-            f"no held-out chat of {rows} can be measured: raise curate.test_fraction or evaluate.ctx_size",
+            f"no held-out chat of {rows} can be measured: raise curate.test_fraction",
         )
     return [Prompt(one.ids, trained_positions(one)) for one in encoded]
 

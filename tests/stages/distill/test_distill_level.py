@@ -77,7 +77,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> Path:
     params["train"] |= {"bnb_4bit_compute_dtype": "float32"}
     params["quantize"] |= {"levels": [Q4_0], "distill": [Q4_0], "tensor_types": TYPES}
     params["merge"] |= {"levels": [Q4_0]}
-    params["evaluate"] |= {"models": ["F16", Q4_0, f"{Q4_0}-distilled"], "ctx_size": 256}
+    params["evaluate"] |= {"models": ["F16", Q4_0, f"{Q4_0}-distilled"]}
     write_project(root, params | {"distill": SMALL})
     rows = [
         {"id": f"{number}", "kind": "chat", "domain": "sums", "source": "sums:1", **json.loads(line)}

@@ -156,7 +156,6 @@ def test_the_whole_stage_of_base_and_adapter(
         "max_new_tokens": 8,
         "perplexity_rows": 6,
         "task_rows": 2,
-        "ctx_size": 200,
     }
     found = params(None)
     found = found.model_copy(
