@@ -109,8 +109,6 @@ CONDITIONS = (
     ),
     Only(("train.embeddings_on_cpu", "train.offload_layers"), (Has("train.device", ("auto", "gpu")),)),
     Only(("train.sample_tokens",), (Has("train.sample_rows"),)),
-    Only(("lora.type",), (GGUF, SEEDS)),
-    Only(("lora.type",), (LORA,)),
     Only(("merge", "convert.base", "convert.type", "imatrix"), (MERGED,)),
     Only(("merge.levels", "merge.rows", "merge.task_rows"), (Has("merge.base", ("auto",)),)),
     Only(("merge.levels", "merge.rows", "merge.task_rows"), (NF4,)),

@@ -40,6 +40,7 @@ GONE: Mapping[str, Gone] = {
     "train.grpo.clip_low": Gone(0.2, "the ratio is clipped as in DAPO"),
     "train.grpo.clip_high": Gone(0.28, "the ratio is clipped as in DAPO"),
     "train.grpo.correction_cap": Gone(2.0, "rollouts are corrected by a factor of 2 at most"),
+    "lora.type": Gone("F16", "the adapter's GGUF is in F16"),
     "merge.dtype": Gone("float16", "convert.type says it: F16 is float16, BF16 is bfloat16"),
     "distill.learning_rate": Gone(2.0e-3, "scales are distilled at 2.0e-3"),
     "distill.general_share": Gone(0.75, "three quarters of the text are drawn from data/distill"),

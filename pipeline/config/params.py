@@ -30,7 +30,6 @@ class Params(sections.Section):
     curate: sections.Curate = group(sections.Curate)
     preprocess: sections.Preprocess = group(sections.Preprocess)
     train: sections.Train = group(sections.Train)
-    lora: sections.Lora = group(sections.Lora)
     merge: sections.Merge = group(sections.Merge)
     convert: sections.Convert = group(sections.Convert)
     imatrix: sections.Imatrix = group(sections.Imatrix)

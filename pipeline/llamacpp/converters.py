@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from pipeline.config.sections import LoraType
 from pipeline.config.targets import alpha_alone, merged_only
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
@@ -62,12 +61,7 @@ def to_gguf(tools: Toolchain, folder: Path, target: Path, type: RolloutType, hea
 
 
 def lora_to_gguf(
-    tools: Toolchain,
-    adapter: Path,
-    base: Path,
-    target: Path,
-    type: FloatType | LoraType,
-    fields: Fields = NO_FIELDS,
+    tools: Toolchain, adapter: Path, base: Path, target: Path, type: FloatType, fields: Fields = NO_FIELDS
 ) -> None:
     """Write the adapter of the model in `base` as `target`, for `llama-server --lora`.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipeline.config.params import Params
-from pipeline.config.sections import LoraType, Train, Training
+from pipeline.config.sections import Train, Training
 from pipeline.core.cpu import Device
 from pipeline.core.errors import ConfigError
 from pipeline.core.hardware import Card
@@ -22,8 +22,8 @@ class Setup:
     """A training with rows of `max_length` tokens. Without `card`, on a GPU whose memory isn't known.
 
     `quantized` is what a base takes that is trained on as a GGUF. Of several `processes` the memory of one is
-    planned. `levels` are those of the tuned model and of the untuned base; `lora` and `untuned` are
-    `lora.type` and `convert.base`.
+    planned. `levels` are those of the tuned model and of the untuned base; `untuned` is
+    `convert.base`.
     """
 
     shape: Shape
@@ -33,7 +33,6 @@ class Setup:
     quantized: QuantizedBase | None = None
     processes: int = 1
     levels: Sequence[str] = ()
-    lora: LoraType = "F16"
     untuned: bool = True
 
     @property
@@ -104,7 +103,6 @@ def setup_of(
         quantized,
         processes,
         levels=(*params.quantize.files, *params.quantize.untuned),
-        lora=params.lora.type,
         untuned=params.convert.base,
     )
 

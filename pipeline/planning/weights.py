@@ -185,8 +185,8 @@ def lora_parameters(setup: Setup) -> int:
 
 
 def lora_bytes(setup: Setup) -> int:
-    """Bytes of the adapter's GGUF: Σ r·(in + out) × 2 in F16, × 4 in F32; its header is some kilobytes."""
-    return lora_parameters(setup) * (2 if setup.lora == "F16" else FLOAT)
+    """Bytes of the adapter's GGUF: Σ r·(in + out) × 2; its header is some kilobytes."""
+    return lora_parameters(setup) * 2
 
 
 def trained_tensors(setup: Setup) -> list[int]:

@@ -44,8 +44,6 @@ def test_no_recipe_sets_what_does_nothing(path):
         (SCALES, {"quantize": {"levels": ["Q4_0"]}}, "base.quantization is nf4 or none"),
         (ADAPTER, {"quantize": {"tensor_types": {"attn_v": "q8_0"}}}, "base.level is set"),
         (ADAPTER, {"convert": {"type": "BF16"}}, "base.quantization is nf4 or none"),
-        ({}, {"lora": {"type": "F32"}}, "base.quantization is gguf"),
-        (SCALES, {"lora": {"type": "F32"}}, "train.tuner is lora"),
         (SCALES, {"train": {"r": 8}}, "train.tuner is lora"),
         (SCALES, {"train": {"lora_dropout": 0.1}}, "train.tuner is lora"),
         ({}, {"distill": {"max_steps": 50}}, "quantize.distill is set"),
@@ -71,8 +69,6 @@ def test_a_setting_of_another_graph_is_named_with_what_it_would_need(project, se
     "parts",
     [
         ({"base": {"level": "Q4_0"}}, ADAPTER, {"quantize": {"tensor_types": {"attn_v": "q8_0"}}}),
-        (ADAPTER, {"lora": {"type": "F32"}}),
-        ({"compare": {"seeds": [1]}, "lora": {"type": "F32"}},),
         ({"merge": {"rows": 8, "task_rows": 8}},),
         (
             {"quantize": {"levels": ["Q4_K_M", "Q5_K_M", "Q4_0"], "distill": ["Q4_0"]}},

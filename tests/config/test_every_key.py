@@ -135,7 +135,6 @@ KEYS = {
     "train.grpo.loss": Other("dr_grpo", SERVER),
     "train.grpo.kl_beta": Other(0.1, SERVER),
     "train.grpo.mask_truncated": Other(False, SERVER),
-    "lora.type": Other("F32", GGUF),
     "merge.base": Other("nf4"),
     "merge.levels": Other(["Q5_K_M"]),
     "merge.rows": Other(8),

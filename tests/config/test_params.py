@@ -540,14 +540,13 @@ def test_every_key_has_a_default_and_a_comment():
 
 
 def test_what_a_file_leaves_out_has_its_default_be_it_a_key_a_group_or_a_section(load):
-    left_out = [("train", "r"), ("report", "gate"), ("serve",), ("lora", "type")]
+    left_out = [("train", "r"), ("report", "gate"), ("serve",)]
     params, defaults = load(without(*left_out)), Params()
     assert params == load(DEMO).model_copy(
         update={
             "train": load(DEMO).train.model_copy(update={"r": defaults.train.r}),
             "report": load(DEMO).report.model_copy(update={"gate": defaults.report.gate}),
             "serve": defaults.serve,
-            "lora": defaults.lora,
         }
     )
     assert load("serve:\n") == defaults

@@ -57,7 +57,7 @@ def test_with_an_adapter_on_it_they_are_pefts(
 
     ids, places = [970, 11, 1879, 0, tiny.END, 198], list(range(6))
     adapter, lora = random_adapter(tmp_path / "adapter"), tmp_path / "lora.gguf"
-    lora_to_gguf(tools, adapter, tiny_qwen2, lora, "F32")
+    lora_to_gguf(tools, adapter, tiny_qwen2, lora, "F16")
     model = AutoModelForCausalLM.from_pretrained(tiny_qwen2, dtype=torch.float32)
     with torch.no_grad():
         bare = model(torch.tensor([ids])).logits[0].numpy()

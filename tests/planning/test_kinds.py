@@ -60,7 +60,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "train": training(gradient_checkpointing=2, embeddings_on_cpu=True),
         "length": 777,
     },
-    "gguf": {"train": training(**GGUF), "level": "Q4_K_M", "room": 5 * GIB, "length": 4096, "lora": "F32"}
+    "gguf": {"train": training(**GGUF), "level": "Q4_K_M", "room": 5 * GIB, "length": 4096}
     | {"levels": LEVELS},
     "gguf-of-rare-types": {"train": training(**GGUF), "level": "IQ4_XS", "shape": published("llama-3.2-1b")},
     "scales": {"train": training(**GGUF, tuner="scales"), "level": "Q5_K_M", "room": 12 * GIB},

@@ -1,4 +1,4 @@
-"""How the adapter becomes files that llama.cpp serves: `lora`, `merge`, `convert`, `imatrix`, `quantize`,
+"""How the adapter becomes files that llama.cpp serves, sections `merge`, `convert`, `imatrix`, `quantize` and
 `distill`.
 """
 
@@ -21,15 +21,6 @@ from pipeline.config.sections.values import (
 )
 
 FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
-LoraType = Literal["F16", "F32"]
-
-
-class Lora(Section):
-    type: LoraType = key(
-        "F16",
-        "base.quantization gguf, train.tuner lora: type of the adapter's matrices in its GGUF: F16 | F32 "
-        "(twice the size, exactly what was trained)",
-    )
 
 
 class Merge(Section):

@@ -9,7 +9,6 @@ Command: `python -m pipeline lora`
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.sections import LoraType
 from pipeline.core.publish import need_disk, publishing
 from pipeline.gguf.base_files import MODEL_FILE, file_trained_on
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields
@@ -18,7 +17,7 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.serve.adapter import matching_adapter
 
 
-def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, type: LoraType, tools: Toolchain) -> None:
+def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Toolchain) -> None:
     """Publish the adapter in the PEFT folder `adapter` as the GGUF `target`, proven to fit the GGUF in `base`
     tensor by tensor.
 
@@ -34,7 +33,7 @@ def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, type: LoraTy
         "general.name": target.stem,
     }
     with publishing(target, lambda written: matching_adapter(model, written)) as aside:
-        lora_to_gguf(tools, adapter, base, aside, type, fields)
+        lora_to_gguf(tools, adapter, base, aside, "F16", fields)
 
 
 def main(params: Params, root: Path) -> None:
@@ -45,7 +44,6 @@ def main(params: Params, root: Path) -> None:
         adapter=root / "models/adapter",
         lineage=root / "models/base.json",
         target=target,
-        type=params.lora.type,
         tools=find_toolchain(params.machine.llama_cpp),
     )
     print(
