@@ -21,63 +21,9 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 # by ggml's number: first byte of each float16 scale or minimum in a block
 SCALES = {kind.number: kind.scales for kind in TYPES.values() if kind.scales}
-# Relative RMSE of each type, the largest of: 256 × 4,096 normal, Laplace and Student-t (5) numbers, and
-# tensors of layers 0, 12 and 29 of SmolLM2-135M, each without and with random importances (log-normal);
-# quantized by the pinned llama.cpp (ggml_quantize_chunk), measured 2026-11-20 by
-# `git show b00faa17:benchmarks/type_noise.py`. Normal numbers alone cost some 20 % less.
-NOISE = {
-    "F32": 1e-7,
-    "F16": 0.0005,
-    "BF16": 0.003,
-    "Q8_0": 0.0068,
-    "Q6_K": 0.0243,
-    "Q5_1": 0.0527,
-    "Q5_0": 0.0562,
-    "Q5_K": 0.0448,
-    "Q4_1": 0.0919,
-    "Q4_0": 0.1127,
-    "Q4_K": 0.0915,
-    "IQ4_NL": 0.0948,
-    "IQ4_XS": 0.0955,
-    "MXFP4": 0.1268,
-    "NVFP4": 0.0951,
-    "Q3_K": 0.1894,
-    "IQ3_S": 0.1963,
-    "IQ3_XXS": 0.2416,
-    "Q2_K": 0.3440,
-    "IQ2_S": 0.3342,
-    "IQ2_XS": 0.3794,
-    "IQ2_XXS": 0.4551,
-    "IQ1_M": 0.5688,
-    "IQ1_S": 0.6100,
-    "TQ2_0": 0.8541,
-    "TQ1_0": 0.8541,
-}
-# The largest error of a weight as a share of the largest weight in its block, without importances: 128 ×
-# 4,096 of the same numbers (the same script, measured 2026-11-25). Types with evenly spaced steps
-# can't exceed half a step: 1/8 of it at Q4_0, whose steps reach further on one side
-WORST_WEIGHT = {
-    "F32": 1e-7,
-    "F16": 0.0005,
-    "BF16": 0.0039,
-    "Q8_0": 0.0043,
-    "Q6_K": 0.0162,
-    "Q5_1": 0.0329,
-    "Q5_0": 0.0626,
-    "Q5_K": 0.0488,
-    "Q4_1": 0.0673,
-    "Q4_0": 0.1251,
-    "Q4_K": 0.1009,
-    "IQ4_NL": 0.1129,
-    "IQ4_XS": 0.1099,
-    "MXFP4": 0.25,
-    "NVFP4": 0.1746,
-    "Q3_K": 0.2239,
-    "IQ3_S": 0.4011,
-    "Q2_K": 0.3786,
-    "TQ2_0": 0.5003,
-    "TQ1_0": 0.5003,
-}
+# by ggml's name, where they were measured
+NOISE = {name: kind.noise for name, kind in TYPES.items() if kind.noise is not None}
+WORST_WEIGHT = {name: kind.worst for name, kind in TYPES.items() if kind.worst is not None}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ PUBLISHED_MODEL, PUBLISHED_PARAMETERS = "Llama-3-8B", 8.03e9
 PUBLISHED_KLD = dict.fromkeys(("F16", "BF16"), 0.00055)
 PUBLISHED_KLD |= {name: level.kld for name, level in LEVELS.items() if level.kld is not None}
 # NF4 by blocks of 64 is not in that table. Its weights' relative error, 0.092, lies below that of Q4_0, 0.113
-# (`gguf.tensors.NOISE`)
+# (`config.ggml_types.TYPES`)
 NF4_COUNTS_AS = "Q4_0"
 # (KLD, share of tokens with another first choice) of that model at Q8_0, Q6_K, Q4_K_M and Q2_K, from the same
 # page. The curve through them holds for small models too: SmolLM2-135M, 0.0765 nats and 12.9 % measured, 12.4
