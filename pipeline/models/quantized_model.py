@@ -17,7 +17,7 @@ from pipeline.gguf.base_files import MODEL_FILE, TRAINED_ON
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.models.experts.separate import class_for, is_matrix
+from pipeline.models.experts.separate import class_for, is_matrix, read_config
 from pipeline.models.experts.targets import expert_number
 from pipeline.models.gguf_names import Names, in_order, prove_complete
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
@@ -42,11 +42,9 @@ def load_gguf(
     is not one of `TRAINED_ON`, or where not every tensor of the file fills exactly one parameter (of a
     mixture, one expert each of a layer), and every parameter is filled.
     """
-    from transformers import AutoConfig
-
     file = folder / name
     header, tensors = gguf_tensors(file)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = read_config(folder)
     names = tensor_names(config, header, file)
     model = empty_model(folder, config, compute_dtype, device)
     fill(model, tensors, names, compute_dtype, device, in_main_memory)

@@ -109,16 +109,15 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
     Raises `DataError` for scales that are not those of this file, `GateError` for one that is not a number.
     """
     import torch
-    from transformers import AutoConfig
 
     from pipeline.gguf.scales import changed_scales, stored_scales
     from pipeline.gguf.tensors import gguf_tensors
+    from pipeline.models.experts.separate import read_config
     from pipeline.models.gguf_names import in_file_order
     from pipeline.models.quantized_model import tensor_names
 
     header, tensors = gguf_tensors(base / MODEL_FILE)
-    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-    names = tensor_names(config, header, base / MODEL_FILE)
+    names = tensor_names(read_config(base), header, base / MODEL_FILE)
     for path, change in read_changes(adapter):
         parameter = f"{path}.weight"
         tensor = tensors.get(names.map.get_name(parameter, try_suffixes=(".weight",)) or "")

@@ -44,15 +44,15 @@ def structure(base: Path) -> Structure:
     build it.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    from pipeline.models.experts.separate import expert_linears
+    from pipeline.models.experts.separate import expert_linears, read_config
 
     try:
-        config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+        config = read_config(base)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -96,38 +96,34 @@ def structure(base: Path) -> Structure:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What training recorded of the base: how it was quantized (None: it was not), and a hash of its
-    weights.
+    """What training recorded of the base: how it was quantized (None: it was not), and a hash of its weights.
+    Of an adapter that another tool trained there is no record, and neither is known.
     """
 
-    nf4: Nf4 | None
-    weights_sha256: str | None
+    recorded: bool = False
+    nf4: Nf4 | None = None
+    weights_sha256: str | None = None
 
 
-def read_run(adapter: Path) -> TrainedRun | None:
-    """Training's own record of the adapter; None where another tool trained it."""
+def read_run(adapter: Path) -> TrainedRun:
+    """Training's own record of the adapter."""
     file = adapter / "run.json"
     run = read_json(file, "run `snakemake --force train`") if file.exists() else {}
     if not run:
-        return None
+        return TrainedRun()
     settings, nf4 = run.get("settings", {}), None
     if settings.get("quantization") == "nf4":
         nf4 = Nf4(settings["bnb_4bit_compute_dtype"])
-    return TrainedRun(nf4, run.get("base", {}).get("weights_sha256"))
+    return TrainedRun(True, nf4, run.get("base", {}).get("weights_sha256"))
 
 
-def trained_nf4(run: TrainedRun | None) -> Nf4 | None:
-    """How training quantized the base, None if it did not or if that is unknown."""
-    return run.nf4 if run else None
-
-
-def need_nf4(adapter: Path, nf4: Nf4 | None) -> Nf4:
-    """`nf4`, or a `DataError` that says why there is none."""
-    if nf4:
-        return nf4
+def need_nf4(adapter: Path, run: TrainedRun) -> Nf4:
+    """How the base was quantized when `run` trained `adapter`, or a `DataError` that says why it was not."""
+    if run.nf4:
+        return run.nf4
     reason = (
         "was trained on 16-bit weights"
-        if read_run(adapter)
+        if run.recorded
         else "has no run.json that says how its base was quantized"
     )
     raise DataError(
@@ -135,7 +131,7 @@ def need_nf4(adapter: Path, nf4: Nf4 | None) -> Nf4:
     )
 
 
-def check_same_base(base: Path, run: TrainedRun | None) -> str | None:
+def check_same_base(base: Path, run: TrainedRun) -> str | None:
     """One hash of the base's weights (`weights_sha256` of training's record), from the record beside the
     base.
 
@@ -148,7 +144,7 @@ def check_same_base(base: Path, run: TrainedRun | None) -> str | None:
     files = read_json(file, "run `snakemake --force base`").get("files", {})
     shards = {name: digest for name, digest in sorted(files.items()) if name.endswith(".safetensors")}
     found = json_hash(shards)
-    trained = (run and run.weights_sha256) or found
+    trained = run.weights_sha256 or found
     if trained != found:
         raise DataError(
             "Q-MODELS-021",

@@ -1,13 +1,12 @@
 """A GGUF file as the base, unchanged: the file itself, and beside it what transformers needs to know of it.
 
 Nothing is dequantized: weights stay in `model.gguf`. Configuration, tokenizer and template come from the
-file's own metadata; a Hugging Face folder of the same model, where the user has one, is compared with them.
+file's own metadata.
 """
 
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.core.errors import DataError
@@ -24,20 +23,6 @@ from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_
 from pipeline.stages.base.hf_folder import special_ids
 
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
-
-
-@dataclass(frozen=True)
-class QuantizedGguf:
-    """That the base is a GGUF, unchanged: the level it is quantized to first (with `quantize.tensor_types`),
-    and the Hugging Face folder it is compared with.
-    """
-
-    level: str | None = None
-    tensor_types: Mapping[str, str] = field(default_factory=dict)
-
-    def keep(self, file: Path, folder: Path, tools: Toolchain) -> Header:
-        """Put `file`, or all parts of which it is the first, into `folder` as the base; its header."""
-        return keep_gguf(joined(file, folder, tools), folder, self.level, tools, self.tensor_types)
 
 
 def joined(file: Path, folder: Path, tools: Toolchain) -> Path:

@@ -32,7 +32,7 @@ from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.named_file import NamedFile
-from pipeline.stages.base.quantized_gguf import QuantizedGguf, joined
+from pipeline.stages.base.quantized_gguf import joined, keep_gguf
 
 
 def copy_folder(source: Path, folder: Path) -> None:
@@ -102,17 +102,18 @@ def base(
         aside.mkdir()
         origin = _origin(chosen, unfinished, aside, root)
         try:
-            if chosen.quantization == "gguf":
-                quantized = QuantizedGguf(chosen.level, tensor_types)
-                header = quantized.keep(origin, aside, find_toolchain(llamacpp_home))
-            elif chosen.source == "path":
+            stays_gguf = chosen.quantization == "gguf"
+            if chosen.source == "path" and not stays_gguf:
                 copy_folder(origin, aside)
             elif origin != aside:
                 tools = find_toolchain(llamacpp_home)
                 whole = joined(origin, aside, tools)
-                header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
-                if whole.parent == aside:
-                    whole.unlink()  # a download
+                if stays_gguf:
+                    header = keep_gguf(whole, aside, chosen.level, tools, tensor_types)
+                else:
+                    header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
+                    if whole.parent == aside:
+                        whole.unlink()  # a download
             facts = examine(aside)
         except DataError as error:  # the user knows the source, not what is not published yet
             sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)

@@ -14,7 +14,7 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.llamacpp.tools import find_toolchain
 from pipeline.models.merging.adapter import weights_of
-from pipeline.models.merging.inputs import RECORD, check_same_base, need_nf4, read_run, trained_nf4
+from pipeline.models.merging.inputs import RECORD, check_same_base, need_nf4, read_run
 from pipeline.stages.merge.choose import SCRATCH, Choice, MergeBase, merge_the_better
 from pipeline.stages.merge.stream import idle_adapters, stream
 
@@ -33,19 +33,18 @@ def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, merge_base: Me
     if a weight does not fit `dtype`.
     """
     run = read_run(adapter)
-    trained = trained_nf4(run)
     record: dict[str, Any] = {
         "adapter_sha256": file_hash(weights_of(adapter)),
         "base_weights_sha256": check_same_base(base, run),
         "dtype": dtype,
         "method": "stream",
         "merge_base": merge_base,
-        "nf4": asdict(need_nf4(adapter, trained)) if merge_base == "nf4" else None,
+        "nf4": asdict(need_nf4(adapter, run)) if merge_base == "nf4" else None,
     }
     need_disk(merged.parent, sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with publishing(merged) as aside:
         aside.mkdir()
-        record |= stream(base, adapter, aside, dtype, trained, into_nf4=merge_base == "nf4")
+        record |= stream(base, adapter, aside, dtype, run.nf4, into_nf4=merge_base == "nf4")
         write_json(aside / RECORD, record)
     return record
 
@@ -66,13 +65,13 @@ def main(params: Params, root: Path) -> None:
 
     remove(merged.with_name(SCRATCH))  # both merges of a killed run, tens of GB at 7B
     run = read_run(adapter)
-    if settings.base == "auto" and trained_nf4(run):
+    if settings.base == "auto" and run.nf4:
         tools = find_toolchain(params.machine.llama_cpp)
         choice, done = merge_the_better(make, params, root, tools)
     else:
         seen = (
             "Training saw the base's own 16-bit weights"
-            if run
+            if run.recorded
             else "Nobody recorded which weights training saw"
         )
         choice = (

@@ -21,7 +21,6 @@ from pipeline.models.merging.inputs import (
     TrainedRun,
     read_run,
     structure,
-    trained_nf4,
 )
 from pipeline.models.merging.judge import Assumption, tensor_error
 from pipeline.models.merging.nf4 import Nf4
@@ -47,14 +46,13 @@ class Compared:
     jobs: dict[str, Job]
     there: dict[str, Entry]
     model: Structure
-    trained: Nf4 | None
-    run: TrainedRun | None
+    run: TrainedRun
     record: dict[str, Any]
     adapter_sha256: str
 
     def nf4(self, job: Job) -> Nf4 | None:
         """What a job's source went through by the merge's record."""
-        return self.trained if job.quantized else None
+        return self.run.nf4 if job.quantized else None
 
 
 def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
@@ -66,9 +64,7 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
     record, run, model = read_merge(merged), read_run(adapter), structure(base)
     expected = plan(read_folder(base), read_adapter(adapter), model, nf4=record["merge_base"] == "nf4")
     jobs = {job.name: job for job in expected.jobs}
-    compared = Compared(
-        jobs, read_folder(merged), model, trained_nf4(run), run, record, file_hash(adapter / WEIGHTS)
-    )
+    compared = Compared(jobs, read_folder(merged), model, run, record, file_hash(adapter / WEIGHTS))
     for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
         return Check(TITLE, "fail", detail, cause, what=WHAT, limit=LIMIT, unit="ulp")
     found = side_by_side(
@@ -113,10 +109,7 @@ def _other_than_weights(
     base: Path, adapter: Path, merged: Path, expected: Plan, compared: Compared
 ) -> Iterator[tuple[str, str]]:
     """(what is wrong, likely cause) of what can be said before a weight is read."""
-    recorded, trained = (
-        compared.record.get("base_weights_sha256"),
-        compared.run.weights_sha256 if compared.run else None,
-    )
+    recorded, trained = compared.record.get("base_weights_sha256"), compared.run.weights_sha256
     if recorded and trained and recorded != trained:
         yield (
             f"the adapter was trained on weights {trained[:12]} and merged into {recorded[:12]}",
