@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.config.ggml_types import TYPES
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import check_gguf
+from pipeline.gguf.tensors import gguf_tensors
 
 
 def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatrix: bool) -> None:
@@ -42,16 +43,9 @@ def prove_tensor_types(made: Path, tensor_types: Mapping[str, str]) -> None:
     """Raise `ConfigError` if a pattern changed nothing in the level `made`: norms and the like are never
     quantized, short rows fall back.
     """
-    from gguf import GGMLQuantizationType
-
-    left = (
-        {
-            name: GGMLQuantizationType(ggml_type).name
-            for name, (_, ggml_type) in check_gguf(made).tensors.items()
-        }
-        if tensor_types
-        else {}
-    )
+    if not tensor_types:
+        return
+    left = {name: tensor.type for name, tensor in gguf_tensors(made)[1].items()}
     for pattern, ggml_type in tensor_types.items():
         # as there, the first pattern that matches wins
         mine = {name: left.pop(name) for name in list(left) if _finds(pattern, name)}

@@ -51,6 +51,7 @@ def _values(data: Any, kind: Any) -> Any:
 
 def _quick(slow: type) -> type:
     """`slow` with lists of texts and numbers (little-endian, as nearly all files are) read at once."""
+    import numpy
     from gguf import GGUFValueType
 
     class Quick(slow):  # type: ignore[misc]
@@ -63,31 +64,17 @@ def _quick(slow: type) -> type:
             element, count = GGUFValueType(int(head[0][0])), int(head[1][0])
             start = orig_offs + 12
             if count and element == GGUFValueType.STRING:
-                parts, size = _texts(self.data.view(type=_plain()), start, count)
-                return (
-                    12 + size,
-                    head + parts,
-                    list(range(3, 3 + 2 * count, 2)),
-                    [GGUFValueType.ARRAY, element],
-                )
-            if count and element in self.gguf_scalar_to_np:
-                values = self._get(start, self.gguf_scalar_to_np[element], count).view(type=_plain())
-                parts = [values[at : at + 1] for at in range(count)]
-                return (
-                    12 + int(values.nbytes),
-                    head + parts,
-                    list(range(2, 2 + count)),
-                    [GGUFValueType.ARRAY, element],
-                )
-            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+                parts, size = _texts(self.data.view(type=numpy.ndarray), start, count)
+                places = range(3, 3 + 2 * count, 2)
+            elif count and element in self.gguf_scalar_to_np:
+                values = self._get(start, self.gguf_scalar_to_np[element], count).view(type=numpy.ndarray)
+                parts, size = [values[at : at + 1] for at in range(count)], int(values.nbytes)
+                places = range(2, 2 + count)
+            else:
+                return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+            return 12 + size, head + parts, list(places), [GGUFValueType.ARRAY, element]
 
     return Quick
-
-
-def _plain() -> type:
-    import numpy
-
-    return numpy.ndarray
 
 
 def _texts(data: Any, start: int, count: int) -> tuple[list[Any], int]:

@@ -44,6 +44,13 @@ def passing(quantized: torch.Tensor, ggml_type: int, dtype: torch.dtype) -> torc
     return dequantize(quantized, ggml_type, dtype, out=space[:count].view(-1, columns))
 
 
+def frozen(quantized: torch.Tensor) -> torch.nn.Parameter:
+    """Bytes as a parameter that doesn't train; of a tied table, the parameter itself."""
+    if isinstance(quantized, torch.nn.Parameter):
+        return quantized
+    return torch.nn.Parameter(quantized, requires_grad=False)
+
+
 class QuantizedMatmul(torch.autograd.Function):
     """y = x Wᵀ + b with W quantized. Only the quantized bytes are kept for the backward, which dequantizes
     them again.
@@ -105,11 +112,7 @@ class QuantizedLinear(torch.nn.Linear):
         torch.nn.Module.__init__(self)  # nn.Linear's own would make the dense weight first
         self.in_features, self.out_features = columns_of(ggml_type, quantized.shape[1]), quantized.shape[0]
         self.ggml_type, self.compute_dtype = ggml_type, compute_dtype
-        self.weight = (
-            quantized
-            if isinstance(quantized, torch.nn.Parameter)
-            else torch.nn.Parameter(quantized, requires_grad=False)
-        )
+        self.weight = frozen(quantized)
         self.register_parameter(
             "bias", None if bias is None else torch.nn.Parameter(bias.to(compute_dtype), requires_grad=False)
         )
@@ -149,6 +152,7 @@ class QuantizedEmbedding(torch.nn.Embedding):
     """
 
     weight: torch.nn.Parameter
+    max_norm, norm_type, scale_grad_by_freq, sparse = None, 2.0, False, False  # which `print` shows
 
     def __init__(
         self,
@@ -159,23 +163,9 @@ class QuantizedEmbedding(torch.nn.Embedding):
         compute_dtype: torch.dtype,
     ) -> None:
         torch.nn.Module.__init__(self)
-        self.num_embeddings, self.embedding_dim = (
-            quantized.shape[0],
-            columns_of(ggml_type, quantized.shape[1]),
-        )
-        self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = (
-            padding_idx,
-            None,
-            2.0,
-            False,
-            False,
-        )
-        self.ggml_type, self.compute_dtype = ggml_type, compute_dtype
-        self.weight = (
-            quantized
-            if isinstance(quantized, torch.nn.Parameter)
-            else torch.nn.Parameter(quantized, requires_grad=False)
-        )
+        self.num_embeddings, self.embedding_dim = len(quantized), columns_of(ggml_type, quantized.shape[1])
+        self.padding_idx, self.ggml_type, self.compute_dtype = padding_idx, ggml_type, compute_dtype
+        self.weight = frozen(quantized)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Rows (…, embedding_dim) in the compute type for ids (…)."""
