@@ -47,7 +47,7 @@ def run(
     from pipeline.core.locks import inputs_below
     from pipeline.core.owner import RUN
     from pipeline.core.publish import need_folder
-    from pipeline.workflow.graphs import need_graph
+    from pipeline.workflow.dvc_yaml import need_graph
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.leftovers import remove_leftovers
     from pipeline.workflow.locked import inputs_of

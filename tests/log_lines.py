@@ -9,10 +9,10 @@ import re
 import sys
 from pathlib import Path
 
-from pipeline.workflow.stage_command import STAGES
+from pipeline.workflow.stages import table
 
 OWN = (
-    rf"({'|'.join(STAGES)}): \S.*",  # what a stage does, found and warns of
+    rf"({'|'.join(table().stages)}): \S.*",  # what a stage does, found and warns of
     r"  (pass|warn|fail|not measured) +\S.*",  # the checks before training
     r".+: \d+% after \d+ s, about \d+ s left",  # progress
 )

@@ -23,9 +23,9 @@ from pipeline.config.params import Params
 from pipeline.config.scorers import SPELLINGS
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import VERSION
-from pipeline.workflow.stage_command import STAGES
 from pipeline.workflow.stages import table
 
+STAGES = table().stages
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (PROJECT / "Makefile").read_text(encoding="utf-8")
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -211,7 +211,7 @@ def test_makes_and_pythons_commands_exist(page: Path, capsys: pytest.CaptureFixt
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     for words, _ in commands(page, "python -m pipeline"):
         stage, _, item = words[3].partition("@")
-        assert stage == "STAGE" or (stage in STAGES and bool(item) == bool(table().stages[stage].each)), words
+        assert stage == "STAGE" or (stage in STAGES and bool(item) == bool(STAGES[stage].each)), words
         assert {word for word in words if word.startswith("--")} <= options, words
     for words, _ in commands(page, r"python benchmarks/\w+\.py"):
         script = ast.parse((PROJECT / words[1]).read_text(encoding="utf-8"))

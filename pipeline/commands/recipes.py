@@ -13,7 +13,7 @@ from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.places import resource
 from pipeline.core.publish import publishing
-from pipeline.workflow.graphs import put_graph
+from pipeline.workflow.dvc_yaml import put_graph
 from pipeline.workflow.settings import starting_text, write_lock
 from pipeline.workflow.stages import WORDS
 

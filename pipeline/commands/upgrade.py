@@ -20,7 +20,7 @@ from pipeline.core.publish import need_folder
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.code_keys import LOCK, key_files
-from pipeline.workflow.graphs import put_graph, wanted_text
+from pipeline.workflow.dvc_yaml import put_graph, wanted_text
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
 from pipeline.workflow.project import (
     changed_code,

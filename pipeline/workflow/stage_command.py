@@ -1,4 +1,4 @@
-"""The command line of a stage: which stages there are, how a job of one is named, and the options."""
+"""The command line of a stage: how a job of one is named, and the options."""
 
 import argparse
 import re
@@ -13,28 +13,6 @@ from pipeline.core.text import safe
 if TYPE_CHECKING:
     from pipeline.config.params import Params
 
-STAGES = (
-    "base",
-    "curate",
-    "preprocess",
-    "train",
-    "lora",
-    "tuned",
-    "merge",
-    "convert",
-    "imatrix",
-    "quantize",
-    "distill",
-    "budget",
-    "compare_nf4",
-    "compare_train",
-    "compare_unquantized",
-    "compare_measure",
-    "compare",
-    "parity",
-    "evaluate",
-    "report",
-)
 FIRST = "base"  # the stage that every graph begins with
 REPLAY = "replay"  # what is given as `resume` by --replay
 
@@ -45,10 +23,11 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
     """
     from pipeline.workflow.stages import table
 
+    stages = table().stages
     name, _, item = stage.partition("@")
-    if name not in STAGES:
-        raise ConfigError("Q-WORKFLOW-019", f"no stage is called {stage!r}: it is one of {', '.join(STAGES)}")
-    each = table().stages[name].each
+    if name not in stages:
+        raise ConfigError("Q-WORKFLOW-019", f"no stage is called {stage!r}: it is one of {', '.join(stages)}")
+    each = stages[name].each
     if bool(each) != bool(item):
         wanted = f"{name}@NAME, {name}@F16 for example" if each else f"just {name}"
         raise ConfigError("Q-WORKFLOW-019", f"{stage!r} is not how stage {name} is named: write {wanted}")
@@ -103,28 +82,30 @@ def idle_of(stage: str, params: "Params") -> Iterator[str]:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of `python -m pipeline`."""
-    found = argparse.ArgumentParser(
+    from pipeline.workflow.stages import table
+
+    options = argparse.ArgumentParser(
         prog="python -m pipeline",
         description="Run one stage.",
         epilog="example: python -m pipeline quantize@Q4_K_M",
     )
-    found.add_argument(
+    options.add_argument(
         "stage",
         metavar="STAGE",
         nargs="?",
-        help=f"{', '.join(STAGES)}; some take an item: quantize@Q4_K_M",
+        help=f"{', '.join(table().stages)}; some take an item: quantize@Q4_K_M",
     )
-    found.add_argument(
+    options.add_argument(
         "--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)"
     )
-    found.add_argument(
+    options.add_argument(
         "--root",
         type=Path,
         default=Path(),
         metavar="DIR",
         help="folder that holds data/, models/, reports/ (default: this one)",
     )
-    found.add_argument(
+    options.add_argument(
         "--resume",
         metavar="CHECKPOINT",
         nargs="?",
@@ -133,28 +114,28 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="train: go on from the newest checkpoint of the same run (the default), or from this one",
     )
-    found.add_argument(
+    options.add_argument(
         "--no-resume",
         dest="resume",
         action="store_false",
         help="train: start again from nothing; checkpoints are deleted",
     )
-    found.add_argument(
+    options.add_argument(
         "--replay",
         dest="resume",
         action="store_const",
         const=REPLAY,
         help="train.method grpo: train again on the last run's rollouts, to the same bytes; none is drawn",
     )
-    found.add_argument(
+    options.add_argument(
         "--processes",
         metavar="N",
         help=f"train: as N processes, one a card (default: {PROCESSES} in the environment, else 1)",
     )
-    found.add_argument(
+    options.add_argument(
         "--shards",
         metavar="N",
         type=int,
         help="curate: publish what so many jobs have made (docs/curation-at-scale.md)",
     )
-    return found
+    return options

@@ -25,7 +25,7 @@ from pipeline.core.interruption import SIGNALS, Interruption
 from pipeline.core.publish import read_json, remove, write_json
 from pipeline.stages.train.record import LIBRARIES, git_state
 from pipeline.subprojects.processes import ERRORS
-from pipeline.workflow.graphs import need_graph
+from pipeline.workflow.dvc_yaml import need_graph
 from pipeline.workflow.integrity import verify_inputs
 from pipeline.workflow.record import inputs_state, record, refresh_keys_for, running
 from pipeline.workflow.settings import need_settings
