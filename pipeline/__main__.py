@@ -47,12 +47,12 @@ def run(
     from pipeline.core.locks import inputs_below
     from pipeline.core.owner import RUN
     from pipeline.core.publish import need_folder
+    from pipeline.workflow.cleanup import remove_obsolete
     from pipeline.workflow.dvc_yaml import need_graph
     from pipeline.workflow.integrity import verify_inputs
-    from pipeline.workflow.leftovers import remove_leftovers
-    from pipeline.workflow.locked import inputs_of
+    from pipeline.workflow.ledger import inputs_of
     from pipeline.workflow.receipts import is_remote
-    from pipeline.workflow.record import inputs_state, is_about, refresh_keys_for, running
+    from pipeline.workflow.record import inputs_state, is_project_config, refresh_keys_for, running
     from pipeline.workflow.remote import finish, inputs_read
     from pipeline.workflow.settings import need_settings
     from pipeline.workflow.settle import reuse
@@ -64,7 +64,7 @@ def run(
     need_folder(root)
     read = read_params(params_file or root / "params.yaml")
     need_work(name, item, read.params)
-    if not is_about(params_file, root):
+    if not is_project_config(params_file, root):
         with running(stage, root), inputs_below(root):
             _work(name, item, read.params, root, **extra)
         return
@@ -92,7 +92,7 @@ def run(
     if not reused:
         finish(stage, root, before, inputs)
     if name == "compare" and not is_remote():
-        remove_leftovers(root, read.params)
+        remove_obsolete(root, read.params)
 
 
 def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> None:

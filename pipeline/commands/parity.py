@@ -43,12 +43,12 @@ def measure(params_file: Path | None, root: Path, depth: str) -> None:
     from pipeline.config.params import load_params
     from pipeline.stages.parity.stage import measure_parity
     from pipeline.workflow.integrity import verify_inputs
-    from pipeline.workflow.record import is_about, running
+    from pipeline.workflow.record import is_project_config, running
 
     params = load_params(params_file or root / "params.yaml")
     deeper = params.model_copy(update={"parity": params.parity.model_copy(update={"depth": depth})})
     with running("parity", root):  # the stage itself may be at work here
-        if is_about(params_file, root):
+        if is_project_config(params_file, root):
             verify_inputs("parity", root)
         measure_parity(deeper, root)
 

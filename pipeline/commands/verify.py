@@ -12,11 +12,16 @@ from pathlib import Path
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.workflow.code_keys import CODE
-from pipeline.workflow.dvc_cache import drop_dead_links, put_aside, put_runs_aside
+from pipeline.workflow.dvc_project import (
+    open_project,
+    quarantine,
+    quarantine_runs,
+    remove_dead_links,
+    update_dvc_state,
+)
 from pipeline.workflow.hashes import Hashes, files_below
-from pipeline.workflow.integrity import changed_files, faults, teach
+from pipeline.workflow.integrity import changed_files, damage_sentences
 from pipeline.workflow.prepare import be_the_only_one, no_stage_at_work
-from pipeline.workflow.record import open_project
 
 OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")  # not what a killed copy left
 
@@ -43,15 +48,15 @@ def main(root: Path) -> int:
             [*objects, *(file for out in outs for file in files_below(Path(out.fs_path)))], again=True
         )
         damaged = [
-            *put_aside(cache, {path: digests[path] for path in objects if path in digests}),
-            *put_runs_aside(repo),
+            *quarantine(cache, {path: digests[path] for path in objects if path in digests}),
+            *quarantine_runs(repo),
         ]
-        drop_dead_links(repo)
-        teach(repo, hashes)
+        remove_dead_links(repo)
+        update_dvc_state(repo, hashes)
         for out in unchanged:  # what has changed since, has changed behind its date
             if out.workspace_status():
                 hashes.suspects.update(Path(out.fs_path, name) for name in changed_files(out, hashes))
-        found = faults(repo, hashes, [Path(out.fs_path) for out in outs])
+        found = damage_sentences(repo, hashes, [Path(out.fs_path) for out in outs])
         missing = sum(1 for out in repo.index.outs if out.hash_info and not out.exists)
     for sentence in found:
         print(sentence, file=sys.stderr)

@@ -20,7 +20,7 @@ from pipeline.core.publish import is_scrap
 RUN, WORK = (
     "run",
     "work",
-)  # of Snakemake's main process; shared by all that write (`pipeline.workflow.scraps`)
+)  # of Snakemake's main process; shared by all that write (`pipeline.workflow.cleanup`)
 LOOK_SECONDS = 0.05  # between two looks at a lock; who only looks holds it for less
 # a link leads to another user's file, a named pipe is waited for
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -30,7 +30,7 @@ SHOWN = 2**28  # bytes to read from which on progress is shown
 YOUNG = 100_000_000
 SAVED_EVERY = 1.0  # seconds
 INT64 = 2**63 - 1  # the largest number that SQLite keeps
-NEVER = -1  # a change time that no file has
+NEVER = -1  # instead of a change time: matches no file
 UNREADABLE = "0" * 32  # stands for the md5 of a file that the disk does not give back
 
 Digests = Mapping[Path, str]  # md5 of files
@@ -42,7 +42,7 @@ class Hashes:
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
-        self.fresh: dict[Path, str] = {}  # read or dated by this object, so DVC may not know them
+        self.unreported: dict[Path, str] = {}  # read or dated by this object, so DVC may not know them
         # other bytes than remembered, though inode, size and date are the same
         self.suspects: set[Path] = set()
         self._unsaved: dict[bytes, tuple[State, str]] = {}
@@ -99,11 +99,11 @@ class Hashes:
             self._remember(path, (*seen.after[:3], NEVER), known[1])
         elif seen.before == seen.after and seen.after[3] < seen.started - YOUNG:
             self._remember(path, seen.after, seen.md5)
-        self.fresh[path] = seen.md5
+        self.unreported[path] = seen.md5
         return seen.md5
 
     def _remember(self, path: Path, state: State, digest: str) -> None:
-        self.fresh[path] = digest
+        self.unreported[path] = digest
         self._known[self._name(path)] = self._unsaved[self._name(path)] = state, digest
         if time.monotonic() - self._saved_at > SAVED_EVERY:
             self._save()
@@ -135,6 +135,14 @@ def files_below(path: Path) -> list[Path]:
         else [path]
     )
     return [file for file in found if file.is_file()]
+
+
+def stamps(paths: Iterable[Path], root: Path) -> dict[str, list[int]]:
+    """{file relative to `root`: its size and date} of these files, and of all below these folders: by that an
+    edit of the user's files shows without reading them.
+    """
+    files = {os.path.relpath(file, root): file.stat() for path in paths for file in files_below(path)}
+    return {name: [state.st_size, state.st_mtime_ns] for name, state in files.items()}
 
 
 class Look(NamedTuple):

@@ -22,12 +22,12 @@ from pipeline.core.owner import mark_run
 from pipeline.core.publish import need_disk, remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.text import safe, screen
+from pipeline.workflow.cleanup import share, working
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.dvc_yaml import need_graph
 from pipeline.workflow.project import read_settings, refresh_keys
 from pipeline.workflow.receipts import take_failures
 from pipeline.workflow.remote import record_finished, use_this_python
-from pipeline.workflow.scraps import share, working
 from pipeline.workflow.settings import need_settings
 from pipeline.workflow.settle import REUSE, Settled, settle
 from pipeline.workflow.shards import drop_stale

@@ -19,11 +19,13 @@ from pipeline.core.locks import Held, lock_file, take, unusable
 from pipeline.core.owner import end_with_owner
 from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow import project
+from pipeline.workflow.cleanup import working
 from pipeline.workflow.code_keys import FOLDER, key_file
-from pipeline.workflow.locked import entry_of, inputs_of, params_of, reading, recording
+from pipeline.workflow.dvc_project import lock_record
+from pipeline.workflow.hashes import stamps
+from pipeline.workflow.ledger import entry_of, inputs_of, params_of
 from pipeline.workflow.package import Package
 from pipeline.workflow.receipts import forget, is_remote
-from pipeline.workflow.scraps import working
 from pipeline.workflow.settings import lock_values
 from pipeline.workflow.stages import USERS, Values, code_of_stages
 
@@ -46,7 +48,7 @@ def record_all(stages: Iterable[str], root: Path) -> None:
     deps = {dep for entry in known.values() for dep in entry.get("deps", [])}
     sources = sorted(f"{dep}.dvc" for dep in deps if (root / f"{dep}.dvc").is_file())
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", *known, *sources]
-    with recording(root) as lock:
+    with lock_record(root) as lock:
         # a session of its own, and the lock with it: whoever kills the run can't leave half a dvc.lock behind
         done = subprocess.run(
             command,
@@ -68,36 +70,6 @@ def record_all(stages: Iterable[str], root: Path) -> None:
         )
 
 
-@contextmanager
-def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Iterator[Any]:
-    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its
-    lock, or give up soon.
-
-    Who isn't `alone` lets others read meanwhile.
-    """
-    from dvc.exceptions import DvcException
-    from dvc.lock import LockError
-    from dvc.repo import Repo
-    from dvc.scm import SCMError
-
-    try:
-        with recording(root) if alone else reading(root), Repo(str(root), _wait_for_lock=wait) as repo:
-            yield repo
-    except LockError as error:
-        raise MachineError(
-            "Q-WORKFLOW-015",
-            f"DVC is at work in this folder ({_sentence(error)}): wait for it, then run again",
-        ) from error
-    except (DvcException, SCMError) as error:
-        raise ToolError(
-            "Q-WORKFLOW-016", f"DVC can't read this project ({_sentence(error)}): fix that, then run again"
-        ) from error
-    except OSError as error:  # a full disk, a folder that is not ours
-        raise MachineError(
-            "Q-WORKFLOW-017", f"DVC can't work in this folder ({_sentence(error)}): fix that, then run again"
-        ) from error
-
-
 def inputs_state(stage: str, root: Path) -> Any:
     """What a user may edit while `stage` runs: its parameters, its code and the raw data; None where nothing
     is recorded.
@@ -115,23 +87,9 @@ def inputs_state(stage: str, root: Path) -> Any:
     # what the stage takes from params.yaml, and what DVC will record
     tracked = {name: (params.get(name), recorded.get(name)) for name in sorted(sections)}
     edited = [root / dep for dep in known.get("deps", []) if dep.startswith(USERS)]
-    files = [
-        path
-        for dep in edited
-        for path in ([dep] if dep.is_file() else sorted(dep.rglob("*")))
-        if path.is_file()
-    ]
     keys = [Path(Values(params).fill(dep)).stem for dep in known.get("deps", []) if dep.startswith(FOLDER)]
     code = Package().key(*(module for key in keys for module in roots.get(key, [])))
-    return (
-        tracked,
-        code,
-        {
-            str(path): (path.stat().st_size, path.stat().st_mtime_ns)
-            for path in files
-            if "__pycache__" not in path.parts
-        },
-    )
+    return tracked, code, stamps(edited, root)
 
 
 def refresh_keys_for(stage: str, root: Path) -> None:
@@ -146,7 +104,7 @@ def _names_key(stage: str, deps: list[str]) -> bool:
     return key_file(stage.partition("@")[0]) in deps
 
 
-def is_about(params: Path | None, root: Path) -> bool:
+def is_project_config(params: Path | None, root: Path) -> bool:
     """Whether dvc.lock is about these settings: it is about those of the project's params.yaml alone."""
     return params is None or params.resolve() == (root / "params.yaml").resolve()
 
@@ -175,7 +133,3 @@ def running(stage: str, root: Path) -> Iterator[None]:
     with lock, working(root):
         forget(stage, root)
         yield
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -16,13 +16,13 @@ from pipeline.config.params import Params, load_params
 from pipeline.core.errors import QuenchError
 from pipeline.core.owner import RUN
 from pipeline.core.text import screen
+from pipeline.workflow.cleanup import remove_obsolete
 from pipeline.workflow.code_keys import FOLDER as KEYS
+from pipeline.workflow.dvc_project import check_record, open_project, update_dvc_state
 from pipeline.workflow.hashes import Hashes
-from pipeline.workflow.integrity import differing, md5s_of, teach
-from pipeline.workflow.leftovers import remove_leftovers
-from pipeline.workflow.locked import check_no_writer, set_aside_if_cut, stages_of
+from pipeline.workflow.ledger import changed_paths, md5s_of, stages_of
 from pipeline.workflow.receipts import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
-from pipeline.workflow.record import inputs_state, open_project, record, record_all, refresh_keys_for
+from pipeline.workflow.record import inputs_state, record, record_all, refresh_keys_for
 from pipeline.workflow.settle import REUSE
 
 # SLURM sends SIGTERM to every process of a job. The shell and `tee` wait for the stage, which saves its work:
@@ -83,10 +83,9 @@ def record_finished(root: Path) -> None:
     refresh_keys_for(waiting[0].stage, root)
     with open_project(root, wait=True) as repo, Hashes(root) as hashes:
         with repo.lock:
-            check_no_writer(Path(repo.tmp_dir, "rwlock"))
-            set_aside_if_cut(root / "dvc.lock")
+            check_record(repo)
         changed = {receipt.stage: _changed(receipt, root, hashes) for receipt in waiting}
-        teach(repo, hashes)
+        update_dvc_state(repo, hashes)
     for stage, what in changed.items():
         if what:
             print(f"{stage} is done, but {what} changed since, so it runs again", file=sys.stderr)
@@ -94,7 +93,7 @@ def record_finished(root: Path) -> None:
     for stage in changed:
         forget(stage, root)
     if changed.get("compare") == "":
-        remove_leftovers(root, load_params(root / "params.yaml"))
+        remove_obsolete(root, load_params(root / "params.yaml"))
 
 
 @screen()
@@ -122,7 +121,7 @@ def _changed(receipt: Receipt, root: Path, hashes: Hashes) -> str:
         return "its settings or its code"
     noted = {root.resolve() / path: md5 for path, md5 in (receipt.inputs | receipt.outputs).items()}
     missing = [path for path in noted if not path.exists()]
-    other = missing or differing(noted, hashes)
+    other = missing or changed_paths(noted, hashes)
     return ", ".join(str(path.relative_to(root.resolve())) for path in other)
 
 

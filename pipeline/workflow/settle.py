@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.workflow.code_keys import CODE, SETTINGS
-from pipeline.workflow.dvc_cache import drop_dead_links, drop_rotten
+from pipeline.workflow.dvc_project import (
+    check_record,
+    open_project,
+    quarantine_damaged,
+    remove_dead_links,
+    update_dvc_state,
+)
 from pipeline.workflow.hashes import Hashes
-from pipeline.workflow.integrity import learn, teach
-from pipeline.workflow.locked import check_no_writer, seems_unchanged, set_aside_if_cut
+from pipeline.workflow.integrity import scan_outputs
+from pipeline.workflow.ledger import overlap, seems_unchanged
 from pipeline.workflow.project import refresh_keys
-from pipeline.workflow.record import open_project
 from pipeline.workflow.settings import refresh_lock
 
 # "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
@@ -51,16 +56,15 @@ def settle(root: Path) -> Settled:
     """
     with open_project(root) as repo, Hashes(root) as hashes:
         with repo.lock:
-            check_no_writer(Path(repo.tmp_dir, "rwlock"))
-            set_aside_if_cut(root / "dvc.lock")
+            check_record(repo)
             _sweep(repo)
             _record_generated(repo)
-        drop_dead_links(repo)
-        settled = Settled(damaged=learn(repo, hashes))
+        remove_dead_links(repo)
+        settled = Settled(damaged=scan_outputs(repo, hashes))
         _bring_back(repo, settled, hashes)
         with repo.lock:
             _date(repo, settled, hashes)
-        teach(repo, hashes)
+        update_dvc_state(repo, hashes)
         return settled
 
 
@@ -88,7 +92,7 @@ def _all_good(outs: list[Any], root: Path) -> bool:
     """Whether DVC's cache has all outputs, undamaged."""
     with Hashes(root) as hashes:
         for out in outs:
-            drop_rotten(out, hashes)
+            quarantine_damaged(out, hashes)
     return not any(out.changed_cache() for out in outs)
 
 
@@ -125,7 +129,7 @@ def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
     """
     for out in repo.index.outs:
         if out.use_cache and out.hash_info and not out.exists:
-            drop_rotten(out, hashes)
+            quarantine_damaged(out, hashes)
             (settled.absent if out.changed_cache() else settled.restored).append(
                 os.path.relpath(out.fs_path, repo.root_dir)
             )
@@ -205,7 +209,7 @@ def _outputs(stage: Any) -> list[Path]:
 
 
 def _overlaps(path: Path, others: set[Path]) -> bool:
-    return any(path.is_relative_to(other) or other.is_relative_to(path) for other in others)
+    return any(overlap(path, other) for other in others)
 
 
 def _carrier(path: Path) -> Path:

@@ -8,7 +8,6 @@ curate removes it.
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import remove
 from pipeline.workflow.code_keys import stage_module
+from pipeline.workflow.hashes import stamps
 from pipeline.workflow.package import Package
 
 FOLDER = "data/.shards"
@@ -104,22 +104,15 @@ def key_of_inputs(root: Path, settings: Curate, shards: int) -> str:
     """Stands for all that curate reads, its settings and its code; the user's files by size and date, so that
     no job reads them all again.
     """
-    files = {
-        str(path.relative_to(root)): [path.stat().st_size, path.stat().st_mtime_ns]
-        for folder in READ
-        for place, _, names in os.walk(root / folder, followlinks=False)
-        for path in (Path(place, name) for name in names)
-        if path.is_file()
-    }
     base = root / "models/base.json"
-    known = [
+    made_of_these = [
         shards,
         settings.model_dump(mode="json"),
-        files,
+        stamps((root / folder for folder in READ), root),
         base.read_text(encoding="utf-8") if base.is_file() else None,
         Package().key(stage_module("curate")),
     ]
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(made_of_these, sort_keys=True).encode()).hexdigest()
 
 
 def drop_stale(root: Path, settings: Curate) -> None:

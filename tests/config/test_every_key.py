@@ -28,7 +28,7 @@ from pipeline.ship.card import PrintedTools
 from pipeline.stages.curate.stage import curate
 from pipeline.stages.train.record import NO_PART, run_id
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.locked import params_of
+from pipeline.workflow.ledger import params_of
 
 Settings = dict[str, Any]
 GGUF: Settings = {"base.quantization": "gguf", "evaluate.models": ["base", "adapter"]}

@@ -11,8 +11,8 @@ import pytest
 from pipeline.config.params import Params, load_params
 from pipeline.core.locks import lock_file, take
 from pipeline.core.places import PROJECT
-from pipeline.workflow import leftovers
-from pipeline.workflow.leftovers import remove_leftovers
+from pipeline.workflow import cleanup
+from pipeline.workflow.cleanup import remove_obsolete
 
 MADE = {
     "models/compare/nf4-1/adapter/adapter_model.safetensors": "first adapter",
@@ -53,20 +53,20 @@ def test_results_that_nobody_asks_for_go_if_dvcs_cache_has_them(project: Path) -
     for file in project.rglob("*-[12]*.dvc"):
         file.unlink()
     (project / "models/compare/nf4-1/.snakemake_timestamp").touch()  # Snakemake's mark, which DVC leaves out
-    remove_leftovers(project, asked(1, 2))
+    remove_obsolete(project, asked(1, 2))
     assert results(project) == RESULTS
-    remove_leftovers(project, asked(2))
+    remove_obsolete(project, asked(2))
     # lora_level-Q4_K_M-1 is in no cache
     assert results(project) == {"nf4-2", "lora_level-Q4_K_M-1", "merged_16-2.json"}
     (project / "models/compare/nf4-2/train.json").unlink()
     (project / "models/compare/nf4-2/train.json").write_text("other bytes than were recorded")
-    remove_leftovers(project, asked())
+    remove_obsolete(project, asked())
     assert results(project) == {"nf4-2", "lora_level-Q4_K_M-1", "merged_16-2.json"}
 
 
 def test_without_dvc_no_result_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "models/compare/nf4-1").mkdir(parents=True)
-    remove_leftovers(tmp_path, asked())
+    remove_obsolete(tmp_path, asked())
     assert results(tmp_path) == {"nf4-1"}
 
 
@@ -76,7 +76,7 @@ def test_an_object_of_the_cache_that_is_damaged_is_no_copy(project: Path) -> Non
     for stored in (project / ".dvc/cache/files/md5").glob("*/*[!r]"):
         stored.chmod(0o644)
         stored.write_text("rotten")
-    remove_leftovers(project, asked())
+    remove_obsolete(project, asked())
     assert "nf4-1" in results(project)
 
 
@@ -85,7 +85,7 @@ def test_scratch_goes_unless_somebody_may_still_need_it(tmp_path: Path) -> None:
         (tmp_path / "models/.compare" / name / "models").mkdir(parents=True)
 
     def scratch() -> set[str]:
-        remove_leftovers(tmp_path, asked(1))
+        remove_obsolete(tmp_path, asked(1))
         return {path.name for path in (tmp_path / "models/.compare").iterdir()}
 
     with take(lock_file("compare_nf4@3", tmp_path)):  # a job that was started by hand
@@ -99,14 +99,14 @@ def test_a_killed_distillation_stays_as_long_as_its_level_is_asked_for(tmp_path:
     for level in ("Q4_0", "Q5_K_M"):
         (tmp_path / "models/.distill" / level / "models/checkpoints").mkdir(parents=True)
     params = load_params(PROJECT / "recipes/demo-level-distill.yaml")
-    remove_leftovers(tmp_path, params)
+    remove_obsolete(tmp_path, params)
     assert [path.name for path in (tmp_path / "models/.distill").iterdir()] == ["Q4_0"]
 
 
 def test_a_job_at_work_keeps_the_results_that_it_reads(project: Path) -> None:
     dvc(project, "add", "--quiet", "models/compare/nf4-1")
     with take(lock_file("compare_measure@merged_nf4-Q4_K_M-1", project)):
-        remove_leftovers(project, asked())
+        remove_obsolete(project, asked())
     assert "nf4-1" in results(project)
 
 
@@ -118,6 +118,6 @@ def test_what_can_not_be_removed_is_named(
     def busy(path: Path) -> None:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    monkeypatch.setattr(leftovers, "remove", busy)
-    remove_leftovers(tmp_path, asked())
+    monkeypatch.setattr(cleanup, "remove", busy)
+    remove_obsolete(tmp_path, asked())
     assert "models/.compare/nf4-1" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.core.errors import DataError
 from pipeline.core.owner import RUN
-from pipeline.workflow import locked, record
+from pipeline.workflow import dvc_project, record
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.integrity import verify_inputs
 from pipeline.workflow.receipts import FOLDER, REMOTE, Failure, leave, receipts, take_failures
@@ -52,8 +52,7 @@ def curated_once(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         job.setenv(REMOTE, "1")
         job.setenv(REUSE, "1")
         job.setattr(record, "record_all", forbidden)
-        job.setattr(record, "open_project", forbidden)
-        job.setattr(locked, "locked", forbidden)
+        job.setattr(dvc_project, "locked", forbidden)
         assert main(["curate", "--root", str(root)]) == 0
     assert not (root / "dvc.lock").exists()
     return root

@@ -20,7 +20,8 @@ import pipeline.stages.curate.stage
 from pipeline.__main__ import main
 from pipeline.core.errors import MachineError
 from pipeline.core.locks import lock_file, take
-from pipeline.workflow.locked import reading, seems_unchanged
+from pipeline.workflow.dvc_project import share_record
+from pipeline.workflow.ledger import seems_unchanged
 from pipeline.workflow.prepare import prepare, take_run_lock
 from pipeline.workflow.record import inputs_state
 
@@ -254,5 +255,5 @@ def test_a_lock_that_fails_is_no_project_that_can_only_be_read(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", failing)
-    with pytest.raises(OSError, match="No locks"), reading(tmp_path):
+    with pytest.raises(OSError, match="No locks"), share_record(tmp_path):
         pass

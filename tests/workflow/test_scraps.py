@@ -120,7 +120,7 @@ def test_what_can_not_be_removed_is_named(
         raise PermissionError(13, "Permission denied", str(path))
 
     write(tmp_path, ["models/.merging/x"])
-    monkeypatch.setattr("pipeline.workflow.scraps.remove", refuse)
+    monkeypatch.setattr("pipeline.workflow.cleanup.remove", refuse)
     with running("merge", tmp_path):
         pass
     said = capsys.readouterr().err

@@ -46,10 +46,10 @@ def project_of(file: Path | None, root: Path) -> "Project":
 
 
 def working(root: Path) -> Any:
-    """A context in which this process writes below `root` (`pipeline.workflow.scraps.working`)."""
-    from pipeline.workflow import scraps
+    """A context in which this process writes below `root` (`pipeline.workflow.cleanup.working`)."""
+    from pipeline.workflow import cleanup
 
-    return scraps.working(root)
+    return cleanup.working(root)
 
 
 def _existing(root: Path) -> Path:

@@ -1,27 +1,30 @@
-"""What dvc.yaml and dvc.lock say of the stages, and whether a stage may be as dvc.lock recorded it."""
+"""What dvc.yaml and dvc.lock say of the stages, and which files and folders differ from that.
 
-import fcntl
+Nothing here starts DVC. Hashes are our own (`pipeline.workflow.hashes`), which also see bytes that changed
+behind their date.
+"""
+
 import hashlib
 import json
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
 from pipeline.config.params import with_defaults
-from pipeline.core.errors import DataError, MachineError
-from pipeline.core.locks import locked
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import NO_PART
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.code_keys import CODE, SETTINGS
-from pipeline.workflow.receipts import is_remote, receipts
+from pipeline.workflow.dvc_project import share_record
+from pipeline.workflow.hashes import Digests, Hashes, files_below
+from pipeline.workflow.receipts import receipts
 from pipeline.workflow.stages import Values, items_of
 
 LARGE = 2**20  # bytes
-RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
 
 
 class Entry(NamedTuple):
@@ -29,36 +32,6 @@ class Entry(NamedTuple):
 
     deps: list[str]
     outs: list[str]
-
-
-class Recorded(NamedTuple):
-    """An output as `dvc.lock` has it: the stage that wrote it, its path in the project, its md5 (of a folder:
-    `….dir`).
-    """
-
-    stage: str
-    path: Path
-    md5: str
-
-
-def recording(root: Path) -> AbstractContextManager[IO[str]]:
-    """Wait until no stage below `root` is being recorded, and keep others from it; gives the lock's file."""
-    return locked(root / RECORD_LOCK, fcntl.LOCK_EX)
-
-
-def reading(root: Path) -> AbstractContextManager[object]:
-    """The same for who only reads: others may do so too. Where nothing can be written, nothing is being
-    recorded.
-    """
-    path = root / RECORD_LOCK
-    if is_remote():  # who records does so when no job runs, and its lock would mean nothing here
-        return nullcontext()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
-    except OSError:
-        return nullcontext()
-    return locked(path, fcntl.LOCK_SH)
 
 
 def seems_unchanged(stage: str, root: Path) -> bool:
@@ -79,21 +52,22 @@ def seems_unchanged(stage: str, root: Path) -> bool:
     )
 
 
-def recorded(root: Path) -> list[Recorded]:
-    """Every output that a stage of `dvc.yaml` has in `dvc.lock`, or in the receipt of a job that is still to
-    be recorded, but for keys of code and the settings; nothing where `root` is no DVC project that has run.
+def recorded_outputs(root: Path) -> dict[Path, str]:
+    """{path: md5, of a folder "….dir"} of every output that a stage of `dvc.yaml` has in `dvc.lock`, or in
+    the receipt of a job that is still to be recorded, but for keys of code and the settings; {} where `root`
+    is no DVC project that has run.
     """
     stages = stages_of(root)
     written = {
         name: {out["path"]: out["md5"] for out in entry.get("outs", []) if "md5" in out}
         for name, entry in _locked(root).items()
     } | {receipt.stage: receipt.outputs for receipt in receipts(root)}
-    return [
-        Recorded(name, Path(path), md5)
+    return {
+        root / path: md5
         for name, outputs in written.items()
         for path, md5 in outputs.items()
         if name in stages and name not in (CODE, SETTINGS) and path in stages[name].outs
-    ]
+    }
 
 
 def _locked(root: Path) -> dict[str, Any]:
@@ -103,10 +77,10 @@ def _locked(root: Path) -> dict[str, Any]:
     lock = root / "dvc.lock"
     if not (root / ".dvc").is_dir() or not lock.is_file():
         return {}
-    with reading(root):  # DVC writes dvc.lock in place
+    with share_record(root):  # DVC writes dvc.lock in place
         try:
-            found = read_fast(lock)
-            stages = {} if found is None else found.get("stages", {})
+            content = read_fast(lock)
+            stages = {} if content is None else content.get("stages", {})
             if all(
                 isinstance(out["path"], str) for entry in stages.values() for out in entry.get("outs", [])
             ):
@@ -123,10 +97,10 @@ def _locked(root: Path) -> dict[str, Any]:
 def stages_of(root: Path) -> dict[str, Entry]:
     """The stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or model.
 
-    Those that can't be read so are left out (somebody's own may stand beside ours); DVC says what is wrong
+    Those that can't be read so are left out (a user's own may stand beside ours); DVC says what is wrong
     with them.
     """
-    found: dict[str, Entry] = {}
+    jobs: dict[str, Entry] = {}
     with suppress(
         OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError
     ):
@@ -136,8 +110,8 @@ def stages_of(root: Path) -> dict[str, Entry]:
         )
         for name, stage in stages.items():
             with suppress(KeyError, TypeError, AttributeError, StopIteration):
-                found |= dict(_entries(name, stage, values))
-    return found
+                jobs |= dict(_entries(name, stage, values))
+    return jobs
 
 
 def inputs_of(stage: str, root: Path) -> list[str]:
@@ -146,11 +120,11 @@ def inputs_of(stage: str, root: Path) -> list[str]:
 
 
 def _entries(name: str, stage: dict[str, Any], values: Values) -> Iterator[tuple[str, Entry]]:
-    own = stage.get("do", stage)
+    body = stage.get("do", stage)
     for ending, item in items_of(stage.get("foreach") or stage.get("matrix"), values):
         fill = values.of(item).fill
         paths = {
-            kind: [fill(_path(entry)) for entry in own.get(kind, [])]
+            kind: [fill(_path(entry)) for entry in body.get(kind, [])]
             for kind in ("deps", "outs", "metrics", "plots")
         }
         outs = [*paths["outs"], *paths["metrics"], *paths["plots"]]
@@ -189,43 +163,40 @@ def _surely_differs(path: Path, size: int | None, md5: str | None, is_folder: bo
     )
 
 
-def check_no_writer(rwlock: Path) -> None:
-    """Raise `MachineError` if a `dvc repro` that is alive writes outputs; drop a file that a kill cut
-    short.
+def changed_paths(records: Mapping[Path, str], hashes: Hashes, *, again: bool = False) -> list[Path]:
+    """Which files and folders of `records` ({path: md5}) have other bytes; `hashes` has them for DVC's state,
+    also if another process read them.
     """
-    import psutil
-
-    try:
-        writers = (
-            json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values()
-            if rwlock.exists()
-            else []
-        )
-    except ValueError:
-        return rwlock.unlink()
-    for pid in {int(writer["pid"]) for writer in writers}:
-        if psutil.pid_exists(pid):
-            raise MachineError(
-                "Q-WORKFLOW-015",
-                f"DVC is at work in this folder (process {pid}): wait for it, then run again",
-            )
-    return None
+    digests = hashes.md5s([file for path in records for file in files_below(path)], again=again)
+    changed = [path for path, md5 in records.items() if path.exists() and digest_of(path, digests) != md5]
+    hashes.unreported |= {
+        file: digests[file] for path in changed for file in files_below(path) if file in digests
+    }
+    return changed
 
 
-def set_aside_if_cut(file: Path) -> None:
-    """Set a `dvc.lock` aside that a kill cut short while DVC wrote it; the stages whose record is lost run
-    again.
+def md5s_of(paths: Iterable[str], root: Path, hashes: Hashes) -> dict[str, str]:
+    """{path: md5} of those files and folders, relative to `root`, that are there."""
+    present = [path for path in paths if (root / path).exists()]
+    digests = hashes.md5s([file for path in present for file in files_below(root / path)])
+    return {path: digest for path in present if (digest := digest_of(root / path, digests))}
+
+
+def digest_of(path: Path, digests: Digests) -> str | None:
+    """The md5 as DVC records it; of a folder that of a list of its files (those that `.dvcignore` names would
+    count: DVC itself is asked then).
     """
-    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
-    from voluptuous import Invalid
+    if not path.is_dir():
+        return digests.get(path)
+    below = {
+        file.relative_to(path).as_posix(): digests[file]
+        for file in files_below(path)
+        if file in digests and file.name not in NO_PART
+    }
+    text = json.dumps([{"md5": below[name], "relpath": name} for name in sorted(below)])
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() + ".dir"
 
-    try:
-        if file.exists():
-            COMPILED_LOCKFILE_SCHEMA(read_fast(file))
-    except (yaml.YAMLError, Invalid, UnicodeDecodeError):
-        broken = file.replace(file.with_name("dvc.lock.broken"))
-        print(
-            f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run "
-            "again",
-            file=sys.stderr,
-        )
+
+def overlap(path: Path, other: Path) -> bool:
+    """Whether one of two paths is, or lies in, the other."""
+    return path.is_relative_to(other) or other.is_relative_to(path)

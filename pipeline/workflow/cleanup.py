@@ -1,9 +1,15 @@
-"""What killed runs left half made is swept by the next run of anything, unless somebody may still be writing
-it.
+"""Removes what is of no more use: temporary files of killed runs, and results that the settings no longer ask
+for.
 
-Whoever writes below a project's folder shares a lock (`working`); who gets it alone knows that every scrap's
-owner is dead. What a later run goes on from is no scrap: downloads (`models/.base.download`), checkpoints,
-checkpoints of the jobs of `compare` and `distill` (`models/.compare`, `models/.distill`).
+Every process that writes below a project's folder shares a lock (`working`). One that gets it alone knows
+that the owners of all temporary files are dead, and removes these. What a later run goes on from stays:
+downloads (`models/.base.download`), checkpoints, those of the jobs of `compare` and `distill`
+(`models/.compare`, `models/.distill`).
+
+Results of compare's jobs for seeds and levels that `params.yaml` no longer asks for are removed when compare
+is done, with the scratch of all of them; so is what stage distill left of a level that it is no longer asked
+for. Results leave the disk only if DVC's cache can bring them back: those of another `--params` file, or of
+a project without DVC, are nowhere else.
 """
 
 import fcntl
@@ -16,15 +22,21 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from pipeline.config.budgets import FOLDER as BUDGETS
+from pipeline.config.params import Params
 from pipeline.config.strategies import FOLDER as COMPARING
 from pipeline.core.errors import ToolError
-from pipeline.core.locks import WORK, lock_file
+from pipeline.core.hashing import NO_PART
+from pipeline.core.locks import WORK, lock_file, stages_at_work
 from pipeline.core.publish import OLD, is_scrap, recover, remove
 from pipeline.core.units import size_text
 from pipeline.subprojects.distill import FOLDER as DISTILLING
 from pipeline.workflow.cluster import jobs_at_work
+from pipeline.workflow.dvc_project import open_project, place
+from pipeline.workflow.hashes import Hashes, files_below
+from pipeline.workflow.ledger import digest_of
 from pipeline.workflow.receipts import is_remote
-from pipeline.workflow.stages import USERS, table
+from pipeline.workflow.stages import USERS, filled, table, values_of
 
 TOPS = ("data", "models", "reports")
 # folders that are published whole, besides the outputs of stages
@@ -89,8 +101,8 @@ def sweep(root: Path) -> None:
 
 def _scraps(root: Path) -> Iterator[Path]:
     for top in TOPS:
-        for place, folders, files in os.walk(root / top):
-            folder = Path(place)
+        for name_of_folder, folders, files in os.walk(root / top):
+            folder = Path(name_of_folder)
             scraps = {name for name in files if is_scrap(name) and not name.endswith(OLD)}
             scraps |= {name for name in folders if is_scrap(name) and not _is_users(folder / name, root)}
             yield from (folder / name for name in sorted(scraps))
@@ -139,3 +151,43 @@ def _size(path: Path) -> int:
     """Bytes of a file, or of all files in a folder; a link's own."""
     files = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
     return sum(file.lstat().st_size for file in files if file.is_symlink() or file.is_file())
+
+
+def remove_obsolete(root: Path, params: Params) -> None:
+    """Remove results that `params`, the project's own, do not ask for, and scratch; nothing while one of the
+    jobs is at work. What can't be removed is named on stderr.
+    """
+    if any(stage.startswith("compare_") for stage in stages_at_work(root)):
+        return
+    values = values_of(params)
+    jobs = [stage for name, stage in table().stages.items() if name.startswith("compare_")]
+    asked = {Path(path) for stage in jobs for path in filled(stage.written, stage, values)}
+    folders = {Path(path).parent for stage in jobs for path in stage.written}
+    results = [path for folder in sorted(folders) for path in (root / folder).glob("[!.]*")]
+    others = [path for path in results if path.relative_to(root) not in asked]
+    if others and (root / ".dvc").is_dir():
+        with open_project(root, wait=True, alone=False) as repo, Hashes(root) as hashes:
+            others = [path for path in others if _is_cached(path, Path(repo.cache.local.path), hashes)]
+        _remove(others)
+    # the training of a job that was killed may still save its work
+    scratch = [*(root / COMPARING).glob("*")]
+    # of a level that is still asked for, a killed run goes on
+    scratch += [one for one in (root / DISTILLING).glob("*") if one.name not in params.quantize.distill]
+    scratch += [one for one in (root / BUDGETS).glob("*") if one.name not in params.quantize.budgets]
+    _remove([project for project in scratch if not stages_at_work(project)])
+
+
+def _is_cached(path: Path, cache: Path, hashes: Hashes) -> bool:
+    """Whether DVC's cache has a file or a folder as it is on disk, to the byte; its objects are read too."""
+    digests = hashes.md5s([file for file in files_below(path) if file.name not in NO_PART])
+    objects = {place(cache, md5): md5 for md5 in (*digests.values(), digest_of(path, digests) or "")}
+    found = hashes.md5s(one for one in objects if one.is_file())
+    return all(md5 and found.get(one) == md5.removesuffix(".dir") for one, md5 in objects.items())
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        try:
+            remove(path)
+        except OSError as error:
+            print(f"{path} can't be removed ({error.strerror}): remove it by hand", file=sys.stderr)

@@ -1,0 +1,217 @@
+"""A project's DVC: one process at a time writes its record, what is damaged in its cache is put aside, and
+its state, which goes by inode, size and date, is told our hashes.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from pipeline.core.errors import MachineError, ToolError
+from pipeline.core.locks import locked
+from pipeline.core.yaml_readers import read_fast
+from pipeline.workflow.hashes import Digests, Hashes, files_below
+from pipeline.workflow.receipts import is_remote
+
+RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
+QUARANTINE = "rotten"  # folder in DVC's cache for objects that are not what their names say
+RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
+
+
+def lock_record(root: Path) -> AbstractContextManager[IO[str]]:
+    """Wait until no stage below `root` is being recorded, and keep others from it; gives the lock's file."""
+    return locked(root / RECORD_LOCK, fcntl.LOCK_EX)
+
+
+def share_record(root: Path) -> AbstractContextManager[object]:
+    """The same for who only reads: others may do so too. Where nothing can be written, nothing is being
+    recorded.
+    """
+    path = root / RECORD_LOCK
+    if is_remote():  # who records does so when no job runs, and its lock would mean nothing here
+        return nullcontext()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError:
+        return nullcontext()
+    return locked(path, fcntl.LOCK_SH)
+
+
+@contextmanager
+def open_project(root: Path, *, wait: bool = False, alone: bool = True) -> Iterator[Any]:
+    """The DVC project at `root` while no stage is being recorded, its errors in plain words; `wait` for its
+    lock, or give up soon.
+
+    Who isn't `alone` lets others read meanwhile.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.lock import LockError
+    from dvc.repo import Repo
+    from dvc.scm import SCMError
+
+    try:
+        with lock_record(root) if alone else share_record(root), Repo(str(root), _wait_for_lock=wait) as repo:
+            yield repo
+    except LockError as error:
+        raise MachineError(
+            "Q-WORKFLOW-015",
+            f"DVC is at work in this folder ({_sentence(error)}): wait for it, then run again",
+        ) from error
+    except (DvcException, SCMError) as error:
+        raise ToolError(
+            "Q-WORKFLOW-016", f"DVC can't read this project ({_sentence(error)}): fix that, then run again"
+        ) from error
+    except OSError as error:  # a full disk, a folder that is not ours
+        raise MachineError(
+            "Q-WORKFLOW-017", f"DVC can't work in this folder ({_sentence(error)}): fix that, then run again"
+        ) from error
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def check_record(repo: Any) -> None:
+    """Raise `MachineError` if a `dvc repro` that is alive writes outputs; set a `dvc.lock` aside that a kill
+    cut short. For who has `repo.lock`.
+    """
+    _check_no_writer(Path(repo.tmp_dir, "rwlock"))
+    _set_aside_if_cut(Path(repo.root_dir, "dvc.lock"))
+
+
+def _check_no_writer(rwlock: Path) -> None:
+    """The lock file is dropped if a kill cut it short."""
+    import psutil
+
+    try:
+        writers = (
+            json.loads(rwlock.read_text(encoding="utf-8")).get("write", {}).values()
+            if rwlock.exists()
+            else []
+        )
+    except ValueError:
+        return rwlock.unlink()
+    for pid in {int(writer["pid"]) for writer in writers}:
+        if psutil.pid_exists(pid):
+            raise MachineError(
+                "Q-WORKFLOW-015",
+                f"DVC is at work in this folder (process {pid}): wait for it, then run again",
+            )
+    return None
+
+
+def _set_aside_if_cut(file: Path) -> None:
+    """DVC writes `dvc.lock` in place; stages whose record is lost run again."""
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+    from voluptuous import Invalid
+
+    try:
+        if file.exists():
+            COMPILED_LOCKFILE_SCHEMA(read_fast(file))
+    except (yaml.YAMLError, Invalid, UnicodeDecodeError):
+        broken = file.replace(file.with_name("dvc.lock.broken"))
+        print(
+            f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run "
+            "again",
+            file=sys.stderr,
+        )
+
+
+def update_dvc_state(repo: Any, hashes: Hashes) -> None:
+    """Give DVC's state the hashes that were read, or whose files were dated: it goes by inode, size and date,
+    and would keep what it had of a damaged file, and read a dated one again.
+    """
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    repo.state.save_many(
+        [(str(path), HashInfo("md5", digest), None) for path, digest in hashes.unreported.items()], repo.fs
+    )
+    hashes.unreported.clear()
+
+
+def quarantine_damaged(out: Any, hashes: Hashes) -> None:
+    """Put aside what DVC's cache holds of `out` and is not what its name says, so that DVC sees it as
+    missing; says so.
+    """
+    if out.use_cache and out.hash_info:
+        cache, md5 = Path(out.cache.path), out.hash_info.value
+        quarantine(cache, hashes.md5s([place(cache, md5)]))
+        quarantine(cache, hashes.md5s(place(cache, entry["md5"]) for entry in listing(cache, md5)))
+
+
+def quarantine(cache: Path, digests: Digests) -> list[str]:
+    """Put aside each object of DVC's cache (of `digests`, by path) that is not what its name says; the
+    names.
+    """
+    names = {path: path.parent.name + path.name for path in digests}
+    return [
+        _move(path, cache, name) for path, name in names.items() if name.removesuffix(".dir") != digests[path]
+    ]
+
+
+def remove_dead_links(repo: Any) -> None:
+    """Remove links of stages' outputs into DVC's cache (its cache type may be symlink) that lead to nothing
+    since; DVC fails on them.
+
+    Raw data without a file would look like an edit: its links stay, and are refused.
+    """
+    for out in (one for one in repo.index.outs if not one.stage.is_data_source):
+        path = Path(out.fs_path)
+        links = (
+            [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+            if path.is_dir()
+            else [path]
+        )
+        for link in links if out.use_cache else ():
+            if link.is_symlink() and not link.exists() and link.readlink().is_relative_to(out.cache.path):
+                link.unlink()
+
+
+def quarantine_runs(repo: Any) -> list[str]:
+    """The same of what DVC's cache remembers of runs (`dvc repro` goes by that)."""
+    from dvc.exceptions import DvcException
+    from dvc.utils import dict_sha256
+    from dvc.utils.serialize import load_yaml
+
+    def is_good(path: Path) -> bool:
+        try:
+            return bool(dict_sha256(load_yaml(path), exclude=["size", "nfiles"]) == path.name)
+        except (DvcException, OSError, ValueError, TypeError, AttributeError):
+            return False
+
+    runs = [path for path in files_below(Path(repo.stage_cache.cache_dir)) if RUN.fullmatch(path.name)]
+    return [_move(path, Path(repo.cache.local.path), path.name) for path in runs if not is_good(path)]
+
+
+def _move(path: Path, cache: Path, name: str) -> str:
+    target = cache.parents[1] / QUARANTINE / name
+    target.parent.mkdir(exist_ok=True)
+    path.replace(target)
+    print(f"{name} in DVC's cache is damaged: it is not used, and now in {target.parent}", file=sys.stderr)
+    return name
+
+
+def place(cache: Path, md5: str) -> Path:
+    """Where DVC's cache keeps an object."""
+    return cache / md5[:2] / md5[2:]
+
+
+def listing(cache: Path, md5: str) -> list[dict[str, str]]:
+    """The files of a folder that is in DVC's cache; none if their list is not there, or is not what its name
+    says: of a folder that is not cached, DVC keeps a list all the same, which nothing puts aside.
+    """
+    path = place(cache, md5)
+    content = path.read_bytes() if md5.endswith(".dir") and path.is_file() else b""
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5.removesuffix(".dir"):
+        return []
+    entries: list[dict[str, str]] = json.loads(content)
+    return entries
