@@ -48,10 +48,10 @@ def run(
     from pipeline.core.owner import RUN
     from pipeline.core.publish import need_folder
     from pipeline.workflow.cleanup import remove_obsolete
+    from pipeline.workflow.cluster import is_remote
     from pipeline.workflow.dvc_yaml import need_graph
     from pipeline.workflow.integrity import verify_inputs
     from pipeline.workflow.ledger import inputs_of
-    from pipeline.workflow.receipts import is_remote
     from pipeline.workflow.record import inputs_state, is_project_config, refresh_keys_for, running
     from pipeline.workflow.remote import finish, inputs_read
     from pipeline.workflow.settings import need_settings
@@ -184,7 +184,7 @@ def _say(error: QuenchError | Stopped, rank: Rank | None, stage: str, root: Path
     """Tell the user why the stage ended, and the machine on which Snakemake runs. Of several processes the
     first alone leaves that, and one that only misses another leaves the word to our launcher or to it.
     """
-    from pipeline.workflow.receipts import leave_failure
+    from pipeline.workflow.cluster import leave_failure
 
     if rank is None or rank.leads:
         leave_failure(stage, str(error), error.exit_code, root)

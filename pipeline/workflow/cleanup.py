@@ -31,11 +31,10 @@ from pipeline.core.locks import WORK, lock_file, stages_at_work
 from pipeline.core.publish import OLD, is_scrap, recover, remove
 from pipeline.core.units import size_text
 from pipeline.subprojects.distill import FOLDER as DISTILLING
-from pipeline.workflow.cluster import jobs_at_work
+from pipeline.workflow.cluster import is_remote, jobs_at_work
 from pipeline.workflow.dvc_project import open_project, place
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.ledger import digest_of
-from pipeline.workflow.receipts import is_remote
 from pipeline.workflow.stages import USERS, filled, table, values_of
 
 TOPS = ("data", "models", "reports")
@@ -45,17 +44,18 @@ BESIDE = ("models/bundle/*/", "models/checkpoints/*/")
 
 @contextmanager
 def working(root: Path) -> Iterator[None]:
-    """Write below `root`: scraps are swept first if nobody else does, and stay as long as this lasts.
+    """Write below `root`: temporary files of killed runs are removed first if no other process writes there,
+    and none is as long as this lasts.
 
-    A job on another machine sweeps nothing, for its lock doesn't tell who else is at work; nor does anybody
-    while a cluster has such jobs.
+    A job on another machine removes nothing, for its lock doesn't tell who else is at work; nor does any
+    process while a cluster has such jobs.
     """
     if is_remote():
         yield
         return
     try:
         file = lock_file(WORK, root).open("a")
-    except OSError:  # a folder that can only be read: nobody leaves a scrap there
+    except OSError:  # a folder that can only be read: no run leaves a file there
         yield
         return
     with file as lock:
@@ -70,8 +70,8 @@ def working(root: Path) -> Iterator[None]:
 
 
 def share(root: Path) -> IO[str]:
-    """The lock of `working`, so that nobody sweeps until the file is closed: for who has jobs on other
-    machines, which write without it.
+    """The lock of `working`, so that no process sweeps until the file is closed: for a Snakemake that has
+    jobs on other machines, which write without it.
     """
     lock = lock_file(WORK, root).open("a")
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -87,25 +87,25 @@ def _jobs_may_write(root: Path) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Remove the scraps below `root`, put back what a kill moved away, and say so on stderr; for who has the
-    lock of `working` alone.
+    """Remove temporary files below `root`, put back what a kill moved away, and say so on stderr; for the
+    process that has the lock of `working` alone.
     """
-    done = [words for scrap in list(_scraps(root)) if (words := _clear(scrap, root))]
+    done = [_clear(path, root) for path in list(_temporary_files(root))]
     if done:
         print(f"swept what a killed run left: {', '.join(done)}", file=sys.stderr)
-    for project in sorted(one for folder in (COMPARING, DISTILLING) for one in (root / folder).glob("*/")):
+    for project in sorted(path for folder in (COMPARING, DISTILLING) for path in (root / folder).glob("*/")):
         if (project / ".quench").is_dir():
             with working(project):
                 pass
 
 
-def _scraps(root: Path) -> Iterator[Path]:
+def _temporary_files(root: Path) -> Iterator[Path]:
     for top in TOPS:
         for name_of_folder, folders, files in os.walk(root / top):
             folder = Path(name_of_folder)
-            scraps = {name for name in files if is_scrap(name) and not name.endswith(OLD)}
-            scraps |= {name for name in folders if is_scrap(name) and not _is_users(folder / name, root)}
-            yield from (folder / name for name in sorted(scraps))
+            names = {name for name in files if is_scrap(name) and not name.endswith(OLD)}
+            names |= {name for name in folders if is_scrap(name) and not _is_users(folder / name, root)}
+            yield from (folder / name for name in sorted(names))
             folders[:] = [
                 name
                 for name in folders
@@ -120,9 +120,9 @@ def _is_users(folder: Path, root: Path) -> bool:
     return not _published().fullmatch(f"{_moved(folder).relative_to(root).as_posix()}/")
 
 
-def _moved(scrap: Path) -> Path:
+def _moved(path: Path) -> Path:
     """Where what is now `.NAME.old` was."""
-    return scrap.with_name(scrap.name[1 : -len(OLD)])
+    return path.with_name(path.name[1 : -len(OLD)])
 
 
 @cache
@@ -133,15 +133,15 @@ def _published() -> re.Pattern[str]:
     return re.compile("|".join(sorted(re.escape(path).replace(r"\*", "[^/]+") for path in patterns)))
 
 
-def _clear(scrap: Path, root: Path) -> str:
-    """Remove `scrap`, or put it back if it is the only copy of an artifact; words on what was done."""
-    name, size = scrap.relative_to(root), _size(scrap)
+def _clear(path: Path, root: Path) -> str:
+    """Remove `path`, or put it back if it is the only copy of an artifact; words on what was done."""
+    name, size = path.relative_to(root), _size(path)
     try:
-        if scrap.name.endswith(OLD):
-            if recover(target := _moved(scrap), scrap):
+        if path.name.endswith(OLD):
+            if recover(target := _moved(path), path):
                 return f"{target.relative_to(root)} is back"
         else:
-            remove(scrap)
+            remove(path)
     except OSError as error:
         return f"{name} can't be removed ({error.strerror}), so remove it by hand"
     return f"{name} ({size_text(size)})"
@@ -161,10 +161,10 @@ def remove_obsolete(root: Path, params: Params) -> None:
         return
     values = values_of(params)
     jobs = [stage for name, stage in table().stages.items() if name.startswith("compare_")]
-    asked = {Path(path) for stage in jobs for path in filled(stage.written, stage, values)}
+    needed = {Path(path) for stage in jobs for path in filled(stage.written, stage, values)}
     folders = {Path(path).parent for stage in jobs for path in stage.written}
     results = [path for folder in sorted(folders) for path in (root / folder).glob("[!.]*")]
-    others = [path for path in results if path.relative_to(root) not in asked]
+    others = [path for path in results if path.relative_to(root) not in needed]
     if others and (root / ".dvc").is_dir():
         with open_project(root, wait=True, alone=False) as repo, Hashes(root) as hashes:
             others = [path for path in others if _is_cached(path, Path(repo.cache.local.path), hashes)]
@@ -172,8 +172,8 @@ def remove_obsolete(root: Path, params: Params) -> None:
     # the training of a job that was killed may still save its work
     scratch = [*(root / COMPARING).glob("*")]
     # of a level that is still asked for, a killed run goes on
-    scratch += [one for one in (root / DISTILLING).glob("*") if one.name not in params.quantize.distill]
-    scratch += [one for one in (root / BUDGETS).glob("*") if one.name not in params.quantize.budgets]
+    for folder, items in ((DISTILLING, params.quantize.distill), (BUDGETS, params.quantize.budgets)):
+        scratch += [path for path in (root / folder).glob("*") if path.name not in items]
     _remove([project for project in scratch if not stages_at_work(project)])
 
 
@@ -181,8 +181,8 @@ def _is_cached(path: Path, cache: Path, hashes: Hashes) -> bool:
     """Whether DVC's cache has a file or a folder as it is on disk, to the byte; its objects are read too."""
     digests = hashes.md5s([file for file in files_below(path) if file.name not in NO_PART])
     objects = {place(cache, md5): md5 for md5 in (*digests.values(), digest_of(path, digests) or "")}
-    found = hashes.md5s(one for one in objects if one.is_file())
-    return all(md5 and found.get(one) == md5.removesuffix(".dir") for one, md5 in objects.items())
+    content = hashes.md5s(path for path in objects if path.is_file())
+    return all(md5 and content.get(path) == md5.removesuffix(".dir") for path, md5 in objects.items())
 
 
 def _remove(paths: list[Path]) -> None:

@@ -1,22 +1,33 @@
-"""Jobs of this project that a cluster still has, of a killed Snakemake: nothing is planned beside them.
+"""Jobs of a project on other machines: those that a cluster still has, and what they leave for the machine
+on which Snakemake runs.
 
-They are told by their working directory, which is the project's folder. Snakemake ends its jobs when it is
-told to end; only where it was killed, or its machine was lost, they go on.
+Nothing is planned beside jobs of a Snakemake that was killed. They are identified by their working directory,
+which is the project's folder. Snakemake ends its jobs when it is told to end; only where it was killed, or
+its machine was lost, they go on.
+
+DVC's locks and `flock` mean nothing to another machine, so a job on a cluster's node neither records with DVC
+nor restores from its cache. It leaves a receipt, `.quench/finished/STAGE.json`: what it read and wrote, by
+hash, or why it failed. `pipeline.workflow.remote` records receipts.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.core.errors import MachineError, ToolError
+from pipeline.core.errors import MachineError, QuenchError, ToolError
+from pipeline.core.publish import remove, write_json
 
 LOOK_SECONDS = 10.0
 ANSWER_SECONDS = 60
+REMOTE = "QUENCH_REMOTE"  # "1" in a job that Snakemake runs on another machine
+FINISHED = Path(".quench/finished")
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
@@ -95,3 +106,72 @@ def _jobs_of(scheduler: Scheduler, root: Path) -> list[str]:
         for job in jobs
         if job["folder"] == str(root.resolve()) and job["id"] != os.environ.get(scheduler.variable)
     ]
+
+
+class Receipt(NamedTuple):
+    """A stage that is done; {path relative to the project: md5 as DVC has it} of what it read and wrote."""
+
+    stage: str
+    settings: str  # a hash of its parameters and its code
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+class Failure(NamedTuple):
+    """A stage that failed: its error as the user is to read it, and its exit code."""
+
+    stage: str
+    error: str
+    exit_code: int
+
+
+def is_remote() -> bool:
+    """Whether this process is a job on another machine than Snakemake's main process."""
+    return os.environ.get(REMOTE) == "1"
+
+
+def leave(left: Receipt | Failure, root: Path) -> None:
+    """Write what a job leaves. Raises `MachineError` if the disk doesn't take it."""
+    write_json(_file(left.stage, root), left._asdict())
+
+
+def leave_failure(stage: str, error: str, exit_code: int, root: Path) -> None:
+    """Have the machine on which Snakemake runs show this error of a job; nothing is left where that is this
+    machine.
+    """
+    if is_remote() and (root / ".dvc").is_dir():
+        with suppress(QuenchError):  # the disk is full: the log may have it
+            leave(Failure(stage, error, exit_code), root)
+
+
+def forget(stage: str, root: Path) -> None:
+    """Remove what an earlier job of this stage left."""
+    with suppress(OSError):  # a folder that can only be read has nothing new
+        remove(_file(stage, root))
+
+
+def receipts(root: Path) -> list[Receipt]:
+    """The stages that are done and not recorded yet, by name."""
+    return [left for left in _left(root) if isinstance(left, Receipt)]
+
+
+def take_failures(root: Path) -> list[Failure]:
+    """The stages that failed, by name; what their jobs left is removed."""
+    found = [left for left in _left(root) if isinstance(left, Failure)]
+    for failure in found:
+        forget(failure.stage, root)
+    return found
+
+
+def _left(root: Path) -> list[Receipt | Failure]:
+    found: list[Receipt | Failure] = []
+    for file in sorted((root / FINISHED).glob("[!.]*.json")):
+        # one that is not whole, or of another version, is as good as none: the stage runs again
+        with suppress(OSError, ValueError, TypeError):
+            values = json.loads(file.read_text(encoding="utf-8"))
+            found.append(Failure(**values) if "error" in values else Receipt(**values))
+    return found
+
+
+def _file(stage: str, root: Path) -> Path:
+    return root / FINISHED / f"{stage}.json"

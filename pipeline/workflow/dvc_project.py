@@ -18,8 +18,8 @@ import yaml
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.locks import locked
 from pipeline.core.yaml_readers import read_fast
+from pipeline.workflow.cluster import is_remote
 from pipeline.workflow.hashes import Digests, Hashes, files_below
-from pipeline.workflow.receipts import is_remote
 
 RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
 QUARANTINE = "rotten"  # folder in DVC's cache for objects that are not what their names say

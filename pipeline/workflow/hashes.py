@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.progress import progress
-from pipeline.workflow.receipts import is_remote
+from pipeline.workflow.cluster import is_remote
 
 CHUNK = 2**20  # bytes
 SHOWN = 2**28  # bytes to read from which on progress is shown

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
+from pipeline.workflow.cluster import is_remote
 from pipeline.workflow.dvc_project import listing, open_project, quarantine_damaged, update_dvc_state
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.ledger import changed_paths, inputs_of, overlap, recorded_outputs
-from pipeline.workflow.receipts import is_remote
 from pipeline.workflow.record import is_project_config
 
 NAMED = 3  # files of a folder that a sentence names

@@ -18,10 +18,10 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import NO_PART
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import read_fast
+from pipeline.workflow.cluster import receipts
 from pipeline.workflow.code_keys import CODE, SETTINGS
 from pipeline.workflow.dvc_project import share_record
 from pipeline.workflow.hashes import Digests, Hashes, files_below
-from pipeline.workflow.receipts import receipts
 from pipeline.workflow.stages import Values, items_of
 
 LARGE = 2**20  # bytes

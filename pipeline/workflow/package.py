@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from pipeline.core.places import PACKAGE
-from pipeline.workflow.definitions import BODY
-from pipeline.workflow.sources import MEMORY, Source, read_sources
-from pipeline.workflow.syntax import ROOT, content_hash
-from pipeline.workflow.uses import ALL, ANYTHING, HEAD, SETTINGS
+from pipeline.workflow.sources import BODY, MEMORY, Source, read_sources
+from pipeline.workflow.syntax import ALL, ANYTHING, HEAD, ROOT, SETTINGS, content_hash
 
 CATALOG = "core/catalog/"  # sentences that explain errors: no product depends on them
 Node = tuple[str, str]  # a file and one of its parts; `BODY` of a module: that it is imported

@@ -23,10 +23,9 @@ from pipeline.core.publish import need_disk, remove
 from pipeline.core.special_files import need_plain_files
 from pipeline.core.text import safe, screen
 from pipeline.workflow.cleanup import share, working
-from pipeline.workflow.cluster import wait_for_jobs
+from pipeline.workflow.cluster import take_failures, wait_for_jobs
 from pipeline.workflow.dvc_yaml import need_graph
 from pipeline.workflow.project import read_settings, refresh_keys
-from pipeline.workflow.receipts import take_failures
 from pipeline.workflow.remote import record_finished, use_this_python
 from pipeline.workflow.settings import need_settings
 from pipeline.workflow.settle import REUSE, Settled, settle

@@ -20,12 +20,12 @@ from pipeline.core.owner import end_with_owner
 from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow import project
 from pipeline.workflow.cleanup import working
+from pipeline.workflow.cluster import forget, is_remote
 from pipeline.workflow.code_keys import FOLDER, key_file
 from pipeline.workflow.dvc_project import lock_record
 from pipeline.workflow.hashes import stamps
 from pipeline.workflow.ledger import entry_of, inputs_of, params_of
 from pipeline.workflow.package import Package
-from pipeline.workflow.receipts import forget, is_remote
 from pipeline.workflow.settings import lock_values
 from pipeline.workflow.stages import USERS, Values, code_of_stages
 

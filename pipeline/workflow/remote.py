@@ -1,7 +1,7 @@
 """Stages that Snakemake runs as jobs on other machines, on a cluster's nodes for example: only the machine on
 which Snakemake itself runs records them with DVC.
 
-A job leaves a receipt (`pipeline.workflow.receipts`). Receipts are recorded when the workflow ends, and
+A job leaves a receipt (`pipeline.workflow.cluster`). Receipts are recorded when the workflow ends, and
 before the next one is planned, so that a Snakemake that was killed costs no finished stage.
 """
 
@@ -17,11 +17,11 @@ from pipeline.core.errors import QuenchError
 from pipeline.core.owner import RUN
 from pipeline.core.text import screen
 from pipeline.workflow.cleanup import remove_obsolete
+from pipeline.workflow.cluster import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
 from pipeline.workflow.code_keys import FOLDER as KEYS
 from pipeline.workflow.dvc_project import check_record, open_project, update_dvc_state
 from pipeline.workflow.hashes import Hashes
 from pipeline.workflow.ledger import changed_paths, md5s_of, stages_of
-from pipeline.workflow.receipts import REMOTE, Receipt, forget, is_remote, leave, receipts, take_failures
 from pipeline.workflow.record import inputs_state, record, record_all, refresh_keys_for
 from pipeline.workflow.settle import REUSE
 

@@ -119,8 +119,8 @@ def _sweep(repo: Any) -> None:
     """
     name = f".{'?' * 22}.tmp"  # DVC's temporary name: 16 random bytes as text; .dvcignore has it too
     outs = [Path(out.fs_path) for out in repo.index.outs]
-    for scrap in {scrap for path in outs for scrap in (*path.parent.glob(name), *path.rglob(name))}:
-        scrap.unlink()
+    for file in {file for path in outs for file in (*path.parent.glob(name), *path.rglob(name))}:
+        file.unlink()
 
 
 def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:

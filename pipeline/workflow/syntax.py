@@ -1,7 +1,17 @@
-"""What Python's syntax trees mean, whatever comments and layout there are: hashes, and names in dots."""
+"""What a definition means and uses, read from Python's syntax tree: a hash that comments and layout don't
+change, and names that may lead to other definitions of the project.
+
+Who is handed all settings (`params: Params`) uses the sections, properties and methods that it takes from
+them, and not the class with all its sections: what is handed on counts where it is taken. A section's groups
+(`train.grpo`) and properties are used by whoever takes an attribute of that name from anything.
+"""
 
 import ast
+import builtins
 import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 ROOT = "pipeline"
 # fields of a syntax tree that mean nothing, or nothing in every version of Python
@@ -9,6 +19,182 @@ IGNORED = {"ctx", "kind", "type_comment", "type_ignores"}
 # what declares a key of params.yaml: its last text is the comment above the key, and no code
 DESCRIBED = {f"{ROOT}.config.sections.values.{name}": name for name in ("key", "group")}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+NAME = re.compile(r"[\w./-]{1,100}")  # a text that may name a module or a data file
+PLACE = {"__file__", "__name__"}  # by which a module starts itself as a program
+ALL = "Params"  # the class of all settings
+SETTINGS = f"{ROOT}.config.params.{ALL}"
+ANYTHING = "*"  # before a name: it is taken from an object, whatever that is
+HEAD = "#"  # behind its name: what belongs to every object of it, without sections, properties and methods
+VALUES = "model_dump"  # the library's method that gives what params.yaml holds, and runs none of our code
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class Part(NamedTuple):
+    """A definition: the hash of what it means; the project's names that it uses ("pipeline.core.jsonl.Row",
+    ".Row" of its own module, "." that as a program, "*.grpo" what an object may have); texts that may name a
+    file; functions that it hands all settings to; whether it is a function that takes them.
+    """
+
+    digest: str
+    uses: list[str]
+    texts: list[str]
+    hands: list[str]
+    takes: bool
+
+
+class Reader:
+    """Reads the nodes of one part; `scope` says what a name of the module stands for. In a method of the
+    class of all settings (`of_settings`) these are `self`.
+    """
+
+    def __init__(self, scope: dict[str, str], *, of_settings: bool) -> None:
+        self.scope, self.of_settings = dict(scope), of_settings
+        self.uses: set[str] = set()
+        self.texts: set[str] = set()
+        self.hands: set[str] = set()
+        self.origins: set[str] = set()  # of what is imported: part of the meaning
+        self.settings: set[str] = set()  # parameters that are all settings
+        self.in_signature = False  # where a type gives nobody settings that he hasn't got
+
+    def part(self, nodes: list[ast.AST]) -> Part:
+        for node in nodes:
+            self.scope |= dict(imported_in(ast.walk(node)))  # inside functions
+        for node in nodes:
+            self.visit(node)
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        return Part(
+            content_hash("".join([*map(tree_hash, nodes), *sorted(self.origins)]).encode()),
+            sorted(self.uses),
+            sorted(self.texts),
+            sorted(self.hands),
+            any(self.is_settings(each.annotation) for node in functions for each in _arguments(node)),
+        )
+
+    def visit(self, node: ast.AST) -> None:
+        """Note what a node and all below it use."""
+        if name := dotted(node):
+            self.use(name)
+            return
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                self.function(node)
+            case ast.Constant(value=str(text)) if NAME.fullmatch(text):
+                self.texts.add(text)
+            case ast.Import(names=names):  # inside a function
+                self.uses |= {alias.name for alias in names if is_ours(alias.name)}
+            case ast.Attribute(value=value, attr=name):
+                self.uses.add(f"{ANYTHING}.{name}")
+                self.visit(value)
+            case ast.Subscript(value=ast.Name(id="Callable")):
+                self.signature(node.slice)
+            case ast.Expr(value=ast.Call(func=function) as check) if self.is_check(function):
+                for argument in (*check.args, *check.keywords):
+                    self.visit(argument)
+            case ast.Call():
+                self.call(node)
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    self.visit(child)
+
+    def use(self, name: str) -> None:
+        """Note a name with its attributes ("sections.Train")."""
+        first, _, attributes = name.partition(".")
+        if first in PLACE:
+            self.uses.add(".")
+        origin = self.scope.get(first, "")
+        if not origin or origin.startswith(".") or is_ours(origin):
+            self.uses |= {f"{ANYTHING}.{attribute}" for attribute in attributes.split(".") if attribute}
+        if first in self.settings:
+            taken = attributes.partition(".")[0]
+            self.uses.add(f"{SETTINGS}.{HEAD if taken == VALUES else taken}" if taken else SETTINGS)
+            return
+        if origin and not origin.startswith("."):
+            self.origins.add(f"{first}={origin}\n")
+        if origin.startswith(".") or is_ours(origin):
+            only_head = self.in_signature and _is_class(origin)
+            self.uses.add(".".join(filter(None, (origin, attributes, HEAD if only_head else ""))))
+
+    def function(self, node: Function) -> None:
+        """Note a function: which of its parameters are all settings, then the rest."""
+        before = set(self.settings)
+        for argument in _arguments(node):
+            by_name = isinstance(node, ast.Lambda) and argument.arg == "params"
+            is_self = self.of_settings and argument.arg == "self"
+            if by_name or is_self or self.is_settings(argument.annotation):
+                self.settings.add(argument.arg)
+                self.uses.add(f"{SETTINGS}.{HEAD}")
+            else:
+                self.settings.discard(argument.arg)
+                if argument.annotation is not None:
+                    self.visit(argument.annotation)
+        body = [node.body] if isinstance(node, ast.Lambda) else [*node.decorator_list, *node.body]
+        for child in (*node.args.defaults, *node.args.kw_defaults, *body):
+            if child is not None:
+                self.visit(child)
+        if not isinstance(node, ast.Lambda) and node.returns is not None:
+            self.signature(node.returns)
+        self.settings = before
+
+    def signature(self, node: ast.AST) -> None:
+        """Note a type of what a function takes or gives."""
+        before, self.in_signature = self.in_signature, True
+        self.visit(node)
+        self.in_signature = before
+
+    def call(self, node: ast.Call) -> None:
+        """Note a call. A function of the project that takes all settings may be handed them, and so may one
+        in a local variable or in a table: it stands somewhere by its name.
+        """
+        self.visit(node.func)
+        first, _, rest = dotted(node.func).partition(".")
+        origin = "" if first in self.settings else self.scope.get(first, "")
+        is_projects = origin.startswith(".") or is_ours(origin)
+        is_local = bool(first) and not rest and first not in self.scope and not hasattr(builtins, first)
+        may_have = is_projects or is_local or isinstance(node.func, ast.Subscript)
+        for argument in (*node.args, *node.keywords):
+            value = argument.value if isinstance(argument, ast.keyword) else argument
+            if not (may_have and isinstance(value, ast.Name) and value.id in self.settings):
+                self.visit(value)
+            elif is_projects:
+                self.hands.add(f"{origin}.{rest}" if rest else origin)
+
+    def is_settings(self, annotation: ast.expr | None) -> bool:
+        """Whether a parameter that is annotated so is all settings."""
+        name = annotation.value if isinstance(annotation, ast.Constant) else dotted(annotation)
+        return _is_class(self.scope.get(str(name), ""))
+
+    def is_check(self, function: ast.expr) -> bool:
+        """Whether it is `Params.model_validate`, which can only refuse where its result is dropped."""
+        first, _, method = dotted(function).partition(".")
+        return method == "model_validate" and _is_class(self.scope.get(first, ""))
+
+
+def imported_in(nodes: Iterable[ast.AST], *, checking: bool = True) -> Iterator[tuple[str, str]]:
+    """(name, what it stands for) of imports; of those for type checkers only if they are `checking`."""
+    for node in nodes:
+        match node:
+            case ast.Import(names=names):
+                yield from ((alias.asname or alias.name.partition(".")[0], alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names):
+                yield from ((alias.asname or alias.name, f"{module}.{alias.name}") for alias in names)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                yield from imported_in(node.body) if checking else ()
+            case ast.If() | ast.Try() | ast.With():
+                yield from imported_in(ast.iter_child_nodes(node), checking=checking)
+
+
+def _is_class(origin: str) -> bool:
+    return origin in (SETTINGS, f".{ALL}")
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith(f"{ROOT}.")
+
+
+def _arguments(function: Function) -> list[ast.arg]:
+    given = function.args
+    every = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+    return [argument for argument in every if argument]
 
 
 def take_out_comments(tree: ast.Module, imports: dict[str, str]) -> None:

@@ -13,9 +13,9 @@ from pipeline.__main__ import main
 from pipeline.core.errors import DataError
 from pipeline.core.owner import RUN
 from pipeline.workflow import dvc_project, record
+from pipeline.workflow.cluster import FINISHED, REMOTE, Failure, leave, receipts, take_failures
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.integrity import verify_inputs
-from pipeline.workflow.receipts import FOLDER, REMOTE, Failure, leave, receipts, take_failures
 from pipeline.workflow.remote import finish_workflow, job_settings, record_finished
 from pipeline.workflow.settings import refresh_lock
 from pipeline.workflow.settle import REUSE
@@ -124,7 +124,7 @@ def test_the_next_job_goes_by_the_receipt(curated: Path, monkeypatch: pytest.Mon
 
 
 def test_a_receipt_that_is_cut_short_is_none(curated: Path) -> None:
-    file = curated / FOLDER / "curate.json"
+    file = curated / FINISHED / "curate.json"
     file.write_text(file.read_text()[:100])
     record_finished(curated)
     assert receipts(curated) == [] and not is_recorded(curated)
