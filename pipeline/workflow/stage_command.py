@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ConfigError
+from pipeline.core.places import resource
 from pipeline.core.ranks import PROCESSES
 from pipeline.core.text import safe
+from pipeline.core.yaml_readers import read_fast
 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
@@ -82,8 +84,7 @@ def idle_of(stage: str, params: "Params") -> Iterator[str]:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of `python -m pipeline`."""
-    from pipeline.workflow.stages import table
-
+    stages = read_fast(resource("graphs/stages.yaml"))["stages"]  # without pydantic, for help is quick
     options = argparse.ArgumentParser(
         prog="python -m pipeline",
         description="Run one stage.",
@@ -93,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
         "stage",
         metavar="STAGE",
         nargs="?",
-        help=f"{', '.join(table().stages)}; some take an item: quantize@Q4_K_M",
+        help=f"{', '.join(stages)}; some take an item: quantize@Q4_K_M",
     )
     options.add_argument(
         "--params", type=Path, metavar="FILE", help="configuration (default: ROOT/params.yaml)"
