@@ -14,8 +14,9 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.places import PROJECT
 from pipeline.metrics import answers as module
 from pipeline.metrics.answers import answer_row, score_answers
+from pipeline.metrics.external import ExternalScorer
 from pipeline.metrics.score import Score, Scorer
-from pipeline.metrics.scorers import check_references
+from pipeline.metrics.scorers import check_references, parse
 
 REFERENCE = json.dumps({"a": 1, "b": 2})
 REFUSAL = "I'm sorry, but I can't assist with that."
@@ -224,10 +225,16 @@ def test_an_external_scorer_gives_the_points_of_each_answer(tmp_path: Path) -> N
     assert missing.value.id == "Q-EXTERNAL-004"
 
 
-def test_points_of_an_external_scorer_are_from_0_to_1(tmp_path: Path) -> None:
-    file = tmp_path / "two.py"
-    file.write_text((PROJECT / "examples/scorer.py").read_text().replace("return ", "return 2 + "))
-    program = External(command=[sys.executable, "two.py"])
-    with pytest.raises(DataError) as error:
-        score_answers(answers("4", reference="4"), ["external"], seed=0, external=program, root=tmp_path)
-    assert error.value.id == "Q-EXTERNAL-005"
+def test_points_of_an_external_scorer_are_from_0_to_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Any] = []
+    monkeypatch.setattr(ExternalScorer, "rewards", lambda self, *of: requests.append(of) or [rewards.pop(0)])
+    scorer = parse("external", program=External(command=[sys.executable]))
+    rewards = [0.0, 1.0, -0.01, 1.01]
+    assert scorer.measure("4", " ", {"id": "r", "prompt": "2 + 2?"}) == Score(0.0, False)
+    assert scorer.measure("4", "4", {"id": "r"}) == Score(1.0, True)
+    turns = [[{"role": "user", "content": content}] for content in ("2 + 2?", "")]
+    assert (scorer.slots, requests) == (4, [("r-1", turns[0], [" "], "4"), ("r-2", turns[1], ["4"], "4")])
+    for _ in (1, 2):
+        with pytest.raises(DataError) as error:
+            scorer.measure("4", "4", {"id": "r"})
+        assert error.value.id == "Q-EXTERNAL-005"

@@ -32,11 +32,6 @@ def test_the_interval_covers_the_true_mean_about_95_times_in_100() -> None:
     assert 180 <= held <= 200
 
 
-def test_more_rows_make_a_narrower_interval() -> None:
-    few, many = interval([0.0, 1.0] * 10, seed=1), interval([0.0, 1.0] * 250, seed=1)
-    assert many[1] - many[0] < (few[1] - few[0]) / 3
-
-
 def test_many_rows_are_resampled_in_parts_with_the_same_numbers() -> None:
     values = np.random.default_rng(3).random(5000)
     whole = values[np.random.default_rng(7).integers(0, 5000, size=(RESAMPLES, 5000))].mean(axis=1)

@@ -356,7 +356,7 @@ def test_a_list_that_can_be() -> None:
     assert not list(scorer_problems(every, has_judge=False))
     assert not list(scorer_problems([*every, "judge"], has_judge=True))
     assert not list(scorer_problems([], has_judge=False))
-    with pytest.raises(ConfigError, match="Q-METRICS-014"):
+    with pytest.raises(ConfigError, match="Q-METRICS-014:"):
         parse("exakt")
 
 

@@ -39,9 +39,14 @@ REDACTED: list[tuple[list[str], dict[str, Any], list[str]]] = [
         ["Mail [EMAIL_1] and [EMAIL_2].", "To [EMAIL_2] and [EMAIL_1] from [IP_1]."],
     ),
     (  # a password told once is hidden everywhere
-        ["export DB_PASSWORD=hunter2x", "I put hunter2x into the vault.", "whunter2xy"],
+        ["export DB_PASSWORD=hunter2x", "I put hunter2x into the vault.", "whunter2x hunter2xyz"],
         {},
-        ["export DB_PASSWORD=[PASSWORD_1]", "I put [PASSWORD_1] into the vault.", "whunter2xy"],
+        ["export DB_PASSWORD=[PASSWORD_1]", "I put [PASSWORD_1] into the vault.", "whunter2x hunter2xyz"],
+    ),
+    (  # unless it is short
+        ["redis://u:pw12x@h pw12x", "redis://u:pw12xy@h pw12xy"],
+        {},
+        ["redis://u:[URL_PASSWORD_1]@h pw12x", "redis://u:[URL_PASSWORD_2]@h [URL_PASSWORD_2]"],
     ),
     # numbers go on after those that are there
     (["I am [EMAIL_3].", "Mail bob@acme.dev."], {}, ["I am [EMAIL_3].", "Mail [EMAIL_4]."]),
@@ -57,9 +62,9 @@ REDACTED: list[tuple[list[str], dict[str, Any], list[str]]] = [
         ['print("a\\n[HUGGINGFACE_TOKEN_1]\\tb\\n[IP_1]")'],
     ),
     (  # names are whole words, as written or in capitals
-        ["Ann Lee met ANN LEE, ann lee and Joann Leeds. 张伟说你好. Ann_Lee"],
+        ["[Ann Lee met ANN LEE, ann lee, xAnn Lee and Joann Leeds. 张伟说你好. Ann_Lee"],
         {"names": ("Ann Lee", "张伟", " ")},
-        ["[NAME_1] met [NAME_1], ann lee and Joann Leeds. [NAME_2]说你好. Ann_Lee"],
+        ["[[NAME_1] met [NAME_1], ann lee, xAnn Lee and Joann Leeds. [NAME_2]说你好. Ann_Lee"],
     ),
     (
         [f"{KEY} bob@acme.dev 93.184.216.34"],
@@ -426,7 +431,7 @@ def test_a_scrubbed_text_is_clean(pieces: list[str]):
         "[EMAIL_1]",
         '{"a":',
         "4111 1111 1111 1111 ",
-        "x" * 99,
+        *("Mj", "://", "password=", "eyJ", "sk-", ":AA", "-us", 'secret: "', "glpat-a", "x" * 99),
     ],
 )
 def test_scrub_takes_no_more_than_linear_time(unit: str):
