@@ -82,7 +82,7 @@ REPAIRED = [
     ("u:a a:b u:c c: t:5 a:", "u:a a:b u:c c:"),
     ("u:a a:b s:c", "u:a a:b"),
     ("u:a a:b! a:c! u:d a:e", "u:a a:b+c! u:d a:e"),
-    ("u:a u:b c: t:1 a:c", "u:a+b c: t:1 a:c"),
+    ("u:a u:b c: t:1 t:2 a:c", "u:a+b c: t:1 t:2 a:c"),
 ]
 
 # a row, the reason, and what its detail begins with
@@ -337,6 +337,7 @@ def test_endless_marks_are_found_wherever_they_begin() -> None:
     for start in range(130):
         assert rejected("x" * start + "\u0301" * 64 + "x")
         assert not rejected("x" * start + ("\u0301" * 63 + "x") * 3)
+    assert rejected("x" + "\u0334" * 64)  # of the lowest class that a mark may have
 
 
 @given(before=st.text("aé🙂", max_size=400), after=st.text("aé🙂", max_size=400))

@@ -155,6 +155,8 @@ def test_a_change_tells_kinds_and_lengths_per_rule():
         [("huggingface_token", "35")],
         [("email", "12")] * 2,
     ]
+    Redactor().rule(chat("password=tr0ub4dor"), changes)
+    assert changes[-1].rule == "secrets"
 
 
 def test_a_change_of_many_finds_stays_short():
@@ -163,6 +165,8 @@ def test_a_change_of_many_finds_stays_short():
     shown = re.findall(r"\[EMAIL_(\d+)\]", changes[0].after)
     assert shown == ["1", "2", "3", "4", "5"] and str(40 - len(shown)) in changes[0].after
     assert len(changes[0].before) <= 160
+    Redactor().rule(chat(" ".join(f"p{i}@acme.dev" for i in range(5))), changes)
+    assert changes[1].after.endswith("[EMAIL_5]")
 
 
 def test_nothing_secret_is_said_anywhere():
