@@ -28,14 +28,14 @@ Trees = dict[Path, ast.Module]
 # number that fell
 CEILINGS = {
     "modules of 250 lines and more": 0,
-    "functions of more than 6 parameters": 9,
-    "parameters that are dict[str, Any]": 60,
-    "lines of tests": 59_560,
+    "functions of more than 6 parameters": 6,
+    "parameters that are dict[str, Any]": 57,
+    "lines of tests": 59_400,
     "tests that import other tests": 0,
-    "inner symbols that tests use": 582,
+    "inner symbols that tests use": 568,
     "sentences that tests assert": 70,
     "lines of benchmarks": 4_000,
-    "keys": 145,
+    "keys": 141,
     "lines of params.yaml": 60,
     "words of docs but troubleshooting": 18_000,
 }
