@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import chdir
+from contextlib import chdir, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -603,11 +603,7 @@ def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
     (toy.root / "tool").touch()
     with (toy.root / "output").open("w") as output:
         run = subprocess.Popen([BIN / victim[0], *victim[1:]], cwd=toy.root, stdout=output, stderr=output)
-        _until(
-            lambda: any(
-                process.name() == "sleep" for process in psutil.Process(run.pid).children(recursive=True)
-            )
-        )
+        _until(lambda: _sleeps_below(run.pid))
         started = psutil.Process(run.pid).children(recursive=True)
         pid = next(
             process.pid
@@ -661,6 +657,13 @@ def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
     assert stage.wait(60) == 0
     toy.agree()
     assert not scrap.exists()
+
+
+def _sleeps_below(pid: int) -> bool:
+    """Whether a process started a `sleep`; others of its children may end while they are looked at."""
+    with suppress(psutil.NoSuchProcess):
+        return any(process.name() == "sleep" for process in psutil.Process(pid).children(recursive=True))
+    return False
 
 
 def _until(happened: Callable[[], object], seconds: float = 60) -> None:

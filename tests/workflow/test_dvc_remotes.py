@@ -385,11 +385,15 @@ def interrupted(
     for kind in KINDS:
         before, dead = len(found()), len(s3.killed)
         s3.fail(kind, at=parts, children_of=project.forked.server.pid)
-        done = project.run("dvc", word)
+        try:
+            done = project.run("dvc", word)
+        finally:
+            requests = s3.requests
+            s3.fail(None)
         there = found()
-        assert done.returncode == {"kill": 137, "503": 1, "cut": 0}[kind], done.stderr
+        # DVC's own threads race where the server is out of order: then it ends with 255
+        assert done.returncode in {"kill": (137,), "503": (1, 255), "cut": (0,)}[kind], done.stderr
         assert len(s3.killed) == dead + (kind == "kill")
-        assert s3.requests >= parts
+        assert requests >= parts
         assert before <= len(there) and (len(there) < len(wanted)) == (kind != "cut")
         assert all(wanted[name] == content for name, content in there.items())
-    s3.fail(None)
