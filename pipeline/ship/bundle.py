@@ -23,6 +23,7 @@ from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gguf.provenance import provenance
+from pipeline.serve.restarts import RESTARTS
 from pipeline.ship.card import claims, fill_text, front_matter, serve_script, text_values
 from pipeline.ship.listing import (
     FILE_MODE,
@@ -147,6 +148,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
             on_gpu=serve.on_gpu or (serve.n_gpu_layers == AUTO and bool(served and served.n_gpu_layers)),
             folder=f"{INSTALLED}/{shipment.title}",
             server=SERVER,
+            restarts=RESTARTS,
         ),
         BILL: bill(
             Subject(

@@ -391,8 +391,10 @@ def interrupted(
             requests = s3.requests
             s3.fail(None)
         there = found()
-        # DVC's own threads race where the server is out of order: then it ends with 255
-        assert done.returncode in {"kill": (137,), "503": (1, 255), "cut": (0,)}[kind], done.stderr
+        # where the server is out of order, DVC's own threads may lose a temporary file to each other: then it
+        # ends with 255
+        raced = kind == "503" and "unexpected error - [Errno 2]" in done.stderr
+        assert done.returncode == (255 if raced else {"kill": 137, "503": 1, "cut": 0}[kind]), done.stderr
         assert len(s3.killed) == dead + (kind == "kill")
         assert requests >= parts
         assert before <= len(there) and (len(there) < len(wanted)) == (kind != "cut")
