@@ -6,6 +6,7 @@ request it kills who asks, cuts the connection, or answers that it is out of ord
         s3.fail("kill", at=7, children_of=pid)  # in the middle of the seventh request for an object
 """
 
+import io
 import socket
 import threading
 from collections.abc import Iterable, Iterator
@@ -47,6 +48,8 @@ class S3:
         self._at = 0
         self._parent = 0  # of whom `kill` kills
         self._lasts = False  # and for all requests that follow
+        self._kills = False  # and has not yet
+        self._turn = 0  # how many calls of `fail` there were
         self._lock = threading.Lock()
 
     def __enter__(self) -> "S3":
@@ -78,10 +81,14 @@ class S3:
     def fail(self, accident: Accident | None, at: int = 0, children_of: int = 0) -> None:
         """Have this accident at the request number `at` for an object (counted from 1, from now on); what is
         out of order stays so. `kill` kills the children of the process `children_of`, as who asks is one.
+
+        Requests of a process that was killed may still wait here and are counted too; if there is no child to
+        kill at the request that is due, the next request kills it.
         """
         with self._lock:
             self._accident, self._at, self._parent, self.requests = accident, at, children_of, 0
-            self._lasts = accident != "cut"
+            self._lasts, self._kills = accident != "cut", accident == "kill"
+            self._turn += 1
 
     def _backend(self) -> Any:
         from moto.core import DEFAULT_ACCOUNT_ID
@@ -100,41 +107,47 @@ class S3:
             self.requests += 1
             is_due = self.requests == self._at or (self._lasts and self.requests > self._at)
             if not is_due or self._accident is None:
-                return [b"".join(self.moto(environ, start_response))]
-            return self._break_off(environ, start_response, self._accident)
+                return [b"".join(self.moto(_whole(environ), start_response))]
+            if self._accident != "503":
+                return self._break_off(environ, start_response, self._turn)
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        start_response("503 Slow Down", [("Content-Length", str(len(BUSY)))])
+        return [BUSY]
 
-    def _break_off(self, environ: dict[str, Any], start_response: Any, accident: Accident) -> Iterable[bytes]:
-        size = int(environ.get("CONTENT_LENGTH") or 0)
-        if accident == "503":
-            environ["wsgi.input"].read(size)
-            start_response("503 Slow Down", [("Content-Length", str(len(BUSY)))])
-            return [BUSY]
-        half = []
-        if environ["REQUEST_METHOD"] == "PUT":
-            environ["wsgi.input"].read(size // 2)
-        else:
-            whole = b"".join(self.moto(environ, start_response))
-            half = [whole[: len(whole) // 2]]
-        kills = accident == "kill" and self.requests == self._at
-        return self._and_end(half, environ["werkzeug.socket"], kills)
-
-    def _and_end(self, half: list[bytes], connection: socket.socket, kills: bool) -> Iterator[bytes]:
+    def _break_off(self, environ: dict[str, Any], start_response: Any, turn: int) -> Iterator[bytes]:
+        connection: socket.socket = environ["werkzeug.socket"]
         try:
-            yield from half
+            if environ["REQUEST_METHOD"] == "PUT":
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0) // 2)
+            else:
+                whole = b"".join(self.moto(environ, start_response))
+                yield whole[: len(whole) // 2]
         finally:  # even if the other end is gone: on a busy machine it may have lost patience
-            if kills:
-                self._kill()
+            self._kill(turn)
             with suppress(OSError):  # gone already
                 connection.shutdown(socket.SHUT_RDWR)
         raise ConnectionResetError
 
-    def _kill(self) -> None:
-        """Kill -9 what runs below the parent.
+    def _kill(self, turn: int) -> None:
+        """Kill -9 what runs below the parent, if that is the accident of this turn and has not happened yet.
 
         A search for the process that holds the connection has missed it on a busy machine, twice.
         """
-        for child in psutil.Process(self._parent).children():
-            with suppress(psutil.Error):
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    child.kill()
-                    self.killed.append(child.pid)
+        with self._lock:
+            if turn != self._turn or not self._kills:
+                return
+            for child in psutil.Process(self._parent).children():
+                with suppress(psutil.Error):
+                    if child.status() != psutil.STATUS_ZOMBIE:
+                        child.kill()
+                        self.killed.append(child.pid)
+                        self._kills = False
+
+
+def _whole(environ: dict[str, Any]) -> dict[str, Any]:
+    """The request, its body in memory: moto would keep the half of one that was broken off, S3 does not."""
+    size = int(environ.get("CONTENT_LENGTH") or 0)
+    body = environ["wsgi.input"].read(size) if size else b""
+    if len(body) < size:
+        raise ConnectionResetError
+    return environ | {"wsgi.input": io.BytesIO(body)} if size else environ
