@@ -76,35 +76,37 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
     room, room_words = room_of(options.memory, load)
     for scorer in evaluate.scorers:
         parse(scorer, evaluate.judge, root, evaluate.external)
-    found = candidates(files)
-    check_context(found, load.ctx_size)
+    judged = candidates(files)
+    check_context(judged, load.ctx_size)
     reference = describe(options.reference, options.reference.stem) if options.reference else None
     rows = held_out_rows(options.data or root / DATA, options.rows or params.compare.rows, evaluate.seed)
     check_references(rows, evaluate.scorers, root)
     served = measure_served(
-        found,
+        judged,
         load,
         tools,
-        lambda one, server: check_rows(
-            one, server, rows, ctx_size=load.ctx_size, max_new_tokens=evaluate.max_new_tokens
+        lambda candidate, server: check_rows(
+            candidate, server, rows, ctx_size=load.ctx_size, max_new_tokens=evaluate.max_new_tokens
         ),
     )
-    answers = {one.name: answers_of(one, rows, load, evaluate, tools, root) for one in found}
+    answers = {
+        candidate.name: answers_of(candidate, rows, load, evaluate, tools, root) for candidate in judged
+    }
     tasks = {name: scored(name, mine, evaluate, root) for name, mine in answers.items()}
-    apart = divergences(found, reference, rows[: evaluate.perplexity_rows], load, tools, root)
+    apart = divergences(judged, reference, rows[: evaluate.perplexity_rows], load, tools, root)
     values = {
-        one.name: file_values(one, found)
+        candidate.name: file_values(candidate, judged)
         | {
-            "memory": memory_values(one, load, room, served[one.name]),
-            "served": served[one.name].as_values(),
-            "task": tasks[one.name],
-            "divergence": apart[one.name],
+            "memory": memory_values(candidate, load, room, served[candidate.name]),
+            "served": served[candidate.name].as_values(),
+            "task": tasks[candidate.name],
+            "divergence": apart[candidate.name],
         }
-        for one in found
+        for candidate in judged
     }
     points = common_points(answers)
     pairs = pairs_of(points, evaluate.seed)
-    entries = [entry(name, one, points[name]) for name, one in values.items()]
+    entries = [entry(name, figures, points[name]) for name, figures in values.items()]
     verdict = decide(entries, pairs, len(next(iter(points.values()))), room_words)
     report = {
         "verdict": asdict(verdict) | {"notes": [*verdict.notes, *unended(values), *spoilt(values)]},
@@ -157,42 +159,44 @@ def load_of(params: Params, options: Options, tools: Toolchain) -> Serve:
 
 def check_context(files: Sequence[Candidate], ctx_size: int) -> None:
     """Raise `ConfigError` if a file was made for a shorter context: it would fit no memory."""
-    for one in files:
-        if one.positions and ctx_size > one.positions:
+    for file in files:
+        if file.positions and ctx_size > file.positions:
             raise ConfigError(
                 "Q-JUDGE-013",
-                f"{one.name} was made for {one.positions} tokens and the context is {ctx_size}: give "
-                f"--ctx-size {one.positions}, or leave the file out",
+                f"{file.name} was made for {file.positions} tokens and the context is {ctx_size}: give "
+                f"--ctx-size {file.positions}, or leave the file out",
             )
 
 
 def scored(name: str, answers: list[dict[str, Any]], settings: Evaluate, root: Path) -> dict[str, Any]:
     """The figures of the task; every answer gets its score. Raises `DataError` if none has one."""
-    found = score_answers(
+    figures = score_answers(
         answers, settings.scorers, settings.seed, judge=settings.judge, external=settings.external, root=root
     )
-    if found["score"] is None:
+    if figures["score"] is None:
         raise DataError(
             "Q-JUDGE-012",
             f"no answer of {name} has a score by {settings.scorer}: look at the judge, or name another "
             "--scorer",
         )
-    return found
+    return figures
 
 
-def file_values(one: Candidate, all_of_them: Sequence[Candidate]) -> dict[str, Any]:
+def file_values(candidate: Candidate, all_of_them: Sequence[Candidate]) -> dict[str, Any]:
     """What a file is, as JSON."""
-    same = next((other.name for other in all_of_them if other.sha256 == one.sha256 and other.copy == 0), "")
+    same = next(
+        (other.name for other in all_of_them if other.sha256 == candidate.sha256 and other.copy == 0), ""
+    )
     return {
-        "path": one.path.name,
-        "sha256": one.sha256,
-        "same_bytes_as": same if one.copy else None,
-        "bytes": one.bytes,
-        "architecture": one.architecture,
-        "parameters": one.parameters,
-        "bits_per_weight": one.bits_per_weight,
-        "tensor_types": dict(one.types),
-        "context_length": one.positions,
+        "path": candidate.path.name,
+        "sha256": candidate.sha256,
+        "same_bytes_as": same if candidate.copy else None,
+        "bytes": candidate.bytes,
+        "architecture": candidate.architecture,
+        "parameters": candidate.parameters,
+        "bits_per_weight": candidate.bits_per_weight,
+        "tensor_types": dict(candidate.types),
+        "context_length": candidate.positions,
     }
 
 
@@ -200,27 +204,27 @@ def common_points(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
     """Every file's scores of the rows that all files have a score of: means of other rows can't be compared.
     Raises `DataError` if there is no such row.
     """
-    scores = {name: [one["score"] for one in mine] for name, mine in answers.items()}
+    scores = {name: [answer["score"] for answer in mine] for name, mine in answers.items()}
     kept = [at for at, row in enumerate(zip(*scores.values(), strict=True)) if None not in row]
     if not kept:
         raise DataError(
             "Q-JUDGE-012",
             "no row has a score from every file: look at the judge's answers, or name another --scorer",
         )
-    return {name: [found[at] for at in kept] for name, found in scores.items()}
+    return {name: [points[at] for at in kept] for name, points in scores.items()}
 
 
-def entry(name: str, one: Mapping[str, Any], points: Sequence[float]) -> Entry:
+def entry(name: str, values: Mapping[str, Any], points: Sequence[float]) -> Entry:
     """A file's figures that decide; `points` are its scores of the rows that all have."""
-    speed = one["served"]["generation_tok_s"]
-    if one["served"]["disturbed"]:  # then it may be any, and decides nothing
+    speed = values["served"]["generation_tok_s"]
+    if values["served"]["disturbed"]:  # then it may be any, and decides nothing
         speed = {"low": 0.0, "median": speed["median"], "high": math.inf}
     return Entry(
         name=name,
         score=fmean(points),
-        bytes=one["bytes"],
-        memory=one["memory"]["total_bytes"],
-        fits=one["memory"]["fits"],
+        bytes=values["bytes"],
+        memory=values["memory"]["total_bytes"],
+        fits=values["memory"]["fits"],
         slowest=speed["low"],
         speed=speed["median"],
         fastest=speed["high"],
@@ -229,7 +233,7 @@ def entry(name: str, one: Mapping[str, Any], points: Sequence[float]) -> Entry:
 
 def spoilt(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A note if something else kept the machine busy while speeds were measured."""
-    files = [name for name, one in values.items() if one["served"]["disturbed"]]
+    files = [name for name, figures in values.items() if figures["served"]["disturbed"]]
     if not files:
         return []
     return [
@@ -241,8 +245,8 @@ def spoilt(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def unended(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A note on each file whose answers often ran into their limit."""
     return [
-        f"only {one['task']['stopped']:.0%} of {name}'s answers ended by themselves: raise "
+        f"only {figures['task']['stopped']:.0%} of {name}'s answers ended by themselves: raise "
         "evaluate.max_new_tokens if the others were cut off."
-        for name, one in values.items()
-        if one["task"]["stopped"] < ENDED
+        for name, figures in values.items()
+        if figures["task"]["stopped"] < ENDED
     ]

@@ -37,28 +37,28 @@ def divergences(
 ) -> dict[str, dict[str, Any]]:
     """Of each file {"kld": mean nats, "same_top": share, "rows", "positions"}, or {"not_measured": why}."""
     if reference is None:
-        return {one.name: {"not_measured": NO_REFERENCE} for one in files}
-    found: dict[str, dict[str, Any]] = {
-        one.name: {"not_measured": f"its vocabulary is not that of {reference.name}"}
-        for one in files
-        if one.vocabulary != reference.vocabulary
+        return {file.name: {"not_measured": NO_REFERENCE} for file in files}
+    figures_of: dict[str, dict[str, Any]] = {
+        file.name: {"not_measured": f"its vocabulary is not that of {reference.name}"}
+        for file in files
+        if file.vocabulary != reference.vocabulary
     }
-    measured = [one for one in files if one.name not in found]
+    measured = [file for file in files if file.name not in figures_of]
     if not measured:
-        return found
+        return figures_of
     with loaded(reference, load, tools) as server:
         prompts = [prompt for row in rows if (prompt := answer_positions(server, row, load.ctx_size))]
     if not prompts:
-        return found | {one.name: {"not_measured": "no row fits the context"} for one in measured}
+        return figures_of | {file.name: {"not_measured": "no row fits the context"} for file in measured}
     with (
         scratch_folder(root / SCRATCH) as scratch,
         progress("judge: divergence", (len(measured) + 1) * len(prompts)) as advance,
         kept_logits(prompts, speaking(reference, prompts, load, tools, advance), scratch) as before,
     ):
-        for one in measured:
-            with speaking(one, prompts, load, tools, advance) as speaker:
+        for file in measured:
+            with speaking(file, prompts, load, tools, advance) as speaker:
                 figures = compare(before, (speaker(prompt) for prompt in prompts))
-            found[one.name] = (
+            figures_of[file.name] = (
                 {
                     "kld": figures.kld,
                     "same_top": figures.same_top,
@@ -68,15 +68,15 @@ def divergences(
                 if figures.comparable
                 else {"not_measured": figures.fault}
             )
-    return found
+    return figures_of
 
 
 def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
     """A row's question in the server's template with the row's answer behind it, compared at the answer's
     tokens; None if it is longer than `room` tokens.
     """
-    *asked, last = row["messages"]
-    question = server.post("/apply-template", chat_request(asked, row.get("tools")))["prompt"]
+    *question_turns, last = row["messages"]
+    question = server.post("/apply-template", chat_request(question_turns, row.get("tools")))["prompt"]
     before, ids = server.tokens(question), server.tokens(question + last["content"])
     start = max(1, common_start(before, ids))  # what follows a position is what it is compared on
     positions = list(range(start - 1, len(ids) - 1))
@@ -85,11 +85,11 @@ def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
 
 @contextmanager
 def speaking(
-    one: Candidate, prompts: Sequence[Prompt], load: Serve, tools: Toolchain, advance: Any
+    file: Candidate, prompts: Sequence[Prompt], load: Serve, tools: Toolchain, advance: Any
 ) -> Iterator[Speaker]:
     """The file's logits, loaded as it is served."""
     longest = max(len(prompt.ids) for prompt in prompts)
-    with open_gguf(llama_of(tools, load), ModelFiles(one.path), ctx_size=longest) as model:
+    with open_gguf(llama_of(tools, load), ModelFiles(file.path), ctx_size=longest) as model:
 
         def speak(prompt: Prompt) -> Any:
             advance(1)

@@ -92,7 +92,7 @@ def describe(path: Path, name: str, before: Sequence[Candidate] = ()) -> Candida
         name=name,
         path=path,
         sha256=sha256,
-        copy=sum(one.sha256 == sha256 for one in before),
+        copy=sum(earlier.sha256 == sha256 for earlier in before),
         bytes=path.stat().st_size,
         architecture=kind,
         parameters=header.parameters,
@@ -135,12 +135,12 @@ def names(paths: Sequence[Path]) -> list[str]:
     """What the files are called: their stems; their paths where stems are the same, with a number where those
     are too.
     """
-    stems, seen, found = Counter(path.stem for path in paths), Counter[str](), []
+    stems, seen, unique = Counter(path.stem for path in paths), Counter[str](), []
     for path in paths:
         name = os.fsencode(path.stem if stems[path.stem] == 1 else path).decode("utf-8", "replace")
         seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return found
+        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return unique
 
 
 def has_smaller_cache(fields: Mapping[str, Any], kind: str) -> bool:
@@ -184,15 +184,15 @@ def held_out_rows(file: Path, count: int, seed: int) -> list[Row]:
 
 
 def check_rows(
-    one: Candidate, server: Server, rows: Sequence[Row], *, ctx_size: int, max_new_tokens: int
+    file: Candidate, server: Server, rows: Sequence[Row], *, ctx_size: int, max_new_tokens: int
 ) -> None:
     """Prove, before hours of answering, that the file's own template takes each row and that the context has
     room for it and its answer.
 
     Raises `DataError` otherwise.
     """
-    room = min(ctx_size, one.positions or ctx_size)
-    longest, which = max((prompt_tokens(one, server, row), str(row["id"])) for row in rows)
+    room = min(ctx_size, file.positions or ctx_size)
+    longest, which = max((prompt_tokens(file, server, row), str(row["id"])) for row in rows)
     needed = longest + max_new_tokens
     if needed <= room:
         return
@@ -203,21 +203,21 @@ def check_rows(
     )
     raise DataError(
         "Q-JUDGE-009",
-        f"row {which} takes {longest:,} tokens in {one.name} and its answer up to {max_new_tokens:,} more, "
+        f"row {which} takes {longest:,} tokens in {file.name} and its answer up to {max_new_tokens:,} more, "
         f"but the context is of {room:,}: {remedy}",
     )
 
 
-def prompt_tokens(one: Candidate, server: Server, row: Row) -> int:
+def prompt_tokens(file: Candidate, server: Server, row: Row) -> int:
     """How many tokens a row's question is, by the file's own template and tokenizer."""
-    asked = chat_request(row["messages"][:-1], row.get("tools"))
+    request = chat_request(row["messages"][:-1], row.get("tools"))
     try:
-        text = server.post("/apply-template", asked)["prompt"]
+        text = server.post("/apply-template", request)["prompt"]
     except ToolError as error:
         answer = one_line(error.sentence.partition(": ")[2], 200)  # what llama-server said
         raise DataError(
             "Q-JUDGE-011",
-            f"the chat template of {one.name} does not take row {row['id']} ({answer}): leave the file "
+            f"the chat template of {file.name} does not take row {row['id']} ({answer}): leave the file "
             "or the row out, or put a system turn's text into the first question",
         ) from error
     return len(server.tokens(text))

@@ -66,11 +66,11 @@ class Served:
 
     def as_values(self) -> dict[str, Any]:
         """The same as JSON."""
-        worst = max(self.others, key=lambda one: (one.disturbs, one.share), default=OtherLoad(0.0, 0.0))
+        worst = max(self.others, key=lambda load: (load.disturbs, load.share), default=OtherLoad(0.0, 0.0))
         return {
             "load_seconds": round(median(self.load_seconds), 2),
-            "prompt_tok_s": runs_of([one.prompt for one in self.speeds]),
-            "generation_tok_s": runs_of([one.generation for one in self.speeds]),
+            "prompt_tok_s": runs_of([speed.prompt for speed in self.speeds]),
+            "generation_tok_s": runs_of([speed.generation for speed in self.speeds]),
             "peak_memory_bytes": self.peak_memory,
             "gpu_memory_bytes": self.gpu_memory,
             **worst.as_values(),
@@ -85,28 +85,28 @@ def measure_served(
 
     Raises `ToolError` for a file that llama-server can't load.
     """
-    served = {one.name: Served() for one in files}
+    served = {file.name: Served() for file in files}
     with progress("judge: loading, speed, memory", TURNS * len(files)) as advance:
         for turn in range(TURNS):
-            for one in files if turn % 2 == 0 else reversed(files):
-                _take_turn(one, load, tools, served[one.name], check if turn == 0 else None)
+            for file in files if turn % 2 == 0 else reversed(files):
+                _take_turn(file, load, tools, served[file.name], check if turn == 0 else None)
                 advance(1)
     return served
 
 
 def _take_turn(
-    one: Candidate,
+    file: Candidate,
     load: Serve,
     tools: Toolchain,
     into: Served,
     check: Callable[[Candidate, Server], None] | None,
 ) -> None:
     begin = time.perf_counter()
-    with loaded(one, load, tools) as server:
+    with loaded(file, load, tools) as server:
         into.load_seconds.append(time.perf_counter() - begin)
         if check:
-            check(one, server)
-        room = min(load.ctx_size, one.positions or load.ctx_size)
+            check(file, server)
+        room = min(load.ctx_size, file.positions or load.ctx_size)
         tokens = min(TOKENS, room // 2)
         before = cpu_time()
         into.speeds.append(answer_speed(server, min(BATCH_TOKENS, room - tokens - 1), tokens))
@@ -118,7 +118,7 @@ def _take_turn(
 
 
 @contextmanager
-def loaded(one: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
+def loaded(file: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
     """`llama-server` with the file. Raises `ToolError` with the reason that its log gives if it can't load
     it.
     """
@@ -127,7 +127,7 @@ def loaded(one: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
             server = up.enter_context(
                 serving(
                     llama_of(tools, load),
-                    ModelFiles(one.path),
+                    ModelFiles(file.path),
                     ctx_size=load.ctx_size,
                     parallel=load.parallel,
                 )
@@ -137,7 +137,7 @@ def loaded(one: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
                 raise
             raise ToolError(
                 "Q-JUDGE-010",
-                f"llama-server can't load {one.path} ({reason(error.sentence)}): leave it out, or fetch the "
+                f"llama-server can't load {file.path} ({reason(error.sentence)}): leave it out, or fetch the "
                 "file again",
             ) from error
         yield server
@@ -162,24 +162,24 @@ def parse_memory(text: str) -> int:
     return size
 
 
-def room_of(asked: str | None, load: Serve) -> tuple[int, str]:
+def room_of(memory: str | None, load: Serve) -> tuple[int, str]:
     """(bytes, words) of the memory that files are to fit in: what was asked for, else the card's or, with
     no layers on it, the machine's.
     """
-    if asked is not None:
-        size = parse_memory(asked)
+    if memory is not None:
+        size = parse_memory(memory)
         return size, memory_gb(size)
     card: Card = (first_gpu() if load.n_gpu_layers else None) or main_memory()
     return card.memory, card.words
 
 
-def memory_values(one: Candidate, load: Serve, room: int, served: Served) -> dict[str, Any]:
+def memory_values(file: Candidate, load: Serve, room: int, served: Served) -> dict[str, Any]:
     """The memory that a file takes at `load.ctx_size` as JSON, in bytes: by its header, None where that
     doesn't say what a token's cache takes, and with what was measured.
     """
     layers = ALL_LAYERS if load.n_gpu_layers else 0
     serve = load.model_copy(update={"n_gpu_layers": layers, "parallel": 1})
-    model = PlannedModel(one.name, one.bytes, one.per_token, one.positions or NO_LIMIT, made=True)
+    model = PlannedModel(file.name, file.bytes, file.per_token, file.positions or NO_LIMIT, made=True)
     measured = replace(model, peak=served.gpu_memory if layers else served.peak_memory)
     predicted, plan = plan_level(model, serve, room), plan_level(measured, serve, room)
     return {
@@ -194,22 +194,22 @@ def memory_values(one: Candidate, load: Serve, room: int, served: Served) -> dic
 
 
 def answers_of(
-    one: Candidate, rows: Sequence[Row], load: Serve, settings: Evaluate, tools: Toolchain, root: Path
+    file: Candidate, rows: Sequence[Row], load: Serve, settings: Evaluate, tools: Toolchain, root: Path
 ) -> list[dict[str, Any]]:
     """The file's answer to each row, greedy, one at a time; those from before among them."""
 
     @contextmanager
     def asking() -> Iterator[Callable[[Row], dict[str, Any]]]:
-        with loaded(one, load, tools) as server:
+        with loaded(file, load, tools) as server:
             yield lambda row: answer_row(server, row, settings)
 
-    file = kept_file(root, one, load, settings, tools.version)
-    return kept_answers(file, rows, asking(), f"judge: {one.name}: answers")
+    answers_file = kept_file(root, file, load, settings, tools.version)
+    return kept_answers(answers_file, rows, asking(), f"judge: {file.name}: answers")
 
 
-def kept_file(root: Path, one: Candidate, load: Serve, settings: Evaluate, tools_version: str) -> Path:
+def kept_file(root: Path, file: Candidate, load: Serve, settings: Evaluate, tools_version: str) -> Path:
     """Where a file's answers are kept; the second of two files with the same bytes has answers of its own."""
     answering = {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
     key = json_hash(load_values(load) | answering | {"llama_cpp": tools_version})
-    again = f"-{one.copy + 1}" if one.copy else ""
-    return root / FOLDER / f"{one.sha256[:16]}{again}-{key[:8]}.answers.jsonl"
+    again = f"-{file.copy + 1}" if file.copy else ""
+    return root / FOLDER / f"{file.sha256[:16]}{again}-{key[:8]}.answers.jsonl"

@@ -79,17 +79,17 @@ def most_apart(answers: Answers, first: Answers) -> list[int]:
 def _spreads(answers: Answers) -> list[float]:
     """How far the scores of each row lie apart."""
     rows = zip(*answers.values(), strict=True)
-    scores = [[one["score"] for one in row if one["score"] is not None] for row in rows]
+    scores = [[answer["score"] for answer in row if answer["score"] is not None] for row in rows]
     return [max(row) - min(row) if row else 0.0 for row in scores]
 
 
 def side_by_side(answers: Answers, place: int) -> dict[str, Any]:
     """One row's question, its reference and what each file answered."""
-    asked = next(iter(answers.values()))[place]
+    row = next(iter(answers.values()))[place]
     return {
-        "id": str(asked["id"]),
-        "prompt": clipped(asked["prompt"], LONGEST),
-        "reference": clipped(asked["reference"], LONGEST),
+        "id": str(row["id"]),
+        "prompt": clipped(row["prompt"], LONGEST),
+        "reference": clipped(row["reference"], LONGEST),
         "answers": [
             {
                 "file": name,

@@ -82,90 +82,92 @@ def pairs_of(points: Mapping[str, Sequence[float | None]], seed: int) -> list[Pa
         if both:
             ours, theirs = zip(*both, strict=True)
             tested.append((first, second, len(both), compare_scores(ours, theirs, seed)))
-    adjusted = holm([found.p_value for *_, found in tested])
+    adjusted = holm([paired.p_value for *_, paired in tested])
     return [
-        Pair(first, second, one.points, one.low, one.high, one.p_value, p_holm, one.method, rows)
-        for (first, second, rows, one), p_holm in zip(tested, adjusted, strict=True)
+        Pair(
+            first, second, paired.points, paired.low, paired.high, paired.p_value, p_holm, paired.method, rows
+        )
+        for (first, second, rows, paired), p_holm in zip(tested, adjusted, strict=True)
     ]
 
 
 def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str) -> Verdict:
     """The verdict over all files; `room` says in words what they are to fit in."""
-    fitting = [one for one in entries if one.fits is not False]
+    fitting = [entry for entry in entries if entry.fits is not False]
     unsure = tuple(
-        f"whether {one.name} fits is not known: its memory could not be measured."
-        for one in fitting
-        if one.fits is None
+        f"whether {entry.name} fits is not known: its memory could not be measured."
+        for entry in fitting
+        if entry.fits is None
     )
     if not fitting:
-        least = min(entries, key=lambda one: one.memory)
+        least = min(entries, key=lambda entry: entry.memory)
         sentence = f"No file fits in {room}: {least.name} needs the least, {memory_gb(least.memory)}."
         return Verdict(sentence, None, (), None, None, ())
-    best = max(fitting, key=lambda one: one.score)
+    best = max(fitting, key=lambda entry: entry.score)
     beware = (*unsure, *_too_large(best, entries, pairs, room))
-    alike = [one for one in fitting if one is best or not _worse(one.name, best.name, pairs)]
+    alike = [entry for entry in fitting if entry is best or not _worse(entry.name, best.name, pairs)]
     # of three, the best may be like both others, and these not like each other
-    alike = [one for one in alike if not any(_worse(one.name, other.name, pairs) for other in alike)]
+    alike = [entry for entry in alike if not any(_worse(entry.name, other.name, pairs) for other in alike)]
     if len(alike) == 1:
-        sentence = _alone(best, [one for one in fitting if one is not best], pairs, room)
+        sentence = _alone(best, [entry for entry in fitting if entry is not best], pairs, room)
         return Verdict(sentence, best.name, (best.name,), best.name, best.name, beware)
     smallest, fastest = smallest_of(alike), fastest_of(alike)
-    one_size = max(one.bytes for one in alike) <= 1.01 * min(one.bytes for one in alike)
+    one_size = max(entry.bytes for entry in alike) <= 1.01 * min(entry.bytes for entry in alike)
     closing = _closing(smallest, fastest, len(alike), one_size)
     sentence = (
-        f"{_listed([one.name for one in alike])} fit in {room} and are not distinguishable on "
+        f"{_listed([entry.name for entry in alike])} fit in {room} and are not distinguishable on "
         f"{plural(rows, 'row')} ({_range(alike)} points); {closing}."
     )
     notes = (*beware, *_coarse(best.name, alike, pairs, rows))
-    return Verdict(sentence, best.name, tuple(one.name for one in alike), smallest, fastest, notes)
+    return Verdict(sentence, best.name, tuple(entry.name for entry in alike), smallest, fastest, notes)
 
 
 def smallest_of(alike: Sequence[Entry]) -> str | None:
     """The smallest file; None if another is not a hundredth larger, as two levels of one model may be."""
-    first, second = sorted(alike, key=lambda one: one.bytes)[:2]
+    first, second = sorted(alike, key=lambda entry: entry.bytes)[:2]
     return first.name if second.bytes > 1.01 * first.bytes else None
 
 
 def fastest_of(alike: Sequence[Entry]) -> str | None:
     """The file whose slowest run is faster than every other one's fastest; None if there is none."""
-    first = max(alike, key=lambda one: one.speed)
-    others = [one.fastest for one in alike if one is not first]
+    first = max(alike, key=lambda entry: entry.speed)
+    others = [entry.fastest for entry in alike if entry is not first]
     return first.name if first.slowest > max(others) else None
 
 
-def _worse(one: str, other: str, pairs: Sequence[Pair]) -> bool:
+def _worse(first: str, second: str, pairs: Sequence[Pair]) -> bool:
     """Whether the first file is measurably worse than the second."""
     return any(
-        pair.measurable and (pair.points > 0) == (pair.second == other)
+        pair.measurable and (pair.points > 0) == (pair.second == second)
         for pair in pairs
-        if pair.of(one, other)
+        if pair.of(first, second)
     )
 
 
 def _too_large(best: Entry, entries: Sequence[Entry], pairs: Sequence[Pair], room: str) -> list[str]:
     return [
-        f"{one.name} is better ({100 * one.score:.1f} points) and does not fit: it needs "
-        f"{memory_gb(one.memory)} of {room}."
-        for one in entries
-        if one.fits is False and _worse(best.name, one.name, pairs)
+        f"{entry.name} is better ({100 * entry.score:.1f} points) and does not fit: it needs "
+        f"{memory_gb(entry.memory)} of {room}."
+        for entry in entries
+        if entry.fits is False and _worse(best.name, entry.name, pairs)
     ]
 
 
 def _alone(best: Entry, others: Sequence[Entry], pairs: Sequence[Pair], room: str) -> str:
     if not others:
         return f"{best.name} is the only file that fits in {room}: {100 * best.score:.1f} points."
-    next_one = max(others, key=lambda one: one.score)
-    pair = next(one for one in pairs if one.of(best.name, next_one.name))
+    runner_up = max(others, key=lambda entry: entry.score)
+    pair = next(pair for pair in pairs if pair.of(best.name, runner_up.name))
     side = 1 if pair.second == best.name else -1
     low, high = sorted((side * pair.low, side * pair.high))
     return (
         f"{best.name} is the best file that fits in {room}: {100 * best.score:.1f} points, "
-        f"{side * pair.points:.1f} ({low:.1f} to {high:.1f}) more than {next_one.name}, the next."
+        f"{side * pair.points:.1f} ({low:.1f} to {high:.1f}) more than {runner_up.name}, the next."
     )
 
 
 def _range(alike: Sequence[Entry]) -> str:
-    low, high = (f"{100 * pick(one.score for one in alike):.1f}" for pick in (min, max))
+    low, high = (f"{100 * pick(entry.score for entry in alike):.1f}" for pick in (min, max))
     return low if low == high else f"{low} to {high}"
 
 
@@ -185,9 +187,9 @@ def _closing(smallest: str | None, fastest: str | None, count: int, one_size: bo
 
 
 def _coarse(best: str, alike: Sequence[Entry], pairs: Sequence[Pair], rows: int) -> list[str]:
-    spans = [one for one in pairs for other in alike if one.of(best, other.name)]
+    spans = [pair for pair in pairs for entry in alike if pair.of(best, entry.name)]
     # without a row that differs: up to 3 / n of all rows may (the rule of three; Hanley, Lippman-Hand 1983)
-    halves = [(one.high - one.low) / 2 or 300 / one.rows for one in spans]
+    halves = [(pair.high - pair.low) / 2 or 300 / pair.rows for pair in spans]
     if not halves or max(halves) <= COARSE:
         return []
     return [
