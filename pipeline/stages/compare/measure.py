@@ -51,43 +51,43 @@ def record(params: Params, root: Path, job: Job, make: Make) -> None:
     training = read_json(root / TRAINED / job.training / "train.json", "run `snakemake`")
     tools = find_toolchain(params.machine.llama_cpp)
     remove(root / FOLDER / job.name)  # of a killed run
-    made = make(params, root, job)
+    product = make(params, root, job)
     # a process of its own: the trained model's memory is free after it
     run_module(
         "pipeline.stages.compare.reference",
-        str(made.project),
+        str(product.project),
         str(root.resolve() / "data/final/test.jsonl"),
         str(params.evaluate.seed),
         str(params.preprocess.max_length),
         what=f"asking the trained model of {job.name}",
     )
     took = ("seconds", "tokens_per_second", "peak_memory_bytes", "steps", "loss_last", "parts")
-    figures = measure(made, params, root, tools) | {
+    figures = measure(product, params, root, tools) | {
         "strategy": job.strategy,
         "level": job.level,
         "seed": job.seed,
         "training": {key: training[key] for key in took if key in training},
     }
     if job.level == params.convert.type:
-        untuned = made._replace(gguf=untuned_gguf(root, params))
+        untuned = product._replace(gguf=untuned_gguf(root, params))
         figures["untuned_general"] = general(untuned, params, root, tools)
     figures["measuring_seconds"] = round(time.monotonic() - started, 1)
     write_json(root / MEASURED / f"{job.name}.json", figures)
-    remove(made.project)
+    remove(product.project)
     print(f"compare: measured: {job.title}, seed {job.seed}")
 
 
 # ---- its figures
 
 
-def measure(made: Made, params: Params, root: Path, tools: Toolchain) -> dict[str, Any]:
+def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict[str, Any]:
     """Everything of one strategy, whose reference is in the sub-project.
 
     Raises `ToolError` if llama.cpp can't serve it, `GateError` if its logits can't be compared.
     """
     settings = params.evaluating
     rows = answerable_rows(root / "data/final/test.jsonl", params.compare.rows, settings.seed)
-    answers = answer_rows(made.gguf, list(rows), settings, tools, lora=made.lora)
+    answers = answer_rows(product.gguf, list(rows), settings, tools, lora=product.lora)
     scored = score_answers(
         answers, settings.scorers, settings.seed, judge=settings.judge, external=settings.external, root=root
     )
@@ -95,20 +95,21 @@ def measure(made: Made, params: Params, root: Path, tools: Toolchain) -> dict[st
         "points": {answer["id"]: answer["score"] for answer in answers},
         "valid": scored["valid"],
         "stopped": scored["stopped"],
-        "shipped": {"GGUF": size_of(made.gguf)} | ({"LoRA GGUF": size_of(made.lora)} if made.lora else {}),
-        "disk": made.disk,
-        "general": general(made, params, root, tools),
-        "speed": generation_speed(made.gguf, made.lora, settings, tools),
+        "shipped": {"GGUF": size_of(product.gguf)}
+        | ({"LoRA GGUF": size_of(product.lora)} if product.lora else {}),
+        "disk": product.disk,
+        "general": general(product, params, root, tools),
+        "speed": generation_speed(product.gguf, product.lora, settings, tools),
         "machine": machine(),
-        **divergence(made, settings, tools),
+        **divergence(product, settings, tools),
     }
 
 
-def general(made: Made, params: Params, root: Path, tools: Toolchain) -> dict[str, Any] | None:
+def general(product: Made, params: Params, root: Path, tools: Toolchain) -> dict[str, Any] | None:
     """Which general questions what is shipped answers right; None if `evaluate.general` names none."""
-    tokenizer = load_tokenizer(tokenizer_folder(made.project))
-    found = ask_general(made.gguf, tokenizer, root, params.evaluating, tools, made.lora)
-    return {key: found[key] for key in ("file", "sha256", "score", "right")} if found else None
+    tokenizer = load_tokenizer(tokenizer_folder(product.project))
+    answered = ask_general(product.gguf, tokenizer, root, params.evaluating, tools, product.lora)
+    return {key: answered[key] for key in ("file", "sha256", "score", "right")} if answered else None
 
 
 def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:
@@ -133,22 +134,22 @@ def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: T
     return speeds | others.as_values()
 
 
-def divergence(made: Made, settings: Evaluate, tools: Toolchain) -> dict[str, float | int]:
+def divergence(product: Made, settings: Evaluate, tools: Toolchain) -> dict[str, float | int]:
     """Mean KL divergence (nats) of what is shipped from the trained model, how often both choose alike."""
-    reference = load_reference(made.project)
+    reference = load_reference(product.project)
     with gguf_speaker(
-        made.gguf, reference.prompts, threads=settings.threads, tools=tools, lora=made.lora
+        product.gguf, reference.prompts, threads=settings.threads, tools=tools, lora=product.lora
     ) as speaker:
-        found = compare(reference, (speaker(prompt) for prompt in reference.prompts))
-    if not found.comparable:
+        figures = compare(reference, (speaker(prompt) for prompt in reference.prompts))
+    if not figures.comparable:
         raise GateError(
             "Q-COMPARE-005",
-            f"{made.gguf.name} can't be compared with what was trained ({found.fault}): run "
+            f"{product.gguf.name} can't be compared with what was trained ({figures.fault}): run "
             "`snakemake --forcerun compare_nf4 compare_train`, which trains again",
         )
     return {
-        "kld": found.kld,
-        "same_top": found.same_top,
-        "kld_rows": len(found.kld_rows),
-        "positions": found.positions,
+        "kld": figures.kld,
+        "same_top": figures.same_top,
+        "kld_rows": len(figures.kld_rows),
+        "positions": figures.positions,
     }

@@ -51,25 +51,37 @@ def recommend(
     """
     order = list(STRATEGIES)
 
-    def beats(one: str, other: str) -> bool:
-        return above(differences, one, other) or (
-            above(perfect, one, other) and not above(differences, other, one)
+    def beats(strategy: str, other: str) -> bool:
+        return above(differences, strategy, other) or (
+            above(perfect, strategy, other) and not above(differences, other, strategy)
         )
 
-    worse = [one for one in strategies if any(beats(other, one) for other in strategies if other != one)]
+    worse = [
+        strategy
+        for strategy in strategies
+        if any(beats(other, strategy) for other in strategies if other != strategy)
+    ]
     # of three or more each may be below another
-    equals = [one for one in strategies if one not in worse] or list(strategies)
-    speed = {one: strategies[one].speed for one in equals}
-    fast = [one for one in equals if speed[one] >= AS_FAST * max(speed.values())]
-    chosen = min(fast, key=lambda one: (strategies[one].on_disk, strategies[one].shipped, order.index(one)))
+    equals = [strategy for strategy in strategies if strategy not in worse] or list(strategies)
+    speed = {strategy: strategies[strategy].speed for strategy in equals}
+    fast = [strategy for strategy in equals if speed[strategy] >= AS_FAST * max(speed.values())]
+    chosen = min(
+        fast,
+        key=lambda strategy: (
+            strategies[strategy].on_disk,
+            strategies[strategy].shipped,
+            order.index(strategy),
+        ),
+    )
     if len(strategies) == 1:
         why = "nothing else was measured"
     elif len(equals) == 1:
-        runner = max(worse, key=lambda one: strategies[one].score)
-        found, more = between(differences, runner, chosen), between(perfect, runner, chosen)
+        runner = max(worse, key=lambda strategy: strategies[strategy].score)
+        difference, more = between(differences, runner, chosen), between(perfect, runner, chosen)
         score = f"it scores {100 * strategies[chosen].score:.1f} points"
-        why = f"{score}, {found.points:.1f} more than the next strategy ({found.low:.1f} to {found.high:.1f})"
-        if not found.measurable:
+        interval = f"{difference.low:.1f} to {difference.high:.1f}"
+        why = f"{score}, {difference.points:.1f} more than the next strategy ({interval})"
+        if not difference.measurable:
             why = (
                 f"{score}, the next strategy {100 * strategies[runner].score:.1f}, and has {more.points:.1f} "
                 f"more of 100 rows all right ({more.low:.1f} to {more.high:.1f})"
@@ -77,7 +89,7 @@ def recommend(
     else:
         alike = f"{len(equals)} of {len(strategies)} strategies are not" if worse else "no strategy is"
         why = f"{alike} measurably below another one"
-        if slow := [speed[one] for one in equals if one not in fast]:
+        if slow := [speed[strategy] for strategy in equals if strategy not in fast]:
             why += f", adapters cost speed ({min(slow):.2f} to {max(slow):.2f} of the level's)"
         if len(fast) > 1:
             why += ", and it needs least disk"
@@ -88,10 +100,10 @@ def recommend(
     return Advice(chosen, len(equals) == 1 < len(strategies), sentence)
 
 
-def above(differences: Mapping[tuple[str, str], Difference], one: str, other: str) -> bool:
-    """Whether `one` is measurably above `other`."""
-    found = between(differences, other, one)
-    return found.measurable and found.points > 0
+def above(differences: Mapping[tuple[str, str], Difference], strategy: str, other: str) -> bool:
+    """Whether `strategy` is measurably above `other`."""
+    difference = between(differences, other, strategy)
+    return difference.measurable and difference.points > 0
 
 
 def forgotten(change: Difference | None) -> str:
@@ -108,5 +120,5 @@ def between(differences: Mapping[tuple[str, str], Difference], first: str, secon
     """The second less the first, in whichever order they were measured."""
     if (first, second) in differences:
         return differences[first, second]
-    found = differences[second, first]
-    return Difference(-found.points, -found.high, -found.low, found.p_value)
+    difference = differences[second, first]
+    return Difference(-difference.points, -difference.high, -difference.low, difference.p_value)

@@ -61,11 +61,11 @@ def tokenizer_folder(root: Path) -> Path:
 
 def load_reference(root: Path) -> Reference:
     """What `write_reference` left in `root`."""
-    found = read_json(root / FOLDER / PROMPTS, "run `snakemake` again")
+    record = read_json(root / FOLDER / PROMPTS, "run `snakemake` again")
     return Reference(
         root / FOLDER / LOGITS,
-        [Prompt(**prompt) for prompt in found["prompts"]],
-        found["width"],
+        [Prompt(**prompt) for prompt in record["prompts"]],
+        record["width"],
     )
 
 

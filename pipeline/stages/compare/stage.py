@@ -46,7 +46,7 @@ def main(params: Params, root: Path) -> None:
             "strategy to ship is best on your data"
         )
         return
-    found = summarize(
+    summary = summarize(
         measured(root, params),
         seeds=settings.seeds,
         levels=settings.levels,
@@ -54,6 +54,6 @@ def main(params: Params, root: Path) -> None:
         scorer=evaluate.scorer,
         seed=evaluate.seed,
     )
-    write_json(root / TARGET, found)
-    for level in found["levels"].values():
+    write_json(root / TARGET, summary)
+    for level in summary["levels"].values():
         print(f"compare: {level['sentence']}")

@@ -115,7 +115,7 @@ def general_change(untuned: Sequence[General], measured: Sequence[General], seed
     before, after = _right(untuned), _right(measured)
     if before is None or after is None:
         return None
-    if len({one["sha256"] for one in (*untuned, *measured) if one}) > 1:
+    if len({general["sha256"] for general in (*untuned, *measured) if general}) > 1:
         raise DataError(
             "Q-COMPARE-009",
             "the measurements answered different general questions: run `snakemake --forcerun "
@@ -126,5 +126,5 @@ def general_change(untuned: Sequence[General], measured: Sequence[General], seed
 
 def _right(measured: Sequence[General]) -> Scores | None:
     """(seeds, questions), 1 or 0."""
-    found = [one["right"] for one in measured if one]
-    return np.array(found, dtype=np.float64) if found and len(found) == len(measured) else None
+    right = [general["right"] for general in measured if general]
+    return np.array(right, dtype=np.float64) if right and len(right) == len(measured) else None

@@ -204,5 +204,6 @@ def perfect_rows(points: Scores) -> Scores:
 def difference_rows(differences: Mapping[tuple[str, str], Difference]) -> list[dict[str, Any]]:
     """Differences as JSON."""
     return [
-        {"first": first, "second": second, **found.record()} for (first, second), found in differences.items()
+        {"first": first, "second": second, **difference.record()}
+        for (first, second), difference in differences.items()
     ]

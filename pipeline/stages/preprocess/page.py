@@ -53,20 +53,20 @@ def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, 
             "title": title,
             "tells": tells,
             "rows": train["kinds"].get(kind, 0),
-            "samples": [_shown(one) for one in samples if one["kind"] == kind],
+            "samples": [_shown(sample) for sample in samples if sample["kind"] == kind],
         }
         for kind, (title, tells) in KINDS.items()
         if train["kinds"].get(kind)
     ]
     lengths = train["lengths"]
     description = "; ".join(
-        f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in lengths if one["rows"]
+        f"{bin['from']:,} to {bin['to']:,}: {bin['rows']:,}" for bin in lengths if bin["rows"]
     )
     drawing = bars(
         "lengths",
         "Sequences by length in tokens",
         description,
-        [(f"{one['from']:,}", one["rows"]) for one in lengths],
+        [(f"{bin['from']:,}", bin["rows"]) for bin in lengths],
         edges=True,
     )
     return fill(
@@ -115,18 +115,18 @@ def _notes(stats: Mapping[str, Any]) -> list[str]:
     """What the user should look at before training."""
     train = stats["splits"]["train"]
     rejected = sum(train["rejected"].values())
-    found = []
+    notes = []
     if rejected * 5 > train["rows_read"]:
-        found.append(
+        notes.append(
             f"{percent(rejected / train['rows_read'])} of the training rows were left out: see why below."
         )
-    found += unused_sentences(unused(stats), stats["method"])
+    notes += unused_sentences(unused(stats), stats["method"])
     if stats["trained_share"] < LITTLE:
-        found.append(
+        notes.append(
             "hardly anything of what is read is trained: shorten what comes before the answers, or expect a "
             "slow start."
         )
-    return found
+    return notes
 
 
 def unused(stats: Mapping[str, Any]) -> Counter[str]:
@@ -134,23 +134,23 @@ def unused(stats: Mapping[str, Any]) -> Counter[str]:
     return sum((Counter(split["untrained"]) for split in stats["splits"].values()), Counter[str]())
 
 
-def _rewards(found: Mapping[str, Any]) -> dict[str, Any] | None:
+def _rewards(rewards: Mapping[str, Any]) -> dict[str, Any] | None:
     """The distribution of rewards and weights, drawn; None if no row has a reward."""
-    if not found["sequences"]:
+    if not rewards["sequences"]:
         return None
     drawings = {
         name: bars(
             name,
-            f"Training sequences by {one}",
+            f"Training sequences by {what}",
             "; ".join(
-                f"{bin['from']:g} to {bin['to']:g}: {bin['rows']:,}" for bin in found[name] if bin["rows"]
+                f"{bin['from']:g} to {bin['to']:g}: {bin['rows']:,}" for bin in rewards[name] if bin["rows"]
             ),
-            [(f"{bin['from']:.3g}", bin["rows"]) for bin in found[name]],
+            [(f"{bin['from']:.3g}", bin["rows"]) for bin in rewards[name]],
             edges=True,
         )
-        for name, one in (("rewards", "reward"), ("weights", "weight"))
+        for name, what in (("rewards", "reward"), ("weights", "weight"))
     }
-    return {**found, "drawings": drawings, "sentences": sentences(found)}
+    return {**rewards, "drawings": drawings, "sentences": sentences(rewards)}
 
 
 def _rejects(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -158,10 +158,10 @@ def _rejects(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
     reasons: dict[str, dict[str, Any]] = {}
     for name, split in stats["splits"].items():
         for reason, rows in split["rejected"].items():
-            one = reasons.setdefault(reason, {"reason": reason, "rows": 0, "examples": []})
-            one["rows"] += rows
-            one["examples"] += [{"split": name, **example} for example in split["rejects"].get(reason, ())]
-    return sorted(reasons.values(), key=lambda one: (-one["rows"], one["reason"]))
+            reject = reasons.setdefault(reason, {"reason": reason, "rows": 0, "examples": []})
+            reject["rows"] += rows
+            reject["examples"] += [{"split": name, **example} for example in split["rejects"].get(reason, ())]
+    return sorted(reasons.values(), key=lambda reject: (-reject["rows"], reject["reason"]))
 
 
 def _shown(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,9 +190,9 @@ def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
 
 def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]:
     """The sequence of this name, read back: kind, name, counts, the pieces of its first `LONGEST` tokens."""
-    found = written.take(name)
-    assert found is not None, name
-    ids, labels = (part.tolist() for part in found)
+    sequence = written.take(name)
+    assert sequence is not None, name
+    ids, labels = (part.tolist() for part in sequence)
     trained = [label != IGNORED for label in labels]
     return {
         "kind": kind,
@@ -206,7 +206,7 @@ def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]
 def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, Any]]:
     """{"text", "trained", "special", "tokens"} of each token, or of several that make one character."""
     special, start = set(plain.get_added_tokens_decoder()), 0
-    found = []
+    texts = []
     for end in range(1, len(ids) + 1):
         text: str = plain.decode(ids[start:end], skip_special_tokens=False)
         if (
@@ -215,7 +215,7 @@ def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, An
             or ids[end] in special
             or "\N{REPLACEMENT CHARACTER}" not in text
         ):
-            found.append(
+            texts.append(
                 {
                     "text": text,
                     "trained": trained[start],
@@ -224,4 +224,4 @@ def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, An
                 }
             )
             start = end
-    return found
+    return texts

@@ -162,16 +162,16 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
         yield name, entire, of_turns(messages, tools, learned, base, name), len(learned)
         return
     for part, turn in enumerate(learned, start=1):
-        one = written.take(f"{name}#{part}")
-        if one is None and part == 1:
+        sequence = written.take(f"{name}#{part}")
+        if sequence is None and part == 1:
             return
-        if one is None:
+        if sequence is None:
             raise DataError(
                 "Q-PREPROCESS-014",
                 f"turn {turn + 1} of row {name} is not in data/tokens, but the turns before it are: the row "
                 "lost a part",
             )
-        yield f"{name}#{part}", one, of_turns(messages[: turn + 1], tools, [turn], base, name), 1
+        yield f"{name}#{part}", sequence, of_turns(messages[: turn + 1], tools, [turn], base, name), 1
 
 
 def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
@@ -190,13 +190,14 @@ def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Ite
     else:
         return
     for named, role, messages, start in answers:
-        if (found := written.role(named)) is None:
+        if (written_role := written.role(named)) is None:
             continue
-        if found != role:
+        if written_role != role:
+            wrong = "preferred" if written_role > 0 else "not preferred"
             raise DataError(
                 "Q-PREPROCESS-013",
-                f"answer {named} is written as {'preferred' if found > 0 else 'not preferred'}, and is not: "
-                "pairs would be learned the wrong way round",
+                f"answer {named} is written as {wrong}, and is not: pairs would be learned the wrong way "
+                "round",
             )
         learned = [
             turn

@@ -48,10 +48,10 @@ class Weighting:
 
 def weighting(rule: str, rewards: Numbers, tokens: Numbers) -> Weighting:
     """The weighting of training rows with these rewards (N,), NaN for none, and trained tokens (N,)."""
-    known = ~np.isnan(rewards)
-    if not known.any():
+    is_rewarded = ~np.isnan(rewards)
+    if not is_rewarded.any():
         return Weighting("none")
-    values = rewards[known].astype(np.float64)
+    values = rewards[is_rewarded].astype(np.float64)
     plain = Weighting(
         rule,
         low=float(values.min()),
@@ -61,24 +61,24 @@ def weighting(rule: str, rewards: Numbers, tokens: Numbers) -> Weighting:
     )
     if rule == "none" or plain.low == plain.high:
         return plain
-    return replace(plain, divisor=float(np.average(plain._raw(values), weights=tokens[known])))
+    return replace(plain, divisor=float(np.average(plain._raw(values), weights=tokens[is_rewarded])))
 
 
-def account(found: Weighting, rewards: Numbers, weights: Numbers) -> dict[str, Any]:
+def account(weighting: Weighting, rewards: Numbers, weights: Numbers) -> dict[str, Any]:
     """What reports/labels.json says of the rewards: the rule, counts and both distributions."""
-    known = rewards[~np.isnan(rewards)]
+    given = rewards[~np.isnan(rewards)]
     of_known = weights[~np.isnan(rewards)]
     return {
-        "rule": found.rule,
-        "sequences": len(known),
-        "without": len(rewards) - len(known),
-        "equal": len(known) > 0 and found.low == found.high,
-        "lowest": found.low,
-        "highest": found.high,
-        "mean": round(found.mean, 6),
+        "rule": weighting.rule,
+        "sequences": len(given),
+        "without": len(rewards) - len(given),
+        "equal": len(given) > 0 and weighting.low == weighting.high,
+        "lowest": weighting.low,
+        "highest": weighting.high,
+        "mean": round(weighting.mean, 6),
         "weightless": int((of_known == 0).sum()),
-        "largest_weight": round(float(of_known.max()), 4) if len(known) else None,
-        "rewards": histogram(known),
+        "largest_weight": round(float(of_known.max()), 4) if len(given) else None,
+        "rewards": histogram(given),
         "weights": histogram(of_known),
     }
 
@@ -94,23 +94,24 @@ def histogram(values: Numbers) -> list[dict[str, float]]:
     ]
 
 
-def sentences(found: Mapping[str, Any]) -> list[str]:
+def sentences(figures: Mapping[str, Any]) -> list[str]:
     """What the user is told of the rewards."""
-    if not found["sequences"]:
+    if not figures["sequences"]:
         return []
-    rows = f"{found['sequences']:,} rewarded rows"
-    missing = f"; {found['without']:,} without a reward weigh 1" if found["without"] else ""
-    if found["rule"] == "none":
+    rows = f"{figures['sequences']:,} rewarded rows"
+    missing = f"; {figures['without']:,} without a reward weigh 1" if figures["without"] else ""
+    if figures["rule"] == "none":
         return [f"{rows} weigh 1 each, for train.reward is none"]
-    if found["equal"]:
-        return [f"all of the {rows} have reward {found['lowest']:g}, so each weighs 1{missing}"]
+    if figures["equal"]:
+        return [f"all of the {rows} have reward {figures['lowest']:g}, so each weighs 1{missing}"]
     told = [
-        f"{rows} ({found['lowest']:g} to {found['highest']:g}) are weighted by train.reward {found['rule']}: "
-        f"{found['weightless']:,} weigh 0, the best {found['largest_weight']:.3g}{missing}"
+        f"{rows} ({figures['lowest']:g} to {figures['highest']:g}) are weighted by train.reward "
+        f"{figures['rule']}: "
+        f"{figures['weightless']:,} weigh 0, the best {figures['largest_weight']:.3g}{missing}"
     ]
-    if found["largest_weight"] > STEEP:
+    if figures["largest_weight"] > STEEP:
         told.append(
-            f"a few rows weigh up to {found['largest_weight']:.3g} times the mean, and the others hardly "
+            f"a few rows weigh up to {figures['largest_weight']:.3g} times the mean, and the others hardly "
             "count: look at the rewards in reports/labels.html"
         )
     return told

@@ -66,14 +66,14 @@ def preprocess(
     and where the proof fails, `ConfigError` if the base can't keep packed rows apart.
     """
     tokenizer = load_tokenizer(base)
-    known = load_base(base, tokenizer)
+    loaded_base = load_base(base, tokenizer)
     train = train or Train()
     learning = METHODS[train.method]
     # a pair's answers share a row, and so do the answers to a prompt, which itself is not packed
     if packing or learning.preferences or learning.prompts:
         need_rows_apart(base)
     packing = packing and not learning.prompts
-    to_tokens = Tokenization(known, max_length, packing, train)
+    to_tokens = Tokenization(loaded_base, max_length, packing, train)
     stats: dict[str, Any] = {
         "method": train.method,
         "max_length": max_length,
@@ -113,7 +113,7 @@ def preprocess(
         )
         written = Written(aside / "train.parquet")
         samples = [
-            sample(kind, name, written, known.plain)
+            sample(kind, name, written, loaded_base.plain)
             for kind, names in all_stats["train"].examples.items()
             for name in names
         ]
@@ -177,18 +177,18 @@ def sequences(
         if isinstance(encoded, Unrenderable):
             split_stats.reject(row, name, encoded.code, str(encoded))
             continue
-        sizes = [len(one.ids) for one in encoded]
+        sizes = [len(encoding.ids) for encoding in encoded]
         if (longest := sum(sizes) if pairs else max(sizes)) > max_length:
             both = " in both answers" if pairs else ""
             split_stats.reject(
                 row, name, "too_long", f"{longest:,} tokens{both}, preprocess.max_length is {max_length:,}"
             )
             continue
-        names = [one.name_in(name) for one in encoded]
+        names = [encoding.name_in(name) for encoding in encoded]
         split_stats.keep(row, names)
-        for place, (named, one) in enumerate(zip(names, encoded, strict=True)):
+        for place, (named, encoding) in enumerate(zip(names, encoded, strict=True)):
             unit += place == 0 or not pairs
-            yield Sequence(named, one, unit, row.get("reward"))
+            yield Sequence(named, encoding, unit, row.get("reward"))
 
 
 def main(params: Params, root: Path) -> None:

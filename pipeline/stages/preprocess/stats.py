@@ -28,9 +28,9 @@ class SplitStats:
         """Count a row that was left out."""
         self.rejected[code] += 1
         self.untrained.update([row.get("kind", "chat")] if code == NOT_LEARNED else [])
-        known = self.rejects.setdefault(code, [])
-        if len(known) < EXAMPLES:
-            known.append({"row": name, "why": why})
+        examples = self.rejects.setdefault(code, [])
+        if len(examples) < EXAMPLES:
+            examples.append({"row": name, "why": why})
 
     def keep(self, row: Row, names: Sequence[str]) -> None:
         """Count a row that is trained as the sequences of these names."""

@@ -38,7 +38,7 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
         base.plain.decode_batch([ids for stretches in cut for _, ids in stretches], skip_special_tokens=False)
     )
     for (name, (ids, labels), wanted, turns), stretches in zip(claims, cut, strict=True):
-        found = [(trained, next(texts)) for trained, _ in stretches]
+        seen = [(trained, next(texts)) for trained, _ in stretches]
         where = f"row {name} of {file}"
         ends = int((labels == base.tokenizer.eos_token_id).sum())
         bos = base.tokenizer.bos_token_id
@@ -48,7 +48,7 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
                 f"{where} begins with {base.tokenizer.bos_token} twice: the template and the tokenizer both "
                 "add it",
             )
-        if not any(trained for trained, _ in found):
+        if not any(trained for trained, _ in seen):
             raise DataError("Q-PREPROCESS-010", f"nothing is trained in {where}: its loss would be 0")
         if ends < turns:
             raise DataError(
@@ -58,10 +58,10 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
             )
         wanted = _joined(wanted)
         if not (
-            len(found) == len(wanted)
-            and all(a[0] == b[0] and same(a[1], b[1], base) for a, b in zip(found, wanted, strict=True))
+            len(seen) == len(wanted)
+            and all(a[0] == b[0] and same(a[1], b[1], base) for a, b in zip(seen, wanted, strict=True))
         ):
-            raise DataError("Q-PREPROCESS-012", _difference(where, found, wanted))
+            raise DataError("Q-PREPROCESS-012", _difference(where, seen, wanted))
         if ends > turns:
             raise DataError(
                 "Q-PREPROCESS-011",
@@ -101,10 +101,10 @@ def _drops_a_space(plain: Any) -> bool:
     return all(plain.decode(ids[start:], skip_special_tokens=False) != " a" for start in range(len(ids)))
 
 
-def _difference(where: str, found: list[Stretch], wanted: list[Stretch]) -> str:
+def _difference(where: str, seen: list[Stretch], wanted: list[Stretch]) -> str:
     """The first difference in words."""
     trained, should = (
-        "".join(text for is_trained, text in stretches if is_trained) for stretches in (found, wanted)
+        "".join(text for is_trained, text in stretches if is_trained) for stretches in (seen, wanted)
     )
     if trained != should:
         at = common_start(trained, should)
@@ -117,7 +117,7 @@ def _difference(where: str, found: list[Stretch], wanted: list[Stretch]) -> str:
             f"a token of the assistant's is not trained in {where}: {short(should[at:])} should be, "
             f"{short(trained[at:])} is"
         )
-    shown, right = ("".join(text for _, text in stretches) for stretches in (found, wanted))
+    shown, right = ("".join(text for _, text in stretches) for stretches in (seen, wanted))
     at = common_start(shown, right)
     return (
         f"{where} has a masked text that is not the template's, a system prompt perhaps: "
@@ -141,10 +141,10 @@ def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, na
         )
 
     for number, message in enumerate(messages, start=1):
-        if found := base.control.search(message["content"]):
+        if token := base.control.search(message["content"]):
             raise DataError(
                 "Q-PREPROCESS-007",
-                f"row {name}: turn {number} says {found[0]}, a control token of the base, which would end "
+                f"row {name}: turn {number} says {token[0]}, a control token of the base, which would end "
                 "or begin a turn there",
             )
     eos = base.tokenizer.eos_token

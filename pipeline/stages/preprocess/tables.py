@@ -49,15 +49,15 @@ class Sequence:
 
     def record(self) -> dict[str, Any]:
         """The sequence as a row of `to_table`."""
-        one = self.encoded
+        encoded = self.encoded
         return {
             "row_id": self.name,
-            "input_ids": one.ids,
-            "labels": one.labels,
-            "role": one.role,
+            "input_ids": encoded.ids,
+            "labels": encoded.labels,
+            "role": encoded.role,
             "unit": self.unit,
             "reward": self.reward,
-            "trained": len(trained_positions(one)),
+            "trained": len(trained_positions(encoded)),
         }
 
 
@@ -77,7 +77,7 @@ def to_table(sequences: Iterable[Sequence]) -> Any:
     sequences = iter(sequences)
     batches = []
     while some := list(islice(sequences, CHUNK)):
-        batches.append(pyarrow.RecordBatch.from_pylist([one.record() for one in some], schema))
+        batches.append(pyarrow.RecordBatch.from_pylist([sequence.record() for sequence in some], schema))
     return pyarrow.Table.from_batches(batches, schema)
 
 
@@ -198,7 +198,7 @@ def copy_rewards(target: Path, settings: Grpo, root: Path) -> None:
     those that are in the command of `external`. Raises `ConfigError` if a function is missing.
     """
     folder = root / "data/evaluation"
-    named = (one.removeprefix("python:") for one in settings.rewards if one.startswith("python:"))
+    named = (scorer.removeprefix("python:") for scorer in settings.rewards if scorer.startswith("python:"))
     for name in filter(None, map(NAME.fullmatch, named)):
         function(name[0], folder)
         _copy(folder / name["file"], folder, target)

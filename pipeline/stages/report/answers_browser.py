@@ -51,8 +51,8 @@ def differing(answers: Answers) -> list[int]:
     """The rows (by number) that tuned models score differently on; if none, those that any model does."""
     rows = list(zip(*answers.values(), strict=True))
     tuned = [place for place, model in enumerate(answers) if not is_base(model)]
-    found = [number for number, row in enumerate(rows) if differ([row[place] for place in tuned])]
-    return found or [number for number, row in enumerate(rows) if differ(row)]
+    chosen = [number for number, row in enumerate(rows) if differ([row[place] for place in tuned])]
+    return chosen or [number for number, row in enumerate(rows) if differ(row)]
 
 
 def differ(row: Sequence[Answer]) -> bool:

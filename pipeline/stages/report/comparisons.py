@@ -46,16 +46,16 @@ class Comparison:
     @property
     def words(self) -> str:
         """The verdict in a few words; with the test's p where the interval would say otherwise."""
-        found = {
+        words = {
             "better": "better, more than noise",
             "worse": "worse, more than noise",
             "noise": "within the noise",
         }[self.verdict]
         apart = self.difference.low > 0 or self.difference.high < 0
         return (
-            found
+            words
             if apart == (self.verdict != "noise")
-            else f"{found} by the test, {p_value(self.difference.p_value)}"
+            else f"{words} by the test, {p_value(self.difference.p_value)}"
         )
 
 
@@ -117,32 +117,39 @@ def forgetting_values(evaluations: Evaluations, seed: int) -> dict[str, Any] | N
     """What the section's template needs: every tuned model's general ability against the untuned base's (at
     16 bit, or the file that was trained on), and by subject; None where no model was asked.
     """
-    asked = {model: found.general for model, found in evaluations.items() if found.general}
-    if not asked:
+    general_of = {
+        model: evaluation.general for model, evaluation in evaluations.items() if evaluation.general
+    }
+    if not general_of:
         return None
-    scores: Scores = {model: general.right for model, general in asked.items()}
+    scores: Scores = {model: general.right for model, general in general_of.items()}
     base = product_of(evaluations).untuned(evaluations)
-    against = {model: compare(base, model, scores, seed) for model in asked if not is_base(model)}
-    subjects = dict.fromkeys(subject for general in asked.values() for subject in general.subjects or {})
+    against = {model: compare(base, model, scores, seed) for model in general_of if not is_base(model)}
+    subjects = dict.fromkeys(subject for general in general_of.values() for subject in general.subjects or {})
     return {
-        "asked": asked,
+        "asked": general_of,
         "base": base,
         "against": against,
-        "measured": base in asked,
+        "measured": base in general_of,
         "subjects": [
-            (subject, {model: (general.subjects or {}).get(subject) for model, general in asked.items()})
+            (subject, {model: (general.subjects or {}).get(subject) for model, general in general_of.items()})
             for subject in subjects
         ],
-        "warnings": {model: _lost(one) for model, one in against.items() if one and one.verdict == "worse"},
-        "file": next(iter(asked.values())).file,
-        "rows": max(general.rows or 0 for general in asked.values()),
+        "warnings": {
+            model: _lost(comparison)
+            for model, comparison in against.items()
+            if comparison and comparison.verdict == "worse"
+        },
+        "file": next(iter(general_of.values())).file,
+        "rows": max(general.rows or 0 for general in general_of.values()),
     }
 
 
-def _lost(one: Comparison) -> str:
+def _lost(comparison: Comparison) -> str:
     """A loss of general ability that is more than noise, in a sentence."""
-    lost = f"{signed(one.difference.points)} points of general ability against {one.first}"
-    return f"{one.second} forgot: {lost} (95 % interval {one.interval}, {one.rows} questions)."
+    lost = f"{signed(comparison.difference.points)} points of general ability against {comparison.first}"
+    interval = f"95 % interval {comparison.interval}, {comparison.rows} questions"
+    return f"{comparison.second} forgot: {lost} ({interval})."
 
 
 def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -> str:
@@ -154,14 +161,15 @@ def differences_plot(comparisons: Sequence[Comparison], name: str, title: str) -
     figure, axes = axes_of("difference, points", "", (6.4, 0.75 + 0.34 * len(comparisons)), grid="x")
     axes.axvline(0, color=INK, linewidth=1)
     looks = {"better": (ACCENT, "^"), "worse": (WARM, "v"), "noise": (INK, "o")}
-    for place, one in enumerate(comparisons):
-        found = one.difference
-        color, marker = looks[one.verdict]
-        put_interval(axes, place, found.points, (found.low, found.high), color, marker)
-    name_rows(axes, [f"{one.second} − {one.first}" for one in comparisons])
+    for place, comparison in enumerate(comparisons):
+        difference = comparison.difference
+        color, marker = looks[comparison.verdict]
+        put_interval(axes, place, difference.points, (difference.low, difference.high), color, marker)
+    name_rows(axes, [f"{comparison.second} − {comparison.first}" for comparison in comparisons])
     description = "; ".join(
-        f"{one.second} minus {one.first} {signed(one.difference.points)} ({one.interval}), {one.words}"
-        for one in comparisons
+        f"{comparison.second} minus {comparison.first} {signed(comparison.difference.points)} "
+        f"({comparison.interval}), {comparison.words}"
+        for comparison in comparisons
     )
     return svg_of(figure, name, title, f"Differences in points with 95 % intervals: {description}.")
 
@@ -174,9 +182,9 @@ def domain_rows(evaluations: Evaluations, answers: Answers) -> list[tuple[str, d
     by_model = {
         model: {
             domain: scores | {"measured": scored[model][domain]}
-            for domain, scores in ((found.task and found.task.domains) or {}).items()
+            for domain, scores in ((evaluation.task and evaluation.task.domains) or {}).items()
         }
-        for model, found in evaluations.items()
+        for model, evaluation in evaluations.items()
     }
     rows = {domain: scores["rows"] for domains in by_model.values() for domain, scores in domains.items()}
     return [
@@ -201,11 +209,11 @@ def compared_values(
     served = product.served
     levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
     return {
-        "against": {one.second: one for one in levels},
-        "gained": {one.second: one for one in gains},
+        "against": {comparison.second: comparison for comparison in levels},
+        "gained": {comparison.second: comparison for comparison in gains},
         "quality": quality_plot(evaluations, chosen),
         "levels_drawn": differences_plot(
-            levels if served else [one for one in levels if not is_base(one.second)],
+            levels if served else [comparison for comparison in levels if not is_base(comparison.second)],
             "levels-drawn",
             f"Against {ORIGINAL}" if served else "Levels against the 16-bit model",
         ),

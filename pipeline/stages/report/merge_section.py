@@ -75,7 +75,13 @@ def table(figures: Figures) -> dict[str, Any]:
     return {
         "modules": modules,
         "rows": [
-            (layer, [share(fmean(found)) if (found := cells.get((layer, one))) else "–" for one in modules])
+            (
+                layer,
+                [
+                    share(fmean(shares)) if (shares := cells.get((layer, module))) else "–"
+                    for module in modules
+                ],
+            )
             for layer in sorted({layer for layer, _ in cells})
         ],
     }

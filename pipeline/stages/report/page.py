@@ -77,7 +77,7 @@ def page_values(
     product = product_of(evaluations)
     reference, served = product.reference(evaluations), product.served
     scores = task_scores(inputs.answers)
-    disturbed = [model for model, found in evaluations.items() if found.is_disturbed]
+    disturbed = [model for model, evaluation in evaluations.items() if evaluation.is_disturbed]
     curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.eval_loss)
     values = compared_values(evaluations, advice.model, scores, reference, seed) | {
         "inputs": inputs,
@@ -101,7 +101,7 @@ def page_values(
         "distills": is_distillation(inputs.evaluations),
         "recovery_sentence": recovery_sentence,
         "quantizing": None if served else quantizing_values(inputs.evaluations, scores, reference, seed),
-        "budgets": [budget_values(found, inputs.evaluations) for found in inputs.budgets],
+        "budgets": [budget_values(budget, inputs.evaluations) for budget in inputs.budgets],
         "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
         "forgetting": forgetting_values(inputs.evaluations, seed),
         "browser": browser_values(inputs.answers),
@@ -133,7 +133,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
     inputs, evaluate = values["inputs"], [f"evaluate@{model}" for model in values["inputs"].evaluations]
     each = "; each model's figures by its own `evaluate`, linked from its name"
     unmerged = values["unmerged"]
-    found = [
+    page_sections = [
         Section("levels", "Models" if unmerged else "Levels", ["report"], each),
         Section("gate", "The gate", ["parity", "report"], each),
         Section("task", "Task quality", ["report"], each),
@@ -161,7 +161,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("resources", "What the stages took", ["report"], "; what was seen, by each stage itself"),
         Section("commands", "Commands", []),
     ]
-    return [section for section in found if section]
+    return [section for section in page_sections if section]
 
 
 def headline(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, Judgment]) -> str:

@@ -18,14 +18,18 @@ def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
     Returns SVG, "" where there is nothing to draw. Without scores the untuned base's levels are left out:
     what they are compared with is another model.
     """
-    scored = all(found.score is not None for model, found in evaluations.items() if not is_base(model))
+    scored = all(
+        evaluation.score is not None for model, evaluation in evaluations.items() if not is_base(model)
+    )
     places = _places(evaluations, scored)
     if not places:
         return ""
     reference = "what it was made from" if product_of(evaluations).served else "the 16-bit model"
     label = "task score, points" if scored else f"same top token as {reference}, %"
     unit, divisor = ("GB", 1e9) if max(place.size for place in places) >= 1e9 else ("MB", 1e6)
-    places = [Place(one.model, one.size / divisor, one.value, one.low, one.high) for one in places]
+    places = [
+        Place(place.model, place.size / divisor, place.value, place.low, place.high) for place in places
+    ]
     ranges = _ranges(places)
     figure, panels = panels_of(f"file size, {unit}", label, INCHES, [3, 1][: len(ranges)])
     figure.set_dpi(72)  # so that a pixel is a point
@@ -33,7 +37,7 @@ def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
     for axes, (low, high) in zip(panels, ranges, strict=True):
         _draw(axes, places, front, recommended)
         axes.set_ylim(low, high)
-        axes.set_xlim(0, max(one.size for one in places) * 1.14)
+        axes.set_xlim(0, max(place.size for place in places) * 1.14)
         axes.yaxis.get_major_locator().set_params(nbins=6 if axes is panels[0] else 2)
     if len(panels) > 1:  # slashes on the left edge, where the scale is broken
         slash = {
@@ -47,49 +51,52 @@ def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
         panels[1].plot([0], [1], transform=panels[1].transAxes, **slash)
     figure.draw_without_rendering()  # the layout fixes where a value lies
     for axes, (low, high) in zip(panels, ranges, strict=True):
-        shown = [one for one in places if low <= one.value <= high]
-        put_labels(axes, shown, {one.model: _color(one.model, recommended) for one in shown}, recommended)
+        shown = [place for place in places if low <= place.value <= high]
+        put_labels(
+            axes, shown, {place.model: _color(place.model, recommended) for place in shown}, recommended
+        )
     words = "; ".join(
-        f"{one.model} {one.size:.4g} {unit}, {one.value:.1f} ({one.low:.1f} to {one.high:.1f})"
-        for one in places
+        f"{place.model} {place.size:.4g} {unit}, {place.value:.1f} ({place.low:.1f} to {place.high:.1f})"
+        for place in places
     )
     return svg_of(
         figure,
         "quality",
         "Quality against file size",
         f"{label} by file size: {words}. On the Pareto front, where nothing smaller is as good: "
-        f"{', '.join(one.model for one in front)}.",
+        f"{', '.join(place.model for place in front)}.",
     )
 
 
 def pareto_front(places: Sequence[Place]) -> list[Place]:
     """Those that no other one beats by being at most as large and at least as good; the smallest first."""
     front: list[Place] = []
-    for one in sorted(places, key=lambda place: (place.size, -place.value)):
-        if not front or one.value > front[-1].value:
-            front.append(one)
+    for place in sorted(places, key=lambda place: (place.size, -place.value)):
+        if not front or place.value > front[-1].value:
+            front.append(place)
     return front
 
 
 def _places(evaluations: Evaluations, scored: bool) -> list[Place]:
     places = []
-    for model, found in evaluations.items():
-        score, same = found.score, found.same_top
-        if scored and found.task and score is not None:
-            low, high = found.task.interval
+    for model, evaluation in evaluations.items():
+        score, same = evaluation.score, evaluation.same_top
+        if scored and evaluation.task and score is not None:
+            low, high = evaluation.task.interval
             low, high = min(low, score), max(high, score)
-            places.append(Place(model, found.bytes, score * 100, low * 100, high * 100))
+            places.append(Place(model, evaluation.bytes, score * 100, low * 100, high * 100))
         elif not scored and same is not None and not is_base(model):
-            places.append(Place(model, found.bytes, same * 100, same * 100, same * 100))
+            places.append(Place(model, evaluation.bytes, same * 100, same * 100, same * 100))
     return places
 
 
 def _ranges(places: Sequence[Place]) -> list[tuple[float, float]]:
     """The y axis from bottom to top; in two parts, upper first, if nothing is between base and tuned."""
-    untuned, tuned = ([one for one in places if is_base(one.model) == base] for base in (True, False))
+    untuned, tuned = ([place for place in places if is_base(place.model) == base] for base in (True, False))
     groups = [group for group in (tuned, untuned) if group]
     spans = sorted(
-        ((min(one.low for one in group), max(one.high for one in group)) for group in groups), reverse=True
+        ((min(place.low for place in group), max(place.high for place in group)) for group in groups),
+        reverse=True,
     )
     least, most = spans[-1][0], spans[0][1]
     if len(spans) == 1 or spans[0][0] - spans[1][1] < BREAK * (most - least):
@@ -102,15 +109,15 @@ def _draw(axes: Any, places: Sequence[Place], front: Sequence[Place], recommende
     """The models with their intervals, and the front."""
     if len(front) > 1:
         axes.plot(
-            [one.size for one in front],
-            [one.value for one in front],
+            [place.size for place in front],
+            [place.value for place in front],
             drawstyle="steps-post",
             color=MUTED,
             linewidth=1.3,
             linestyle=(0, (4, 3)),
         )
-    for one in places:
-        put_point(axes, one, _color(one.model, recommended), hollow=is_base(one.model))
+    for place in places:
+        put_point(axes, place, _color(place.model, recommended), hollow=is_base(place.model))
 
 
 def _color(model: str, recommended: str | None) -> str:

@@ -63,10 +63,12 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, 
     """What the section's template needs: a row per level, and a sentence for each level that was improved."""
 
     def side(model: str, sixteen: str) -> Side:
-        found, task = evaluations.get(model), compare(sixteen, model, scores, seed)
-        if found is None or found.reference != sixteen:
-            return Side(model, found is not None, task=task)
-        return Side(model, True, found.kld_mean, found.same_top, found.all_tokens.kld_mean, task)
+        evaluation, task = evaluations.get(model), compare(sixteen, model, scores, seed)
+        if evaluation is None or evaluation.reference != sixteen:
+            return Side(model, evaluation is not None, task=task)
+        return Side(
+            model, True, evaluation.kld_mean, evaluation.same_top, evaluation.all_tokens.kld_mean, task
+        )
 
     rows = []
     for level in _levels(evaluations):
@@ -100,12 +102,12 @@ def change(ratio: float) -> str:
 def _improved(evaluations: Evaluations, scores: Scores, seed: int) -> list[str]:
     """What an importance matrix or distilling did to each level made with and without; which is better."""
     sentences = []
-    for model, found in evaluations.items():
+    for model, evaluation in evaluations.items():
         level = improved_from(model)
         plain = evaluations.get(level) if level else None
-        if not level or not plain or found.kld_mean is None or not plain.kld_mean:
+        if not level or not plain or evaluation.kld_mean is None or not plain.kld_mean:
             continue
-        before, after = plain.kld_mean, found.kld_mean
+        before, after = plain.kld_mean, evaluation.kld_mean
         sentences.append(
             f"{IMPROVED[model[len(level) :].lower()]} {change(after / before)}: {level} has a mean KLD of "
             f"{before:.3g} without and {after:.3g} with it."
@@ -119,16 +121,17 @@ def _better(plain: str, improved: str, nearer: bool, scores: Scores, seed: int) 
 
     Where the scores don't tell, divergence does: `nearer` says that of `improved` is the lower.
     """
-    found = compare(plain, improved, scores, seed)
-    if found is None:
+    comparison = compare(plain, improved, scores, seed)
+    if comparison is None:
         return ""
-    if found.verdict == "noise":
+    if comparison.verdict == "noise":
         best, by = improved if nearer else plain, "divergence"
     else:
-        best, by = improved if found.verdict == "better" else plain, "the scores"
+        best, by = improved if comparison.verdict == "better" else plain, "the scores"
     return (
-        f" On the same {found.rows} held-out rows {improved} scores {signed(found.difference.points)} points "
-        f"({found.interval}) against {plain}, {found.words}: by {by} {best} is the better of the two."
+        f" On the same {comparison.rows} held-out rows {improved} scores "
+        f"{signed(comparison.difference.points)} points ({comparison.interval}) against {plain}, "
+        f"{comparison.words}: by {by} {best} is the better of the two."
     )
 
 
@@ -173,13 +176,14 @@ def budget_values(budget: Budget, evaluations: Evaluations) -> dict[str, Any]:
 def _shipped(budget: Budget) -> str:
     """Which file ships, and why."""
     rival = budget.rival
-    own = f"the chosen types diverge {budget.kld:.4f} nats from 16 bit"
+    chosen = f"chosen types diverge {budget.kld:.4f} nats from 16 bit"
     if rival is None:
-        return f"No fixed level is as small, so nothing was held against them: {own}."
+        return f"No fixed level is as small, so nothing was held against them: the {chosen}."
     theirs = f"{rival.level}, the best fixed level that fits ({size(rival.bytes)}), {rival.kld:.4f}"
     chance = f"p {probability(rival.p_value)}, paired over rows"
     if budget.chosen == "own":
-        return f"The chosen types ship: {own[4:]}, {theirs} ({chance})."
+        return f"The chosen types ship: {chosen}, {theirs} ({chance})."
     return (
-        f"{rival.level} ships, for the chosen types are not better beyond noise: {own}, {theirs} ({chance})."
+        f"{rival.level} ships, for the chosen types are not better beyond noise: the {chosen}, {theirs} "
+        f"({chance})."
     )

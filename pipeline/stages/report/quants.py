@@ -97,7 +97,9 @@ def write_data_files(
     loss: float | None,
 ) -> None:
     """Publish quants.csv, quants.json and metrics.json into `folder`; `loss` is training's last."""
-    table = {model: flat_figures(found, verdicts.get(model)) for model, found in evaluations.items()}
+    table = {
+        model: flat_figures(evaluation, verdicts.get(model)) for model, evaluation in evaluations.items()
+    }
     write_csv(folder / "quants.csv", table)
     measured = {
         model: {key: value for key, value in row.items() if value is not None} for model, row in table.items()

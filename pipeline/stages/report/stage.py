@@ -92,7 +92,7 @@ def read_template(adapter: Path) -> str | None:
 def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None = None) -> str:
     """The `llama-server` command for `gguf` with `lora`, run in the project, with `quench serve`'s flags."""
     # in a checkout the build lies in the project's own folder
-    own = DEFAULT_HOME.relative_to(PROJECT) if DEFAULT_HOME.is_relative_to(PROJECT) else DEFAULT_HOME
-    home = Path(llama_home) if llama_home else own
+    default_home = DEFAULT_HOME.relative_to(PROJECT) if DEFAULT_HOME.is_relative_to(PROJECT) else DEFAULT_HOME
+    home = Path(llama_home) if llama_home else default_home
     tools = PrintedTools(home / "build" / "bin", home)
     return shlex.join(printed_command(tools, gguf, serve, KEY_FILE, lora))

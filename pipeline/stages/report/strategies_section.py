@@ -15,49 +15,55 @@ VERDICTS = {
 }
 
 
-def strategies_values(found: Mapping[str, Any]) -> dict[str, Any]:
+def strategies_values(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What the section needs of `reports/strategies.json`; "seeds" alone, empty, where not measured."""
-    if not found["seeds"]:
+    if not summary["seeds"]:
         return {"seeds": []}
-    reference = found["reference"]
+    reference = summary["reference"]
     return {
-        "seeds": found["seeds"],
-        "rows": found["rows"],
-        "scorer": found["scorer"],
-        "disk_counted": found["disk_counted"],
+        "seeds": summary["seeds"],
+        "rows": summary["rows"],
+        "scorer": summary["scorer"],
+        "disk_counted": summary["disk_counted"],
         "reference": reference,
-        "machines": found["machines"],
-        "untuned_general": found.get("untuned_general"),
+        "machines": summary["machines"],
+        "untuned_general": summary.get("untuned_general"),
         "levels": [
-            level_values(level, found["levels"][level], reference) for level in sorted(found["levels"])
+            level_values(level, summary["levels"][level], reference) for level in sorted(summary["levels"])
         ],
-        "few": len(found["seeds"]) < 3,
+        "few": len(summary["seeds"]) < 3,
     }
 
 
-def level_values(level: str, found: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
+def level_values(
+    level: str, level_summary: Mapping[str, Any], reference: Mapping[str, Any]
+) -> dict[str, Any]:
     """One level: a row for each strategy, which one to take and why, and the drawing."""
-    measured = [strategy for strategy in STRATEGIES if strategy in found["strategies"]]
+    measured = [strategy for strategy in STRATEGIES if strategy in level_summary["strategies"]]
     against, perfect = (
-        {one["second"]: one for one in found[key] if one["first"] == measured[0]}
+        {
+            difference["second"]: difference
+            for difference in level_summary[key]
+            if difference["first"] == measured[0]
+        }
         for key in ("differences", "perfect_differences")
     )
     rows = [
         {
             "strategy": strategy,
-            "chosen": strategy == found["recommended"],
-            **found["strategies"][strategy],
+            "chosen": strategy == level_summary["recommended"],
+            **level_summary["strategies"][strategy],
             "difference": difference_cell(against.get(strategy)),
             "perfect_difference": difference_cell(perfect.get(strategy)),
-            "general_change": difference_cell(found["strategies"][strategy]["general_change"]),
+            "general_change": difference_cell(level_summary["strategies"][strategy]["general_change"]),
         }
         for strategy in measured
     ]
     return {
         "level": level,
         "rows": rows,
-        "sentence": found["sentence"],
-        "decided": found["decided"],
+        "sentence": level_summary["sentence"],
+        "decided": level_summary["decided"],
         "drawn": strategies_plot(level, rows, reference),
     }
 
@@ -83,7 +89,7 @@ def strategies_plot(level: str, rows: Sequence[Mapping[str, Any]], reference: Ma
     axes.axvline(100 * reference["score"], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     for place, row in enumerate(rows):
         value, low, high = (100 * row[key] for key in ("score", "score_low", "score_high"))
-        seeds = [100 * one["score"] for one in row["by_seed"]]
+        seeds = [100 * figures["score"] for figures in row["by_seed"]]
         axes.plot(seeds, [place + 0.22] * len(seeds), linestyle="none", marker="|", markersize=7, color=MUTED)
         color, marker = (ACCENT, "D") if row["chosen"] else (INK, "o")
         put_interval(axes, place, value, (low, high), color, marker)

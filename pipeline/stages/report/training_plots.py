@@ -82,24 +82,26 @@ def samples_over_time(metrics_log: Sequence[Mapping[str, Any]]) -> list[dict[str
     ]
     return [
         {
-            "prompt": asked["prompt"],
-            "reference": asked["reference"],
+            "prompt": question["prompt"],
+            "reference": question["reference"],
             "answers": [
                 {
                     "step": row["step"],
                     "text": row["samples"][number]["answer"],
-                    "right": row["samples"][number]["answer"] == asked["reference"],
+                    "right": row["samples"][number]["answer"] == question["reference"],
                 }
                 for row in chosen
             ],
         }
-        for number, asked in enumerate(chosen[0]["samples"][:QUESTIONS_SHOWN])  # the same questions each time
+        for number, question in enumerate(
+            chosen[0]["samples"][:QUESTIONS_SHOWN]
+        )  # the same questions each time
     ]
 
 
 def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
     """The curves of what the method measures beside its loss (`MEASURES`)."""
-    found: dict[str, str] = {}
+    drawings: dict[str, str] = {}
     for name, (title, unit, _) in MEASURES.items():
         ours, held_out = (
             [
@@ -116,8 +118,8 @@ def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
                 axes.plot(*zip(*held_out, strict=True), marker="D", color=WARM, markersize=5, linewidth=1.4)
             words = f"{title} from {ours[0][1]:.3g} to {ours[-1][1]:.3g}"
             ends = f"; of held-out ones {held_out[-1][1]:.3g} at the end" if held_out else ""
-            found[name] = svg_of(figure, name, title, f"{words}{ends}.")
-    return found
+            drawings[name] = svg_of(figure, name, title, f"{words}{ends}.")
+    return drawings
 
 
 def _loss_plot(
@@ -206,8 +208,8 @@ def _plain_plot(
 
 def _points(rows: Rows, key: str) -> list[tuple[float, float]]:
     """(step, value) of the rows that have a finite value."""
-    found = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) not in (None, "")]
-    return [(step, value) for step, value in found if math.isfinite(value)]
+    points = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) not in (None, "")]
+    return [(step, value) for step, value in points if math.isfinite(value)]
 
 
 def _draw(axes: Any, points: list[tuple[float, float]], *, smooth: bool = True) -> None:
