@@ -85,24 +85,22 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
         judged,
         load,
         tools,
-        lambda candidate, server: check_rows(
-            candidate, server, rows, ctx_size=load.ctx_size, max_new_tokens=evaluate.max_new_tokens
+        lambda file, server: check_rows(
+            file, server, rows, ctx_size=load.ctx_size, max_new_tokens=evaluate.max_new_tokens
         ),
     )
-    answers = {
-        candidate.name: answers_of(candidate, rows, load, evaluate, tools, root) for candidate in judged
-    }
+    answers = {file.name: answers_of(file, rows, load, evaluate, tools, root) for file in judged}
     tasks = {name: scored(name, mine, evaluate, root) for name, mine in answers.items()}
     apart = divergences(judged, reference, rows[: evaluate.perplexity_rows], load, tools, root)
     values = {
-        candidate.name: file_values(candidate, judged)
+        file.name: file_values(file, judged)
         | {
-            "memory": memory_values(candidate, load, room, served[candidate.name]),
-            "served": served[candidate.name].as_values(),
-            "task": tasks[candidate.name],
-            "divergence": apart[candidate.name],
+            "memory": memory_values(file, load, room, served[file.name]),
+            "served": served[file.name].as_values(),
+            "task": tasks[file.name],
+            "divergence": apart[file.name],
         }
-        for candidate in judged
+        for file in judged
     }
     points = common_points(answers)
     pairs = pairs_of(points, evaluate.seed)
@@ -182,21 +180,19 @@ def scored(name: str, answers: list[dict[str, Any]], settings: Evaluate, root: P
     return figures
 
 
-def file_values(candidate: Candidate, all_of_them: Sequence[Candidate]) -> dict[str, Any]:
+def file_values(file: Candidate, all_of_them: Sequence[Candidate]) -> dict[str, Any]:
     """What a file is, as JSON."""
-    same = next(
-        (other.name for other in all_of_them if other.sha256 == candidate.sha256 and other.copy == 0), ""
-    )
+    same = next((other.name for other in all_of_them if other.sha256 == file.sha256 and other.copy == 0), "")
     return {
-        "path": candidate.path.name,
-        "sha256": candidate.sha256,
-        "same_bytes_as": same if candidate.copy else None,
-        "bytes": candidate.bytes,
-        "architecture": candidate.architecture,
-        "parameters": candidate.parameters,
-        "bits_per_weight": candidate.bits_per_weight,
-        "tensor_types": dict(candidate.types),
-        "context_length": candidate.positions,
+        "path": file.path.name,
+        "sha256": file.sha256,
+        "same_bytes_as": same if file.copy else None,
+        "bytes": file.bytes,
+        "architecture": file.architecture,
+        "parameters": file.parameters,
+        "bits_per_weight": file.bits_per_weight,
+        "tensor_types": dict(file.types),
+        "context_length": file.positions,
     }
 
 
