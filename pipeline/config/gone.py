@@ -65,6 +65,7 @@ GONE: Mapping[str, Gone] = {
     "serve.n_gpu_layers": Gone("auto", ALL_OF_LLAMA_CPP, "machine.n_gpu_layers"),
     "train.grpo.n_gpu_layers": Gone(0, ALL_OF_LLAMA_CPP, "machine.n_gpu_layers"),
     "llamacpp.home": Gone(None, "it is called machine.llama_cpp", "machine.llama_cpp"),
+    "report.max_task_drop": Gone(5.0, "half of report.gate.max_task_drop is recommended still"),
     "serve.max_restarts": Gone(5, "a server is started again five times within an hour"),
     "serve.flash_attn": Gone("auto", "llama-server decides it"),
 }

@@ -172,7 +172,6 @@ KEYS = {
     "evaluate.parallel": Other(1),
     "evaluate.seed": Other(1),
     "report.memory_gb": Other(0.01),
-    "report.max_task_drop": Other(50.0),
     "report.gate.max_kld": Other(1e-6),
     "report.gate.min_same_top": Other(1.0),
     "report.gate.max_kld_trained": Other(1e-6),

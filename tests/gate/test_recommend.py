@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.params import load_params
-from pipeline.config.sections import Serve
+from pipeline.config.sections import Gate, Report, Serve
 from pipeline.core.places import PROJECT
 from pipeline.gate.recommend import Recommendation, Room, recommend
 from pipeline.planning.serving import GB
@@ -247,6 +247,11 @@ def test_rows_too_few_for_the_drop_are_pointed_out() -> None:
     assert choose(F16=model(270, 0.75, 0.02), Q4=model(105, 0.75, 0.02)).warnings == ()
     exact = {"F16": model(270, 0.75, 0.0625), "Q4": model(105, 0.75, 0.0625)}
     assert choose(max_task_drop=6.25, **exact).warnings == ()
+
+
+@pytest.mark.parametrize(("refused", "allowed"), [(10.0, 5.0), (3.0, 1.5), (0.0, 0.0), (None, 5.0)])
+def test_half_of_the_drop_that_is_refused_is_recommended_still(refused: float | None, allowed: float) -> None:
+    assert Report(gate=Gate(max_task_drop=refused)).max_task_drop == allowed
 
 
 def test_what_is_only_the_best_of_what_fits_is_below_the_standard() -> None:

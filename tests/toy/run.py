@@ -89,7 +89,7 @@ def report() -> None:
         run_tool(["sleep", "300"])
     wait(Path("hold").exists)  # the test wants a run that lasts
     models = [Path(f"models/{NAME}-{level}.gguf").read_text() for level in PARAMS["quantize"]["levels"]]
-    write("reports/index.html", f"{''.join(models)}{PARAMS['report']['max_task_drop']}")
+    write("reports/index.html", f"{''.join(models)}{PARAMS['report']['gate']['max_task_drop']}")
 
 
 def wait(reason: Callable[[], bool]) -> None:

@@ -494,7 +494,7 @@ def test_changed_parameter_and_back(toy: Toy, tmp_path: Path) -> None:
     assert toy.repro() == []
     assert toy.bytes() == before
     toy.agree()
-    other.change("max_task_drop: 5.0", "max_task_drop: 4.0")
+    other.change("max_task_drop: 10.0", "max_task_drop: 8.0")
     other.build()
     assert other.ran()[len(ALL) :] == ["report"]
     other.agree()
@@ -599,7 +599,7 @@ def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
     """kill -9 of the tool alone: its stage, and the tool that this runs, are gone in seconds; the next run
     sweeps, and ends in the same bytes.
     """
-    toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
+    toy.change("max_task_drop: 10.0", "max_task_drop: 8.0")
     (toy.root / "tool").touch()
     with (toy.root / "output").open("w") as output:
         run = subprocess.Popen([BIN / victim[0], *victim[1:]], cwd=toy.root, stdout=output, stderr=output)
@@ -693,7 +693,7 @@ def test_a_lock_file_that_a_kill_cut_short_is_set_aside(toy: Toy, keep: float) -
 @pytest.mark.usefixtures("whole_processes")
 def test_many_starts_at_once(toy: Toy, starts: int) -> None:
     """Behavior 12: one works, the others name it and leave with 6."""
-    toy.change("max_task_drop: 5.0", "max_task_drop: 4.0")
+    toy.change("max_task_drop: 10.0", "max_task_drop: 8.0")
     (toy.root / "hold").touch()
     logs = [(toy.root / f"output-{number}").open("w+") for number in range(starts)]
     runs = [

@@ -21,6 +21,8 @@ from pipeline.config.sections.values import (
     key,
 )
 
+MAX_TASK_DROP = 10.0
+
 
 class Gate(Section):
     max_kld: KldLimit | None = key(
@@ -40,7 +42,9 @@ class Gate(Section):
         "weights under an adapter that was trained on NF4); auto: what is published for NF4's size",
     )
     max_task_drop: Points | None = key(
-        10.0, "points (of 100) below F16 (gguf: below the base alone), the entire 95 % interval above this"
+        MAX_TASK_DROP,
+        "points (of 100) below F16 (gguf: below the base alone), the entire 95 % interval above this; a "
+        "level is recommended up to half of it",
     )
     min_stopped: Fraction | None = key(0.9, "share of answers that end by themselves below this, 0 to 1")
     max_forgetting: Points | None = key(
@@ -59,10 +63,15 @@ class Report(Section):
         "memory the model is to be served in, in GB as cards are sold (8.0: 8 GiB); the recommendation "
         "fits it",
     )
-    max_task_drop: Points = key(
-        5.0, "a level may score this many points (of 100) below F16 and still be recommended"
-    )
     gate: Gate = group(Gate, "what `quench ship` refuses; null: that rule is off")
+
+    @property
+    def max_task_drop(self) -> float:
+        """Points (of 100) that a level may score below F16 and still be recommended: half of what the gate
+        lets pass, or half of its default where that rule is off.
+        """
+        refused = self.gate.max_task_drop
+        return (MAX_TASK_DROP if refused is None else refused) / 2
 
 
 class ServeKeys(Section):
