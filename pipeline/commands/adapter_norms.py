@@ -22,38 +22,38 @@ from pipeline.pages.heat_map import modules_of
 
 def main(adapter: Path, base: Path | None, *, as_json: bool) -> None:
     """Print the norms. Raises what `adapter_norms` does."""
-    found, also = adapter_norms(adapter, base), uncounted(adapter)
+    norms, also = adapter_norms(adapter, base), uncounted(adapter)
     if as_json:
         if also:
             print(also, file=sys.stderr)
-        print(json.dumps([one._asdict() for one in found], indent=2, ensure_ascii=False))
+        print(json.dumps([tensor._asdict() for tensor in norms], indent=2, ensure_ascii=False))
         return
     console = wide_console()
-    shown = [one._replace(module=together(one.module)) for one in found]
+    shown = [tensor._replace(module=together(tensor.module)) for tensor in norms]
     console.print(_by_module(shown))
     console.print(_by_layer(shown))
-    idle = [one.tensor for one in found if not one.norm_update]
+    idle = [tensor.tensor for tensor in norms if not tensor.norm_update]
     if idle:
-        console.print(f"{len(idle)} of {len(found)} change nothing, first {idle[0]}", markup=False)
+        console.print(f"{len(idle)} of {len(norms)} change nothing, first {idle[0]}", markup=False)
     if also:
         console.print(also, markup=False)
 
 
-def _by_module(found: Sequence[Norms]) -> object:
+def _by_module(norms: Sequence[Norms]) -> object:
     """Means by module, of all experts together."""
     table = plain_table(
         "module", "tensors", "rank", "scale", "‖A‖", "‖B‖", "‖s·B·A‖", "÷ ‖W‖", numbers=range(1, 8)
     )
-    for module in modules_of((0, one.module) for one in found):
-        mine = [one for one in found if one.module == module]
-        shares = [one.relative for one in mine if one.relative is not None]
+    for module in modules_of((0, tensor.module) for tensor in norms):
+        of_module = [tensor for tensor in norms if tensor.module == module]
+        shares = [tensor.relative for tensor in of_module if tensor.relative is not None]
         table.add_row(
             module,
-            str(len(mine)),
-            _range([one.rank for one in mine]),
-            _range([one.scale for one in mine]),
+            str(len(of_module)),
+            _range([tensor.rank for tensor in of_module]),
+            _range([tensor.scale for tensor in of_module]),
             *(
-                f"{fmean(getattr(one, key) for one in mine):.4g}"
+                f"{fmean(getattr(tensor, key) for tensor in of_module):.4g}"
                 for key in ("norm_a", "norm_b", "norm_update")
             ),
             f"{fmean(shares):.3%}" if shares else "–",
@@ -66,15 +66,15 @@ def _range(values: Sequence[float]) -> str:
     return f"{least:g}" if least == most else f"{least:g}–{most:g}"
 
 
-def _by_layer(found: Sequence[Norms]) -> object:
+def _by_layer(norms: Sequence[Norms]) -> object:
     """‖s·B·A‖ of every layer and module; of a layer's experts together."""
-    modules = modules_of((0, one.module) for one in found)
+    modules = modules_of((0, tensor.module) for tensor in norms)
     short = [module.partition(".")[2] or module for module in modules]
     table = plain_table("‖s·B·A‖", *short, numbers=range(1, len(modules) + 1))
-    layers = sorted({one.layer for one in found}, key=lambda layer: (layer is None, layer or 0))
+    layers = sorted({tensor.layer for tensor in norms}, key=lambda layer: (layer is None, layer or 0))
     for layer in layers:
         cells = [
-            [one.norm_update for one in found if one.layer == layer and one.module == module]
+            [tensor.norm_update for tensor in norms if tensor.layer == layer and tensor.module == module]
             for module in modules
         ]
         name = "outside the layers" if layer is None else f"layer {layer}"

@@ -136,17 +136,17 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
                 show(safe(f"{error}\n", lines=True))
 
 
-def main(params: Params, root: Path, asked: str | None) -> None:
-    """Chat with the running server; `ConfigError` if it serves another model than `asked`."""
+def main(params: Params, root: Path, model: str | None) -> None:
+    """Chat with the running server; `ConfigError` if it serves another model than `model`."""
     with connect(f"http://127.0.0.1:{params.serve.port}", read_key(root / KEY_FILE)) as client:
         served = served_model(client)
         if (
-            asked
-            and served.partition("+")[0] != f"{params.convert.name}-{Project(params, root).name_of(asked)}"
+            model
+            and served.partition("+")[0] != f"{params.convert.name}-{Project(params, root).name_of(model)}"
         ):
             raise ConfigError(
                 "Q-SERVE-020",
-                f"{served} is served, not {asked}: stop that server, then `quench serve {asked}`",
+                f"{served} is served, not {model}: stop that server, then `quench serve {model}`",
             )
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives input() history and line editing)
@@ -174,10 +174,10 @@ def _answer(client: httpx.Client, messages: list[Message], show: Callable[[str],
         finally:
             if dim:
                 show(PLAIN)
-    known = timings.keys() >= {"predicted_n", "predicted_per_second"}
+    has_speed = timings.keys() >= {"predicted_n", "predicted_per_second"}
     show(
         f"\n[{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s]\n"
-        if known
+        if has_speed
         else "\n"
     )
     return text

@@ -59,11 +59,11 @@ def doctor(*, root: Path, lock: Path) -> list[Check]:
 
 def python() -> Check:
     """Python 3.11 or later."""
-    found = ".".join(map(str, sys.version_info[:3]))
+    version = ".".join(map(str, sys.version_info[:3]))
     return (
-        Check("Python", "pass", found)
+        Check("Python", "pass", version)
         if sys.version_info >= (3, 11)
-        else Check("Python", "fail", found, "install Python 3.11 or later")
+        else Check("Python", "fail", version, "install Python 3.11 or later")
     )
 
 
@@ -93,9 +93,9 @@ def packages(lock: Path) -> Check:
     """The packages on which results depend, at the versions of the lock file."""
     pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
     if wrong := [
-        f"{name} {found or 'missing'} (pinned {pins[name]})"
+        f"{name} {installed or 'missing'} (pinned {pins[name]})"
         for name in PINNED
-        if (found := _version(name)) != pins[name]
+        if (installed := _version(name)) != pins[name]
     ]:
         return Check("packages", "fail", ", ".join(wrong), "run `make setup`")
     return Check("packages", "pass", f"{len(PINNED)} pins as in {lock.name}")
@@ -103,8 +103,10 @@ def packages(lock: Path) -> Check:
 
 def torch() -> Check:
     """PyTorch is installed; its version names its build (CPU, CUDA)."""
-    found = _version("torch")
-    return Check("torch", "pass", found) if found else Check("torch", "fail", "missing", "run `make setup`")
+    version = _version("torch")
+    return (
+        Check("torch", "pass", version) if version else Check("torch", "fail", "missing", "run `make setup`")
+    )
 
 
 def configuration(root: Path) -> tuple[Check, str | None]:
@@ -149,7 +151,7 @@ def llama_cpp(home: str | None) -> Check:
             f"its Python binding is {binding or 'missing'}, {VERSION} is pinned",
             "run `make setup`",
         )
-    seen = ", ".join(f"{one.name} {one.description}" for one in devices(tools)) or "no GPU"
+    seen = ", ".join(f"{device.name} {device.description}" for device in devices(tools)) or "no GPU"
     finding = f"{version} in {tools.bin}{f' ({chosen})' if chosen else ''}; it sees {seen}"
     if seen == "no GPU" and accelerator_name():
         build = "make setup LLAMA=auto" if IS_CHECKOUT else "quench doctor setup --llama auto"
@@ -183,12 +185,12 @@ def gpu() -> Check:
         return Check("GPU", "warn", sentence, "until then training takes the CPU")
     if card is None:
         return Check("GPU", "pass", "none is seen; training takes the CPU")
-    found = f"{card.name} of {memory_gb(card.memory)}" if card.memory else card.name
-    found += f", driver {card.driver}" if card.driver else ""
+    described = f"{card.name} of {memory_gb(card.memory)}" if card.memory else card.name
+    described += f", driver {card.driver}" if card.driver else ""
     if "+cpu" in (_version("torch") or ""):
         remedy = "run `make setup TORCH=auto`" if IS_CHECKOUT else "run `quench doctor setup --torch auto`"
-        return Check("GPU", "warn", f"{found}, but torch is a CPU build", remedy)
-    return Check("GPU", "pass", found)
+        return Check("GPU", "warn", f"{described}, but torch is a CPU build", remedy)
+    return Check("GPU", "pass", described)
 
 
 def main(root: Path) -> None:

@@ -49,12 +49,12 @@ def troubleshooting() -> str:
     """docs/troubleshooting.md: the hand-written beginning, then a table per area."""
     areas = groupby(catalog().values(), key=lambda problem: problem.area)
     return "\n".join(
-        [HEAD.read_text(encoding="utf-8"), *(_table(area, list(found)) for area, found in areas)]
+        [HEAD.read_text(encoding="utf-8"), *(_table(area, list(problems)) for area, problems in areas)]
     )
 
 
 def _table(area: str, problems: Sequence[Problem]) -> str:
-    rows = [(one.id, exit_code(one), one.when, one.remedy) for one in problems]
+    rows = [(problem.id, exit_code(problem), problem.when, problem.remedy) for problem in problems]
     lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
     return f"### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n" + "".join(
         f"| {line} |\n" for line in lines

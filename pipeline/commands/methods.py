@@ -67,18 +67,18 @@ def settings() -> Iterator[dict[str, str]]:
 def table_rows() -> list[dict[str, str]]:
     """`rows`, a refusal as a dash."""
     return [
-        {name: value if name not in BASES or value == "yes" else "–" for name, value in one.items()}
-        for one in rows()
+        {name: value if name not in BASES or value == "yes" else "–" for name, value in row.items()}
+        for row in rows()
     ]
 
 
 def markdown() -> str:
     """Both tables as docs/methods.md has them; a refusal is a dash."""
-    return "\n".join("\n".join(_lines(found)) + "\n" for found in (table_rows(), list(settings())))
+    return "\n".join("\n".join(_lines(table)) + "\n" for table in (table_rows(), list(settings())))
 
 
-def _lines(found: list[dict[str, str]]) -> Iterator[str]:
-    for cells in (found[0].keys(), ("---" for _ in found[0]), *(one.values() for one in found)):
+def _lines(rows: list[dict[str, str]]) -> Iterator[str]:
+    for cells in (rows[0].keys(), ("---" for _ in rows[0]), *(row.values() for row in rows)):
         yield "| " + " | ".join(cells) + " |"
 
 
@@ -93,12 +93,12 @@ def main(*, as_json: bool = False, as_markdown: bool = False) -> None:
     from rich.table import Table
 
     output = console()
-    for found in (table_rows(), list(settings())):
-        table = Table(*found[0])
-        for row in found:
+    for records in (table_rows(), list(settings())):
+        table = Table(*records[0])
+        for row in records:
             table.add_row(*row.values())
         output.print(table)
-    for one in rows():
+    for method in rows():
         for base in BASES:
-            if one[base] != "yes":
-                print(f"{one['method']} on {base}: {one[base]}")
+            if method[base] != "yes":
+                print(f"{method['method']} on {base}: {method[base]}")

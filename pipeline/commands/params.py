@@ -44,37 +44,41 @@ def main(file: Path, section: str | None, *, as_json: bool, complete: bool, only
         read = read_params(file)
     recipe = recipe_of(file)
     shown = [
-        one
-        for one in settings(read, recipe)
-        if section is None or one.name == section or one.name.startswith(f"{section}.")
+        setting
+        for setting in settings(read, recipe)
+        if section is None or setting.name == section or setting.name.startswith(f"{section}.")
     ]
     if not shown:
         raise ConfigError(
             "Q-COMMANDS-001", f"no section or key is called {section!r}: `quench config show` shows all"
         )
     if only_idle:
-        names = {one.name for one in shown}
+        names = {setting.name for setting in shown}
         sentences = {key: why for key, why in idle_settings(read.params).items() if key in names}
         print(json.dumps(sentences, indent=2) if as_json else "\n".join(sentences.values()) or "none")
     elif as_json:
-        values = {one.name: {"value": one.value, "from": one.origin, "line": one.line} for one in shown}
+        values = {
+            setting.name: {"value": setting.value, "from": setting.origin, "line": setting.line}
+            for setting in shown
+        }
         print(json.dumps(values, indent=2, ensure_ascii=False))
     else:
-        longest = max(len(one.name) for one in shown)
-        for one in shown:
+        longest = max(len(setting.name) for setting in shown)
+        for setting in shown:
             print(
-                f"{one.name:<{longest}}  {as_yaml(one.value):<{WIDEST}}  {_sentence(one, file.name, recipe)}"
+                f"{setting.name:<{longest}}  {as_yaml(setting.value):<{WIDEST}}  "
+                f"{_sentence(setting, file.name, recipe)}"
             )
             if section is not None:
-                print("\n".join(comment_of(tuple(one.name.split(".")))))
+                print("\n".join(comment_of(tuple(setting.name.split(".")))))
 
 
 def settings(read: Read, recipe: str | None) -> list[Setting]:
     """Every key in the schema's order; `recipe` is the one that the file was written from."""
-    known, defaults = read.params.model_dump(mode="json"), Params().model_dump(mode="json")
+    values, defaults = read.params.model_dump(mode="json"), Params().model_dump(mode="json")
     written = {} if recipe is None else read_params(RECIPES / f"{recipe}.yaml").params.model_dump(mode="json")
     return [
-        _setting(place, read, known, defaults, written)
+        _setting(place, read, values, defaults, written)
         for place, field in keys_of(Params)
         if not group_of(field)
     ]
@@ -84,30 +88,30 @@ def recipe_of(file: Path) -> str | None:
     """The recipe that a comment at the beginning of `file` names, as `quench config use` writes it; None if
     there is none.
     """
-    found = re.search(rf"^# {TITLE} ([\w.-]+):", file.read_text(encoding="utf-8")[:2000], re.MULTILINE)
-    return found[1] if found and found[1] in recipe_names() else None
+    title = re.search(rf"^# {TITLE} ([\w.-]+):", file.read_text(encoding="utf-8")[:2000], re.MULTILINE)
+    return title[1] if title and title[1] in recipe_names() else None
 
 
-def _setting(place: Key, read: Read, known: Any, defaults: Any, written: Any) -> Setting:
-    value, line = value_at(known, place), read.lines.get(place)
+def _setting(place: Key, read: Read, values: Any, defaults: Any, written: Any) -> Setting:
+    value, line = value_at(values, place), read.lines.get(place)
     origin = "recipe" if written and value == value_at(written, place) else "params.yaml"
     if line is None or value == value_at(defaults, place):
         origin = "default"
     return Setting(".".join(place), value, origin, line)
 
 
-def _sentence(one: Setting, file: str, recipe: str | None) -> str:
-    if one.line is None:
+def _sentence(setting: Setting, file: str, recipe: str | None) -> str:
+    if setting.line is None:
         return "default (left out)"
     reasons = {"params.yaml": "", "recipe": f", as in recipe {recipe}", "default": ", the default"}
-    return f"{file}:{one.line}{reasons[one.origin]}"
+    return f"{file}:{setting.line}{reasons[setting.origin]}"
 
 
 def idle_settings(params: Params) -> dict[str, str]:
     """{key: a sentence on why it does nothing} of the settings that are not their defaults: by the other
     settings (`pipeline.config.conditions`), and for want of a GPU that llama.cpp could use.
     """
-    return {one.key: str(one) for one in idle(params)} | dict(_layers(params))
+    return {setting.key: str(setting) for setting in idle(params)} | dict(_layers(params))
 
 
 def _layers(params: Params) -> Iterator[tuple[str, str]]:

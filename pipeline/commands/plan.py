@@ -72,8 +72,8 @@ def main(
     params: Params, root: Path, hardware: Hardware, *, config: Path | None, serve: bool, as_json: bool
 ) -> None:
     """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
-    vram, asked = hardware.vram, hardware.processes
-    processes = wanted_processes("train", None if asked is None else str(asked))
+    vram, processes_given = hardware.vram, hardware.processes
+    processes = wanted_processes("train", None if processes_given is None else str(processes_given))
     shape = load_shape(config) if config else find_shape(params, root)
     card = Card(f"a card of {vram:g} GB", int(vram * MEMORY_GB), "cuda") if vram else first_gpu()
     if params.train.device == "cpu" and not serve:
@@ -103,7 +103,7 @@ def main(
     if as_json:
         value = plan.as_json() | {
             "stages": {name: asdict(planned) for name, planned in stages.items()},
-            "distill": [asdict(one) for one in distillations],
+            "distill": [asdict(distillation) for distillation in distillations],
             "idle": idle_settings(params),
         }
         print(json.dumps(value, indent=2, ensure_ascii=False))
@@ -118,8 +118,8 @@ def main(
                 "A forward has a prompt's completions together: the memory is that of preprocess.max_length "
                 "tokens in all, and more if they are longer."
             )
-        for one in distillations:
-            print(one)
+        for distillation in distillations:
+            print(distillation)
         for sentence in idle_settings(params).values():
             print(f"{sentence}.")
     if plan.fits is False and plan.card:
@@ -179,8 +179,13 @@ def reductions_table(reductions: Iterable[Reduction]) -> "Table":
     table = plain_table(
         "change, each on top of those above", "saves GB", "total GB", "enough", numbers=(1, 2)
     )
-    for one in reductions:
-        table.add_row(one.change, figure(one.saves), figure(one.total), "yes" if one.enough else "no")
+    for reduction in reductions:
+        table.add_row(
+            reduction.change,
+            figure(reduction.saves),
+            figure(reduction.total),
+            "yes" if reduction.enough else "no",
+        )
     return table
 
 

@@ -90,16 +90,16 @@ def plan_levels(
     serve = served_on(card, params.serving)
     plans, room = [], card.memory if card else None
     for name, files, computed in models(params, root, shape):
-        made = all(file.is_file() for file in files)
-        sizes = [file.stat().st_size for file in files] if made else []
+        exists = all(file.is_file() for file in files)
+        sizes = [file.stat().st_size for file in files] if exists else []
         # an evaluation of another file says nothing about this one
         report = reports.get(name)
-        measured = made and report and report.bytes in (sizes[0], sum(sizes))
+        measured = exists and report and report.bytes in (sizes[0], sum(sizes))
         peak = memory_of(report, serve).peak if report and measured else None
         weights, per_token = (
-            (sum(sizes), kv_cache_bytes(files[0], 1)) if made else (computed, cache_per_token(shape))
+            (sum(sizes), kv_cache_bytes(files[0], 1)) if exists else (computed, cache_per_token(shape))
         )
-        model = PlannedModel(name, weights, per_token, shape.positions, made, peak)
+        model = PlannedModel(name, weights, per_token, shape.positions, exists, peak)
         plans.append(plan_level(model, serve, room))
     return {plan.name: plan for plan in sorted(plans, key=lambda plan: plan.memory.weights)}
 

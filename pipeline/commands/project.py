@@ -30,7 +30,7 @@ class Project:
         """Its llama.cpp. Raises as `find_toolchain`."""
         return find_toolchain(self.params.machine.llama_cpp)
 
-    def name_of(self, asked: str | None) -> str:
+    def name_of(self, requested: str | None) -> str:
         """The model that is meant, spelled as in `params.yaml`: what was asked for (any case), else the
         recommended one, else the first level.
 
@@ -40,11 +40,11 @@ class Project:
         """
         params = self.params
         if served := params.product.served:
-            model = (asked or served).lower()
+            model = (requested or served).lower()
             if model not in (served, BASE):
                 raise ConfigError(
                     "Q-SERVE-001",
-                    f"no model is called {asked!r}: with base.quantization gguf there are {served} "
+                    f"no model is called {requested!r}: with base.quantization gguf there are {served} "
                     f"(the base with {params.product.beside}) and {BASE}",
                 )
             return model
@@ -53,15 +53,15 @@ class Project:
             name.upper(): name
             for name in (*params.quantize.files, *params.quantize.untuned, params.convert.type, *untuned)
         }
-        if asked is None:
+        if requested is None:
             return names.get(self._recommended().upper(), params.quantize.tuned[0])
-        if asked.upper() not in names:
+        if requested.upper() not in names:
             raise ConfigError(
                 "Q-SERVE-001",
-                f"no model is called {asked!r}: this recipe makes {', '.join(names.values())} "
+                f"no model is called {requested!r}: this recipe makes {', '.join(names.values())} "
                 "(quantize.levels in params.yaml)",
             )
-        return names[asked.upper()]
+        return names[requested.upper()]
 
     def files(self, model: str) -> ModelFiles:
         """The files of a model. If its GGUF is missing, the `DataError` names the stage that makes it."""
@@ -91,7 +91,7 @@ class Project:
 
     def _recommended(self) -> str:
         try:
-            found = json.loads((self.root / "reports" / "quants.json").read_text(encoding="utf-8"))
+            report = json.loads((self.root / "reports" / "quants.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return ""  # no report yet
-        return str(found.get("recommended") or "") if isinstance(found, dict) else ""
+        return str(report.get("recommended") or "") if isinstance(report, dict) else ""

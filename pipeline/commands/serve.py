@@ -97,7 +97,7 @@ def serve(
 
 def main(
     project: Project,
-    asked: str | None,
+    model_name: str | None,
     smoke_count: int,
     *,
     lora: bool = False,
@@ -110,12 +110,12 @@ def main(
     further ones.
     """
     params, root = project.params, project.root
-    model = project.name_of(asked)
-    path, own = project.files(model)
+    model = project.name_of(model_name)
+    path, lora_of_model = project.files(model)
     chosen = chosen_adapters(project, model, lora=lora, given=adapters)
     project.verify(path, *(adapter.file for adapter in chosen))
     applied = matching_adapters(path, chosen)
-    named = applied[1:] if own else applied  # the model's name says its own already
+    named = applied[1:] if lora_of_model else applied  # the model's name says its own already
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
     prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
     log, tools = root / "logs" / f"serve-{model}.log", project.tools
@@ -123,7 +123,7 @@ def main(
     key_file = new_key(root)
     with suppress(OSError):  # anything else than a file is refused when the log is opened
         log.unlink()
-    files = ", ".join(one.file.name + ("" if one.scale == 1 else f" × {one.scale:g}") for one in applied)
+    files = ", ".join(use.file.name + ("" if use.scale == 1 else f" × {use.scale:g}") for use in applied)
     title = f"{model} with {files}" if applied else model
     server = partial(
         serve,

@@ -31,12 +31,12 @@ from pipeline.ship.verification import bundle_faults
 DESCRIBED = ("data/final", "models/adapter", "models/base.json", "models/gguf", "reports")
 
 
-def main(project: Project, asked: str, to: Path | None, key: Path | None) -> int:
+def main(project: Project, requested: str, to: Path | None, key: Path | None) -> int:
     """Make the bundle of a level and print where it is; the exit code: 5 with a line per reason if it may not
     be shipped, else 0.
     """
     params, root = project.params, project.root
-    level = shippable(params, asked)
+    level = shippable(params, requested)
     # what leaves, and what the bundle says about it, has to be what the stages recorded
     project.verify(*project.files(level))
     project.verify(*(root / place for place in DESCRIBED), again=False)
@@ -61,32 +61,32 @@ def main(project: Project, asked: str, to: Path | None, key: Path | None) -> int
     return 0
 
 
-def shippable(params: Params, asked: str) -> str:
+def shippable(params: Params, requested: str) -> str:
     """The level as spelled in params.yaml. Raises `ConfigError` for one that is not made, not tuned or not
     evaluated."""
     if served := params.product.served:
-        if asked.lower() != served:
+        if requested.lower() != served:
             means = "the adapter's beside it" if params.product.with_lora else params.product.beside
             raise ConfigError(
                 "Q-SHIP-011",
-                f"{asked} can't be shipped: with base.quantization gguf and train.tuner {params.train.tuner} "
-                f"there is {served}, the base's GGUF with {means}",
+                f"{requested} can't be shipped: with base.quantization gguf and train.tuner "
+                f"{params.train.tuner} there is {served}, the base's GGUF with {means}",
             )
         return served
-    if asked.lower().startswith(UNTUNED):
+    if requested.lower().startswith(UNTUNED):
         raise ConfigError(
             "Q-SHIP-011",
-            f"{asked} is the untuned base: ship a level of the tuned model "
+            f"{requested} is the untuned base: ship a level of the tuned model "
             f"({', '.join(params.quantize.files)})",
         )
-    known = {name.upper(): name for name in (*params.quantize.files, params.convert.type)}
-    if asked.upper() not in known:
+    levels = {name.upper(): name for name in (*params.quantize.files, params.convert.type)}
+    if requested.upper() not in levels:
         raise ConfigError(
             "Q-SHIP-011",
-            f"no level is called {asked!r}: this recipe makes {', '.join(known.values())} (quantize.levels "
-            "in params.yaml)",
+            f"no level is called {requested!r}: this recipe makes {', '.join(levels.values())} "
+            "(quantize.levels in params.yaml)",
         )
-    level = known[asked.upper()]
+    level = levels[requested.upper()]
     if level not in params.evaluate.models:
         raise ConfigError(
             "Q-SHIP-012",

@@ -81,7 +81,7 @@ def changes(root: Path, read: Read) -> dict[str, str]:
     before = _entries(root / "dvc.yaml")
     now = yaml.safe_load(wanted_text(root, read.params.graph))["stages"]
     values, recorded = values_of(read.params), _entries(root / "dvc.lock")
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, stage in graph.items():
         why = []
         keys = [Path(values.fill(file)).stem for file in key_files(name, stage.methods)]
@@ -94,8 +94,8 @@ def changes(root: Path, read: Read) -> dict[str, str]:
         if differing := list(differences(ran_with, values.settings)):
             why.append(f"other settings: {', '.join(differing)}")
         if why:
-            found[name] = "; ".join(why)
-    return found
+            reasons[name] = "; ".join(why)
+    return reasons
 
 
 def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> dict[str, str]:
@@ -107,18 +107,18 @@ def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> di
         for name, stage in graph.items()
     }
     read = {name: set(filled(stage.deps, stage, values)) for name, stage in graph.items()}
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     while True:
-        again = first | found.keys()
+        again = first | reasons.keys()
         new = {
             name: ", ".join(before)
             for name in graph
             if name not in again
-            and (before := [one for one in graph if one in again and _meet(read[name], written[one])])
+            and (before := [other for other in graph if other in again and _meet(read[name], written[other])])
         }
         if not new:
-            return found
-        found |= new
+            return reasons
+        reasons |= new
 
 
 def _meet(read: set[str], written: set[str]) -> bool:

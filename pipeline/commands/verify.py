@@ -56,9 +56,9 @@ def main(root: Path) -> int:
         for out in unchanged:  # what has changed since, has changed behind its date
             if out.workspace_status():
                 hashes.suspects.update(Path(out.fs_path, name) for name in changed_files(out, hashes))
-        found = damage_sentences(repo, hashes, [Path(out.fs_path) for out in outs])
+        sentences = damage_sentences(repo, hashes, [Path(out.fs_path) for out in outs])
         missing = sum(1 for out in repo.index.outs if out.hash_info and not out.exists)
-    for sentence in found:
+    for sentence in sentences:
         print(sentence, file=sys.stderr)
     if damaged:
         print(
@@ -66,7 +66,7 @@ def main(root: Path) -> int:
             "pull` from a remote",
             file=sys.stderr,
         )
-    bad = len(found) + len(damaged)
+    bad = len(sentences) + len(damaged)
     are = {0: "none is", 1: "1 is"}.get(bad, f"{bad} are")
     print(
         f"{len(outs)} recorded outputs and {len(objects)} objects of DVC's cache were read: {are} damaged"

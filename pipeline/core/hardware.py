@@ -111,20 +111,20 @@ def nvidia_smi(*what: str) -> list[list[str]]:
 
 def _of_nvidia(name: str, mebibytes: str = "", driver: str = "", capability: str = "") -> Accelerator:
     memory = int(mebibytes) << 20 if mebibytes.isdigit() else None
-    known = capability if re.fullmatch(r"\d+\.\d+", capability) else None
-    return Accelerator("cuda", name, memory, driver or None, known)
+    known_capability = capability if re.fullmatch(r"\d+\.\d+", capability) else None
+    return Accelerator("cuda", name, memory, driver or None, known_capability)
 
 
 def _of_rocm(listing: str) -> list[Accelerator]:
     """The GPUs among rocminfo's agents; it gives the size of a memory pool in KB."""
-    found = []
+    cards = []
     for agent in re.split(r"^Agent \d+", listing, flags=re.MULTILINE)[1:]:
         names = dict(re.findall(r"^ {2}(Name|Marketing Name|Device Type): +(.+?) *$", agent, re.MULTILINE))
         if names.get("Device Type") == "GPU":
             pool = re.search(r"Segment: +GLOBAL.*?Size: +(\d+)", agent, re.DOTALL)
             name, memory = names.get("Marketing Name") or names["Name"], int(pool[1]) << 10 if pool else None
-            found.append(Accelerator("rocm", name, memory, capability=names["Name"]))
-    return found
+            cards.append(Accelerator("rocm", name, memory, capability=names["Name"]))
+    return cards
 
 
 def hardware() -> dict[str, Any]:
@@ -149,10 +149,10 @@ def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """What speeds depend on, in a line: the CPU, its fastest instructions, the cores that this process may
     use, the GPUs.
     """
-    known = instructions(cpuinfo)
+    features = instructions(cpuinfo)
     parts = [
         cpu_name(cpuinfo) or "an unknown CPU",
-        next((name for name in FASTEST if name in known), ""),
+        next((name for name in FASTEST if name in features), ""),
         f"{usable_cores()} cores",
     ]
     return ", ".join([*filter(None, parts), *(gpu["name"] for gpu in gpus() or [])])
@@ -172,7 +172,8 @@ def gpus() -> list[dict[str, Any]] | None:
     """Name, bytes of memory and driver of each GPU; none without their tool, None if it fails."""
     try:
         return [
-            {"name": one.name, "memory_bytes": one.memory, "driver": one.driver} for one in _accelerators()
+            {"name": card.name, "memory_bytes": card.memory, "driver": card.driver}
+            for card in _accelerators()
         ]
     except (ToolError, OSError):
         return None

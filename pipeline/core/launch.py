@@ -112,9 +112,9 @@ def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
     ended: dict[int, int] = {}
     over_at, last_words = None, [(GRACE_SECONDS, signal.SIGTERM), (LAST_SECONDS, signal.SIGKILL)]
     while len(ended) < len(processes):
-        found = {number: process.poll() for number, process in enumerate(processes) if number not in ended}
+        codes = {number: process.poll() for number, process in enumerate(processes) if number not in ended}
         # one that was killed before those that noticed it at once
-        ended |= sorted(((n, code) for n, code in found.items() if code is not None), key=itemgetter(1))
+        ended |= sorted(((n, code) for n, code in codes.items() if code is not None), key=itemgetter(1))
         if over_at is None and (0 in ended or any(ended.values())):
             over_at = time.monotonic()
         if over_at is not None and last_words and time.monotonic() - over_at > last_words[0][0]:

@@ -7,5 +7,5 @@ def lines_of(package: str, lock: str) -> str:
     """The requirement of one package with its hashes, cut out of a lock file's text; "" if it is not in
     it.
     """
-    found = re.search(rf"^{re.escape(package)}==.*(?:\n[ \t].*)*", lock, re.MULTILINE)
-    return found[0] + "\n" if found else ""
+    pinned = re.search(rf"^{re.escape(package)}==.*(?:\n[ \t].*)*", lock, re.MULTILINE)
+    return pinned[0] + "\n" if pinned else ""

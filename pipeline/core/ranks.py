@@ -109,44 +109,46 @@ def check_cards(count: int) -> None:
 def _of_torchrun() -> Rank | None:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
-    found = os.environ
-    fd = found.get(STORE_FD)
+    environment = os.environ
+    fd = environment.get(STORE_FD)
     return Rank(
-        int(found["RANK"]),
-        int(found["WORLD_SIZE"]),
-        int(found["LOCAL_RANK"]),
-        int(found["LOCAL_WORLD_SIZE"]),
-        found["MASTER_ADDR"],
-        int(found["MASTER_PORT"]),
-        hosted=found.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        int(environment["RANK"]),
+        int(environment["WORLD_SIZE"]),
+        int(environment["LOCAL_RANK"]),
+        int(environment["LOCAL_WORLD_SIZE"]),
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        hosted=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         listening=int(fd) if fd else None,
-        launched=LAUNCHED in found,
-        run=found.get("TORCHELASTIC_RESTART_COUNT", ""),
+        launched=LAUNCHED in environment,
+        run=environment.get("TORCHELASTIC_RESTART_COUNT", ""),
     )
 
 
 def _of_slurm() -> Rank | None:
     """Of a task of `srun`; a batch script itself, which knows SLURM_NTASKS too, is none."""
-    found = os.environ
-    if int(found.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
+    environment = os.environ
+    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
         return None
-    count = int(found["SLURM_STEP_NUM_TASKS"])
-    alone = int(found.get("SLURM_STEP_NUM_NODES", "1")) == 1
-    address = HERE if alone else found["MASTER_ADDR"]
-    port = found.get("MASTER_PORT") if not alone or "MASTER_PORT" in found else None
+    count = int(environment["SLURM_STEP_NUM_TASKS"])
+    alone = int(environment.get("SLURM_STEP_NUM_NODES", "1")) == 1
+    address = HERE if alone else environment["MASTER_ADDR"]
+    port = environment.get("MASTER_PORT") if not alone or "MASTER_PORT" in environment else None
     if port is None and not alone:
         raise KeyError("MASTER_PORT")
-    job, step = int(found["SLURM_JOB_ID"]), int(found.get("SLURM_STEP_ID", "0"))
-    cores = found.get("SLURM_CPUS_PER_TASK")
+    job, step = int(environment["SLURM_JOB_ID"]), int(environment.get("SLURM_STEP_ID", "0"))
+    cores = environment.get("SLURM_CPUS_PER_TASK")
     return Rank(
-        int(found["SLURM_PROCID"]),
+        int(environment["SLURM_PROCID"]),
         count,
-        int(found["SLURM_LOCALID"]),
-        count if alone else _tasks_here(found["SLURM_STEP_TASKS_PER_NODE"], int(found["SLURM_NODEID"])),
+        int(environment["SLURM_LOCALID"]),
+        count
+        if alone
+        else _tasks_here(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"])),
         address,
         # on one machine the numbers of job and step give a port that no other step there has
         int(port or 20_000 + (job + 1_000 * step) % 10_000),
-        run=f"{job}.{step}.{found.get('SLURM_RESTART_COUNT', '0')}",
+        run=f"{job}.{step}.{environment.get('SLURM_RESTART_COUNT', '0')}",
         cores=int(cores) if cores else None,
     )
 

@@ -65,22 +65,22 @@ def need_plain_files(*folders: Path, recorded: bool) -> None:
 
     `recorded`: also if a name is not UTF-8, for DVC can't record such names.
     """
-    found: list[tuple[Path, str]] = []
+    faults: list[tuple[Path, str]] = []
     for top in folders:
         if (top.exists() or top.is_symlink()) and (why := trouble(top)):
-            found.append((top, why))
+            faults.append((top, why))
         for folder, inner, names in os.walk(top, onerror=not_listed):
             paths = [Path(folder, name) for name in sorted(names)]
-            found += [(path, why) for path in paths if (why := trouble(path))]
+            faults += [(path, why) for path in paths if (why := trouble(path))]
             if recorded:
-                found += [
+                faults += [
                     (path, "its name is not UTF-8, and DVC can't record it")
                     for path in (*paths, *(Path(folder, name) for name in inner))
                     if not _is_utf8(path.name)
                 ]
-    if found:
-        path, why = found[0]
-        more = f", nor can {plural(len(found) - 1, 'other')}" if len(found) > 1 else ""
+    if faults:
+        path, why = faults[0]
+        more = f", nor can {plural(len(faults) - 1, 'other')}" if len(faults) > 1 else ""
         remedy = "rename it" if "name is" in why else "remove it, or replace it with a regular file"
         raise DataError("Q-CORE-008", f"{safe(str(path))} can't be read ({why}){more}: {remedy}")
 
@@ -100,4 +100,4 @@ def not_listed(error: OSError) -> None:
 
 
 def _is_utf8(name: str) -> bool:
-    return not any("\udc80" <= one <= "\udcff" for one in name)
+    return not any("\udc80" <= character <= "\udcff" for character in name)

@@ -104,9 +104,9 @@ def _text(path: Path) -> str:
         raise Fault(
             f"line {line}: not UTF-8 text (byte {error.start} of the file): save it as UTF-8"
         ) from None
-    if found := UNPRINTABLE.search(text.removeprefix("\ufeff")):
-        line = text.count("\n", 0, found.start()) + 1
-        raise Fault(f"line {line}: the control character {quoted(found[0])} can't stand in YAML: remove it")
+    if control := UNPRINTABLE.search(text.removeprefix("\ufeff")):
+        line = text.count("\n", 0, control.start()) + 1
+        raise Fault(f"line {line}: the control character {quoted(control[0])} can't stand in YAML: remove it")
     return text
 
 
@@ -180,19 +180,19 @@ class _Reader:
 
     def mapping(self, place: Place) -> dict[str, Any]:
         """The rest of a mapping."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for event in self.until(events.MappingEndEvent):
             key = self.value(event, (*place, -1))  # a place that no value has
             if not isinstance(key, str):
                 raise Fault(f"a key has to be text, and this is {quoted(key)}: quote it", event.start_mark)
-            if key in found:
+            if key in values:
                 raise Fault(
                     f"key {quoted(key)} is written twice, in line {self.lines[(*place, key)]} too: keep one",
                     event.start_mark,
                 )
-            found[key] = self.value(next(self._events), (*place, key))
+            values[key] = self.value(next(self._events), (*place, key))
             self.lines[(*place, key)] = event.start_mark.line + 1  # the key's: a value may begin below it
-        return found
+        return values
 
     def until(self, end: type) -> Iterator[Any]:
         """The events that begin the items up to the event `end`."""
@@ -221,11 +221,11 @@ def _scalar(event: Any) -> Any:
         raise Fault(
             f"a text of {len(text):,} characters, more than {MAX_TEXT:,}: shorten it", event.start_mark
         )
-    if found := UNPRINTABLE.search(text):
-        raise Fault(f"the text holds the control character {quoted(found[0])}: remove it", event.start_mark)
+    if control := UNPRINTABLE.search(text):
+        raise Fault(f"the text holds the control character {quoted(control[0])}: remove it", event.start_mark)
     if not event.implicit[0]:
         return text
-    kind, made = next(
+    kind, convert = next(
         ((name, make) for name, (pattern, make) in CORE.items() if pattern.fullmatch(text)), ("str", str)
     )
     number = kind in ("int", "float")
@@ -242,4 +242,4 @@ def _scalar(event: Any) -> Any:
             "if it is text; write a number like 12 or 0.5, a switch as true or false",
             event.start_mark,
         )
-    return made(text)
+    return convert(text)

@@ -90,8 +90,8 @@ class _Screen:
         return getattr(self.below, name)
 
 
-def _escape(found: re.Match[str]) -> str:
-    character = found[0]
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
     if character < "\x7f":
         return character.encode("unicode_escape").decode()
     return f"\\u{ord(character):04x}"
@@ -101,14 +101,14 @@ def faults(error: Any, name: Callable[[Sequence[str]], str]) -> str:
     """The first of pydantic's faults on one line: each wrong field, as `name` calls its place, with its value
     and what is wrong; of a list its first wrong entry.
     """
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for fault in error.errors(include_url=False):
         field, reason = name([str(part) for part in fault["loc"]]), fault["msg"].removeprefix("Value error, ")
         value = "" if fault["type"] in ("missing", "value_error") else f" is {quoted(fault['input'])}"
         what = safe(f"{reason[0].lower()}{reason[1:]}", 120)
-        found.setdefault(field, f"{safe(field, 80)}{value}: {what}")
-    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return "; ".join([*list(found.values())[:SHOWN], *more])
+        sentences.setdefault(field, f"{safe(field, 80)}{value}: {what}")
+    more = [f"and {len(sentences) - SHOWN} more"] if len(sentences) > SHOWN else []
+    return "; ".join([*list(sentences.values())[:SHOWN], *more])
 
 
 def count(value: Any) -> str:

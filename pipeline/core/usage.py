@@ -45,22 +45,24 @@ def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Fi
     """
     started = time.monotonic()
     yield
-    seconds, own, child = time.monotonic() - started, peak_of_process(), peak_of_children()
+    seconds, process, child = time.monotonic() - started, peak_of_process(), peak_of_children()
     with suppress(OSError, QuenchError):  # a stage that is done doesn't fail by what is noted of it
-        seen = Figures(max(own, child), round(seconds, 3), disk())
-        write_json(usage_file(stage, root), asdict(Usage(plan(), seen, own)))
+        seen = Figures(max(process, child), round(seconds, 3), disk())
+        write_json(usage_file(stage, root), asdict(Usage(plan(), seen, process)))
 
 
 def usages(root: Path) -> dict[str, Usage]:
     """{stage: its last run} of all stages that wrote theirs down below `root`."""
-    found = {}
+    usage_of = {}
     for path in sorted((root / ".quench" / "usage").glob("*.json")):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-            found[path.stem] = Usage(Figures(**value["planned"]), Figures(**value["seen"]), value["own_peak"])
+            usage_of[path.stem] = Usage(
+                Figures(**value["planned"]), Figures(**value["seen"]), value["own_peak"]
+            )
         except (ValueError, TypeError, KeyError):  # of another version: as good as not measured
             continue
-    return found
+    return usage_of
 
 
 def usage_file(stage: str, root: Path) -> Path:

@@ -129,15 +129,15 @@ class Overlaps:
         the rows, not their pairs.
         """
         train, test = np.append(train, False), np.append(test, False)  # the last entry stands for documents
-        found = [np.zeros(0, CANDIDATE)]
+        joined = [np.zeros(0, CANDIDATE)]
         for keys, rows in groups_of(self.prints):
             document = rows >= DOCUMENT
             number = np.where(document, len(train) - 1, rows)
             theirs = (test[number] & ~of_boilerplate(keys)) | document
-            found.append(_joined(keys, rows, train[number], theirs))
-            if sum(map(len, found[1:])) > len(found[0]) + (1 << 16):
-                found = [_checked(np.concatenate(found))]
-        return _checked(np.concatenate(found))
+            joined.append(_joined(keys, rows, train[number], theirs))
+            if sum(map(len, joined[1:])) > len(joined[0]) + (1 << 16):
+                joined = [_checked(np.concatenate(joined))]
+        return _checked(np.concatenate(joined))
 
     def leaks(
         self, train: NDArray[np.bool_], test: NDArray[np.bool_], row_at: Callable[[int], Row]
@@ -147,12 +147,12 @@ class Overlaps:
 
         `row_at` gives a row by its number.
         """
-        found = self.candidates(train, test)
-        for own in pieces(found, found["row"]):
-            number = int(own["row"][0])
+        candidates = self.candidates(train, test)
+        for of_row in pieces(candidates, candidates["row"]):
+            number = int(of_row["row"][0])
             row = row_at(number)
-            for other in sorted(set(own["other"].tolist()), key=lambda other: (other < DOCUMENT, other)):
-                keys = own["key"][own["other"] == other]
+            for other in sorted(set(of_row["other"].tolist()), key=lambda other: (other < DOCUMENT, other)):
+                keys = of_row["key"][of_row["other"] == other]
                 spans = shared_spans(row, self._texts_of(other, row_at), keys, self.boilerplate)
                 if spans:
                     file, line = self.places[other - DOCUMENT][:2] if other >= DOCUMENT else (None, None)
@@ -180,10 +180,12 @@ def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.
     return np.rec.fromarrays([rows[left], rows[right], keys[left]], CANDIDATE)
 
 
-def _checked(found: Candidates) -> Candidates:
+def _checked(candidates: Candidates) -> Candidates:
     """Sorted, and no more than `CHECKED` per row and kind of other."""
-    found = found[np.lexsort((found["key"], found["other"], found["row"]))]
-    return found[ranks(found["row"].astype(np.int64) << 1 | (found["other"] >= DOCUMENT)) < CHECKED]
+    candidates = candidates[np.lexsort((candidates["key"], candidates["other"], candidates["row"]))]
+    return candidates[
+        ranks(candidates["row"].astype(np.int64) << 1 | (candidates["other"] >= DOCUMENT)) < CHECKED
+    ]
 
 
 def shared_spans(row: Row, others: Sequence[str], keys: Hashes, boilerplate: Hashes) -> list[Span]:
@@ -198,16 +200,16 @@ def shared_spans(row: Row, others: Sequence[str], keys: Hashes, boilerplate: Has
 
 
 def _runs(place: str, text: str, shared: Hashes, keys: Hashes, boilerplate: Hashes) -> Iterator[Span]:
-    own = tokenize([text])
-    hits = np.isin(word_ngrams(own, NGRAM)[0], shared)
-    counted = hits & np.isin(run_keys(own, boilerplate)[0], keys)
-    words = np.flatnonzero(own.words)  # the tokens that are words
+    tokens = tokenize([text])
+    hits = np.isin(word_ngrams(tokens, NGRAM)[0], shared)
+    counted = hits & np.isin(run_keys(tokens, boilerplate)[0], keys)
+    words = np.flatnonzero(tokens.words)  # the tokens that are words
     edges = np.flatnonzero(np.diff(hits, prepend=False, append=False))
     # n-grams [first, last) are shared
     for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         if counted[first:last].any():
-            start, final = int(own.at[words[first]]), words[last - 2 + NGRAM]
-            end = int(own.at[final + 1]) if final + 1 < len(own.at) else len(text)
+            start, final = int(tokens.at[words[first]]), words[last - 2 + NGRAM]
+            end = int(tokens.at[final + 1]) if final + 1 < len(tokens.at) else len(text)
             shared_text = text[start:end].rstrip()
             yield Span(place, start, start + len(shared_text), shared_text)
 

@@ -181,14 +181,14 @@ def table_of(facts: NDArray, domains: dict[str, None]) -> Table:
     """The `FACT`s with each domain's number for the hash of its name; one that is not among `domains` counts
     as `OTHER`, which is then added to them.
     """
-    known = np.array([hash_of(name) for name in domains], np.int64)
-    order = np.argsort(known)
-    at = np.minimum(np.searchsorted(known[order], facts["domain"]), max(len(known) - 1, 0))
-    found = known[order][at] == facts["domain"] if len(known) else np.zeros(len(facts), np.bool_)
-    facts["domain"] = order[at] if len(known) else 0
-    if not found.all():
+    hashes = np.array([hash_of(name) for name in domains], np.int64)
+    order = np.argsort(hashes)
+    at = np.minimum(np.searchsorted(hashes[order], facts["domain"]), max(len(hashes) - 1, 0))
+    is_listed = hashes[order][at] == facts["domain"] if len(hashes) else np.zeros(len(facts), np.bool_)
+    facts["domain"] = order[at] if len(hashes) else 0
+    if not is_listed.all():
         domains.setdefault(OTHER)
-        facts["domain"][~found] = list(domains).index(OTHER)
+        facts["domain"][~is_listed] = list(domains).index(OTHER)
     return facts.view(np.recarray)
 
 

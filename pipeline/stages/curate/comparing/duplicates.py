@@ -102,8 +102,8 @@ def first_rows(keys: Spill, rows: int) -> Labels:
     """For each of `rows` rows the first one with the same key."""
     first = np.arange(rows, dtype=np.int32)
     for some, numbers in groups_of([keys]):
-        same, own = to_first(some, numbers.astype(np.int32))
-        first[own] = same
+        same, places = to_first(some, numbers.astype(np.int32))
+        first[places] = same
     return first
 
 
@@ -129,12 +129,12 @@ def _around_best(
 
 
 def _similarity(sketched: Sketched, rows: Labels, best: Labels, first: Labels) -> NDArray[np.float32]:
-    found = np.ones(len(rows), np.float32)
+    similarity = np.ones(len(rows), np.float32)
     for at in range(0, len(rows), BATCH):
         some = np.flatnonzero(first[rows[at : at + BATCH]] != first[best[rows[at : at + BATCH]]]) + at
         pairs = first[rows[some]], first[best[rows[some]]]
-        found[some] = np.maximum(*(sketched.similarity(name, *pairs) for name in ("entire", "family")))
-    return found
+        similarity[some] = np.maximum(*(sketched.similarity(name, *pairs) for name in ("entire", "family")))
+    return similarity
 
 
 def best_of(cluster: Labels, worth: NDArray[np.uint64]) -> Labels:

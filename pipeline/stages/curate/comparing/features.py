@@ -155,17 +155,22 @@ def features(
     # a conversation to learn is no duplicate of one with a thumb down
     salt = np.array([key_of([f"{row['kind']} {row.get('label', '')}"]) for row in rows], np.uint64)
     entire, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
-    asked, asked_offsets = shingles(*read.request_documents(), SHINGLE)
-    asked, asked_offsets = filtered(asked, asked_offsets, ~is_in(asked, boilerplate.shingles))
-    known = (read.requests != 0) & ~is_in(read.requests, boilerplate.requests)
+    request_shingles, request_offsets = shingles(*read.request_documents(), SHINGLE)
+    request_shingles, request_offsets = filtered(
+        request_shingles, request_offsets, ~is_in(request_shingles, boilerplate.shingles)
+    )
+    counted = (read.requests != 0) & ~is_in(read.requests, boilerplate.requests)
     return Features(
         worth=np.array([worth(row) for row in rows], np.uint64),
         entire=entire,
         family=family,
         request=sketch(
-            signatures(asked, asked_offsets), asked_offsets, np.zeros(len(rows), np.uint64), bands
+            signatures(request_shingles, request_offsets),
+            request_offsets,
+            np.zeros(len(rows), np.uint64),
+            bands,
         ),
-        asking=(read.requests[known], np.flatnonzero(known).astype(np.uint32)),
+        asking=(read.requests[counted], np.flatnonzero(counted).astype(np.uint32)),
         divided=_divided(rows),
         fingerprints=fingerprints(read.tokens, read.begins, boilerplate.grams, guarded=guarded),
     )
@@ -194,9 +199,9 @@ def _sketches(
 
 def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
     """Rows that are parts of one conversation (source FILE:LINE#PART), by the conversation."""
-    found = [i for i, row in enumerate(rows) if "#" in row["source"] and _PART.search(row["source"])]
-    keys = [key_of([rows[i]["source"].rpartition("#")[0]]) for i in found]
-    return np.array(keys, np.uint64), np.array(found, np.uint32)
+    parts_at = [i for i, row in enumerate(rows) if "#" in row["source"] and _PART.search(row["source"])]
+    keys = [key_of([rows[i]["source"].rpartition("#")[0]]) for i in parts_at]
+    return np.array(keys, np.uint64), np.array(parts_at, np.uint32)
 
 
 def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
@@ -212,22 +217,22 @@ def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
         grams, text_offsets = word_ngrams(read.tokens, NGRAM - WINDOW + 1)
         requests = (read.requests, np.arange(len(block) + 1))
         short = np.diff(read.request_documents()[1]) < LONG_REQUEST
-        found = (
+        hashed = (
             shingles(*read.documents(), SHINGLE),
             (grams, text_offsets[read.begins]),
             requests,
             filtered(*requests, short),
         )
         owners = np.arange(count, count + len(block), dtype=np.uint32)
-        for spill, (hashes, offsets) in zip(spills, found, strict=True):
+        for spill, (hashes, offsets) in zip(spills, hashed, strict=True):
             spill.add(hashes, np.repeat(owners, np.diff(offsets)))
         count += len(block)
     least = max(COMMON_ROWS, int(np.ceil(COMMON_SHARE * count)))
     most = max(COMMON_ROWS, int(TEMPLATE_SHARE * count) + 1)
-    known, known_grams, requests_of_all, short_requests = (spill.finish() for spill in spills)
+    shingles_of_all, known_grams, requests_of_all, short_requests = (spill.finish() for spill in spills)
     return Boilerplate(
-        shingles=common(known, least),
+        shingles=common(shingles_of_all, least),
         grams=common(known_grams, least),
         requests=np.union1d(common(short_requests, least), common(requests_of_all, most)),
-        template=common(known, most),
+        template=common(shingles_of_all, most),
     )

@@ -95,7 +95,7 @@ _POWERS, _INVERSES = (
 def tokenize(texts: Sequence[str]) -> Tokens:
     """The tokens of every text, hashed by their lower-case characters (a polynomial modulo 2^64, mixed)."""
     counts, passed = np.zeros(len(texts), np.int64), 0
-    found = [(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.bool_))]
+    parts = [(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.bool_))]
     for batch in batches(_pieces(texts), lambda piece: len(piece[1]) + 1, BATCH, BATCH):
         pieces = [piece for _, piece in batch]
         hashes, at, words = _scan(" ".join(pieces) + " ")
@@ -103,9 +103,9 @@ def tokenize(texts: Sequence[str]) -> Tokens:
         per_piece = np.diff(np.searchsorted(at, ends), prepend=0)
         np.add.at(counts, [owner for owner, _ in batch], per_piece)
         # the joining spaces are no part of the texts
-        found.append((hashes, at + (passed - np.repeat(np.arange(len(pieces)), per_piece)), words))
+        parts.append((hashes, at + (passed - np.repeat(np.arange(len(pieces)), per_piece)), words))
         passed += sum(map(len, pieces))
-    hashes, at, words = (np.concatenate(column) for column in zip(*found, strict=True))
+    hashes, at, words = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Tokens(hashes, offsets_of(counts), at, words)
 
 
@@ -198,8 +198,8 @@ def run_keys(tokens: Tokens, boilerplate: Hashes) -> tuple[Hashes, Offsets]:
 
 def of_boilerplate(keys: Keys) -> NDArray[np.bool_]:
     """Which keys are of runs that are all boilerplate."""
-    found: NDArray[np.bool_] = (keys & _ONE) == _ONE
-    return found
+    is_boilerplate: NDArray[np.bool_] = (keys & _ONE) == _ONE
+    return is_boilerplate
 
 
 def spread(begins: Offsets, counts: Offsets) -> Offsets:
@@ -213,13 +213,13 @@ def filtered(hashes: Hashes, offsets: Offsets, keep: NDArray[np.bool_]) -> tuple
     return hashes[keep], offsets_of(keep)[offsets]
 
 
-def is_in(asked: Hashes, known: Hashes) -> NDArray[np.bool_]:
-    """Which of `asked` are in `known`, which is sorted: `np.isin` would sort it again for each question."""
-    if not len(known):
-        return np.zeros(len(asked), np.bool_)
-    at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-    found: NDArray[np.bool_] = known[at] == asked
-    return found
+def is_in(keys: Hashes, among: Hashes) -> NDArray[np.bool_]:
+    """Which of `keys` are in `among`, which is sorted: `np.isin` would sort it again for each question."""
+    if not len(among):
+        return np.zeros(len(keys), np.bool_)
+    at = np.minimum(np.searchsorted(among, keys), len(among) - 1)
+    is_there: NDArray[np.bool_] = among[at] == keys
+    return is_there
 
 
 def common(spill: Spill, least: int) -> Hashes:

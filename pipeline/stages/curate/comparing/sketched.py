@@ -103,16 +103,16 @@ class Sketched:
 
     def signatures(self, name: str, rows: Labels) -> NDArray[np.uint8]:
         """(rows, PERMUTATIONS)."""
-        found = np.empty((len(rows), PERMUTATIONS), np.uint8)
+        signatures = np.empty((len(rows), PERMUTATIONS), np.uint8)
         folder = np.searchsorted(self.bases, rows, "right") - 1
-        own = rows - self.bases[folder]
-        order = np.lexsort((own, folder))
-        for near in pieces(order, folder[order] << 32 | own[order] // PAGE):
-            first, last = int(own[near[0]]), int(own[near[-1]])
+        places = rows - self.bases[folder]
+        order = np.lexsort((places, folder))
+        for near in pieces(order, folder[order] << 32 | places[order] // PAGE):
+            first, last = int(places[near[0]]), int(places[near[-1]])
             path = _column(self.folders[folder[near[0]]], name)
             page = self.files.read(path, (last - first + 1) * PERMUTATIONS, first * PERMUTATIONS)
-            found[near] = np.frombuffer(page, np.uint8).reshape(-1, PERMUTATIONS)[own[near] - first]
-        return found
+            signatures[near] = np.frombuffer(page, np.uint8).reshape(-1, PERMUTATIONS)[places[near] - first]
+        return signatures
 
 
 def _column(folder: Path, name: str) -> Path:

@@ -63,9 +63,9 @@ class Spill:
         keys, rows = list[Keys](), list[Rows]()
         with self.keys_path.open("rb") as key_file, self.rows_path.open("rb") as row_file:
             for begins in np.load(self.runs_path)[:, [first, last]].tolist():
-                for file, kind, found in ((key_file, KEY, keys), (row_file, ROW, rows)):
+                for file, kind, arrays in ((key_file, KEY, keys), (row_file, ROW, rows)):
                     file.seek(begins[0] * kind.itemsize)
-                    found.append(np.fromfile(file, kind, begins[1] - begins[0]))
+                    arrays.append(np.fromfile(file, kind, begins[1] - begins[0]))
         return np.concatenate(keys), np.concatenate(rows)
 
     def _write_run(self) -> None:
@@ -91,8 +91,8 @@ def groups_of(
     counts = sum((spill.counts() for spill in spills), np.zeros(256, np.int64)).tolist()
     wanted = [byte for byte in first_bytes if counts[byte]]
     for some in batches(wanted, counts.__getitem__, PARTITION, 256):
-        found = [spill.read(some[0], some[-1] + 1) for spill in spills]
-        keys, rows = (np.concatenate(column) for column in zip(*found, strict=True))
+        read = [spill.read(some[0], some[-1] + 1) for spill in spills]
+        keys, rows = (np.concatenate(column) for column in zip(*read, strict=True))
         likely = _repeated(keys)
         order = likely[np.argsort(keys[likely], kind="stable")]
         keys, rows = keys[order], rows[order]
