@@ -13,7 +13,7 @@ from pipeline.gate.judge import judge as judge_model
 from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import Evidence
 
-LIMITS = Gate(max_kld=0.5, min_same_top=0.85, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
+LIMITS = Gate(max_kld=0.5, max_task_drop=10.0, min_stopped=0.9, max_forgetting=10.0)
 ROWS = 40
 PLAIN: dict[str, Any] = {  # of every report, where a test names nothing else
     "bytes": 1,

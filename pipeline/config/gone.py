@@ -66,6 +66,9 @@ GONE: Mapping[str, Gone] = {
     "train.grpo.n_gpu_layers": Gone(0, ALL_OF_LLAMA_CPP, "machine.n_gpu_layers"),
     "llamacpp.home": Gone(None, "it is called machine.llama_cpp", "machine.llama_cpp"),
     "report.max_task_drop": Gone(5.0, "half of report.gate.max_task_drop is recommended still"),
+    "report.gate.min_same_top": Gone(
+        "auto", "the first choices that go with the level's divergence are wanted unless max_kld is null"
+    ),
     "serve.max_restarts": Gone(5, "a server is started again five times within an hour"),
     "serve.flash_attn": Gone("auto", "llama-server decides it"),
 }

@@ -173,7 +173,6 @@ KEYS = {
     "evaluate.seed": Other(1),
     "report.memory_gb": Other(0.01),
     "report.gate.max_kld": Other(1e-6),
-    "report.gate.min_same_top": Other(1.0),
     "report.gate.max_kld_trained": Other(1e-6),
     "report.gate.max_task_drop": Other(0.0),
     "report.gate.min_stopped": Other(1.0),

@@ -20,7 +20,7 @@ from pipeline.metrics.level_limits import PUBLISHED_KLD, level_limit, other_top,
 from pipeline.stages.parity.hand_overs import level_bound, level_check
 
 RECIPES = PROJECT / "recipes"
-AUTO = Gate(max_kld="auto", min_same_top="auto", max_task_drop=None, min_stopped=None, max_forgetting=None)
+AUTO = Gate(max_kld="auto", max_task_drop=None, min_stopped=None, max_forgetting=None)
 SEVEN, HALF, SMOL = 7_615_616_512, 494_032_768, 134_515_008
 
 
@@ -140,7 +140,7 @@ def test_parity_holds_a_level_to_its_own_limit() -> None:
 def test_no_recipe_loosens_a_limit_of_rounding(recipe: str) -> None:
     params = load_params(RECIPES / f"{recipe}.yaml")
     gate = params.report.gate
-    assert (gate.max_kld, gate.min_same_top, gate.max_kld_trained) == ("auto", "auto", "auto")
+    assert (gate.max_kld, gate.max_kld_trained) == ("auto", "auto")
     assert params.parity.max_kld_level == "auto"
     if recipe.startswith("qwen"):  # a real model's: the recommendation needs a score
         assert params.evaluate.scorers
@@ -153,8 +153,7 @@ def test_no_recipe_loosens_a_limit_of_rounding(recipe: str) -> None:
         ("max_kld", 0),
         ("max_kld", "loose"),
         ("max_kld", True),
-        ("min_same_top", 1.5),
-        ("min_same_top", "none"),
+        ("max_kld", 1001),
         ("max_kld", float("inf")),
     ],
 )

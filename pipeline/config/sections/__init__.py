@@ -31,7 +31,6 @@ from pipeline.config.sections.values import (
     KldLimit,
     Quantization,
     Section,
-    ShareLimit,
     reference_of,
 )
 
@@ -68,7 +67,6 @@ __all__ = [
     "Section",
     "Serve",
     "ServeKeys",
-    "ShareLimit",
     "Train",
     "Training",
     "reference_of",

@@ -1,6 +1,6 @@
 """What is recommended and refused, and how it is served: sections `report`, `serve`, `llamacpp`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,7 +13,6 @@ from pipeline.config.sections.values import (
     Location,
     Points,
     Section,
-    ShareLimit,
     Slots,
     Threads,
     Tokens,
@@ -29,12 +28,8 @@ class Gate(Section):
         "auto",
         "mean KL divergence from F16 above this, in nats; the worse of the assistant's tokens and all "
         "(gguf: of what is served from what was trained); auto: what is published for the level and the "
-        "model's size, as for parity.max_kld_level",
-    )
-    min_same_top: ShareLimit | None = key(
-        "auto",
-        "share of positions with F16's top token below this, 0 to 1; the worse of the assistant's and "
-        "all; auto: what goes with that divergence",
+        "model's size, as for parity.max_kld_level; whatever the number, also a share of positions with "
+        "F16's top token below what goes with auto",
     )
     max_kld_trained: KldLimit | None = key(
         "auto",
@@ -55,6 +50,13 @@ class Gate(Section):
         "preferences only: share of held-out pairs (kto: answers) told right, the entire 95 % interval below "
         "this, 0 to 1",
     )
+
+    @property
+    def min_same_top(self) -> Literal["auto"] | None:
+        """The least share of positions with F16's top token, the worse of the assistant's and all: what goes
+        with the divergence that is published for the level. Off where divergence is.
+        """
+        return None if self.max_kld is None else AUTO
 
 
 class Report(Section):

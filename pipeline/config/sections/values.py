@@ -121,7 +121,6 @@ ON_GPU = (
 )
 GpuLayers = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 0, 10_000))]
 SlotsOrAuto = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 1, 1024))]
-ShareLimit = Annotated[float | Literal["auto"], PlainValidator(partial(_check_limit, 0, 1, "from 0 to 1"))]
 
 
 class Section(BaseModel):
