@@ -24,6 +24,8 @@ from pipeline.core.jsonl import read_rows
 
 # as many candidates as rows that are wanted, since some are longer than the context or can't be rendered
 SPARE = 4
+# draws the held-out rows, the same ones for every model; intervals and the sampler take it too
+SEED = 42
 
 
 def chats_in(path: Path) -> Iterator[Row]:

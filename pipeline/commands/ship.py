@@ -14,6 +14,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from pipeline.chat.selection import SEED
 from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
@@ -100,7 +101,7 @@ def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]
     """What the bundle would be made of, and the reasons why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
     datasets = need_records(root, inputs, level)
-    advice, verdicts = advise(inputs, params.report, params.serving, params.evaluate.seed)
+    advice, verdicts = advise(inputs, params.report, params.serving, SEED)
     files = params.files(root, level)
     shipment = Shipment(
         files.gguf,

@@ -57,6 +57,7 @@ GONE: Mapping[str, Gone] = {
     "evaluate.ctx_size": Gone(
         1024, "rows have preprocess.max_length, and answers evaluate.max_new_tokens more"
     ),
+    "evaluate.seed": Gone(42, "held-out rows are drawn by the seed 42"),
     "evaluate.threads": Gone(2, ALL_OF_LLAMA_CPP, "machine.threads"),
     "serve.threads": Gone(2, ALL_OF_LLAMA_CPP, "machine.threads"),
     "quantize.nthreads": Gone(1, ALL_OF_LLAMA_CPP, "machine.threads"),

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.selection import SEED
 from pipeline.chat.tokens import chat_request
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate, External, Judge
@@ -71,7 +72,7 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
     # with alike is read once
     limits = {
         "temperature": 0,
-        "seed": settings.seed,
+        "seed": SEED,
         "max_tokens": settings.max_new_tokens,
         "cache_prompt": server.parallel == 1,
     }

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat.rendering import Unrenderable, control_ids, implied_ids, renderings
+from pipeline.chat.selection import SEED
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate
 from pipeline.core.errors import DataError
@@ -46,7 +47,7 @@ def ask_general(
         return None
     llama = llama_of(tools, settings)
     with open_gguf(llama, ModelFiles(model, lora), ctx_size=settings.ctx_size, rows=ROWS) as loaded:
-        return general_ability(loaded, tokenizer, questions, settings.seed)
+        return general_ability(loaded, tokenizer, questions, SEED)
 
 
 def general_ability(

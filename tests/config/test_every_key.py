@@ -170,7 +170,6 @@ KEYS = {
     "evaluate.general": Other("none"),
     "evaluate.harness": Other(["arc_easy"]),
     "evaluate.parallel": Other(1),
-    "evaluate.seed": Other(1),
     "report.memory_gb": Other(0.01),
     "report.gate.max_kld": Other(1e-6),
     "report.gate.max_kld_trained": Other(1e-6),

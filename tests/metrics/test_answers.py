@@ -176,7 +176,7 @@ def test_a_row_is_asked_and_described() -> None:
         }
 
     ask, last = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
-    settings: Any = SimpleNamespace(seed=7, max_new_tokens=9)
+    settings: Any = SimpleNamespace(max_new_tokens=9)
     server: Any = SimpleNamespace(post=post, parallel=2)
     row = answer_row(server, {"id": "r", "domain": "sums", "messages": [ask, last]}, settings)
     assert row == {
@@ -190,7 +190,7 @@ def test_a_row_is_asked_and_described() -> None:
     }
     assert (sent[0]["temperature"], sent[0]["seed"], sent[0]["max_tokens"], sent[0]["messages"]) == (
         0,
-        7,
+        42,
         9,
         [ask],
     )

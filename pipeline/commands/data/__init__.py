@@ -130,7 +130,7 @@ def pairs(
     ] = 1.0,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", metavar="N", min=0, help="Of rows and answers (default: evaluate.seed)."),
+        typer.Option("--seed", metavar="N", min=0, help="Of rows and answers (default: 42)."),
     ] = None,
     min_gap: Annotated[
         float, typer.Option("--min-gap", metavar="D", min=0, max=1, help="Least difference of the scores.")

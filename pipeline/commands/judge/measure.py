@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pipeline.chat.selection import SEED
 from pipeline.chat.tokens import Row
 from pipeline.commands.judge.files import Candidate
 from pipeline.config.products import ModelFiles
@@ -209,7 +210,7 @@ def answers_of(
 
 def kept_file(root: Path, file: Candidate, load: Serve, settings: Evaluate, tools_version: str) -> Path:
     """Where a file's answers are kept; the second of two files with the same bytes has answers of its own."""
-    answering = {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
+    answering = {"max_new_tokens": settings.max_new_tokens, "seed": SEED}
     key = json_hash(load_values(load) | answering | {"llama_cpp": tools_version})
     again = f"-{file.copy + 1}" if file.copy else ""
     return root / FOLDER / f"{file.sha256[:16]}{again}-{key[:8]}.answers.jsonl"

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.selection import SEED
 from pipeline.commands.pairs.answering import FOLDER, Sampling, hashes, sampled_answers, training_requests
 from pipeline.commands.pairs.choosing import counts, pair_of, score
 from pipeline.commands.project import Project
@@ -56,9 +57,7 @@ def make(project: Project, target: Path, model: str | None, options: Options) ->
     name = project.name_of(model)
     files = project.files(name)
     project.verify(*files)
-    sampling = Sampling(
-        options.answers, options.temperature, evaluate.seed if options.seed is None else options.seed
-    )
+    sampling = Sampling(options.answers, options.temperature, SEED if options.seed is None else options.seed)
     rows = training_requests(root, options.rows or evaluate.task_rows, sampling.seed)
     check_references(rows, [scorer], root)
     tools = project.tools

@@ -160,11 +160,6 @@ class EvaluateKeys(Section):
         "number; with 1 every run gives the same answers, with 16 those of the demo took 24 s on 2 cores, "
         "with 4 from 35 to 59",
     )
-    seed: Seed = key(
-        42,
-        "seed of the draw of held-out rows (merge draws by it too), of intervals and of the sampler "
-        "(answers are greedy all the same)",
-    )
 
     def problems(self) -> Iterator[str]:
         """What can't be a list of scorers."""

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import SPARE, chats_in, drawn
+from pipeline.chat.selection import SEED, SPARE, chats_in, drawn
 from pipeline.chat.tokens import Encoded, encodable, load_tokenizer
 from pipeline.config.budgets import FOLDER, parse_budget
 from pipeline.config.params import Params
@@ -138,7 +138,7 @@ def main(params: Params, root: Path, text: str) -> None:
         find_llama(params.machine),
         serve=params.serving,
         longest=params.preprocess.max_length,
-        seed=params.evaluate.seed,
+        seed=SEED,
     )
     write_json(root / "reports/budget" / f"{text}.json", record)
     outcome = sentence(record["kld"], record["rival"], chosen=record["chosen"] == "own")

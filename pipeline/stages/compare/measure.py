@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import answerable_rows
+from pipeline.chat.selection import SEED, answerable_rows
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
@@ -57,7 +57,7 @@ def record(params: Params, root: Path, job: Job, make: Make) -> None:
         "pipeline.stages.compare.reference",
         str(product.project),
         str(root.resolve() / "data/final/test.jsonl"),
-        str(params.evaluate.seed),
+        str(SEED),
         str(params.preprocess.max_length),
         what=f"asking the trained model of {job.name}",
     )
@@ -86,10 +86,10 @@ def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
     Raises `ToolError` if llama.cpp can't serve it, `GateError` if its logits can't be compared.
     """
     settings = params.evaluating
-    rows = answerable_rows(root / "data/final/test.jsonl", params.compare.rows, settings.seed)
+    rows = answerable_rows(root / "data/final/test.jsonl", params.compare.rows, SEED)
     answers = answer_rows(product.gguf, list(rows), settings, tools, lora=product.lora)
     scored = score_answers(
-        answers, settings.scorers, settings.seed, judge=settings.judge, external=settings.external, root=root
+        answers, settings.scorers, SEED, judge=settings.judge, external=settings.external, root=root
     )
     return {
         "points": {answer["id"]: answer["score"] for answer in answers},

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.chat.selection import answerable_rows, encoded_rows
+from pipeline.chat.selection import SEED, answerable_rows, encoded_rows
 from pipeline.chat.tokens import Row, load_tokenizer, trained_positions
 from pipeline.config.params import Params
 from pipeline.config.sections import Evaluate, Merge
@@ -116,7 +116,7 @@ def merge_the_better(
 
 def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tuple[list[Prompt], list[Row]]:
     """(prompts with the positions that training teaches, the task's rows) from a split not trained on."""
-    encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, evaluate.seed, evaluate.ctx_size)
+    encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, SEED, evaluate.ctx_size)
     prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
     if not prompts:
         raise DataError(
@@ -125,7 +125,7 @@ def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tup
             "curate.val_fraction",
         )
     scored = merge.task_rows and evaluate.scorer != "none"
-    return prompts, answerable_rows(rows, merge.task_rows, evaluate.seed) if scored else []
+    return prompts, answerable_rows(rows, merge.task_rows, SEED) if scored else []
 
 
 def measure(
@@ -153,7 +153,7 @@ def measure(
             score_answers(
                 answers,
                 evaluate.scorer,
-                evaluate.seed,
+                SEED,
                 judge=evaluate.judge,
                 external=evaluate.external,
                 root=root,
@@ -167,12 +167,12 @@ def measure(
 
 def choose(found: Mapping[MergeBase, Found], levels: Sequence[str], evaluate: Evaluate) -> Choice:
     """Take the better of both merges, by figures against the trained model; see `merge.decision`."""
-    level, seed = levels[0], evaluate.seed
+    level = levels[0]
     sixteen_bit, nf4 = (
         Measured(one.kld_rows, one.same_top, points)
         for one, points in (found[merge_base][level] for merge_base in ("16-bit", "nf4"))
     )
-    merge_base, reason = decide(sixteen_bit, nf4, level, seed)
+    merge_base, reason = decide(sixteen_bit, nf4, level, SEED)
     candidates = {
         name: {model: figures(*pair, evaluate) for model, pair in models.items()}
         for name, models in found.items()
@@ -182,10 +182,10 @@ def choose(found: Mapping[MergeBase, Found], levels: Sequence[str], evaluate: Ev
 
 def figures(divergence: Divergence, points: list[float | None] | None, evaluate: Evaluate) -> dict[str, Any]:
     """One merge at one level for reports/merge.json: means with their 95 % intervals."""
-    low, high = interval(divergence.kld_rows, evaluate.seed)
+    low, high = interval(divergence.kld_rows, SEED)
     task = None
     if measured := [one for one in points or () if one is not None]:
-        worst, best = interval(measured, evaluate.seed)
+        worst, best = interval(measured, SEED)
         task = {
             "scorer": evaluate.scorer,
             "score": round(sum(measured) / len(measured), 4),

@@ -11,6 +11,7 @@ reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile an
 import shlex
 from pathlib import Path
 
+from pipeline.chat.selection import SEED
 from pipeline.config.params import Params
 from pipeline.config.products import product_of
 from pipeline.config.sections import Serve
@@ -38,7 +39,7 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
     on each tuned model.
     """
     folder, adapter = root / "reports", root / "models/adapter"
-    name, serve, seed = params.convert.name, params.serving, params.evaluate.seed
+    name, serve, seed = params.convert.name, params.serving, SEED
     advice, verdicts = advise(inputs, params.report, serve, seed)
     advice = with_warnings(advice, inputs, seed)
     # where nothing can be recommended, the files still name the smallest level, with the warning beside it
