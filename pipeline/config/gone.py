@@ -1,6 +1,6 @@
 """Settings that former versions had, and what became of each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -9,11 +9,13 @@ class Gone(NamedTuple):
 
     now: Any
     why: str
-    new_name: str | None = None  # of the key that takes its value; a list is part of that key's
+    # of the key that takes its value, or what `TAKEN` makes of it; else a list is part of that key's
+    new_name: str | None = None
 
 
 ONE_LIST = "compare.strategies is one list of names"
 ALL_OF_LLAMA_CPP = "section machine says it for all of llama.cpp's tools and servers"
+VARIANTS = "train.lora_variants names rslora, dora and gaussian"
 GONE: Mapping[str, Gone] = {
     "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
     "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
@@ -21,6 +23,9 @@ GONE: Mapping[str, Gone] = {
     "curate.max_domain_share": Gone(1.0, "curate.temperature evens domains out"),
     "curate.max_rows_per_source": Gone(None, "curate.source_weights gives a source's share"),
     "curate.pairs_min_gap": Gone(0.0, "any difference of rewards makes a pair"),
+    "train.use_rslora": Gone(False, VARIANTS, "train.lora_variants"),
+    "train.use_dora": Gone(False, VARIANTS, "train.lora_variants"),
+    "train.init_lora_weights": Gone("default", VARIANTS, "train.lora_variants"),
     "train.reward_temperature": Gone(1.0, "train.reward has min_max, z_score and none"),
     "train.distill_sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
     "train.preference.sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
@@ -73,3 +78,12 @@ GONE: Mapping[str, Gone] = {
     "serve.max_restarts": Gone(5, "a server is started again five times within an hour"),
     "serve.flash_attn": Gone("auto", "llama-server decides it"),
 }
+
+
+def _variants(train: Mapping[str, Any]) -> list[str]:
+    start = train.get("init_lora_weights")
+    return [name for name in ("rslora", "dora", "gaussian") if train.get(f"use_{name}") or start == name]
+
+
+# by the new key, what its section's former settings, as a file has them, are now: of several that became one
+TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"train.lora_variants": _variants}

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipeline.config.faults import nearest
-from pipeline.config.gone import GONE
+from pipeline.config.gone import GONE, TAKEN
 from pipeline.config.params import Params, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.config.text import as_yaml, change, value_at, without
@@ -169,7 +169,7 @@ def _holds(file: Path, values: Any) -> bool:
 def upgraded(file: Path) -> list[str]:
     """Take the former settings out of a `params.yaml`, whose other text stays; a sentence on each: what holds
     now, and what it was if that is something else. A value whose key has another name goes there: of several
-    values the first in the table, of several lists all.
+    values the first in the table, of several lists all, or what `TAKEN` makes of them.
 
     Raises `ConfigError` if the rest is wrong, or where they can't be taken out of this text.
     """
@@ -178,14 +178,12 @@ def upgraded(file: Path) -> list[str]:
     places: list[Key] = [place for name in GONE if (place := tuple(name.split("."))) in lines]
     left, dropped, moved = deepcopy(values), list(places), dict[Key, Any]()
     for place in places:
-        gone, section = GONE[".".join(place)], value_at(left, place[:-1])
-        value = section.pop(place[-1])
+        gone, value = GONE[".".join(place)], value_at(left, place[:-1]).pop(place[-1])
         if gone.new_name and value != gone.now:
-            new = place_of(gone.new_name)
-            moved.setdefault(new, _joined(gone.new_name, values) if isinstance(value, list) else value)
-        if not section:
-            value_at(left, place[:-2]).pop(place[-2])
-            dropped.append(place[:-1])
+            moved.setdefault(place_of(gone.new_name), _taken(gone.new_name, value, values))
+        while not value_at(left, place := place[:-1]) and place:
+            value_at(left, place[:-1]).pop(place[-1])
+            dropped.append(place)
     for place, value in moved.items():
         put(left, place, value)
     checked(file, left, {})
@@ -195,6 +193,13 @@ def upgraded(file: Path) -> list[str]:
         problem = f"{names} can't be taken out of the text of {file}: edit it"
         _write(file, _with(text, moved) if moved else text, left, problem)
     return [_sentence(place, value_at(values, place)) for place in places]
+
+
+def _taken(new_name: str, value: Any, values: Any) -> Any:
+    """What a key is set to that takes the place of a former one with `value`, and of others in `values`."""
+    if taken := TAKEN.get(new_name):
+        return taken(value_at(values, tuple(new_name.split(".")[:-1])))
+    return _joined(new_name, values) if isinstance(value, list) else value
 
 
 def _joined(new_name: str, values: Any) -> list[Any]:

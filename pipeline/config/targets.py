@@ -20,9 +20,7 @@ GATE = "gate"
 ROUTER = re.compile(rf"(?:.*\.)?mlp\.{GATE}")  # the path of what chooses a token's experts
 PARTS = ("gate_proj", "up_proj", "down_proj")  # of an expert
 LORA_ONLY = (
-    "use_rslora",
-    "use_dora",
-    "init_lora_weights",
+    "lora_variants",
     "modules_to_save",
     "loraplus_lr_ratio",
     "rank_pattern",
@@ -89,7 +87,7 @@ def rank_of(path: str, train: Train) -> int:
 def scale_of(path: str, train: Train) -> float:
     """α ÷ r, with rank-stabilized LoRA α ÷ √r (arXiv:2312.03732)."""
     rank = rank_of(path, train)
-    return train.lora_alpha / (sqrt(rank) if train.use_rslora else rank)
+    return train.lora_alpha / (sqrt(rank) if "rslora" in train.lora_variants else rank)
 
 
 def by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
@@ -167,14 +165,16 @@ def merged_only(config: Mapping[str, Any]) -> str | None:
 
     llama.cpp adds (α ÷ r)·B·A with one α a file and r the matrices' own (`llama-adapter.h`).
     """
-    if config.get("use_dora"):
-        return "use_dora is on, and an adapter's GGUF has no magnitudes"
+    variants = {name: f"use_{name} is on" for name in ("dora", "rslora") if config.get(f"use_{name}")}
+    variants |= {name: f"lora_variants names {name}" for name in config.get("lora_variants", ())}
+    if "dora" in variants:
+        return f"{variants['dora']}, and an adapter's GGUF has no magnitudes"
     if config.get("modules_to_save"):
         return "modules_to_save is set, and an adapter's GGUF has no weights that were trained whole"
     if config.get("alpha_pattern"):
         return "alpha_pattern is set, and an adapter's GGUF has one alpha"
-    if config.get("use_rslora") and config.get("rank_pattern"):
-        return "use_rslora is on with rank_pattern, and an adapter's GGUF has one alpha"
+    if "rslora" in variants and config.get("rank_pattern"):
+        return f"{variants['rslora']} with rank_pattern, and an adapter's GGUF has one alpha"
     return None
 
 

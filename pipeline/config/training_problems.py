@@ -32,8 +32,8 @@ def training_problems(
         )
     if train.offload_layers and train.use_dora:
         yield (
-            f"train.offload_layers is {train.offload_layers} and train.use_dora is on, which reads weights "
-            "beside the layers' own forwards: set one of them to 0 or false"
+            f"train.offload_layers is {train.offload_layers} and train.lora_variants names dora, which reads "
+            "weights beside the layers' own forwards: set it to 0, or take dora out"
         )
     yield from _problems_of_shards(train)
     if train.modules_to_save and train.loss == "liger":
@@ -81,8 +81,8 @@ def _problems_of_shards(train: Train) -> Iterator[str]:
         yield "train.shard_base is on and train.method is grpo, which one process trains: set it to false"
     if train.use_dora:
         yield (
-            "train.shard_base is on and train.use_dora too, which reads weights beside the layers' own "
-            "forwards: turn one of them off"
+            "train.shard_base is on and train.lora_variants names dora, which reads weights beside the "
+            "layers' own forwards: turn it off, or take dora out"
         )
     if METHODS[train.method].reference and train.per_device_train_batch_size > 1:
         yield (

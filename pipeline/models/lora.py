@@ -50,9 +50,9 @@ def lora_config(train: Training) -> Any:
         target_modules=targets if isinstance(targets, str) else list(targets),
         exclude_modules=left_out(train),
         rank_pattern=dict(train.rank_pattern),
-        use_rslora=train.use_rslora,
+        use_rslora="rslora" in train.lora_variants,
         use_dora=train.use_dora,
-        init_lora_weights="gaussian" if train.init_lora_weights == "gaussian" else True,
+        init_lora_weights="gaussian" if "gaussian" in train.lora_variants else True,
         bias="none",
     )
 

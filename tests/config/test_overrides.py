@@ -7,7 +7,7 @@ import pytest
 import yaml
 from make import full_params
 
-from pipeline.config.gone import GONE
+from pipeline.config.gone import GONE, TAKEN
 from pipeline.config.overrides import from_sections, from_words, override, upgraded
 from pipeline.config.params import Params, load_params
 from pipeline.config.text import as_yaml, full_text
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
         ("train.learning_rate=1e-4", ("train", "learning_rate"), 1e-4),
         ("train.target_modules=[q_proj]", ("train", "target_modules"), ["q_proj"]),
         ("train.rank_pattern={down_proj: 4}", ("train", "rank_pattern"), {"down_proj": 4}),
-        ("train.use_dora=true", ("train", "use_dora"), True),
+        ("train.train_on_prompt=true", ("train", "train_on_prompt"), True),
         ("train.neftune_noise_alpha=null", ("train", "neftune_noise_alpha"), None),
         ("train.preference.beta=0.2", ("train", "preference", "beta"), 0.2),
         ("convert.name=a=b", ("convert", "name"), "a=b"),
@@ -118,7 +118,10 @@ MOVED = {"machine.threads": "3", "machine.n_gpu_layers": "7", "machine.llama_cpp
 }
 
 
-@pytest.mark.parametrize("name", [name for name in GONE if GONE[name].new_name != "compare.strategies"])
+ONE_OF_SEVERAL = {"compare.strategies", *TAKEN}
+
+
+@pytest.mark.parametrize("name", [name for name in GONE if GONE[name].new_name not in ONE_OF_SEVERAL])
 def test_a_former_setting_is_named_and_taken_out(name: str, tmp_path: Path) -> None:
     params = Params.model_validate({"train": {"method": "dpo"}})
     file, whole = tmp_path / "params.yaml", full_text(params, ["mine"])
@@ -144,22 +147,23 @@ def test_a_former_setting_is_named_and_taken_out(name: str, tmp_path: Path) -> N
     assert upgraded(file) == []
 
 
-@pytest.mark.parametrize(
-    ("former", "now"),
-    [
-        ("{nf4: [merged_16], distilled: []}", ["merged_16", "lora_level", "scales_level"]),
-        ("{nf4: [], level: [], distilled: [merged_distilled]}", ["scales_level", "merged_distilled"]),
-        ("{scales: [scales_level]}", Params().compare.strategies),
-    ],
-)
-def test_former_lists_of_strategies_are_one(former: str, now: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump({"compare": {"rows": 50, "strategies": yaml.safe_load(former)}}))
-    with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  compare.strategies: .* one list of names"):
+ONE_NOW = {
+    "compare: {strategies: {nf4: [merged_16], distilled: []}}": ["merged_16", "lora_level", "scales_level"],
+    "compare: {strategies: {nf4: [], level: [], scales: [scales_level]}}": ["scales_level"],
+    "train: {use_dora: true, init_lora_weights: gaussian}": ["dora", "gaussian"],
+    "train: {use_rslora: true, use_dora: false}": ["rslora"],
+}
+
+
+@pytest.mark.parametrize("former", ONE_NOW)
+def test_former_settings_that_are_one_now(former: str, tmp_path: Path) -> None:
+    file, values = tmp_path / "params.yaml", {"parity": {"depth": "standard"}} | yaml.safe_load(former)
+    file.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  \w+\.\w+: .*`quench config upgrade`"):
         load_params(file)
-    assert len(upgraded(file)) == former.count(":")
-    assert (load_params(file).compare.strategies, load_params(file).compare.rows) == (now, 50)
-    file.write_text(f"compare: {{rows: 50, strategies: {former}}}\n")  # on one line: to be edited by hand
+    assert len(upgraded(file)) == len(re.findall(r"\w: [^{]", former))
+    assert ONE_NOW[former] in load_params(file).model_dump()[former.partition(":")[0]].values()
+    file.write_text(yaml.safe_dump(values, default_flow_style=True))  # on one line: to be edited by hand
     with pytest.raises(ConfigError, match="Q-CONFIG-005"):
         upgraded(file)
 

@@ -608,20 +608,23 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
         load(changed(train=scales))
 
 
+DORA, RSLORA = {"lora_variants": ["dora"]}, {"lora_variants": ["rslora"]}
+
+
 @pytest.mark.parametrize(
     ("train", "more", "words"),
     [
         ({"layers": [1], "freeze_layers": 2}, {}, "nothing would train"),
-        ({"offload_layers": 2, "use_dora": True}, {}, "use_dora"),
-        ({"use_dora": True}, {}, "parity.depth full"),
-        ({"use_dora": True}, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
+        ({"offload_layers": 2} | DORA, {}, "names dora"),
+        (DORA, {}, "parity.depth full"),
+        (DORA, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
         ({"target_modules": "(q_proj"}, {}, "no regular expression"),
         ({"rank_pattern": {"q_proj": 0}}, {}, "from 1 to 4096"),
         ({"layers": []}, {}, "at least 1"),
-        ({"init_lora_weights": "pissa_niter_4"}, {}, "a base that was changed"),
-        ({"init_lora_weights": "orthogonal"}, {}, "B is not 0"),
-        ({"init_lora_weights": "kaiming"}, {}, "'default' or 'gaussian'"),
-        ({"init_lora_weights": "eva"}, {}, "'default' or 'gaussian'"),
+        ({"lora_variants": ["pissa_niter_4"]}, {}, "a base that was changed"),
+        ({"lora_variants": ["orthogonal"]}, {}, "B is not 0"),
+        ({"lora_variants": ["kaiming"]}, {}, "'dora' or 'gaussian'"),
+        ({"lora_variants": ["dora", "dora"]}, {}, "names a variant twice"),
         ({"modules_to_save": ["norm"]}, {}, "parity.depth full"),
         ({"modules_to_save": ["lm_head"]}, {}, "no gradient of the head"),
         ({"modules_to_save": ["norm", "norm"]}, {}, "names a module twice"),
@@ -693,16 +696,14 @@ def test_what_another_stage_uses_is_no_idle_setting(load):
 def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
     gguf = {"quantization": "gguf", "source": "gguf", "model": "x.gguf", "level": None}
     for train, refused in (
-        ({"use_dora": True}, "set that to nf4"),
+        (DORA, "set that to nf4"),
         ({"modules_to_save": ["norm"]}, "set that to nf4"),
-        ({"tuner": "scales", "use_rslora": True}, "train.tuner is lora"),
+        ({"tuner": "scales"} | RSLORA, "train.tuner is lora"),
         ({"tuner": "scales", "loraplus_lr_ratio": 2.0}, "train.tuner is lora"),
         ({"tuner": "scales", "modules_to_save": ["norm"]}, "train.tuner is lora"),
     ):
         served = "tuned" if "tuner" in train else "adapter"
         with pytest.raises(ConfigError, match=refused):
             load({"base": gguf, "train": train, "evaluate": {"models": [served]}})
-    load({"train": {"use_dora": True}, "parity": {"depth": "standard"}})
-    load(
-        {"base": gguf, "train": {"use_rslora": True, "freeze_layers": 1}, "evaluate": {"models": ["adapter"]}}
-    )
+    load({"train": DORA, "parity": {"depth": "standard"}})
+    load({"base": gguf, "train": RSLORA | {"freeze_layers": 1}, "evaluate": {"models": ["adapter"]}})

@@ -44,7 +44,7 @@ def tuned(base: Path, train: Training) -> Any:
         {"freeze_layers": 1},
         {"layers": [0]},
         {"rank_pattern": {"up_proj": 2, "q_proj": 8}},
-        {"rank_pattern": {r"experts\.\d+\.up_proj": 2}, "use_rslora": True},
+        {"rank_pattern": {r"experts\.\d+\.up_proj": 2}, "lora_variants": ["rslora"]},
         {"target_modules": rf".*self_attn\.q_proj|{EVERY}down_proj"},
         {"target_modules": ["q_proj", "up_proj"], "target_experts": []},
         {"router": "train", "rank_pattern": {"gate": 2}, "freeze_layers": 1},
@@ -74,7 +74,7 @@ def test_a_shared_expert_is_called_as_in_the_model(tmp_path: Path, changed: dict
 @pytest.mark.parametrize(
     ("changed", "planned", "put"),
     [
-        ({"use_dora": True}, "Q-MODELS-034", "Q-MODELS-034"),
+        ({"lora_variants": ["dora"]}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"modules_to_save": ["norm"]}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"target_modules": f"{EVERY}up_proj", "target_experts": []}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"target_modules": r".*\.experts\.[01]\.up_proj"}, "Q-PLANNING-007", "Q-MODELS-026"),

@@ -44,7 +44,7 @@ def gradients(model: Any) -> list[torch.Tensor]:
         # PEFT divides by 1 - p before A, here it is done after: with a quarter neither rounds
         ({"lora_dropout": 0.75}, 0.8),
         ({"quantization": "none"}, 1),
-        ({"use_dora": True, "lora_dropout": 0.1}, 1),
+        ({"lora_variants": ["dora"], "lora_dropout": 0.1}, 1),
     ],
 )
 def test_gradients_are_those_of_peft_and_less_is_kept(

@@ -164,7 +164,7 @@ def test_loss_and_gradients_are_those_of_one_process(found: list[dict[str, Any]]
     "changes",
     [
         {"offload_layers": 1},
-        {"use_dora": True},
+        {"lora_variants": ["dora"]},
         {"method": "grpo", "lora_dropout": 0.0},
         {"method": "dpo", "per_device_train_batch_size": 2},
     ],

@@ -117,8 +117,8 @@ def test_what_the_model_has_not_is_refused(base: Path, changes: dict[str, Any]) 
             {"target_modules": ["q_proj"], "rank_pattern": {r"layers\.0\..*q_proj": 9}},
             (9 + 12) * SIZE["q_proj"],
         ),
-        ({"use_dora": True, "target_modules": ["v_proj"]}, LAYERS * (4 * SIZE["v_proj"] + 32)),
-        ({"use_rslora": True, "target_modules": ["v_proj"]}, LAYERS * 4 * SIZE["v_proj"]),
+        ({"lora_variants": ["dora"], "target_modules": ["v_proj"]}, LAYERS * (4 * SIZE["v_proj"] + 32)),
+        ({"lora_variants": ["rslora"], "target_modules": ["v_proj"]}, LAYERS * 4 * SIZE["v_proj"]),
     ],
 )
 def test_the_count_is_the_formulas(base: Path, changes: dict[str, Any], parameters: int) -> None:
@@ -130,7 +130,7 @@ def test_a_rank_or_a_scale_that_is_another_is_found(base: Path) -> None:
     asked = sixteen(rank_pattern={"q_proj": 8})
     model = get_peft_model(load_quantized(base, asked), lora_config(asked))
     assert check_adapter(model, asked) > 0
-    for changes in ({"rank_pattern": {}}, {"lora_alpha": 3}, {"use_rslora": True}):
+    for changes in ({"rank_pattern": {}}, {"lora_alpha": 3}, {"lora_variants": ["rslora"]}):
         with pytest.raises(AssertionError, match="has rank"):
             check_adapter(model, sixteen(**{"rank_pattern": {"q_proj": 8}} | changes))
 
@@ -149,7 +149,7 @@ def test_a_gaussian_start_is_another(base: Path) -> None:
         return found.detach()
 
     assert start().abs().max() <= 3**0.5 * 64**-0.5  # Kaiming's, uniform
-    assert start(init_lora_weights="gaussian").std() == pytest.approx(1 / 4, rel=0.2)  # 1 ÷ r
+    assert start(lora_variants=["gaussian"]).std() == pytest.approx(1 / 4, rel=0.2)  # 1 ÷ r
 
 
 def test_every_nth_layer_alone_is_recomputed(base: Path) -> None:

@@ -257,7 +257,7 @@ def test_what_autocast_keeps_on_a_gpu(base: Callable[[str], Path], monkeypatch: 
 def test_dora_is_planned_not_below_what_it_keeps(
     base: Callable[[str], Path], dropout: float, targets: list[str]
 ) -> None:
-    train = demo_training(lora_dropout=dropout, use_dora=True, target_modules=targets)
+    train = demo_training(lora_dropout=dropout, lora_variants=["dora"], target_modules=targets)
     model = adapted(base("four layers"), train).train()
     found = kept_bytes(model, lambda: hidden_states(model, TOKENS))
     assert found <= kept_by_plan(base("four layers"), train) < 1.2 * found

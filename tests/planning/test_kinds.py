@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "dora-norms-half-frozen": {
         "train": training(
-            use_dora=True,
+            lora_variants=["dora"],
             modules_to_save=["norm", "q_norm", "input_layernorm"],
             freeze_layers=14,
             loss="chunked",
@@ -342,7 +342,7 @@ def test_as_few_layers_are_offloaded_as_fit() -> None:
     for layers, fits in ((count, True), (count - 1, False)):
         changed = train.model_copy(update={"offload_layers": layers})
         assert plan_of(changed, length=512, level="Q4_K_M", room=5 * GIB).fits is fits
-    dora = plan_of(training(**GGUF, r=8, use_dora=True), length=512, level="Q4_K_M", room=2 * GIB)
+    dora = plan_of(training(**GGUF, r=8, lora_variants=["dora"]), length=512, level="Q4_K_M", room=2 * GIB)
     assert "offload" not in dora.remedy
 
 

@@ -1,5 +1,5 @@
 """What keys of an adapter may hold: linears by a list of names, by a regular expression, or with a number
-each; how LoRA's A may start (`train.init_lora_weights`), what may train whole beside it
+each; how LoRA may vary (`train.lora_variants`), what may train whole beside it
 (`train.modules_to_save`), and why the rest of what PEFT offers is refused.
 """
 
@@ -51,19 +51,19 @@ def _ranks(value: Any) -> Any:
     return value
 
 
-def _start(value: Any) -> Any:
-    name = str(value).lower()
-    if name.startswith(CHANGED_BASE):
-        raise ValueError(
-            f"is {value}, which takes something off the base's weights, so that the adapter fits only a base "
-            "that was changed: take default or gaussian, which leave them as they are"
-        )
-    if name in ("orthogonal", "mica"):
-        raise ValueError(
-            f"is {value}, with which B is not 0 at the start, by which it is told that B has learned: take "
-            "default or gaussian"
-        )
-    return value
+def _variants(value: Any) -> Any:
+    for name in value if isinstance(value, list) else ():
+        if str(name).lower().startswith(CHANGED_BASE):
+            raise ValueError(
+                f"names {name}, which takes something off the base's weights, so that the adapter fits only "
+                "a base that was changed: take it out, or name gaussian, which leaves them as they are"
+            )
+        if str(name).lower() in ("orthogonal", "mica"):
+            raise ValueError(
+                f"names {name}, with which B is not 0 at the start, by which it is told that B has learned: "
+                "take it out, or name gaussian"
+            )
+    return _once("variant", value)
 
 
 def _saved(value: Any) -> Any:
@@ -73,13 +73,17 @@ def _saved(value: Any) -> Any:
                 f"names {name}, and only norms can: the losses here make no gradient of the head, and "
                 "embeddings are often the head too. Take it out"
             )
+    return _once("module", value)
+
+
+def _once(kind: str, value: Any) -> Any:
     if isinstance(value, list) and len(set(map(str, value))) < len(value):
-        raise ValueError("names a module twice: name it once")
+        raise ValueError(f"names a {kind} twice: name it once")
     return value
 
 
 Targets = Annotated[list[str] | str, PlainValidator(_targets)]
 Ranks = Annotated[dict[str, int], PlainValidator(_ranks)]
-Start = Annotated[Literal["default", "gaussian"], BeforeValidator(_start)]
+Variants = Annotated[list[Literal["rslora", "dora", "gaussian"]], BeforeValidator(_variants)]
 Norm = Literal["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
 Saved = Annotated[list[Norm], BeforeValidator(_saved)]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PlainValidator, field_validator
 
 from pipeline.config.methods import METHODS, Method
-from pipeline.config.sections.adapters import Ranks, Saved, Start, Targets
+from pipeline.config.sections.adapters import Ranks, Saved, Targets, Variants
 from pipeline.config.sections.method_groups import Grpo, Preference
 from pipeline.config.sections.shipping import Machine
 from pipeline.config.sections.values import (
@@ -86,11 +86,11 @@ class Train(Section):
     rank_pattern: Ranks = key(
         {}, "lora only: other ranks, by the end of a linear's name (regular expression), e.g. {down_proj: 32}"
     )
-    use_rslora: bool = key(False, "lora only: scale is lora_alpha / √r, for large ranks")
-    use_dora: bool = key(
-        False, "lora only: train the length of each weight's rows too (DoRA); slower, and has to be merged"
+    lora_variants: Variants = key(
+        [],
+        "lora only: rslora (the scale is lora_alpha / √r, for large ranks), dora (the length of each "
+        "weight's rows trains too; slower, and has to be merged), gaussian (A starts by it, not by Kaiming)",
     )
-    init_lora_weights: Start = key("default", "lora only: how A starts: default (Kaiming) | gaussian")
     modules_to_save: Saved = key(
         [],
         "lora only: norms that train whole beside the adapter: input_layernorm, post_attention_layernorm, "
@@ -199,6 +199,11 @@ class Train(Section):
         """`preference.beta`, or the method's own."""
         given = self.preference.beta
         return float(given if given is not None else METHODS[self.method].beta or 0.0)
+
+    @property
+    def use_dora(self) -> bool:
+        """Whether the lengths of rows train too."""
+        return "dora" in self.lora_variants
 
     @property
     def dropout(self) -> float:

@@ -60,7 +60,8 @@ REFUSED: Sequence[tuple[bool, Callable[[Train], object], str]] = (
     (
         True,
         lambda train: train.use_dora,
-        "train.use_dora is on, and this base is a mixture of experts, which was never tried: set it to false",
+        "train.lora_variants names dora, and this base is a mixture of experts, which was never tried: take "
+        "it out",
     ),
     (
         True,

@@ -28,20 +28,20 @@ MERGED = (
     ("train", "alone"),
     [
         (
-            {"use_dora": True, "freeze_layers": 1, "train_on_prompt": True}
+            {"lora_variants": ["dora"], "freeze_layers": 1, "train_on_prompt": True}
             | {"modules_to_save": ["input_layernorm", "norm"], "learning_rate": 0.01},
             False,
         ),
         (
             {
-                "use_rslora": True,
+                "lora_variants": ["rslora"],
                 "rank_pattern": {"down_proj": 6},
                 "target_modules": r".*(self_attn|mlp)\.(q|v|up|down)_proj",
                 "loraplus_lr_ratio": 4.0,
             },
             False,
         ),
-        ({"use_rslora": True, "layers": [1]}, True),
+        ({"lora_variants": ["rslora"], "layers": [1]}, True),
     ],
     ids=["dora", "patterns", "rslora"],
 )
@@ -60,7 +60,7 @@ def test_a_merge_holds_what_was_trained(
 
 def test_an_adapter_on_a_gguf_is_served_as_it_was_trained(tiny_gguf_base: Path, tmp_path: Path) -> None:
     params = tiny.gguf_params(tiny_gguf_base)
-    params["train"] |= {"use_rslora": True, "freeze_layers": 1, "init_lora_weights": "gaussian"}
+    params["train"] |= {"lora_variants": ["rslora", "gaussian"], "freeze_layers": 1}
     root = run_stages(tiny.write_project(tmp_path / "project", params), GGUF_STAGES[:6])
     checks = json.loads((root / "reports/parity.json").read_text())["checks"]
     assert {key for key, check in checks.items() if check["verdict"] == "fail"} == set()

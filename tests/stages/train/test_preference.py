@@ -81,7 +81,7 @@ def test_a_run_starts_at_the_closed_form_and_tells_what_it_measures(
 ) -> None:
     # with these the model is the base at first too
     start: dict[str, Any] = {
-        "dpo": {"init_lora_weights": "gaussian"},
+        "dpo": {"lora_variants": ["gaussian"]},
         "ipo": {"modules_to_save": ["input_layernorm", "norm"]},
     }.get(method, {})
     report = a_run(prepared, tmp_path, method, learning_rate=1e-3, **start)

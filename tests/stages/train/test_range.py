@@ -16,8 +16,7 @@ EVERYTHING: dict[str, Any] = {
     "target_modules": r".*(self_attn|mlp)\.(q|v|up|down)_proj",
     "freeze_layers": 1,
     "rank_pattern": {"down_proj": 6},
-    "use_rslora": True,
-    "init_lora_weights": "gaussian",
+    "lora_variants": ["rslora", "gaussian"],
     "loraplus_lr_ratio": 4.0,
     "clip_value": 0.01,
     "gradient_checkpointing": 2,
@@ -81,7 +80,7 @@ def test_norms_go_on_to_the_same_bytes_and_are_merged_as_they_were_trained(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"use_dora": True, "init_lora_weights": "gaussian"}, {"layers": [1], "use_rslora": True}]
+    "changes", [{"lora_variants": ["dora", "gaussian"]}, {"layers": [1], "lora_variants": ["rslora"]}]
 )
 def test_it_learns_on_nf4(changes: dict[str, Any], prepared: Path, tmp_path: Path) -> None:
     report = run(prepared, tmp_path, **changes)

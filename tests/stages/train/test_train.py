@@ -63,8 +63,9 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
     ),
     "clip_value": lambda made: made.settings.clip_value,
     "loraplus_lr_ratio": lambda made: made.settings.loraplus_lr_ratio,
-    "use_rslora": lambda made: made.model.peft_config["default"].use_rslora,
-    "use_dora": lambda made: made.model.peft_config["default"].use_dora,
+    "lora_variants": lambda made: [
+        name for name in ("dora", "rslora") if getattr(made.model.peft_config["default"], f"use_{name}")
+    ],
     "rank_pattern": lambda made: made.model.peft_config["default"].rank_pattern,
     "save_steps": lambda made: made.args.save_steps,
     "eval_steps": lambda made: made.args.eval_steps,
@@ -92,7 +93,6 @@ ELSEWHERE = {
     "sample_tokens",
     "layers",
     "freeze_layers",
-    "init_lora_weights",
     "modules_to_save",
     "train_on_prompt",
     "machine",
