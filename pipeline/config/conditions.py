@@ -116,7 +116,7 @@ CONDITIONS = (
     Only(("quantize.tensor_types",), (MERGED, Has("base.level"))),
     Only(("distill",), DISTILLED),
     Only(("compare.levels", "compare.strategies", "compare.rows"), (SEEDS,)),
-    Only(("parity.max_kld_served", "parity.min_same_top_served"), (GGUF,)),
+    Only(("parity.max_kld_served",), (GGUF,)),
     Only(
         (
             "parity.max_kld_level",

@@ -157,7 +157,6 @@ KEYS = {
     "parity.prompts": Other(2),
     "parity.max_kld_level": Other(0.5),
     "parity.max_kld_served": Other(0.01, GGUF),
-    "parity.min_same_top_served": Other(0.9, GGUF),
     "evaluate.models": Other(["base-F16", "F16"]),
     "evaluate.perplexity_rows": Other(8),
     "evaluate.task_rows": Other(8),

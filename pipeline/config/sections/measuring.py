@@ -11,7 +11,6 @@ from pipeline.config.sections.values import (
     NAME_PART,
     Count,
     Divergence,
-    Fraction,
     GpuLayers,
     GuardFile,
     KldLimit,
@@ -86,10 +85,7 @@ class Parity(Section):
         1.0e-3,
         "base.quantization gguf: largest mean KL divergence of what is served in llama.cpp from "
         "training's own forward; where llama.cpp's arithmetic on the bare base alone costs more than half "
-        "of it, twice that",
-    )
-    min_same_top_served: Fraction = key(
-        0.99, "and the least share of positions with the same first choice, 0 to 1"
+        "of it, twice that; the first choice is the same at 99 % of positions, or as often as there",
     )
 
 
