@@ -152,7 +152,6 @@ KEYS = {
     "compare.rows": Other(50, SEEDS),
     "parity.depth": Other("quick"),
     "parity.conversations": Other(20),
-    "parity.strings": Other(1000),
     "parity.rows": Other(2),
     "parity.prompts": Other(2),
     "parity.max_kld_level": Other(0.5),

@@ -70,9 +70,10 @@ class Parity(Section):
         "adapter on the base's levels)",
     )
     conversations: Count = key(
-        200, "conversations compared as text and as token ids, training's against llama-server's"
+        200,
+        "conversations compared as text and as token ids, training's against llama-server's; for each, 500 "
+        "strings are tokenized by training's tokenizer and by the GGUF's vocabulary",
     )
-    strings: Count = key(100000, "strings tokenized by training's tokenizer and by the GGUF's vocabulary")
     rows: Count = key(4, "held-out rows whose logits are compared along the entire chain")
     prompts: Count = key(4, "held-out prompts that each GGUF is asked in llama-server")
     max_kld_level: KldLimit = key(
@@ -87,6 +88,11 @@ class Parity(Section):
         "training's own forward; where llama.cpp's arithmetic on the bare base alone costs more than half "
         "of it, twice that; the first choice is the same at 99 % of positions, or as often as there",
     )
+
+    @property
+    def strings(self) -> int:
+        """How many strings are tokenized twice: by default 100,000, all tokens and all of Unicode."""
+        return 500 * self.conversations
 
 
 class Judge(Section):

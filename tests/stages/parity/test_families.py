@@ -39,7 +39,7 @@ ROWS = [
 def test_a_family_keeps_everything_on_its_way(
     name: str, tools: Toolchain, tiny_params: dict[str, Any], tmp_path: Path
 ) -> None:
-    tiny_params["parity"] |= {"depth": "full", "conversations": 20, "strings": 3000}
+    tiny_params["parity"] |= {"depth": "full", "conversations": 20}
     params = Params.model_validate(tiny_params)
     base = family(name, tmp_path / "base", tools)
     adapter = family_adapter(tmp_path / "adapter", base, params.training_on("cpu"))
