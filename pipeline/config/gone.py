@@ -57,6 +57,7 @@ GONE: Mapping[str, Gone] = {
     "parity.max_kld_exact": Gone(1.0e-3, "where nothing may be lost 0.001 nats are allowed"),
     "parity.min_same_top_served": Gone(0.99, "what is served has the same first choice at 99 % of positions"),
     "parity.strings": Gone(100000, "500 strings for each of parity.conversations are tokenized"),
+    "parity.prompts": Gone(4, "each GGUF is asked the prompts of parity.rows"),
     "parity.rmse_slack": Gone(1.5, "a tensor may have 1.5 times its type's usual rounding error"),
     "evaluate.prompt_lengths": Gone([128, 512], "speed is measured with 128 and 512 tokens"),
     "evaluate.generation_depths": Gone([0, 512], "speed is measured behind 0 and 512 tokens"),

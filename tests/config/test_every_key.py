@@ -153,7 +153,6 @@ KEYS = {
     "parity.depth": Other("quick"),
     "parity.conversations": Other(20),
     "parity.rows": Other(2),
-    "parity.prompts": Other(2),
     "parity.max_kld_level": Other(0.5),
     "parity.max_kld_served": Other(0.01, GGUF),
     "evaluate.models": Other(["base-F16", "F16"]),

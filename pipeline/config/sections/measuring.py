@@ -74,8 +74,11 @@ class Parity(Section):
         "conversations compared as text and as token ids, training's against llama-server's; for each, 500 "
         "strings are tokenized by training's tokenizer and by the GGUF's vocabulary",
     )
-    rows: Count = key(4, "held-out rows whose logits are compared along the entire chain")
-    prompts: Count = key(4, "held-out prompts that each GGUF is asked in llama-server")
+    rows: Count = key(
+        4,
+        "held-out rows whose logits are compared along the entire chain, and whose prompts each GGUF is "
+        "asked in llama-server",
+    )
     max_kld_level: KldLimit = key(
         "auto",
         "mean KL divergence of a level from F16 that is unusual: a warning if every weight is within the "

@@ -27,7 +27,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
     rows = list(
         islice(
             chats_in(root / "data/final/test.jsonl"),
-            max(params.parity.conversations, params.parity.rows, params.parity.prompts),
+            max(params.parity.conversations, params.parity.rows),
         )
     )
     if not rows:
