@@ -98,6 +98,7 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         },
         chat(ASK | {"content": "2 +\n2?"}, ANSWER),
     ),
+    ("messages", {"messages": [ASK | {"content": [{"text": "2 + 2?"}]}, ANSWER]}, chat(ASK, ANSWER)),
     (
         "messages",
         {"messages": [ASK, openai_call(), RESULT | {"tool_call_id": "c1"}, ANSWER], "tools": [TOOL]},
@@ -133,6 +134,14 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ),
     ),
     ("messages", {"messages": [ASK, ANSWER], "score": 3}, chat(ASK, ANSWER, reward=3.0)),
+    (
+        "messages",
+        {
+            "messages": [ASK, {"role": "assistant", "tool_calls": [{"name": "add", "parameters": {"a": 2}}]}],
+            "tools": [ADD | {"type": "function"}],
+        },
+        chat(ASK, CALLING, tools=[TOOL]),
+    ),
     (
         "messages",
         {"messages": [ASK, ANSWER], "reward": -0.5, "score": 3, "label": "math"},
@@ -258,6 +267,11 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "input_output",
+        {"segments": [{"train": True, "text": "4"}]},
+        {"kind": "text", "messages": [], "segments": [{"text": "4", "train": True}]},
+    ),
+    (
         "text",
         {"text": "2 + 2 = 4", "label": 3},
         {"kind": "text", "messages": [], "segments": [{"text": "2 + 2 = 4", "train": True}]},
@@ -304,6 +318,14 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "preference",
+        {
+            "chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4\n\nHuman: 2 + 2?\n\nAssistant: 4",
+            "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 4\n\nHuman: 2 + 2?\n\nAssistant: 5",
+        },
+        chat(ASK, ANSWER, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
+    ),
+    (
+        "preference",
         {"conversations": OUTPUTS[:1], "chosen": OUTPUTS[1], "rejected": {"from": "gpt", "value": "5"}},
         chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
     ),
@@ -326,6 +348,14 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "kto",
         {"prompt": "2 + 2?", "completion": "4", "label": "True"},
         chat(ASK, ANSWER, kind="feedback", label=True),
+    ),
+    *(
+        (
+            "kto",
+            {"prompt": "2 + 2?", "completion": "4", "label": label},
+            chat(ASK, ANSWER, kind="feedback", label=thumb),
+        )
+        for label, thumb in (("1", True), (" 0 ", False))
     ),
     (
         "kto",
@@ -402,6 +432,8 @@ def test_a_format_can_be_demanded() -> None:
         ({"domain": "sums"}, "sums"),
         ({"category": " sums "}, "sums"),
         ({"domain": 3, "category": "x" * 65}, "a"),
+        ({"domain": "x" * 64}, "x" * 64),
+        ({"domain": " "}, "a"),
         ({"domain": "x\ny"}, "a"),
     ],
 )
@@ -444,12 +476,25 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"messages": [ASK, ANSWER], "reward": "bad", "score": 1}, "bad_shape", "reward is no finite number"),
     ({"chosen": "a", "rejected": "b"}, "bad_shape", "chosen is text, and there is no prompt"),
+    (
+        {"chosen": "a\n\nHuman: b\n\nAssistant: c", "rejected": "b"},
+        "bad_shape",
+        "chosen is text, and there is no prompt",
+    ),
     ({"messages": [ASK, ANSWER], "tools": {"a": 1}}, "bad_shape", "tools is an object"),
     ({"messages": [ASK, ANSWER], "tools": ["add"]}, "bad_shape", "tools 1 is text"),
     (
         {"messages": [ASK, ANSWER], "tools": [{"type": "web_search"}]},
         "bad_shape",
         "tools 1 is no function with a name",
+    ),
+    *(
+        (
+            {"messages": [ASK, ANSWER], "tools": [tool]},
+            "bad_shape",
+            "tools 1 is no function with a name",
+        )
+        for tool in ({"type": "retrieval", "name": "add"}, {"name": ""}, {"name": 5})
     ),
     ({"messages": [ASK, ANSWER], "tools": "[{"}, "bad_shape", "tools is no strict JSON"),
     ({"messages": [ASK, ANSWER | {"role": "wizard"}]}, "bad_role", "messages 2"),
@@ -461,6 +506,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "content_not_text",
         "messages 1: part 1",
     ),
+    (
+        {"messages": [ASK | {"content": [{"type": "image", "text": "a"}]}, ANSWER]},
+        "content_not_text",
+        "messages 1: part 1",
+    ),
     ({"instruction": "a", "output": 4}, "content_not_text", "output is a number"),
     ({"instruction": ["a", 3], "output": "4"}, "content_not_text", "instruction: part 2"),
     ({"question": 0, "answer": "b"}, "content_not_text", "question"),
@@ -468,9 +518,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "answer": True}, "content_not_text", "answer"),
     ({"messages": [ASK, ANSWER], "images": ["cat.png"]}, "unsupported_field", "images"),
     ({"text": "a", "tools": [TOOL]}, "unsupported_field", "tools"),
+    ({"text": "a", "functions": [ADD]}, "unsupported_field", "tools"),
     ({"messages": [ASK, ANSWER | {"audio": {"id": "x"}}]}, "unsupported_field", "messages 2: audio"),
     ({"messages": [ASK, ANSWER | {"weight": 0.5}]}, "unsupported_field", "messages 2: weight"),
     ({"messages": [ASK | {"train": True}, ANSWER]}, "unsupported_field", "messages 1: train"),
+    ({"messages": [ASK | {"training": True}, ANSWER]}, "unsupported_field", "messages 1: training"),
     ({"messages": [ASK | {"reasoning": "hm"}, ANSWER]}, "unsupported_field", "messages 1"),
     (
         calls({"function": {"name": "add", "arguments": "{'a': 2}"}}),
@@ -490,6 +542,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     (calls({"function": {"name": "add", "arguments": 2}}), "bad_tool_call", ""),
     (calls({"function": {"arguments": {}}}), "bad_tool_call", "has no name"),
+    (calls({"name": ""}), "bad_tool_call", "has no name"),
+    (calls({"name": 5}), "bad_tool_call", "has no name"),
     (calls({"name": "add", "id": 3}), "bad_tool_call", "id wants text"),
     (calls({"type": "custom", "custom": {"name": "add"}}), "bad_tool_call", "no call of a function"),
     (calls("add"), "bad_tool_call", "is text, not an object"),
