@@ -16,6 +16,7 @@ class Gone(NamedTuple):
 ONE_LIST = "compare.strategies is one list of names"
 ALL_OF_LLAMA_CPP = "section machine says it for all of llama.cpp's tools and servers"
 VARIANTS = "train.lora_variants names rslora, dora and gaussian"
+EXPERTS = "train.experts names the routed experts' matrices and the router"
 GONE: Mapping[str, Gone] = {
     "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
     "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
@@ -26,6 +27,8 @@ GONE: Mapping[str, Gone] = {
     "train.use_rslora": Gone(False, VARIANTS, "train.lora_variants"),
     "train.use_dora": Gone(False, VARIANTS, "train.lora_variants"),
     "train.init_lora_weights": Gone("default", VARIANTS, "train.lora_variants"),
+    "train.target_experts": Gone(None, EXPERTS, "train.experts"),
+    "train.router": Gone("frozen", EXPERTS, "train.experts"),
     "train.reward_temperature": Gone(1.0, "train.reward has min_max, z_score and none"),
     "train.distill_sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
     "train.preference.sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
@@ -88,5 +91,16 @@ def _variants(train: Mapping[str, Any]) -> list[str]:
     return [name for name in ("rslora", "dora", "gaussian") if train.get(f"use_{name}") or start == name]
 
 
+def _experts(train: Mapping[str, Any]) -> list[str]:
+    parts, linears = ("gate_proj", "up_proj", "down_proj"), train.get("target_modules")
+    named = train.get("target_experts")
+    if named is None:  # those among `target_modules`, a pattern of which goes on to say it
+        named = [] if isinstance(linears, str) else [part for part in parts if part in (linears or parts)]
+    return [*named, "router"] if train.get("router") == "train" else named
+
+
 # by the new key, what its section's former settings, as a file has them, are now: of several that became one
-TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"train.lora_variants": _variants}
+TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "train.lora_variants": _variants,
+    "train.experts": _experts,
+}

@@ -44,7 +44,7 @@ def is_target(path: str, train: Train) -> bool:
     if layer is None or not trains_in(layer, train):
         return False
     if is_router(path):
-        return train.router == "train"
+        return "router" in (train.experts or ())
     if isinstance(train.target_modules, str):
         return _pattern(train.target_modules).fullmatch(path) is not None
     named = expert_parts(train) if is_routed(path) else train.target_modules
@@ -57,7 +57,7 @@ def is_routed(name: str) -> bool:
 
 
 def is_router(path: str) -> bool:
-    """Whether this is the path of a mixture's router, which `train.router` alone speaks of."""
+    """Whether this is the path of a mixture's router, which `train.experts` alone speaks of."""
     return ROUTER.fullmatch(path) is not None
 
 
@@ -75,7 +75,7 @@ def expert_parts(train: Train) -> list[str]:
     """The routed experts' matrices that train, where targets are named; where nothing is said of experts,
     those among `target_modules`.
     """
-    asked = train.target_modules if train.target_experts is None else train.target_experts
+    asked = train.target_modules if train.experts is None else train.experts
     return [part for part in PARTS if part in asked]
 
 
@@ -131,8 +131,8 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
     wanted = () if isinstance(train.target_modules, str) else train.target_modules
     if GATE in wanted and any(map(is_router, found)):
         yield (
-            f"train.target_modules names {GATE}, a mixture's router, which trains by train.router: set that "
-            f"to train, and take {GATE} out"
+            f"train.target_modules names {GATE}, a mixture's router, which trains by train.experts: name "
+            f"router there, and take {GATE} out"
         )
     elif unknown := sorted(set(wanted) - set(names)):
         yield (
@@ -140,8 +140,7 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"of {', '.join(names)}"
         )
     elif not hit:
-        experts = train.target_experts
-        also = "" if experts is None else f", train.target_experts {experts}"
+        also = "" if train.experts is None else f", train.experts {train.experts}"
         yield (
             f"train.target_modules is {train.target_modules!r}{also}, which matches no linear of the layers "
             f"that train: match whole names, as {next(iter(found), 'model.layers.0.self_attn.q_proj')}"

@@ -34,8 +34,8 @@ OPTIMIZERS = {
 GATHERED = 3
 Linears = tuple[Linear, ...]  # of a layer
 # what `misfits` reads of the settings
-ASKED = {"target_modules", "target_experts", "freeze_layers", "layers", "r", "lora_alpha"}
-ASKED |= {"lora_variants", "rank_pattern", "offload_layers", "router"}
+ASKED = {"target_modules", "experts", "freeze_layers", "layers", "r", "lora_alpha"}
+ASKED |= {"lora_variants", "rank_pattern", "offload_layers"}
 
 
 def nf4_bytes(weights: int) -> int:

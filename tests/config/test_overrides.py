@@ -152,6 +152,8 @@ ONE_NOW = {
     "compare: {strategies: {nf4: [], level: [], scales: [scales_level]}}": ["scales_level"],
     "train: {use_dora: true, init_lora_weights: gaussian}": ["dora", "gaussian"],
     "train: {use_rslora: true, use_dora: false}": ["rslora"],
+    "train: {router: train}": ["gate_proj", "up_proj", "down_proj", "router"],
+    "train: {router: train, target_experts: [down_proj]}": ["down_proj", "router"],
 }
 
 

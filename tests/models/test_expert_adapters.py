@@ -109,7 +109,7 @@ def test_only_experts_that_a_token_was_sent_to_are_computed(base: Path) -> None:
 def test_routed_and_shared_experts_are_told_apart(
     base: Path, modules: list[str], experts: Any, routed: list[str], shared: list[str]
 ) -> None:
-    train = settings(target_modules=modules, target_experts=experts)
+    train = settings(target_modules=modules, experts=experts)
     model = adapted(base, train)
     has_shared = "Qwen2" in base.name
     wanted = {"self_attn.q_proj", *(f"mlp.experts.{part}" for part in routed)}
@@ -118,7 +118,7 @@ def test_routed_and_shared_experts_are_told_apart(
 
 
 def test_an_expert_without_its_adapter_is_noticed(base: Path) -> None:
-    train = settings(target_experts=PARTS)
+    train = settings(experts=PARTS)
     model = put_tuner(load_quantized(base, train), train)
     expert = model.get_base_model().model.layers[1].mlp.experts.get_submodule("3")
     expert["up_proj"] = expert["up_proj"].base_layer
@@ -126,9 +126,7 @@ def test_an_expert_without_its_adapter_is_noticed(base: Path) -> None:
         check_tuner(model, train)
 
 
-@pytest.mark.parametrize(
-    "changed", [{"target_experts": []}, {"target_experts": ["up_proj"]}, {"router": "train"}]
-)
+@pytest.mark.parametrize("changed", [{"experts": []}, {"experts": ["up_proj"]}, {"experts": ["router"]}])
 def test_a_dense_base_has_no_experts_to_train(tmp_path: Path, changed: dict[str, Any]) -> None:
     train = settings(**changed)
     model = load_quantized(write_base(tmp_path, "Qwen2"), train)
@@ -211,15 +209,11 @@ def compare_gradients(model: Any, train: Training, own: Any, ids: torch.Tensor) 
 
 
 @pytest.mark.parametrize(
-    ("quantization", "experts", "router"),
-    [("none", ["down_proj"], "frozen"), ("none", PARTS, "train"), ("nf4", PARTS, "train")],
+    ("quantization", "experts"),
+    [("none", ["down_proj"]), ("none", [*PARTS, "router"]), ("nf4", [*PARTS, "router"])],
 )
-def test_gradients_are_those_of_plain_torch(
-    base: Path, quantization: str, experts: list[str], router: str
-) -> None:
-    train = settings(
-        quantization=quantization, target_modules=["q_proj"], target_experts=experts, router=router
-    )
+def test_gradients_are_those_of_plain_torch(base: Path, quantization: str, experts: list[str]) -> None:
+    train = settings(quantization=quantization, target_modules=["q_proj"], experts=experts)
     model = adapted(base, train)
     own = AutoModelForCausalLM.from_pretrained(base).float()
     if quantization == "nf4":
@@ -247,7 +241,7 @@ def test_gradients_on_a_ggufs_blocks_are_those_of_plain_torch(
     quantize_gguf(Llama(tools), tmp_path / "f16.gguf", folder / "model.gguf", "Q4_K_M")
     for name in ("config.json", "generation_config.json"):
         (folder / name).write_bytes((source / name).read_bytes())
-    train = settings(quantization="gguf", target_modules=["q_proj"], target_experts=PARTS, router="train")
+    train = settings(quantization="gguf", target_modules=["q_proj"], experts=[*PARTS, "router"])
     model = adapted(folder, train)
     own = AutoModelForCausalLM.from_pretrained(source).float()
     own.load_state_dict(from_file(folder / "model.gguf", own), strict=False)
@@ -289,7 +283,7 @@ def unpermuted(weight: torch.Tensor, config: Any, *, keys: bool) -> torch.Tensor
 def test_peft_puts_the_folder_on_transformers_own_qwen3(tmp_path: Path) -> None:
     """Whose fused experts need other names: PEFT knows how to convert them."""
     base = write_base(tmp_path / "base", "Qwen3Moe")
-    model = adapted(base, settings(target_modules=["q_proj"], target_experts=PARTS, router="train"))
+    model = adapted(base, settings(target_modules=["q_proj"], experts=[*PARTS, "router"]))
     save_trained(model, tmp_path / "adapter")
     own = AutoModelForCausalLM.from_pretrained(base).float()
     theirs = PeftModel.from_pretrained(own, tmp_path / "adapter").eval()

@@ -46,10 +46,10 @@ def tuned(base: Path, train: Training) -> Any:
         {"rank_pattern": {"up_proj": 2, "q_proj": 8}},
         {"rank_pattern": {r"experts\.\d+\.up_proj": 2}, "lora_variants": ["rslora"]},
         {"target_modules": rf".*self_attn\.q_proj|{EVERY}down_proj"},
-        {"target_modules": ["q_proj", "up_proj"], "target_experts": []},
-        {"router": "train", "rank_pattern": {"gate": 2}, "freeze_layers": 1},
-        {"router": "train", "target_modules": rf"{EVERY}down_proj"},
-        {"target_modules": ["q_proj", "up_proj"], "target_experts": ["down_proj"], "freeze_layers": 1},
+        {"target_modules": ["q_proj", "up_proj"], "experts": []},
+        {"experts": ["down_proj", "router"], "rank_pattern": {"gate": 2}, "freeze_layers": 1},
+        {"experts": ["router"], "target_modules": rf"{EVERY}down_proj"},
+        {"target_modules": ["q_proj", "up_proj"], "experts": ["down_proj"], "freeze_layers": 1},
     ],
     ids=str,
 )
@@ -76,9 +76,9 @@ def test_a_shared_expert_is_called_as_in_the_model(tmp_path: Path, changed: dict
     [
         ({"lora_variants": ["dora"]}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"modules_to_save": ["norm"]}, "Q-MODELS-034", "Q-MODELS-034"),
-        ({"target_modules": f"{EVERY}up_proj", "target_experts": []}, "Q-MODELS-034", "Q-MODELS-034"),
+        ({"target_modules": f"{EVERY}up_proj", "experts": []}, "Q-MODELS-034", "Q-MODELS-034"),
         ({"target_modules": r".*\.experts\.[01]\.up_proj"}, "Q-PLANNING-007", "Q-MODELS-026"),
-        ({"target_modules": ["q_proj", "gate"]}, "Q-PLANNING-007", "Q-MODELS-026"),  # train.router's
+        ({"target_modules": ["q_proj", "gate"]}, "Q-PLANNING-007", "Q-MODELS-026"),  # train.experts'
         ({"rank_pattern": {r"experts\.0\.up_proj": 2}}, "Q-PLANNING-007", "Q-MODELS-026"),
     ],
     ids=str,
@@ -97,8 +97,8 @@ def test_experts_of_different_layers_may_differ(base: Path) -> None:
     assert counted(base, train) == check_tuner(tuned(base, train), train)
 
 
-def test_where_no_expert_is_left_target_experts_is_named(tmp_path: Path) -> None:
+def test_where_no_expert_is_left_the_setting_is_named(tmp_path: Path) -> None:
     base = write_base(tmp_path, "Qwen3Moe")
-    train = settings(target_modules=["up_proj"], target_experts=[])
-    with pytest.raises(ConfigError, match=r"target_experts \[\]"):
+    train = settings(target_modules=["up_proj"], experts=[])
+    with pytest.raises(ConfigError, match=r"experts \[\]"):
         counted(base, train)

@@ -85,7 +85,7 @@ def test_so_they_are_on_a_gguf(blocks: Path, changes: dict[str, Any], checkpoint
 
 def test_so_they_are_on_a_mixture_whose_idle_experts_are_not_copied(tools: Any, tmp_path: Path) -> None:
     folder = tiny_moe(tmp_path, tools, "Qwen3Moe")
-    recipe = settings(target_experts=["down_proj"], gradient_checkpointing=True)
+    recipe = settings(experts=["down_proj"], gradient_checkpointing=True)
     plain, model = (tuned(folder, recipe.model_copy(update={"offload_layers": n})) for n in (0, 1))
     assert same(trained(model), trained(plain))
     assert len(weights(model)) == 5 + 4 * 3  # attention, the router and four experts

@@ -36,7 +36,7 @@ CASES = {
     for kind, all_changes in {
         "base": CHANGES,
         "gguf": [one | {"quantization": "gguf", "gradient_checkpointing": True} for one in GGUF],
-        "mixture": [{"target_experts": ["down_proj"], "gradient_checkpointing": True}],
+        "mixture": [{"experts": ["down_proj"], "gradient_checkpointing": True}],
     }.items()
     for changes in all_changes
 }

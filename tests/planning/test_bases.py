@@ -155,7 +155,7 @@ def test_a_published_config_may_hold_what_strict_json_has_not(tmp_path: Path) ->
 
 @pytest.mark.parametrize("modules", [["q_proj"], ".*q_proj"])
 def test_the_settings_that_a_cached_answer_depends_on_are_all_there(modules: Any) -> None:
-    train = Train(target_modules=modules, rank_pattern={"q_proj": 4}, target_experts=["up_proj"])
+    train = Train(target_modules=modules, rank_pattern={"q_proj": 4}, experts=["up_proj"])
     read = set()
 
     class Recorder:

@@ -16,6 +16,7 @@ from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned, 
 from tiny import untied_qwen2
 
 from pipeline.config.sections import Training
+from pipeline.config.targets import expert_parts
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama
@@ -220,7 +221,7 @@ KEPT: list[Any] = [
 def test_what_autograd_keeps(base: Callable[[str], Path], kind: str, changed: dict[str, Any]) -> None:
     train = trained_on(kind, **changed)
     if train.lora_dropout and load_shape(base(kind) / "config.json").experts:
-        train = train.model_copy(update={"router": "train"})
+        train = train.model_copy(update={"experts": [*expert_parts(train), "router"]})
     model = adapted(base(kind), train).train()
     if train.gradient_checkpointing > 1:
         layers = train.gradient_checkpointing

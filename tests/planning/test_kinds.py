@@ -21,7 +21,8 @@ from pipeline.planning.weights import OPTIMIZERS
 
 GGUF = {"quantization": "gguf"}
 LEVELS = ["Q4_K_M", "Q5_K_M", "4.5bpw"]
-EXPERTS = {"r": 16, "target_modules": ["q_proj"], "target_experts": ["gate_proj", "up_proj", "down_proj"]}
+EXPERTS = {"r": 16, "target_modules": ["q_proj"], "experts": ["gate_proj", "up_proj", "down_proj"]}
+WITH_ROUTER = {"experts": [*EXPERTS["experts"], "router"]}
 
 
 def grpo(**changed: Any) -> Any:
@@ -72,7 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "mixture": {"train": training(**EXPERTS, loss="auto"), "shape": MIXTURE, "room": 16 * GIB},
     "mixture-trains-its-router": {
-        "train": training(**EXPERTS, loss="chunked", router="train", lora_dropout=0.05),
+        "train": training(**EXPERTS | WITH_ROUTER, loss="chunked", lora_dropout=0.05),
         "shape": published("qwen1.5-moe-a2.7b-chat"),
     },
     "cpu": {"train": demo_training(), "shape": SMOLLM2, "device": "cpu", "levels": ["Q4_K_M"]},
@@ -149,8 +150,7 @@ def test_a_mixture_is_planned_by_what_its_experts_take() -> None:
     assert MIXTURE.linear_weights == 48 * (128 * expert + attention)
     assert MIXTURE.used_weights == 48 * (8 * expert + attention)
     all_of_them, attention_alone = (
-        plan_of(training(**EXPERTS | changed, loss="chunked"), MIXTURE)
-        for changed in ({}, {"target_experts": []})
+        plan_of(training(**EXPERTS | changed, loss="chunked"), MIXTURE) for changed in ({}, {"experts": []})
     )
     in_experts = 48 * 128 * 3 * 16 * (2048 + 768)
     assert parts(attention_alone)["LoRA"] == 4 * 48 * 16 * (2048 + 4096)
@@ -356,8 +356,8 @@ def test_as_few_layers_are_offloaded_as_fit() -> None:
         ({"freeze_layers": 28}, {}, "Q-PLANNING-007"),
         ({"modules_to_save": ["q_norm"]}, {}, "Q-PLANNING-007"),
         ({"offload_layers": 1}, {"device": "cpu"}, "Q-PLANNING-008"),
-        ({"target_experts": ["down_proj"]}, {}, "Q-MODELS-034"),
-        ({"target_experts": []}, {}, "Q-MODELS-034"),
+        ({"experts": ["down_proj"]}, {}, "Q-MODELS-034"),
+        ({"experts": []}, {}, "Q-MODELS-034"),
         ({"tuner": "scales"}, {"shape": MIXTURE}, "Q-MODELS-034"),
         ({"loss": "liger"}, {"shape": MIXTURE}, "Q-MODELS-034"),
         ({"method": "distill"}, {"shape": MIXTURE}, "Q-MODELS-034"),

@@ -99,13 +99,11 @@ class Train(Section):
     loraplus_lr_ratio: Annotated[float, Field(ge=1, le=1000)] | None = key(
         None, "lora only: B learns at so many times learning_rate (LoRA+), 2 to 16; null: at the same"
     )
-    target_experts: list[Literal["gate_proj", "up_proj", "down_proj"]] | None = key(
+    experts: list[Literal["gate_proj", "up_proj", "down_proj", "router"]] | None = key(
         None,
-        "mixtures of experts only: matrices of the routed experts that get an adapter; []: none; null: those "
-        "in target_modules, which else means attention and shared experts",
-    )
-    router: Literal["frozen", "train"] = key(
-        "frozen", "mixtures of experts only: frozen | train (an adapter on what chooses a token's experts)"
+        "mixtures of experts only: what gets an adapter of the routed experts' matrices and the router (it "
+        "chooses a token's experts); []: none; null: the matrices in target_modules, which else means "
+        "attention and shared experts",
     )
     num_train_epochs: Annotated[float, Field(gt=0, le=10_000)] = key(
         3.0, "passes over the training rows; max_steps wins if it is above 0"

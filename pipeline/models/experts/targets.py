@@ -1,4 +1,4 @@
-"""Which matrices of a mixture's routed experts get an adapter (`train.target_experts`), and PEFT's settings
+"""Which matrices of a mixture's routed experts get an adapter (`train.experts`), and PEFT's settings
 for that.
 
 A routed expert's linear is `….mlp.experts.7.gate_proj`; a shared expert's (`….mlp.shared_expert.gate_proj`)
@@ -43,19 +43,14 @@ def leaf(name: str) -> str:
 REFUSED: Sequence[tuple[bool, Callable[[Train], object], str]] = (
     (
         False,
-        lambda train: train.target_experts is not None,
-        "train.target_experts is {0.target_experts}, and this base has no routed experts: set it to null",
-    ),
-    (
-        False,
-        lambda train: train.router == "train",
-        "train.router is train, and this base has no router: set it to frozen",
+        lambda train: train.experts is not None,
+        "train.experts is {0.experts}, and this base has no routed experts and no router: set it to null",
     ),
     (
         True,
-        lambda train: train.target_experts is not None and isinstance(train.target_modules, str),
-        "train.target_modules is a pattern, which says of experts too what trains: set train.target_experts "
-        "to null",
+        lambda train: train.experts not in (None, ["router"]) and isinstance(train.target_modules, str),
+        "train.target_modules is a pattern, which says of experts too what trains: set train.experts to null "
+        "or [router]",
     ),
     (
         True,
@@ -105,7 +100,7 @@ def narrowed(config: Any, names: list[str], train: Train) -> Any:
     check_mixture(train, mixture=bool(routed))
     if not routed:
         return config
-    routers = [GATE] if train.router == "train" else []
+    routers = [GATE] if "router" in (train.experts or ()) else []
     if isinstance(train.target_modules, str):
         config.target_modules = "|".join([train.target_modules, *(ROUTER.pattern for _ in routers)])
         return config

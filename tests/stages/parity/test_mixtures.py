@@ -37,7 +37,8 @@ STACKS = [
     for half in "ab"
 ]
 GATES = [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(2)]
-ROUTERS = {"Qwen2Moe": "frozen", "Qwen3Moe": "train", "Mixtral": "train"}
+PARTS = ["gate_proj", "up_proj", "down_proj"]
+TRAINED = {"Qwen2Moe": PARTS, "Qwen3Moe": [*PARTS, "router"], "Mixtral": [*PARTS, "router"]}
 MERGED = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity")
 SERVED = ("base", "curate", "preprocess", "train", "lora", "parity")
 KINDS = ["Qwen2Moe", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Mixtral", "Qwen3Moe"))]
@@ -50,7 +51,7 @@ def merged_project(kind: str, tools: Toolchain) -> Path:
 
     def make(root: Path) -> Path:
         params = tiny.tiny_params(tiny.tiny_moe(root / "hf", tools, kind))
-        params["train"]["router"] = ROUTERS[kind]
+        params["train"]["experts"] = TRAINED[kind]
         params["merge"]["base"] = "nf4"
         params["parity"]["depth"] = "full"
         params["quantize"]["levels"] = ["Q4_K_M"]
@@ -67,7 +68,7 @@ def served_project(kind: str, tools: Toolchain) -> Path:
         base = tiny.tiny_moe(root / "hf", tools, kind)
         to_gguf(tools, base, root / "tiny.gguf", "F16", HeaderFields("tiny", "qwen2"))
         params = tiny.gguf_params(root / "tiny.gguf")
-        params["train"]["router"] = "train"
+        params["train"]["experts"] = [*PARTS, "router"]
         return run_stages(tiny.write_project(root, params), SERVED)
 
     return kept(f"served-{kind}", make, SERVED)
@@ -99,12 +100,12 @@ def test_experts_trained_on_nf4_are_merged_quantized_and_served(kind: str, tools
     tensors = read_header(project / "models/gguf/tiny-lora.gguf").tensors
     assert set(STACKS) <= set(tensors) and all(tensors[name][0][2] == EXPERTS for name in STACKS)
     router = {f"{name}.lora_{half}" for name in GATES for half in "ab"} & set(tensors)
-    assert len(router) == (4 if ROUTERS[kind] == "train" else 0)
+    assert len(router) == (4 if "router" in TRAINED[kind] else 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_router_is_what_is_served_and_a_frozen_one_the_bases(kind: str, tools: Toolchain) -> None:
-    project, trained = merged_project(kind, tools), ROUTERS[kind] == "train"
+    project, trained = merged_project(kind, tools), "router" in TRAINED[kind]
     before, merged = (routers(project / "models" / name) for name in ("base", "merged"))
     assert [bool((old != new).any()) for old, new in zip(before, merged, strict=True)] == [trained] * 2
     for level in ("F16", "Q4_K_M"):

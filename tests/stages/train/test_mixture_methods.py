@@ -31,7 +31,7 @@ GRPO = {
 }
 SETTINGS = {
     "bnb_4bit_compute_dtype": "float32",
-    "router": "train",
+    "experts": ["gate_proj", "up_proj", "down_proj", "router"],
     "lora_dropout": 0.0,
     "max_steps": 4,
     "save_steps": 2,

@@ -378,7 +378,7 @@ def test_what_cant_be_planned_is_not_measured_and_never_passed(
         ({"target_modules": ["q_proj", "c_attn"]}, "Q-PLANNING-007"),
         ({"freeze_layers": 2}, "Q-PLANNING-007"),
         ({"offload_layers": 1}, "Q-PLANNING-008"),
-        ({"target_experts": []}, "Q-MODELS-034"),
+        ({"experts": []}, "Q-MODELS-034"),
     ],
 )
 def test_settings_that_the_planner_refuses_end_the_run_before_the_base_is_loaded(
@@ -406,12 +406,12 @@ def test_what_failed_first_is_raised_as_its_own_kind() -> None:
     ("model", "changed", "fault"),
     [
         ("qwen2.5-7b", {}, ""),
-        ("qwen2.5-7b", {"target_experts": []}, "Q-MODELS-034"),
-        ("qwen3-30b-a3b", {"target_experts": ["down_proj"]}, ""),
+        ("qwen2.5-7b", {"experts": []}, "Q-MODELS-034"),
+        ("qwen3-30b-a3b", {"experts": ["down_proj"]}, ""),
         ("qwen3-30b-a3b", {"tuner": "scales"}, "Q-MODELS-034"),
         ("qwen3-30b-a3b", {"loss": "liger"}, "Q-MODELS-034"),
         ("qwen3-30b-a3b", {"method": "distill"}, "Q-MODELS-034"),
-        ("qwen2.5-7b", {"router": "train"}, "Q-MODELS-034"),
+        ("qwen2.5-7b", {"experts": ["router"]}, "Q-MODELS-034"),
     ],
 )
 def test_settings_for_mixtures_are_of_a_mixture(model: str, changed: dict[str, Any], fault: str) -> None:
