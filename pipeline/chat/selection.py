@@ -26,6 +26,8 @@ from pipeline.core.jsonl import read_rows
 SPARE = 4
 # draws the held-out rows, the same ones for every model; intervals and the sampler take it too
 SEED = 42
+# rows that models which are compared answer: a share of them is certain within 7 points of 100
+COMPARED_ROWS = 200
 
 
 def chats_in(path: Path) -> Iterator[Row]:

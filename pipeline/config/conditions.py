@@ -115,7 +115,7 @@ CONDITIONS = (
     Only(("quantize.levels",), (MERGED,)),
     Only(("quantize.tensor_types",), (MERGED, Has("base.level"))),
     Only(("distill",), DISTILLED),
-    Only(("compare.levels", "compare.strategies", "compare.rows"), (SEEDS,)),
+    Only(("compare.levels", "compare.strategies"), (SEEDS,)),
     Only(("parity.max_kld_served",), (GGUF,)),
     Only(
         (

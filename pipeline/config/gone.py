@@ -57,6 +57,7 @@ GONE: Mapping[str, Gone] = {
     "compare.strategies.scales": Gone(["scales_level"], ONE_LIST, "compare.strategies"),
     "compare.strategies.distilled": Gone([], ONE_LIST, "compare.strategies"),
     "compare.scales_learning_rate": Gone(5.0e-3, "scales learn a task at 5.0e-3"),
+    "compare.rows": Gone(200, "each strategy answers 200 held-out rows"),
     "parity.max_kld_exact": Gone(1.0e-3, "where nothing may be lost 0.001 nats are allowed"),
     "parity.min_same_top_served": Gone(0.99, "what is served has the same first choice at 99 % of positions"),
     "parity.strings": Gone(100000, "500 strings for each of parity.conversations are tokenized"),

@@ -47,7 +47,7 @@ def test_no_recipe_sets_what_does_nothing(path):
         (SCALES, {"train": {"r": 8}}, "train.tuner is lora"),
         (SCALES, {"train": {"lora_dropout": 0.1}}, "train.tuner is lora"),
         ({}, {"distill": {"max_steps": 50}}, "quantize.distill is set"),
-        ({}, {"compare": {"rows": 50}}, "compare.seeds is set"),
+        ({}, {"compare": {"levels": ["Q4_0"]}}, "compare.seeds is set"),
         ({}, {"parity": {"max_kld_served": 0.01}}, "base.quantization is gguf"),
         ({}, {"evaluate": {"judge": {"url": "http://127.0.0.1:1/v1", "model": "m"}}}, "names judge"),
         ({}, {"train": {"max_steps": 20, "num_train_epochs": 1.0}}, "train.max_steps is -1"),

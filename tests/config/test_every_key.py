@@ -148,7 +148,6 @@ KEYS = {
     "compare.seeds": Other([1, 2]),
     "compare.levels": Other(["Q5_K_M"], SEEDS),
     "compare.strategies": Other(["lora_nf4", "distilled_scales"], SEEDS),
-    "compare.rows": Other(50, SEEDS),
     "parity.depth": Other("quick"),
     "parity.conversations": Other(20),
     "parity.rows": Other(2),

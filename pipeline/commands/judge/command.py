@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.chat.selection import SEED
+from pipeline.chat.selection import COMPARED_ROWS, SEED
 from pipeline.commands.judge.divergence import divergences
 from pipeline.commands.judge.files import Candidate, candidates, check_rows, describe, held_out_rows
 from pipeline.commands.judge.measure import answers_of, load_values, measure_served, memory_values, room_of
@@ -80,7 +80,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
     judged = candidates(files)
     check_context(judged, load.ctx_size)
     reference = describe(options.reference, options.reference.stem) if options.reference else None
-    rows = held_out_rows(options.data or root / DATA, options.rows or params.compare.rows, SEED)
+    rows = held_out_rows(options.data or root / DATA, options.rows or COMPARED_ROWS, SEED)
     check_references(rows, evaluate.scorers, root)
     served = measure_served(
         judged,

@@ -28,9 +28,7 @@ def judge(
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(
-            "--rows", metavar="N", min=1, help="Rows that each file answers (default: compare.rows)."
-        ),
+        typer.Option("--rows", metavar="N", min=1, help="Rows that each file answers (default: 200)."),
     ] = None,
     scorers: Annotated[
         list[str] | None,

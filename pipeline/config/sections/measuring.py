@@ -57,7 +57,6 @@ class Compare(Section):
         "training a seed and level | merged_distilled (the merged model's level distilled from its 16 bits): "
         "a distillation a seed and level",
     )
-    rows: Count = key(200, "held-out rows that each strategy answers")
 
 
 Depth = Literal["quick", "standard", "full"]  # how much is measured, the least first

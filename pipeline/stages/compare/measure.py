@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import SEED, answerable_rows
+from pipeline.chat.selection import COMPARED_ROWS, SEED, answerable_rows
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
@@ -86,7 +86,7 @@ def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
     Raises `ToolError` if llama.cpp can't serve it, `GateError` if its logits can't be compared.
     """
     settings = params.evaluating
-    rows = answerable_rows(root / "data/final/test.jsonl", params.compare.rows, SEED)
+    rows = answerable_rows(root / "data/final/test.jsonl", COMPARED_ROWS, SEED)
     answers = answer_rows(product.gguf, list(rows), settings, tools, lora=product.lora)
     scored = score_answers(
         answers, settings.scorers, SEED, judge=settings.judge, external=settings.external, root=root
