@@ -43,7 +43,7 @@ Path("data/raw").mkdir(parents=True)
 Path("data/raw/chats.jsonl").write_text("".join(json.dumps({"prompt": ask, "completion": answer}) + "\\n" for ask, answer in rows))
 Path("models").mkdir()
 Path("models/base.json").write_text('{"added_tokens": []}')
-settings = load_params(Path("params.yaml")).curate.model_copy(update={"val_fraction": 0.0, "test_fraction": 0.0})
+settings = load_params(Path("params.yaml")).curating.model_copy(update={"val_fraction": 0.0, "test_fraction": 0.0})
 assert curate(Path(), settings, 1).rejected == {}
 counts = curate(Path(), settings.model_copy(update={"garbage": True}), 1)
 assert counts.rejected == {"garbage": 1} and counts.rows_kept == 2

@@ -369,7 +369,7 @@ def tiny_params(base: Path) -> dict[str, Any]:
             "sha256": None,
             "places": [],
         },
-        "curate": {"val_fraction": 0.1, "test_fraction": 0.2, "max_tokens": 128},
+        "curate": {"val_fraction": 0.1, "test_fraction": 0.2},
         "preprocess": {"max_length": 160},
         "train": {
             "max_steps": 2,

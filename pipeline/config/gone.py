@@ -19,6 +19,7 @@ VARIANTS = "train.lora_variants names rslora, dora and gaussian"
 EXPERTS = "train.experts names the routed experts' matrices and the router"
 GONE: Mapping[str, Gone] = {
     "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
+    "curate.max_tokens": Gone(1024, "rows have preprocess.max_length tokens at most"),
     "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
     "curate.ngram": Gone(13, "13 words in a row are a leak"),
     "curate.max_domain_share": Gone(1.0, "curate.temperature evens domains out"),

@@ -27,7 +27,7 @@ class Params(sections.Section):
     """All of `params.yaml`."""
 
     base: sections.Base = group(sections.Base)
-    curate: sections.Curate = group(sections.Curate)
+    curate: sections.CurateKeys = group(sections.CurateKeys)
     preprocess: sections.Preprocess = group(sections.Preprocess)
     train: sections.Train = group(sections.Train)
     merge: sections.Merge = group(sections.Merge)
@@ -50,6 +50,11 @@ class Params(sections.Section):
             if isinstance(values, dict)
             else values
         )
+
+    @property
+    def curating(self) -> sections.Curate:
+        """Section `curate` with the rows' length."""
+        return sections.Curate(**self.curate.model_dump(), max_tokens=self.preprocess.max_length)
 
     @property
     def evaluating(self) -> sections.Evaluate:
@@ -126,12 +131,6 @@ class Params(sections.Section):
                 "compare.seeds names seeds and compare.strategies "
                 f"{' and '.join(self.compare.strategies) or 'none'}: name two at least, or set "
                 "the seeds to []"
-            )
-        if self.curate.max_tokens > self.preprocess.max_length:
-            yield (
-                f"curate.max_tokens is {self.curate.max_tokens}, more than preprocess.max_length "
-                f"{self.preprocess.max_length}: "
-                "lower it, or conversations that curate lets pass are rejected there"
             )
 
     def _of_models(self) -> Iterator[str]:

@@ -15,7 +15,7 @@ import orjson
 from pipeline.chat.rows import TRAINED, TURN_LISTS, Row
 from pipeline.chat.selection import has_stand_ins, learned_in
 from pipeline.config.params import Params
-from pipeline.config.sections import Curate
+from pipeline.config.sections import CurateKeys
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.publish import publishing, read_json, remove
@@ -103,7 +103,7 @@ def held_out_rows(final: Path) -> Iterator[Row]:
 
 def settings() -> dict[str, Any]:
     """What section `curate` differs in from the project's: every row is for training."""
-    values = Curate().model_dump(mode="json") | {"val_fraction": 0.0, "test_fraction": 0.0}
+    values = CurateKeys().model_dump(mode="json") | {"val_fraction": 0.0, "test_fraction": 0.0}
     return {key: values[key] for key in OF_RAW}
 
 

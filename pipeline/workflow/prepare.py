@@ -77,7 +77,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
             print(f"{root / 'params.yaml'}: {one}", file=sys.stderr)
         with working(root):  # what killed runs left is swept
             if not is_dry_run(sys.argv[1:]):
-                drop_stale(root, params.curate)
+                drop_stale(root, params.curating)
         _held.append(share(root))
         _need_plain_files(root)
         _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours

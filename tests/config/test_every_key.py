@@ -65,8 +65,7 @@ KEYS = {
     "curate.secrets": Other("keep"),
     "curate.personal": Other([]),
     "curate.names": Other("names.txt"),
-    "curate.max_tokens": Other(64),
-    "curate.overlong": Other("reject", {"curate.max_tokens": 64}),
+    "curate.overlong": Other("reject", {"preprocess.max_length": 64}),
     "curate.drop_duplicates": Other("exact"),
     "curate.near_threshold": Other(1.0),
     "curate.decontaminate": Other(["guard.jsonl"]),
@@ -76,7 +75,7 @@ KEYS = {
     "curate.val_fraction": Other(0.3),
     "curate.test_fraction": Other(0.3),
     "curate.seed": Other(1),
-    "preprocess.max_length": Other(512, {"curate.max_tokens": 512}),
+    "preprocess.max_length": Other(64),
     "preprocess.packing": Other(False),
     "train.method": Other("dpo"),
     "train.reward": Other("none"),
@@ -316,8 +315,8 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Curate, bool]
     return lambda settings, is_counted: run(settings.model_dump_json(), is_counted)
 
 
-@pytest.mark.parametrize("key", of("curate"))
+@pytest.mark.parametrize("key", [*of("curate"), "preprocess.max_length"])
 def test_curation_makes_other_rows(key: str, curated: Callable[[Curate, bool], dict[str, bytes]]) -> None:
-    is_counted = key in ("curate.max_tokens", "curate.overlong")
-    before = curated(params(KEYS[key].under).curate, is_counted)
-    assert curated(changed(key).curate, is_counted).items() != before.items()
+    is_counted = key in ("preprocess.max_length", "curate.overlong")
+    before = curated(params(KEYS[key].under).curating, is_counted)
+    assert curated(changed(key).curating, is_counted).items() != before.items()

@@ -156,7 +156,6 @@ def test_other_methods_survive_a_kill(method: str, project: Path, tmp_path: Path
     if method == "grpo":
         params["train"] |= {"lora_dropout": 0.0, "grpo": GRPO}
     params["preprocess"]["max_length"] = 256
-    params["curate"]["max_tokens"] = 128
     begun = copy(project, tmp_path / "begun")
     (begun / "params.yaml").write_text(yaml.safe_dump(params))
     for split in ("train", "val"):

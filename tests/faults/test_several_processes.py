@@ -205,7 +205,6 @@ def test_distilled_scales(tmp_path: Path) -> None:
     """
     params = tiny_params(tiny_gguf(tmp_path / "source.gguf"))
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
-    params["curate"] |= {"max_tokens": 250}
     params["preprocess"] |= {"max_length": 256}
     params["evaluate"] |= {"models": ["source", "base", "tuned"]}
     params["train"] |= CHANGES | {"method": "distill", "tuner": "scales", "num_train_epochs": 1.0}

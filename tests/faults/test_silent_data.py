@@ -82,7 +82,6 @@ THOUGHT = row(
 def project(root: Path, base: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
     """A project folder as stage preprocess finds it."""
     params = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
-    params["curate"]["max_tokens"] = 64
     params["preprocess"] = {"max_length": 160, "packing": True} | settings
     root.mkdir(exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")

@@ -303,12 +303,12 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     ),
     "settings of train that don't": ("config/training_problems.py", other("training_problems"), set()),
     "how params.yaml is read": ("config/params.py", other("read_params"), set()),
-    "section curate": ("config/sections/data.py", other("Curate"), CURATING),
+    "section curate": ("config/sections/data.py", other("CurateKeys"), CURATING),
     # what answers and logits are read with follows the length of rows
     "section preprocess": (
         "config/sections/data.py",
         other("Preprocess"),
-        {*WITH_PREPROCESS, *MEASURING, "budget", "merge", "evaluate", "compare"},
+        {"curate", *WITH_PREPROCESS, *MEASURING, "budget", "merge", "evaluate", "compare"},
     ),
     "section merge": ("config/sections/models.py", other("Merge"), MERGING),
     "section imatrix": ("config/sections/models.py", other("Imatrix"), {"imatrix", "budget"}),

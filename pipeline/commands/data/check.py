@@ -55,14 +55,14 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
 
 
 def settings(params: Path | None, root: Path) -> Curate:
-    """Section `curate` of the file named, of `root`'s params.yaml or, outside of a project, of the demo's
+    """What curate takes of the file named, of `root`'s params.yaml or, outside of a project, of the demo's
     recipe. Raises `ConfigError`.
     """
     path = params or root / "params.yaml"
     if params is None and not path.exists() and RECIPE.exists():
         print(f"check: no params.yaml in {root}, so the settings are those of {RECIPE}", file=sys.stderr)
         path = RECIPE
-    return load_params(path).curate
+    return load_params(path).curating
 
 
 def rejects(

@@ -6,7 +6,7 @@ them and a recipe.
 """
 
 from pipeline.config.sections.base import Base
-from pipeline.config.sections.data import Curate, Preprocess
+from pipeline.config.sections.data import Curate, CurateKeys, Preprocess
 from pipeline.config.sections.measuring import (
     Compare,
     Depth,
@@ -46,6 +46,7 @@ __all__ = [
     "Compare",
     "Convert",
     "Curate",
+    "CurateKeys",
     "Depth",
     "Distill",
     "Evaluate",

@@ -17,7 +17,7 @@ from pipeline.config.sections.values import (
 )
 
 
-class Curate(Section):
+class CurateKeys(Section):
     formats: dict[str, Format] = key(
         {},
         'glob below data/raw: format, for files that are not to be judged row by row, e.g. {"logs/*.csv": '
@@ -58,11 +58,10 @@ class Curate(Section):
         "kinds of personal data to redact: email, phone, ip, iban, card; [] keeps all",
     )
     names: GuardFile | None = key(None, "file of names to redact, one a line, below data/guard; null: none")
-    max_tokens: Tokens = key(1024, "longest conversation or text, in tokens; at most preprocess.max_length")
     overlong: Literal["split", "reject"] = key(
         "split",
-        "what is longer: split (conversations between exchanges, the system turn repeated; texts between "
-        "sentences) | reject",
+        "what is longer than preprocess.max_length: split (conversations between exchanges, the system turn "
+        "repeated; texts between sentences) | reject",
     )
     drop_duplicates: Literal["near", "exact", "none"] = key(
         "near", "duplicates to drop: near (and exact ones; the best of a cluster stays) | exact | none"
@@ -91,6 +90,12 @@ class Curate(Section):
         0.12, "share of the rows kept for measuring the finished model, 0 to 0.5; never trained on"
     )
     seed: Seed = key(42, "another seed gives another split of the same rows")
+
+
+class Curate(CurateKeys):
+    """Section `curate` with `max_tokens`, the longest row, which is `preprocess.max_length`."""
+
+    max_tokens: Tokens = 1024
 
 
 class Preprocess(Section):

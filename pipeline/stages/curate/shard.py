@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         parse_item(given.phase, given.item)
         need_folder(given.root)
-        settings = read_params(given.root / "params.yaml").params.curate
+        settings = read_params(given.root / "params.yaml").params.curating
         with running(f"curate_{given.phase}@{given.item}", given.root), inputs_below(given.root):
             run(given.phase, given.item, given.root, settings)
     except (QuenchError, Stopped) as error:

@@ -95,7 +95,8 @@ def _first(names: Sequence[str]) -> str:
 
 def main(params: Params, root: Path, shards: int | None = None) -> None:
     """Run the stage below `root`, or publish what jobs made of so many shards, and say what became of it."""
-    report = publish_shards(root, params.curate, shards) if shards else curate(root, params.curate)
+    settings = params.curating
+    report = publish_shards(root, settings, shards) if shards else curate(root, settings)
     remove(root / FOLDER)
     empty = [name for name, file in report.files.items() if not file["rows"]]
     splits = ", ".join(f"{split} {report.splits[split]}" for split in SPLITS)

@@ -72,7 +72,6 @@ def ready(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> Path:
     """A project with its 16-bit GGUF, its level and its rows. Read only."""
     root = tmp_path_factory.mktemp("distill")
     params = tiny_params(root)
-    params["curate"] |= {"max_tokens": 250}
     params["preprocess"] |= {"max_length": 256}
     params["train"] |= {"bnb_4bit_compute_dtype": "float32"}
     params["quantize"] |= {"levels": [Q4_0], "distill": [Q4_0], "tensor_types": TYPES}

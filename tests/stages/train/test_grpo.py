@@ -78,7 +78,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("grpo")
     params = tiny_params(tiny_gguf(root / "source.gguf"))
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
-    params["curate"] |= {"max_tokens": 250, "drop_duplicates": "exact"}
+    params["curate"] |= {"drop_duplicates": "exact"}
     params["preprocess"] |= {"max_length": 256}
     params["evaluate"] |= {"models": ["source", "base", "adapter"]}
     params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO}

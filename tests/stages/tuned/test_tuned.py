@@ -50,7 +50,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     params = tiny_params(tiny_gguf(root / "source.gguf", tensors=halves, llama__attention__head_count_kv=2))
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
-    params["curate"] |= {"max_tokens": 250, "drop_duplicates": "exact"}
+    params["curate"] |= {"drop_duplicates": "exact"}
     params["preprocess"] |= {"max_length": 256}
     params["train"] |= SCALED
     params["evaluate"] |= {"models": ["source", "base", "tuned"]}
