@@ -45,7 +45,7 @@ Path("models").mkdir()
 Path("models/base.json").write_text('{"added_tokens": []}')
 settings = load_params(Path("params.yaml")).curating.model_copy(update={"val_fraction": 0.0, "test_fraction": 0.0})
 assert curate(Path(), settings, 1).rejected == {}
-counts = curate(Path(), settings.model_copy(update={"garbage": True}), 1)
+counts = curate(Path(), settings.model_copy(update={"reject": ["garbage"]}), 1)
 assert counts.rejected == {"garbage": 1} and counts.rows_kept == 2
 assert [rule for rule in counts.rules if rule["rejected"]] == [{"rule": "links", "rows_in": 3, "rows_out": 2, "rejected": 1, "changed": 0}]
 assert "nothing but a link" in Path("reports/data.html").read_text()

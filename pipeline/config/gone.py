@@ -15,11 +15,14 @@ class Gone(NamedTuple):
 
 ONE_LIST = "compare.strategies is one list of names"
 ALL_OF_LLAMA_CPP = "section machine says it for all of llama.cpp's tools and servers"
+REJECT = "curate.reject is a list of what is rejected"
 VARIANTS = "train.lora_variants names rslora, dora and gaussian"
 EXPERTS = "train.experts names the routed experts' matrices and the router"
 GONE: Mapping[str, Gone] = {
     "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
     "curate.max_tokens": Gone(1024, "rows have preprocess.max_length tokens at most"),
+    "curate.refusals": Gone("reject", REJECT, "curate.reject"),
+    "curate.garbage": Gone(False, REJECT, "curate.reject"),
     "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
     "curate.ngram": Gone(13, "13 words in a row are a leak"),
     "curate.max_domain_share": Gone(1.0, "curate.temperature evens domains out"),
@@ -101,8 +104,14 @@ def _experts(train: Mapping[str, Any]) -> list[str]:
     return [*named, "router"] if train.get("router") == "train" else named
 
 
+def _reject(curate: Mapping[str, Any]) -> list[str]:
+    refusals = [] if curate.get("refusals") == "keep" else ["refusals"]
+    return [*refusals, "garbage"] if curate.get("garbage") else refusals
+
+
 # by the new key, what its section's former settings, as a file has them, are now: of several that became one
 TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "train.lora_variants": _variants,
     "train.experts": _experts,
+    "curate.reject": _reject,
 }

@@ -31,10 +31,10 @@ class CurateKeys(Section):
         "repair",
         "turns out of order: repair (join neighbors of one side, drop what follows the last answer) | reject",
     )
-    refusals: Literal["reject", "keep"] = key(
-        "reject",
-        'rows whose answer is nothing but a stock refusal ("As an AI language model, I cannot …"): reject '
-        "| keep",
+    reject: list[Literal["refusals", "garbage"]] = key(
+        ["refusals"],
+        'rows to reject: refusals (the answer is nothing but a stock one, "As an AI language model, I cannot '
+        '…"), garbage (endless repetition, hardly a letter, broken encoding); [] rejects neither',
     )
     languages: list[
         Annotated[
@@ -42,9 +42,6 @@ class CurateKeys(Section):
         ]
     ] = key(
         [], 'languages to keep, as ISO 639 codes, e.g. [en, de]; [] keeps all (needs the extra "languages")'
-    )
-    garbage: bool = key(
-        False, "reject what looks like garbage: endless repetition, hardly a letter, broken encoding"
     )
     control_tokens: Literal["neutralize", "reject"] = key(
         "neutralize",

@@ -265,7 +265,7 @@ def test_with_every_rule_off_valid_rows_are_all_kept_unchanged_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
 ) -> None:
     off = {
-        "refusals": "keep",
+        "reject": [],
         "secrets": "keep",
         "personal": [],
         "drop_duplicates": "none",

@@ -88,7 +88,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def test_what_a_reader_is_told(project: Project, capsys: pytest.CaptureFixture[str], snapshot: Any) -> None:
-    main(Params.model_validate({"curate": SETTINGS}), project.root)
+    curate = {key: value for key, value in SETTINGS.items() if key != "max_tokens"}
+    length = {"max_length": SETTINGS["max_tokens"]}
+    main(Params.model_validate({"curate": curate, "preprocess": length}), project.root)
     html = project.outputs()["reports/data.html"].decode()
     assert lines_of(html) == snapshot(name="page", extension_class=Golden)
     printed = capsys.readouterr().out.replace(str(project.root), "ROOT")

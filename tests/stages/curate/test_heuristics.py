@@ -154,18 +154,12 @@ NO = REFUSALS[0]
     ],
 )
 def test_rows_that_teach_to_refuse_are_rejected(row: Row, place: str | None) -> None:
-    rule = refusals("reject")
-    assert rule is not None
     if place is None:
-        assert rule(row, []) is row
+        assert refusals(row, []) is row
         return
     with pytest.raises(BadRow, match=f"{place} is nothing but a stock refusal") as caught:
-        rule(row, [])
+        refusals(row, [])
     assert caught.value.code == "refusal"
-
-
-def test_keep_is_no_rule() -> None:
-    assert refusals("keep") is None
 
 
 ENGLISH = "Could you tell me how to reset my password without losing all of my data?"
@@ -337,8 +331,7 @@ def test_our_own_code_and_documents_are_no_garbage() -> None:
 @settings(max_examples=draws(200))
 @given(text=st.text(max_size=200) | st.text("aé😀 \n", max_size=300))
 def test_no_row_raises_anything_but_bad_row(text: str) -> None:
-    for rule in (garbage(), ENGLISH_ONLY, refusals("reject")):
-        assert rule is not None
+    for rule in (garbage(), ENGLISH_ONLY, refusals):
         for row in (
             chat(text, question=text),
             preference(text, text),

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row
 from pipeline.core.errors import ConfigError, ToolError
@@ -16,30 +16,23 @@ if TYPE_CHECKING:
 # --- refusals ---
 
 
-def refusals(mode: Literal["reject", "keep"]) -> Rule | None:
-    """The rule that rejects rows whose last answer is nothing but a stock refusal in English; None if they
-    are kept.
+def refusals(row: Row, changes: Changes) -> Row:
+    """Reject a row whose last answer is nothing but a stock refusal in English.
 
     Only answers that are trained to be given count: not those with `train: false` or a thumb down.
     """
-    if mode == "keep":
-        return None
-
-    def rule(row: Row, changes: Changes) -> Row:
-        field = "chosen" if row["kind"] == "preference" else "messages"
-        last = row[field][-1] if row[field] else {}
-        trained = last.get("train", True) and row.get("label", True) and not last.get("tool_calls")
-        if (
-            row["kind"] in ("chat", "feedback", "preference")
-            and last.get("role") == "assistant"
-            and len(last["content"]) <= LONGEST_REFUSAL
-            and trained
-            and is_refusal(last["content"])
-        ):
-            raise BadRow("refusal", f"{field} {len(row[field])} is nothing but a stock refusal")
-        return row
-
-    return rule
+    field = "chosen" if row["kind"] == "preference" else "messages"
+    last = row[field][-1] if row[field] else {}
+    trained = last.get("train", True) and row.get("label", True) and not last.get("tool_calls")
+    if (
+        row["kind"] in ("chat", "feedback", "preference")
+        and last.get("role") == "assistant"
+        and len(last["content"]) <= LONGEST_REFUSAL
+        and trained
+        and is_refusal(last["content"])
+    ):
+        raise BadRow("refusal", f"{field} {len(row[field])} is nothing but a stock refusal")
+    return row
 
 
 # --- language ---
@@ -195,7 +188,7 @@ class Judge(NamedTuple):
 
 
 JUDGES = {  # in the order in which they are applied; the name is the rule's in every report
-    "refusals": Judge(lambda given: given.refusals == "reject", lambda given: refusals(given.refusals)),
+    "refusals": Judge(lambda given: "refusals" in given.reject, lambda given: refusals),
     "languages": Judge(lambda given: bool(given.languages), lambda given: languages(tuple(given.languages))),
-    "garbage": Judge(lambda given: given.garbage, lambda given: garbage()),
+    "garbage": Judge(lambda given: "garbage" in given.reject, lambda given: garbage()),
 }
