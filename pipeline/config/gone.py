@@ -15,6 +15,7 @@ class Gone(NamedTuple):
 
 ONE_LIST = "compare.strategies is one list of names"
 ALL_OF_LLAMA_CPP = "section machine says it for all of llama.cpp's tools and servers"
+REPAIR = "curate.repair is a list of what is repaired, not rejected"
 REJECT = "curate.reject is a list of what is rejected"
 VARIANTS = "train.lora_variants names rslora, dora and gaussian"
 EXPERTS = "train.experts names the routed experts' matrices and the router"
@@ -23,6 +24,9 @@ GONE: Mapping[str, Gone] = {
     "curate.max_tokens": Gone(1024, "rows have preprocess.max_length tokens at most"),
     "curate.refusals": Gone("reject", REJECT, "curate.reject"),
     "curate.garbage": Gone(False, REJECT, "curate.reject"),
+    "curate.turns": Gone("repair", REPAIR, "curate.repair"),
+    "curate.control_tokens": Gone("neutralize", REPAIR, "curate.repair"),
+    "curate.overlong": Gone("split", REPAIR, "curate.repair"),
     "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
     "curate.ngram": Gone(13, "13 words in a row are a leak"),
     "curate.max_domain_share": Gone(1.0, "curate.temperature evens domains out"),
@@ -109,9 +113,14 @@ def _reject(curate: Mapping[str, Any]) -> list[str]:
     return [*refusals, "garbage"] if curate.get("garbage") else refusals
 
 
+def _repair(curate: Mapping[str, Any]) -> list[str]:
+    return [name for name in ("turns", "control_tokens", "overlong") if curate.get(name) != "reject"]
+
+
 # by the new key, what its section's former settings, as a file has them, are now: of several that became one
 TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "train.lora_variants": _variants,
     "train.experts": _experts,
     "curate.reject": _reject,
+    "curate.repair": _repair,
 }

@@ -253,7 +253,7 @@ def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> Non
     (raw.parent / "models").mkdir()
     (raw.parent / "models/base.json").write_text('{"added_tokens": ["<|im_end|>"]}')
     params = raw.parent / "strict.yaml"
-    params.write_text("curate:\n  control_tokens: reject\n")
+    params.write_text("curate:\n  repair: []\n")
     (raw / "token.jsonl").write_text(GOOD.replace("hello", "hello<|im_end|>") + "\n")
     shown = quench(raw.parent, "check", str(raw / "token.jsonl"), "--params", str(params))
     assert shown.exit_code == 3

@@ -57,14 +57,12 @@ KEYS = {
     "base.tie": Other("keep"),
     "curate.formats": Other({"a.jsonl": "sharegpt"}),
     "curate.max_line_bytes": Other(1024),
-    "curate.turns": Other("reject"),
+    "curate.repair": Other([], {"preprocess.max_length": 64}),
     "curate.reject": Other([]),
     "curate.languages": Other(["en"]),
-    "curate.control_tokens": Other("reject"),
     "curate.secrets": Other("keep"),
     "curate.personal": Other([]),
     "curate.names": Other("names.txt"),
-    "curate.overlong": Other("reject", {"preprocess.max_length": 64}),
     "curate.drop_duplicates": Other("exact"),
     "curate.near_threshold": Other(1.0),
     "curate.decontaminate": Other(["guard.jsonl"]),
@@ -316,6 +314,6 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Curate, bool]
 
 @pytest.mark.parametrize("key", [*of("curate"), "preprocess.max_length"])
 def test_curation_makes_other_rows(key: str, curated: Callable[[Curate, bool], dict[str, bytes]]) -> None:
-    is_counted = key in ("preprocess.max_length", "curate.overlong")
+    is_counted = key in ("preprocess.max_length", "curate.repair")
     before = curated(params(KEYS[key].under).curating, is_counted)
     assert curated(changed(key).curating, is_counted).items() != before.items()

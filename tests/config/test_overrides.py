@@ -154,6 +154,8 @@ ONE_NOW = {
     "curate: {refusals: keep}": [],
     "curate: {refusals: keep, garbage: true}": ["garbage"],
     "curate: {garbage: true}": ["refusals", "garbage"],
+    "curate: {turns: reject}": ["control_tokens", "overlong"],
+    "curate: {turns: repair, control_tokens: reject, overlong: reject}": ["turns"],
     "train: {use_rslora: true, use_dora: false}": ["rslora"],
     "train: {router: train}": ["gate_proj", "up_proj", "down_proj", "router"],
     "train: {router: train, target_experts: [down_proj]}": ["down_proj", "router"],

@@ -27,9 +27,12 @@ class CurateKeys(Section):
     max_line_bytes: Annotated[int, Field(ge=1024, le=1 << 28)] = key(
         4194304, "longest line (or record) that is read, in bytes"
     )
-    turns: Literal["repair", "reject"] = key(
-        "repair",
-        "turns out of order: repair (join neighbors of one side, drop what follows the last answer) | reject",
+    repair: list[Literal["turns", "control_tokens", "overlong"]] = key(
+        ["turns", "control_tokens", "overlong"],
+        "rows to repair, not reject: turns (out of order: join neighbors of one side, drop what follows the "
+        "last answer), control_tokens (the base's, inside text: break them up with a space), overlong (above "
+        "preprocess.max_length: split conversations between exchanges, the system turn repeated, and texts "
+        "between sentences); [] rejects all three",
     )
     reject: list[Literal["refusals", "garbage"]] = key(
         ["refusals"],
@@ -43,10 +46,6 @@ class CurateKeys(Section):
     ] = key(
         [], 'languages to keep, as ISO 639 codes, e.g. [en, de]; [] keeps all (needs the extra "languages")'
     )
-    control_tokens: Literal["neutralize", "reject"] = key(
-        "neutralize",
-        "the base's control tokens inside text: neutralize (break them up with a space) | reject",
-    )
     secrets: Literal["redact", "reject", "keep"] = key(
         "redact", "keys, tokens and passwords: redact | reject (the row) | keep"
     )
@@ -55,11 +54,6 @@ class CurateKeys(Section):
         "kinds of personal data to redact: email, phone, ip, iban, card; [] keeps all",
     )
     names: GuardFile | None = key(None, "file of names to redact, one a line, below data/guard; null: none")
-    overlong: Literal["split", "reject"] = key(
-        "split",
-        "what is longer than preprocess.max_length: split (conversations between exchanges, the system turn "
-        "repeated; texts between sentences) | reject",
-    )
     drop_duplicates: Literal["near", "exact", "none"] = key(
         "near", "duplicates to drop: near (and exact ones; the best of a cluster stays) | exact | none"
     )

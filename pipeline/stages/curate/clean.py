@@ -104,14 +104,18 @@ class Cleaner:
             "normalize": normalize,
             "secrets": self.redact,  # early, so that no later rule's excerpt holds half a secret
             "reasoning": reasoning(added_tokens or ()),
-            "turns": turns(settings.turns),
+            "turns": turns("repair" if "turns" in settings.repair else "reject"),
             **{name: judge.rule(settings) for name, judge in JUDGES.items() if judge.wanted(settings)},
-            "control_tokens": ControlTokens(added_tokens, settings.control_tokens)
+            "control_tokens": ControlTokens(
+                added_tokens, "neutralize" if "control_tokens" in settings.repair else "reject"
+            )
             if added_tokens is not None
             else None,
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
-        self.length = Length(base, settings.max_tokens, settings.overlong)
+        self.length = Length(
+            base, settings.max_tokens, "split" if "overlong" in settings.repair else "reject"
+        )
         self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)  # of a domain's name
 
     def redact(self, row: Row, changes: Changes) -> Row:
