@@ -27,6 +27,7 @@ GONE: Mapping[str, Gone] = {
     "curate.turns": Gone("repair", REPAIR, "curate.repair"),
     "curate.control_tokens": Gone("neutralize", REPAIR, "curate.repair"),
     "curate.overlong": Gone("split", REPAIR, "curate.repair"),
+    "curate.near_threshold": Gone(0.8, "near duplicates have a Jaccard similarity of 0.8 or more"),
     "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
     "curate.ngram": Gone(13, "13 words in a row are a leak"),
     "curate.max_domain_share": Gone(1.0, "curate.temperature evens domains out"),

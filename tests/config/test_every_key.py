@@ -64,7 +64,6 @@ KEYS = {
     "curate.personal": Other([]),
     "curate.names": Other("names.txt"),
     "curate.drop_duplicates": Other("exact"),
-    "curate.near_threshold": Other(1.0),
     "curate.decontaminate": Other(["guard.jsonl"]),
     "curate.source_weights": Other({"a.jsonl": 0.2}),
     "curate.temperature": Other(0.0),

@@ -73,9 +73,9 @@ def test_a_whole_file_changes_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(full_params())
     before = path.read_text().splitlines()
-    override(path, {("curate", "near_threshold"): 0.86})
+    override(path, {("curate", "temperature"): 0.86})
     after = path.read_text().splitlines()
-    assert [new for old, new in zip(before, after, strict=True) if old != new] == ["  near_threshold: 0.86"]
+    assert [new for old, new in zip(before, after, strict=True) if old != new] == ["  temperature: 0.86"]
 
 
 def test_what_is_so_already_leaves_the_file_alone(file: Path) -> None:

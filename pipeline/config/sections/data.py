@@ -57,9 +57,6 @@ class CurateKeys(Section):
     drop_duplicates: Literal["near", "exact", "none"] = key(
         "near", "duplicates to drop: near (and exact ones; the best of a cluster stays) | exact | none"
     )
-    near_threshold: Annotated[float, Field(ge=0.5, le=1)] = key(
-        0.8, "near means at least this Jaccard similarity of the conversations' shingles, 0.5 to 1"
-    )
     decontaminate: list[GuardFile] = key(
         [],
         "files below data/guard that training must not share 13 words in a row with, as with the test split "
@@ -84,9 +81,11 @@ class CurateKeys(Section):
 
 
 class Curate(CurateKeys):
-    """Section `curate` with `max_tokens`, the longest row, which is `preprocess.max_length`."""
+    """Section `curate` with what no key of it says; `max_tokens` is `preprocess.max_length`."""
 
     max_tokens: Tokens = 1024
+    # least Jaccard similarity of two near duplicates' shingles; 0.8 is usual for MinHash
+    near_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.8
 
 
 class Preprocess(Section):
