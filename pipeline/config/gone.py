@@ -28,6 +28,7 @@ GONE: Mapping[str, Gone] = {
     "curate.control_tokens": Gone("neutralize", REPAIR, "curate.repair"),
     "curate.overlong": Gone("split", REPAIR, "curate.repair"),
     "curate.near_threshold": Gone(0.8, "near duplicates have a Jaccard similarity of 0.8 or more"),
+    "curate.max_line_bytes": Gone(4194304, "a line or record may have 4 MiB: split a longer one"),
     "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
     "curate.ngram": Gone(13, "13 words in a row are a leak"),
     "curate.max_domain_share": Gone(1.0, "curate.temperature evens domains out"),

@@ -56,7 +56,6 @@ KEYS = {
     "base.level": Other("Q4_0", GGUF),
     "base.tie": Other("keep"),
     "curate.formats": Other({"a.jsonl": "sharegpt"}),
-    "curate.max_line_bytes": Other(1024),
     "curate.repair": Other([], {"preprocess.max_length": 64}),
     "curate.reject": Other([]),
     "curate.languages": Other(["en"]),

@@ -24,9 +24,6 @@ class CurateKeys(Section):
         "query_response}; formats: auto | messages | sharegpt | alpaca | prompt_completion | "
         "query_response | input_output | text | preference | kto | prompt",
     )
-    max_line_bytes: Annotated[int, Field(ge=1024, le=1 << 28)] = key(
-        4194304, "longest line (or record) that is read, in bytes"
-    )
     repair: list[Literal["turns", "control_tokens", "overlong"]] = key(
         ["turns", "control_tokens", "overlong"],
         "rows to repair, not reject: turns (out of order: join neighbors of one side, drop what follows the "
@@ -84,6 +81,8 @@ class Curate(CurateKeys):
     """Section `curate` with what no key of it says; `max_tokens` is `preprocess.max_length`."""
 
     max_tokens: Tokens = 1024
+    # of a line or record that is read: rows have some kB, and memory takes several times this by process
+    max_line_bytes: Annotated[int, Field(ge=1024, le=1 << 28)] = 4 << 20
     # least Jaccard similarity of two near duplicates' shingles; 0.8 is usual for MinHash
     near_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.8
 

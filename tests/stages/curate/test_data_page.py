@@ -28,7 +28,6 @@ SETTINGS = {
     "val_fraction": 0.1,
     "test_fraction": 0.2,
     "max_tokens": 200,
-    "max_line_bytes": 5000,
     "decontaminate": ["exam.txt"],
     "pairs": "rewards",
     "temperature": 0.5,
@@ -74,7 +73,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     table = "".join(f'"cell {n}, {sentence(n + 300, 5)}",{sentence(n + 400, 5)}\r\n' for n in range(9))
     more = [chat(sentence(n, 6), sentence(n + 40, 6)) for n in range(800, 806)]
     files = {
-        "chats.jsonl": lines(*map(plain, range(60)), *ODD) + b"no <b>JSON</b>\n\n" + b"x" * 6000,
+        "chats.jsonl": lines(*map(plain, range(60)), *ODD) + b"no <b>JSON</b>\n\n" + b"x" * (5 << 20),
         "export/table.csv": f"\ufeffprompt,completion\r\n{table}".encode(),
         "notes.xz": b"no container",
         "c\n\x1b.md": b"nor is this",
