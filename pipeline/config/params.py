@@ -102,6 +102,13 @@ class Params(sections.Section):
         """What that graph makes to be served."""
         return PRODUCTS[self.graph]
 
+    @property
+    def derived(self) -> Mapping[str, Any]:
+        """What stages take that follows from settings of which they read nothing else. `params.lock.yaml` has
+        it, so that these stages run again only if it changes: another level needs no new merge.
+        """
+        return {"deciding_level": self.quantize.deciding}
+
     def files(self, root: Path, model: str) -> ModelFiles:
         """The files of `model` below the project's folder `root`, whether they are there or not."""
         return self.product.files(root, self.convert.name, model)
@@ -164,14 +171,6 @@ class Params(sections.Section):
             yield (
                 "convert.base is false, so there is no GGUF of the untuned base, but "
                 f"{' and '.join(wanting)}: set it to true"
-            )
-        made = {split_level(level)[0] for level in self.quantize.tuned}
-        strange = [level for level in self.merge.levels if level.upper() not in made]
-        if self.merge.base == "auto" and strange:
-            yield (
-                f"merge.levels names {', '.join(strange)}, which quantize.levels doesn't make "
-                f"({', '.join(self.quantize.tuned)}): the merge is "
-                "judged at levels that ship, so name one of these, or set merge.base to 16-bit or nf4"
             )
         with_imatrix = [level for level in self.quantize.tuned if split_level(level)[1]]
         if with_imatrix and not self.imatrix.tokens:

@@ -130,7 +130,7 @@ def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
         return None
     work = by_size(name, item, plan)
     if name == "merge":
-        work += 2 * sum(by_size("quantize", level, plan) for level in params.merge.levels[:1])
+        work += 2 * by_size("quantize", params.quantize.deciding, plan)
     besides = SECONDS[name][0] + work * CORES / (usable_cores() or CORES)
     if name != "train":
         return besides

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.config.params import Params, Read, load_params
 from pipeline.config.sections import Graph
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import change, completed, full_text, left_out, short_text, value_at
+from pipeline.config.text import INDENT, as_yaml, change, completed, full_text, left_out, short_text, value_at
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing, unwritable
 from pipeline.core.strict_yaml import read_strict
@@ -25,7 +25,7 @@ from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import LOCK, SETTINGS
 from pipeline.workflow.ledger import entry_of, params_of
 from pipeline.workflow.sources import write_whole
-from pipeline.workflow.stages import Values, stages_in, values_of
+from pipeline.workflow.stages import DERIVED, Values, stages_in, values_of
 
 MOST_NAMED = 8
 HEADER = [
@@ -88,8 +88,9 @@ def write_lock(root: Path, params: Params) -> list[str]:
 
 
 def lock_text(params: Params) -> str:
-    """What params.lock.yaml holds for these settings."""
-    return full_text(params, HEADER)
+    """What params.lock.yaml holds for these settings: they, and what follows from several of them."""
+    derived = [f"{INDENT}{name}: {as_yaml(value)}" for name, value in params.derived.items()]
+    return full_text(params, HEADER) + "\n".join([f"{DERIVED}:", *derived, ""])
 
 
 def lock_values(root: Path) -> dict[str, Any]:

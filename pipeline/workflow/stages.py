@@ -29,6 +29,7 @@ WORDS: dict[Graph, str] = {
 }
 # folders that are filled by the user: stages read them, none writes there
 USERS = ("data/raw", "data/guard", "data/evaluation", "data/distill")
+DERIVED = "derived"  # the section of what follows from several settings
 ALL = "all"  # threads: every core that Snakemake has
 
 
@@ -138,8 +139,8 @@ class Values:
 
 
 def values_of(params: Params) -> Values:
-    """The settings `params`."""
-    return Values(params.model_dump(mode="json"))
+    """The settings `params`, and what follows from several of them."""
+    return Values({**params.model_dump(mode="json"), DERIVED: params.derived})
 
 
 @cache

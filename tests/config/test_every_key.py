@@ -127,7 +127,6 @@ KEYS = {
     "train.grpo.kl_beta": Other(0.1, SERVER),
     "train.grpo.mask_truncated": Other(False, SERVER),
     "merge.base": Other("nf4"),
-    "merge.levels": Other(["Q5_K_M"]),
     "merge.rows": Other(8),
     "merge.task_rows": Other(8),
     "convert.name": Other("mine"),

@@ -3,10 +3,12 @@
 import re
 import subprocess
 
+import pytest
 from qwen2_variants import cut_models
 
 from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.config.levels import split_level
+from pipeline.config.sections import Quantize
 from pipeline.llamacpp.tools import Toolchain, run_tool
 
 LEFT_OUT = {"F32", "F16", "BF16", "COPY", "Q3_K", "Q4_K", "Q5_K", "Q2_0"}
@@ -42,3 +44,17 @@ def test_spelling() -> None:
         ("Q4_K_M", True),
         ("IQ2_M", False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("levels", "deciding"),
+    [
+        (["Q5_K_M", "Q4_K_M"], "Q5_K_M"),
+        (["base-Q8_0", "q4_0"], "Q4_0"),
+        (["Q6_K-imatrix", "Q4_K_M"], "Q6_K"),
+        (["IQ2_M-imatrix", "Q5_0"], "Q5_0"),
+        (["IQ2_M-imatrix"], "Q4_K_M"),
+    ],
+)
+def test_a_merge_is_chosen_at_the_tuned_models_first_level(levels: list[str], deciding: str) -> None:
+    assert Quantize(levels=levels).deciding == deciding

@@ -193,12 +193,6 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "the importance matrix is the tuned model's",
         ),
         ({"quantize": {"levels": ["Q4_K_M", "base-Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z"),
-        ({"merge": {"levels": ["Q4_K_M-imatrix"]}}, "merge.levels", "without an importance matrix"),
-        (
-            {"merge": {"levels": ["Q8_0"]}},
-            "params",
-            "names Q8_0, which quantize.levels doesn't make .*set merge.base to 16-bit or nf4",
-        ),
         ({"convert": {"type": "BF16"}}, "params", "names base-F16, F16: it can name base-BF16, BF16"),
         ({"convert": {"name": "../escape"}}, "convert.name", "a name for files"),
         ({"convert": {"name": "n" * 300}}, "convert.name", "1 to 64 letters"),
@@ -688,7 +682,6 @@ def test_what_another_stage_uses_is_no_idle_setting(load):
     demo = copy.deepcopy(DEMO)
     demo["train"]["distill_top_k"] = 8
     demo["quantize"] |= {"levels": ["Q4_0"], "distill": ["Q4_0"]}
-    demo["merge"]["levels"] = ["Q4_0"]
     demo["evaluate"]["models"] = ["F16", "Q4_0"]
     assert load(demo).train.distill_top_k == 8
 

@@ -8,30 +8,26 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from pipeline.config.budgets import budget_problem
-from pipeline.config.ggml_types import WITH_SCALES
+from pipeline.config.ggml_types import LEVELS, WITH_SCALES
 from pipeline.config.levels import DISTILLED, split_level, tensor_type_problem
 from pipeline.config.sections.values import (
     UNTUNED,
     Count,
     ModelLevels,
-    PlainLevels,
     Section,
     fits,
     key,
 )
 
 FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
+DECIDING = "Q4_K_M"  # the level at which most models are served
 
 
 class Merge(Section):
     base: Literal["16-bit", "nf4", "auto"] = key(
         "auto",
         "weights the adapter is added to: 16-bit (the base's 16 bit) | nf4 (the base as training saw it) | "
-        "auto (measures both)",
-    )
-    levels: PlainLevels = key(
-        ["Q4_K_M"],
-        "auto only: levels at which both are measured; the first is the one that ships, and decides",
+        "auto (measures both at the first of quantize.levels)",
     )
     rows: Count = key(
         32, "auto only: rows of data/final/val.jsonl whose divergence from the trained model is measured"
@@ -137,6 +133,15 @@ class Quantize(Section):
             for level in self.tuned
             for name in (level, *([level + DISTILLED] if level in self.distill else []))
         ]
+
+    @property
+    def deciding(self) -> str:
+        """The level that a merge is chosen by, as llama.cpp spells it: the tuned model's first, for that one
+        ships. It is made without an importance matrix, which is measured on the merged model: where no level
+        can be, it is `DECIDING`.
+        """
+        names = (split_level(level)[0] for level in self.levels if not level.startswith(UNTUNED))
+        return next((name for name in names if not LEVELS[name].needs_imatrix), DECIDING)
 
     @property
     def untuned(self) -> list[str]:

@@ -105,7 +105,7 @@ def merge_the_better(
             remove(scratch / first)
             record = make(last, scratch / last)
             found[last] = measure(scratch / last, reference, task_rows, params, tools, root)
-        choice = choose(found, params.merge.levels, params.evaluating)
+        choice = choose(found, params.quantize.deciding, params.evaluating)
         if choice.merge_base == first:
             remove(scratch / last)
             record = make(first, scratch / first)
@@ -131,43 +131,41 @@ def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tup
 def measure(
     merged: Path, reference: Any, task_rows: list[Row], params: Params, tools: Toolchain, root: Path
 ) -> Found:
-    """{16-bit type and each level: (divergence from the trained model, the task's points by row)}; the task
-    is scored at the first level only.
+    """{16-bit type and the level that decides: (divergence from the trained model, the task's points by
+    row)}; the task is scored at that level only.
 
-    `reference` has the trained model's logits on held-out prompts. The GGUFs are made beside `merged`, one
-    level at a time, and deleted. `root` is the project's: scorers of the user's own and the judge's key lie
-    below it.
+    `reference` has the trained model's logits on held-out prompts. The GGUFs are made beside `merged` and
+    deleted. `root` is the project's: scorers of the user's own and the judge's key lie below it.
     """
     evaluate, kind = params.evaluating, params.convert.type
     source = merged.with_name(f"{merged.name}-{kind}.gguf")
     header = HeaderFields(merged.name, find_pre_tokenizer(merged, tools).name)
     to_gguf(tools, merged, source, kind, header)
     found: Found = {kind: (gguf_divergence(reference, source, threads=evaluate.threads, tools=tools), None)}
-    for place, level in enumerate(params.merge.levels):
-        gguf = merged.with_name(f"{merged.name}-{level}.gguf")
-        options = Quantizing(tensor_types=params.quantize.tensor_types)
-        quantize_gguf(Llama(tools, evaluate.threads), source, gguf, level, options)
-        divergence, points = gguf_divergence(reference, gguf, threads=evaluate.threads, tools=tools), None
-        if task_rows and place == 0:
-            answers = answer_rows(gguf, task_rows, evaluate, tools)
-            score_answers(
-                answers,
-                evaluate.scorer,
-                SEED,
-                judge=evaluate.judge,
-                external=evaluate.external,
-                root=root,
-            )
-            points = [answer["score"] for answer in answers]
-        found[level] = (divergence, points)
-        remove(gguf)
+    level = params.quantize.deciding
+    gguf = merged.with_name(f"{merged.name}-{level}.gguf")
+    options = Quantizing(tensor_types=params.quantize.tensor_types)
+    quantize_gguf(Llama(tools, evaluate.threads), source, gguf, level, options)
+    divergence, points = gguf_divergence(reference, gguf, threads=evaluate.threads, tools=tools), None
+    if task_rows:
+        answers = answer_rows(gguf, task_rows, evaluate, tools)
+        score_answers(
+            answers,
+            evaluate.scorer,
+            SEED,
+            judge=evaluate.judge,
+            external=evaluate.external,
+            root=root,
+        )
+        points = [answer["score"] for answer in answers]
+    found[level] = (divergence, points)
+    remove(gguf)
     remove(source)
     return found
 
 
-def choose(found: Mapping[MergeBase, Found], levels: Sequence[str], evaluate: Evaluate) -> Choice:
-    """Take the better of both merges, by figures against the trained model; see `merge.decision`."""
-    level = levels[0]
+def choose(found: Mapping[MergeBase, Found], level: str, evaluate: Evaluate) -> Choice:
+    """Take the better of both merges, by figures against the trained model; see `decide`."""
     sixteen_bit, nf4 = (
         Measured(one.kld_rows, one.same_top, points)
         for one, points in (found[merge_base][level] for merge_base in ("16-bit", "nf4"))

@@ -37,7 +37,7 @@ def test_one_merge_is_there_at_a_time(
         kld = [0.1 if merged.name == better else 0.3] * 40
         return {
             level: (Divergence(kld, kld[0], 1.0, 0.9, 0.1, 40, 0, (5, 5)), None)
-            for level in ("F16", *PARAMS.merge.levels)
+            for level in ("F16", PARAMS.quantize.deciding)
         }
 
     @contextmanager
