@@ -78,7 +78,6 @@ DISTILLED = (
     Has("quantize.distill"),
     Has("compare.strategies", ("distilled_scales", "merged_distilled"), "names"),
 )
-SERVED = tuple(f"train.grpo.{key}" for key in ("rollout_type", "parallel"))
 
 
 def method(*names: str) -> tuple[Has]:
@@ -97,7 +96,7 @@ CONDITIONS = (
     Only(("train.sft_weight",), method("distill", "dpo", "ipo", "simpo"), refused=True),
     Only(("train.distill_top_k",), (*method("distill"), *DISTILLED), refused=True),
     Only(("train.grpo",), method("grpo"), refused=True),
-    Only(SERVED, (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
+    Only(("train.grpo.parallel",), (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
     Only(tuple(f"train.{key}" for key in LORA_ONLY), (LORA,), refused=True),
     # the others are those of another graph of stages, or wait for another setting
     Only(("base.tie",), (MERGED,)),

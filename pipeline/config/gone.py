@@ -53,6 +53,7 @@ GONE: Mapping[str, Gone] = {
         1, "train.gradient_checkpointing takes the number too", "train.gradient_checkpointing"
     ),
     "train.grpo.reward_seconds": Gone(60.0, "a scorer has 60 s for a group"),
+    "train.grpo.rollout_type": Gone("F16", "rollouts are drawn with a GGUF of convert.type"),
     "train.grpo.adapter_type": Gone("F16", "llama-server's adapter is in F16"),
     "train.grpo.scale_rewards": Gone(True, "train.grpo.loss: dr_grpo doesn't scale"),
     "train.grpo.clip_low": Gone(0.2, "the ratio is clipped as in DAPO"),

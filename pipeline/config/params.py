@@ -12,6 +12,7 @@ from pipeline.config import sections
 from pipeline.config.conditions import refused
 from pipeline.config.faults import report
 from pipeline.config.levels import split_level
+from pipeline.config.methods import METHODS
 from pipeline.config.products import PRODUCTS, ModelFiles, Product
 from pipeline.config.sections.values import group, keys_of
 from pipeline.config.training_problems import training_problems
@@ -85,6 +86,7 @@ class Params(sections.Section):
         return sections.Training(
             **(self.train.model_dump() | decided),
             quantization=self.base.quantization,
+            rollout_type=self._rollout_type,
             machine=self.machine,
         )
 
@@ -107,7 +109,13 @@ class Params(sections.Section):
         """What stages take that follows from settings of which they read nothing else. `params.lock.yaml` has
         it, so that these stages run again only if it changes: another level needs no new merge.
         """
-        return {"deciding_level": self.quantize.deciding}
+        return {"deciding_level": self.quantize.deciding, "rollout_type": self._rollout_type}
+
+    @property
+    def _rollout_type(self) -> sections.SixteenBit | None:
+        """Rollouts are drawn with the type that is served; a base that is a GGUF is drawn with itself."""
+        with_rollouts = METHODS[self.train.method].prompts and self.base.quantization != "gguf"
+        return self.convert.type if with_rollouts else None
 
     def files(self, root: Path, model: str) -> ModelFiles:
         """The files of `model` below the project's folder `root`, whether they are there or not."""

@@ -18,7 +18,6 @@ from pipeline.gguf.tensor_types import check_tensor_types, prove_tensor_types
 from pipeline.llamacpp.tools import VERSION, Llama, Toolchain, run_converter, run_tool
 
 FloatType = Literal["F16", "BF16"]
-RolloutType = Literal["F16", "BF16", "Q8_0"]
 Fields = Mapping[str, str | int | float]  # GGUF metadata; numbers are written as uint32 and float32
 NO_FIELDS: Fields = MappingProxyType({})
 NO_TYPES: Mapping[str, str] = MappingProxyType({})
@@ -45,8 +44,8 @@ class HeaderFields:
     fields: Fields = field(default_factory=dict)
 
 
-def to_gguf(tools: Toolchain, folder: Path, target: Path, type: RolloutType, header: HeaderFields) -> None:
-    """Write the model in `folder` as `target`, in 16-bit floats or in Q8_0. Raises `ToolError` if the
+def to_gguf(tools: Toolchain, folder: Path, target: Path, type: FloatType, header: HeaderFields) -> None:
+    """Write the model in `folder` as `target`, in 16-bit floats. Raises `ToolError` if the
     converter fails.
     """
     need_disk(target.parent, sum(shard.stat().st_size for shard in folder.glob("*.safetensors")))

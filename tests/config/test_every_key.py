@@ -121,7 +121,6 @@ KEYS = {
     "train.grpo.max_new_tokens": Other(64, SERVER),
     "train.grpo.steps_per_round": Other(2, SERVER),
     "train.grpo.rollouts": Other("in-process", SERVER),
-    "train.grpo.rollout_type": Other("Q8_0", {"train.method": "grpo"}),
     "train.grpo.parallel": Other(2, SERVER),
     "train.grpo.loss": Other("dr_grpo", SERVER),
     "train.grpo.kl_beta": Other(0.1, SERVER),

@@ -203,7 +203,7 @@ def test_who_takes_a_module_as_such_takes_all_of_it() -> None:
         ("return TABLE['g'](params)", {"report"}),
         ("chosen = g\n    return chosen(params)", {"report"}),
         ("return [lambda params: params.merge]", {"merge"}),
-        ("return params.training", {"train", "base", "machine"}),
+        ("return params.training", {"train", "base", "convert", "machine"}),
         ("Params.model_validate({})", set()),
         ("return Params.model_validate({})", ALL_SECTIONS),
         ("return h(params)", ALL_SECTIONS),

@@ -31,6 +31,7 @@ from pipeline.config.sections.values import (
     KldLimit,
     Quantization,
     Section,
+    SixteenBit,
     reference_of,
 )
 
@@ -68,6 +69,7 @@ __all__ = [
     "Section",
     "Serve",
     "ServeKeys",
+    "SixteenBit",
     "Train",
     "Training",
     "reference_of",

@@ -46,11 +46,6 @@ class Grpo(Section):
         "who completes the prompts: llama-server (with the current adapter, as it will be served) | "
         "in-process (the model in training: no gap, slower)",
     )
-    rollout_type: Literal["F16", "BF16", "Q8_0"] = key(
-        "F16",
-        "type of the GGUF that llama-server completes with, made of the base's 16 bit: F16 | BF16 | Q8_0; "
-        "if base.quantization is gguf, it is the base's own file",
-    )
     parallel: Slots = key(
         1, "prompts completed at the same time; with 1 a round is the same each time, more are faster"
     )

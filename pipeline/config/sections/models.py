@@ -15,6 +15,7 @@ from pipeline.config.sections.values import (
     Count,
     ModelLevels,
     Section,
+    SixteenBit,
     fits,
     key,
 )
@@ -47,7 +48,7 @@ class Convert(Section):
         "and what fine-tuning changed (base-F16 in evaluate.models), by base-LEVEL in quantize.levels, by "
         "compare.seeds and by `quench model parity --depth full`; false: not made",
     )
-    type: Literal["F16", "BF16"] = key(
+    type: SixteenBit = key(
         "F16",
         "16-bit type of the merged weights and of the GGUF that the levels are made from: F16 | BF16 (if a "
         "weight is too large for F16)",

@@ -16,6 +16,7 @@ from pipeline.config.sections.values import (
     Quantization,
     Section,
     Seed,
+    SixteenBit,
     group,
     key,
 )
@@ -232,11 +233,13 @@ class Train(Section):
 
 class Training(Train):
     """Section `train` with what it needs of section `base`, how its linears are held (`base.quantization`),
-    and of section `machine`, and with the type computed in decided.
+    and of section `machine`, and with the type computed in decided. `rollout_type` is that of the GGUF which
+    llama-server draws with, None without rollouts or if the base is a GGUF itself.
     """
 
     bnb_4bit_compute_dtype: ComputeDtype
     quantization: Quantization
+    rollout_type: SixteenBit | None = None
     machine: Machine = group(Machine)
 
     @property

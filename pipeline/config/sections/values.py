@@ -154,6 +154,7 @@ def group(section: type[Section], comment: str | None = None) -> Any:
 
 
 Quantization = Literal["nf4", "gguf", "none"]
+SixteenBit = Literal["F16", "BF16"]
 
 
 Key = tuple[str, ...]  # the names of a section and of what is below it

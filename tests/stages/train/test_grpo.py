@@ -315,7 +315,8 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
     params = tiny_params(tiny_qwen2)
     params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO | {"rollouts": "llama-server"}}
     params["train"]["grpo"] |= {"rewards": {"python:letters.py:length": 1.0}, "steps_per_round": 1}
-    params["train"]["grpo"] |= {"parallel": 2, "rollout_type": "Q8_0"}
+    params["train"]["grpo"]["parallel"] = 2
+    params["convert"]["type"], params["evaluate"]["models"] = "BF16", ["BF16"]
     root = write_project(tmp_path / "project", params)
     (root / "data/evaluation").mkdir()
     (root / "data/evaluation/letters.py").write_text(REWARD)
@@ -326,6 +327,6 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
     assert made is not None
     unknown = sum(log is None for one in made.completions for log in one.logps)
     assert unknown / sum(len(one.ids) for one in made.completions) == row["measures"]["unknown"] < 0.7
-    assert 1e-4 < row["measures"]["gap"] < 0.5  # NF4 is neither 16 bit nor Q8_0
-    assert "Q8_0" in types[0] and types[1] == {"F16"}
+    assert 1e-4 < row["measures"]["gap"] < 0.5  # NF4 is not 16 bit
+    assert "BF16" in types[0] and types[1] == {"F16"}
     assert not (tmp_path / "checkpoints/rollouts").exists()

@@ -18,7 +18,7 @@ from pipeline.core.errors import ToolError
 from pipeline.core.publish import read_json, write_json
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.tuned_file import write_tuned
-from pipeline.llamacpp.converters import HeaderFields, RolloutType, lora_to_gguf, to_gguf
+from pipeline.llamacpp.converters import FloatType, HeaderFields, lora_to_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
@@ -141,8 +141,9 @@ class ServerSource:
         file, folder = self.run.base / MODEL_FILE, self.run.checkpoints / ROLLOUTS
         if file.is_file():
             return file
+        assert self.settings.rollout_type, "None only if the base is a GGUF itself"
         weights = self.run.record["base"]["weights_sha256"]
-        return as_gguf(self.tools, self.run.base, folder, self.settings.grpo.rollout_type, weights)
+        return as_gguf(self.tools, self.run.base, folder, self.settings.rollout_type, weights)
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
         """A completion for each request by `model` as it is now."""
@@ -181,7 +182,7 @@ class ServerSource:
         return self.model, scratch / "lora.gguf"
 
 
-def as_gguf(tools: Toolchain, base: Path, folder: Path, type: RolloutType, weights: str) -> Path:
+def as_gguf(tools: Toolchain, base: Path, folder: Path, type: FloatType, weights: str) -> Path:
     """The Hugging Face folder `base` as a GGUF in `folder`, made unless it is there."""
     file, key = folder / f"base-{type}.gguf", {"weights_sha256": weights, "llama_cpp": tools.commit}
     record = folder / "made-of.json"
