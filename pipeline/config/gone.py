@@ -62,6 +62,7 @@ GONE: Mapping[str, Gone] = {
     "lora.type": Gone("F16", "the adapter's GGUF is in F16"),
     "merge.dtype": Gone("float16", "convert.type says it: F16 is float16, BF16 is bfloat16"),
     "merge.levels": Gone(["Q4_K_M"], "a merge is chosen at the first of quantize.levels"),
+    "imatrix.tokens": Gone(0, "100,000 tokens are measured if a level of quantize.levels has -imatrix"),
     "distill.learning_rate": Gone(2.0e-3, "scales are distilled at 2.0e-3"),
     "distill.general_share": Gone(0.75, "three quarters of the text are drawn from data/distill"),
     "compare.strategies.nf4": Gone(["merged_16", "merged_nf4", "lora_nf4"], ONE_LIST, "compare.strategies"),

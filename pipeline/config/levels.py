@@ -41,10 +41,7 @@ def level_problem(spelled: str) -> str | None:
             f"{SUFFIX} behind it"
         )
     if LEVELS[name].needs_imatrix and not with_imatrix:
-        return (
-            f"level {spelled} can't be made without an importance matrix: write {spelled}{SUFFIX} and "
-            "set imatrix.tokens"
-        )
+        return f"level {spelled} can't be made without an importance matrix: write {spelled}{SUFFIX}"
     return None
 
 

@@ -11,7 +11,6 @@ from pydantic import ValidationError, model_validator
 from pipeline.config import sections
 from pipeline.config.conditions import refused
 from pipeline.config.faults import report
-from pipeline.config.levels import split_level
 from pipeline.config.methods import METHODS
 from pipeline.config.products import PRODUCTS, ModelFiles, Product
 from pipeline.config.sections.values import group, keys_of
@@ -33,7 +32,6 @@ class Params(sections.Section):
     train: sections.Train = group(sections.Train)
     merge: sections.Merge = group(sections.Merge)
     convert: sections.Convert = group(sections.Convert)
-    imatrix: sections.Imatrix = group(sections.Imatrix)
     quantize: sections.Quantize = group(sections.Quantize)
     distill: sections.Distill = group(sections.Distill)
     compare: sections.Compare = group(sections.Compare)
@@ -109,7 +107,11 @@ class Params(sections.Section):
         """What stages take that follows from settings of which they read nothing else. `params.lock.yaml` has
         it, so that these stages run again only if it changes: another level needs no new merge.
         """
-        return {"deciding_level": self.quantize.deciding, "rollout_type": self._rollout_type}
+        return {
+            "deciding_level": self.quantize.deciding,
+            "imatrix_tokens": self.quantize.imatrix_tokens,
+            "rollout_type": self._rollout_type,
+        }
 
     @property
     def _rollout_type(self) -> sections.SixteenBit | None:
@@ -179,12 +181,6 @@ class Params(sections.Section):
             yield (
                 "convert.base is false, so there is no GGUF of the untuned base, but "
                 f"{' and '.join(wanting)}: set it to true"
-            )
-        with_imatrix = [level for level in self.quantize.tuned if split_level(level)[1]]
-        if with_imatrix and not self.imatrix.tokens:
-            yield (
-                f"quantize.levels names {', '.join(with_imatrix)} and imatrix.tokens is 0: set it, 100000 "
-                "for example"
             )
 
     def _of_one_gguf(self) -> Iterator[str]:

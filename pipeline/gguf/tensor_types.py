@@ -29,7 +29,7 @@ def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatr
             raise ConfigError(
                 "Q-GGUF-011",
                 f"{key} is {ggml_type}, which needs an importance matrix: write the level with -imatrix "
-                "behind it and set imatrix.tokens",
+                "behind it",
             )
         if not any(_finds(pattern, name) for name in names):
             raise ConfigError(

@@ -46,9 +46,9 @@ def quench(*words: str | Path) -> Any:
 
 
 def test_params_lists_them_with_what_each_would_need(tmp_path: Path) -> None:
-    root = project(tmp_path, merge={"rows": 8}, imatrix={"tokens": 100})
+    root = project(tmp_path, merge={"rows": 8}, distill={"max_steps": 50})
     named = json.loads(quench("config", "show", "--idle", "--json", "--root", root).stdout)
-    assert list(named) == ["merge.rows", "imatrix.tokens"]
+    assert list(named) == ["merge.rows", "distill.max_steps"]
     assert quench("config", "show", "merge", "--idle", "--root", root).stdout == f"{named['merge.rows']}\n"
     assert json.loads(quench("config", "show", "serve", "--idle", "--json", "--root", root).stdout) == {}
 

@@ -40,7 +40,6 @@ def test_no_recipe_sets_what_does_nothing(path):
         (SCALES, {"merge": {"base": "nf4"}}, "base.quantization is nf4 or none"),
         (UNQUANTIZED, {"merge": {"rows": 8}}, "base.quantization is nf4"),
         ({"merge": {"base": "16-bit"}}, {"merge": {"task_rows": 8}}, "merge.base is auto"),
-        (ADAPTER, {"imatrix": {"tokens": 1000}}, "base.quantization is nf4 or none"),
         (SCALES, {"quantize": {"levels": ["Q4_0"]}}, "base.quantization is nf4 or none"),
         (ADAPTER, {"quantize": {"tensor_types": {"attn_v": "q8_0"}}}, "base.level is set"),
         (ADAPTER, {"convert": {"type": "BF16"}}, "base.quantization is nf4 or none"),

@@ -47,14 +47,16 @@ def test_spelling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "deciding"),
+    ("levels", "deciding", "tokens"),
     [
-        (["Q5_K_M", "Q4_K_M"], "Q5_K_M"),
-        (["base-Q8_0", "q4_0"], "Q4_0"),
-        (["Q6_K-imatrix", "Q4_K_M"], "Q6_K"),
-        (["IQ2_M-imatrix", "Q5_0"], "Q5_0"),
-        (["IQ2_M-imatrix"], "Q4_K_M"),
+        (["Q5_K_M", "Q4_K_M"], "Q5_K_M", 0),
+        (["base-Q8_0", "q4_0"], "Q4_0", 0),
+        (["Q6_K", "q4_k_m-IMATRIX"], "Q6_K", 100_000),
+        (["Q6_K-imatrix", "Q4_K_M"], "Q6_K", 100_000),
+        (["IQ2_M-imatrix", "Q5_0"], "Q5_0", 100_000),
+        (["IQ2_M-imatrix"], "Q4_K_M", 100_000),
     ],
 )
-def test_a_merge_is_chosen_at_the_tuned_models_first_level(levels: list[str], deciding: str) -> None:
-    assert Quantize(levels=levels).deciding == deciding
+def test_what_decides_a_merge_and_a_matrix(levels: list[str], deciding: str, tokens: int) -> None:
+    quantize = Quantize(levels=levels)
+    assert (quantize.deciding, quantize.imatrix_tokens) == (deciding, tokens)

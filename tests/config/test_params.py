@@ -178,11 +178,6 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "IQ1_S can't be made without an importance matrix",
         ),
         (
-            {"quantize": {"levels": ["Q4_K_M-imatrix"]}, "evaluate": {"models": ["F16"]}},
-            "params",
-            "Q4_K_M-imatrix and imatrix.tokens is 0: set it",
-        ),
-        (
             {"quantize": {"levels": ["base-Q4_K_M"]}, "evaluate": {"models": ["F16"]}},
             "quantize.levels",
             "only levels of the untuned base",
@@ -572,7 +567,6 @@ def test_a_level_may_be_spelled_in_any_case_and_is_kept_as_spelled(level, imatri
         changed(
             quantize={"levels": [spelled]},
             evaluate={"models": ["F16", spelled]},
-            imatrix={"tokens": 1000},
             merge={"base": "16-bit"},
         )
     )

@@ -240,7 +240,6 @@ def test_a_level_with_a_matrix_is_as_large_as_without(tmp_path: Path) -> None:
     write_params(
         tmp_path,
         quantize={"levels": levels},
-        imatrix={"tokens": 1000},
         evaluate={"models": ["F16", *levels]},
     )
     found = plan_json("--serve", "--vram", "8", "--root", tmp_path)["levels"]

@@ -311,7 +311,6 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
         {"curate", *WITH_PREPROCESS, *MEASURING, "budget", "merge", "evaluate", "compare"},
     ),
     "section merge": ("config/sections/models.py", other("Merge"), MERGING),
-    "section imatrix": ("config/sections/models.py", other("Imatrix"), {"imatrix", "budget"}),
     "section parity": ("config/sections/measuring.py", other("Parity"), {"parity"}),
     "section report": ("config/sections/shipping.py", other("Report"), {"report"}),
     "section report.gate": ("config/sections/shipping.py", other("Gate"), {"report"}),

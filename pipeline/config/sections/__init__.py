@@ -16,7 +16,7 @@ from pipeline.config.sections.measuring import (
     Judge,
     Parity,
 )
-from pipeline.config.sections.models import Convert, Distill, Imatrix, Merge, Quantize
+from pipeline.config.sections.models import Convert, Distill, Merge, Quantize
 from pipeline.config.sections.shipping import Gate, Machine, Report, Serve, ServeKeys
 from pipeline.config.sections.training import CHECKPOINTS_KEPT, Train, Training
 from pipeline.config.sections.values import (
@@ -56,7 +56,6 @@ __all__ = [
     "Format",
     "Gate",
     "Graph",
-    "Imatrix",
     "Judge",
     "KldLimit",
     "Machine",

@@ -1,6 +1,4 @@
-"""How the adapter becomes files that llama.cpp serves, sections `merge`, `convert`, `imatrix`, `quantize` and
-`distill`.
-"""
+"""How an adapter becomes files that llama.cpp serves: sections `merge`, `convert`, `quantize`, `distill`."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -21,6 +19,7 @@ from pipeline.config.sections.values import (
 )
 
 FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
+IMATRIX_TOKENS = 100_000  # of the training rows: 195 chunks of 512
 DECIDING = "Q4_K_M"  # the level at which most models are served
 
 
@@ -55,16 +54,10 @@ class Convert(Section):
     )
 
 
-class Imatrix(Section):
-    tokens: Annotated[int, Field(ge=0, le=10**9)] = key(
-        0, "tokens of the training rows that the importance matrix is measured on; 0: none is made"
-    )
-
-
 class Quantize(Section):
     levels: ModelLevels = key(
         ["Q4_K_M", "Q5_K_M"],
-        "levels to make, in llama.cpp's names (any case); LEVEL-imatrix uses the importance matrix, "
+        "levels to make, in llama.cpp's names (any case); LEVEL-imatrix uses an importance matrix, "
         "base-LEVEL is the untuned base's",
     )
     tensor_types: dict[str, str] = key(
@@ -143,6 +136,13 @@ class Quantize(Section):
         """
         names = (split_level(level)[0] for level in self.levels if not level.startswith(UNTUNED))
         return next((name for name in names if not LEVELS[name].needs_imatrix), DECIDING)
+
+    @property
+    def imatrix_tokens(self) -> int:
+        """Tokens of the training rows that the importance matrix is measured on; 0, which makes none, if no
+        level uses it.
+        """
+        return IMATRIX_TOKENS if any(split_level(level)[1] for level in self.levels) else 0
 
     @property
     def untuned(self) -> list[str]:

@@ -127,7 +127,7 @@ def main(params: Params, root: Path, text: str) -> None:
         source=folder / f"{name}-{params.convert.type}.gguf",
         merged=root / "models/merged",
         tokenizer=root / "models/adapter",
-        imatrix=matrix if params.imatrix.tokens and matrix.is_file() else None,
+        imatrix=matrix if params.quantize.imatrix_tokens and matrix.is_file() else None,
         val=root / "data/final/val.jsonl",
         target=folder / f"{name}-{text}.gguf",
         scratch=root / FOLDER / text,

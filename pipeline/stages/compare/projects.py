@@ -76,7 +76,6 @@ def sub_params(params: Params, settings: Settings) -> Settings:
         "train": {"method": "sft", "sample_rows": 0, "distill_top_k": Train().distill_top_k},
         "merge": {"base": "16-bit"},
         "convert": {"base": False},
-        "imatrix": {"tokens": 0},
         "quantize": {"levels": list(params.compare.levels), "distill": [], "budgets": []},
         "compare": {"seeds": []},
         "evaluate": {"models": [kind]},

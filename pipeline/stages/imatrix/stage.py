@@ -2,8 +2,8 @@
 importance matrix).
 
 Reads `data/final/train.jsonl`, `models/adapter/` (tokenizer and template), `models/gguf/NAME-F16.gguf`.
-Writes `models/imatrix/`: `imatrix.json`, what it was measured on, and `imatrix.gguf` where `imatrix.tokens`
-is above 0. Command: `python -m pipeline imatrix`
+Writes `models/imatrix/`: `imatrix.json`, what it was measured on, and `imatrix.gguf` where a level
+of `quantize.levels` uses it. Command: `python -m pipeline imatrix`
 """
 
 import hashlib
@@ -54,7 +54,7 @@ def imatrix(
                 raise DataError(
                     "Q-IMATRIX-001",
                     f"{rows} has {count} tokens of chats, an importance matrix needs {2 * FEWEST}: add rows, "
-                    "or set imatrix.tokens to 0",
+                    "or name no level with -imatrix in quantize.levels",
                 )
             chunks = measure(aside, text, model, chunk, llama)
             record = {
@@ -129,8 +129,9 @@ def main(params: Params, root: Path) -> None:
         tokenizer=root / "models/adapter",
         model=root / f"models/gguf/{params.convert.name}-{params.convert.type}.gguf",
         folder=root / "models/imatrix",
-        tokens=params.imatrix.tokens,
+        tokens=params.quantize.imatrix_tokens,
         llama=find_llama(params.machine),
     )
     measured = "{tokens:,} tokens of {rows:,} training rows, {chunks} chunks"
-    print(f"imatrix: {measured.format(**record) if record['tokens'] else 'none (imatrix.tokens is 0)'}")
+    none = "none (no level of quantize.levels has -imatrix)"
+    print(f"imatrix: {measured.format(**record) if record['tokens'] else none}")

@@ -49,8 +49,8 @@ def find_imatrix(folder: Path, level: str) -> Path:
     if not file.exists():
         raise ConfigError(
             "Q-QUANTIZE-001",
-            f"level {level} needs an importance matrix and {folder} has none: set imatrix.tokens, 100000 "
-            "for example",
+            f"level {level} needs an importance matrix and {folder} has none: run `snakemake "
+            "--force imatrix`",
         )
     return file
 

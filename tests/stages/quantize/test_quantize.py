@@ -29,7 +29,6 @@ def root(tools: Toolchain, tmp_path: Path) -> Path:
 def params(**quantize: Any) -> Params:
     values = tiny_params(Path("base"))
     values["quantize"] |= quantize
-    values["imatrix"]["tokens"] = 1000
     values["evaluate"]["models"] = ["F16"]
     return Params.model_validate(values)
 
