@@ -94,7 +94,6 @@ CONDITIONS = (
         refused=True,
     ),
     Only(("train.sft_weight",), method("distill", "dpo", "ipo", "simpo"), refused=True),
-    Only(("train.distill_top_k",), (*method("distill"), *DISTILLED), refused=True),
     Only(("train.grpo",), method("grpo"), refused=True),
     Only(("train.grpo.parallel",), (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
     Only(tuple(f"train.{key}" for key in LORA_ONLY), (LORA,), refused=True),

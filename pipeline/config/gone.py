@@ -40,6 +40,7 @@ GONE: Mapping[str, Gone] = {
     "train.target_experts": Gone(None, EXPERTS, "train.experts"),
     "train.router": Gone("frozen", EXPERTS, "train.experts"),
     "train.reward_temperature": Gone(1.0, "train.reward has min_max, z_score and none"),
+    "train.distill_top_k": Gone(64, "the original's 64 likeliest tokens per position are kept"),
     "train.distill_sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
     "train.preference.sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
     "train.preference.simpo_gamma": Gone(1.0, "SimPO's margin is half of train.preference.beta"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.sections import TUNED, Train
+from pipeline.config.sections import DISTILL_TOP_K, TUNED, Train
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import Card
 from pipeline.core.hashing import file_hash
@@ -36,7 +36,7 @@ from pipeline.subprojects.processes import Settings, changed_params, open_subpro
 
 # what a sub-project's training takes from section train: how this machine trains, not what is trained
 OF_THE_MACHINE = (
-    *("bnb_4bit_compute_dtype", "distill_top_k", "gradient_checkpointing", "loss", "optim"),
+    *("bnb_4bit_compute_dtype", "gradient_checkpointing", "loss", "optim"),
     "offload_layers",
 )
 FOLDER = Path("models/.distill")  # scratch of stage distill: neither Snakemake nor DVC looks at it
@@ -208,7 +208,7 @@ def plan_distillation(params: Params, shape: Shape, level: str, card: Card | Non
     base, length = quantized_level(shape, level), params.preprocess.max_length
     plan = make_plan(setup_of(distilling, shape, card, base))
     # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py)
-    answers = (distilling.train.max_steps + WATCHED) * length * (6 * distilling.train.distill_top_k + 2)
+    answers = (distilling.train.max_steps + WATCHED) * length * (6 * DISTILL_TOP_K + 2)
     sixteen = 2 * shape.parameters
     teacher = int(TEACHER_ROOM * sixteen)
     return DistillPlan(

@@ -75,7 +75,6 @@ KEYS = {
     "train.method": Other("dpo"),
     "train.reward": Other("none"),
     "train.preference.beta": Other(0.2, {"train.method": "dpo"}),
-    "train.distill_top_k": Other(8, {"train.method": "distill", "base.level": "Q4_0", **GGUF}),
     "train.sft_weight": Other(0.2, {"train.method": "dpo"}),
     "train.tuner": Other("scales", GGUF | {"evaluate.models": ["base", "tuned"]}),
     "train.device": Other("cpu"),

@@ -638,7 +638,6 @@ def test_settings_of_training_that_can_not_act_are_refused(load, train, more, wo
         ("sft", {"preference": {"beta": 0.2}}, "preference.beta"),
         ("kto", {"sft_weight": 0.2}, "sft_weight"),
         ("orpo", {"sft_weight": 0.2}, "sft_weight"),
-        ("sft", {"distill_top_k": 8}, "distill_top_k"),
         ("sft", {"sft_weight": 0.5}, "sft_weight"),
         ("sft", {"grpo": {"group_size": 4}}, "grpo.group_size"),
         ("grpo", {"grpo": {"rollouts": "in-process", "parallel": 4}}, "grpo.parallel"),
@@ -670,14 +669,6 @@ def test_a_judge_gives_no_rewards_whether_it_has_an_address_or_not(load):
         with pytest.raises(ConfigError, match="Q-CONFIG-003") as caught:
             load({"train": train, "evaluate": {"judge": address}})
         assert "train" in str(caught.value) and "evaluate.judge" not in str(caught.value)
-
-
-def test_what_another_stage_uses_is_no_idle_setting(load):
-    demo = copy.deepcopy(DEMO)
-    demo["train"]["distill_top_k"] = 8
-    demo["quantize"] |= {"levels": ["Q4_0"], "distill": ["Q4_0"]}
-    demo["evaluate"]["models"] = ["F16", "Q4_0"]
-    assert load(demo).train.distill_top_k == 8
 
 
 def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):

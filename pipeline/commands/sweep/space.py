@@ -25,7 +25,7 @@ MEASURES = ("accuracy", "reward")  # what is better the higher it is; eval_loss 
 # how a run is watched and kept; trials that differ in it could not be compared while they run
 WATCHING = ("eval_steps", "save_steps", "sample_rows", "sample_tokens")
 ON_GRID = 1e-9  # of a step: how far a value may be off the grid by rounding
-OF_THE_LOSS = ("train.preference.", "train.distill_top_k", "train.sft_weight")
+OF_THE_LOSS = ("train.preference.", "train.sft_weight")
 
 
 class Range(Section):

@@ -18,7 +18,7 @@ from pipeline.config.sections.measuring import (
 )
 from pipeline.config.sections.models import Convert, Distill, Merge, Quantize
 from pipeline.config.sections.shipping import Gate, Machine, Report, Serve, ServeKeys
-from pipeline.config.sections.training import CHECKPOINTS_KEPT, Train, Training
+from pipeline.config.sections.training import CHECKPOINTS_KEPT, DISTILL_TOP_K, Train, Training
 from pipeline.config.sections.values import (
     AUTO,
     BASE,
@@ -40,6 +40,7 @@ __all__ = [
     "BASE",
     "BASE_WITH_ADAPTER",
     "CHECKPOINTS_KEPT",
+    "DISTILL_TOP_K",
     "ORIGINAL",
     "TUNED",
     "UNTUNED",

@@ -22,6 +22,9 @@ from pipeline.config.sections.values import (
 )
 from pipeline.core.cpu import ComputeDtype
 
+# tokens per position whose probability by the original is kept under train.method distill: more are truer and
+# take more disk (6 bytes each)
+DISTILL_TOP_K = 64
 CHECKPOINTS_KEPT = 3  # the newest; the best is kept beside them
 
 
@@ -44,11 +47,6 @@ class Train(Section):
         "standard deviation below the mean counts nothing) | none; the mean weight is 1",
     )
     preference: Preference = group(Preference, "losses of dpo, ipo, kto, orpo and simpo")
-    distill_top_k: Annotated[int, Field(ge=1, le=1 << 20)] = key(
-        64,
-        "distill only: tokens per position whose probability by the original is kept; more are truer and "
-        "take more disk (6 bytes each)",
-    )
     sft_weight: Annotated[float, Field(ge=0, le=1000)] = key(
         0.0,
         "distill only: share of the usual loss on what the assistant says, 0 to 1 | dpo, ipo and simpo: "

@@ -72,8 +72,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
     kind = params.convert.type
     shared: Settings = {
         "base": {"quantization": "nf4", "level": None},
-        # distillations take their own of the project's
-        "train": {"method": "sft", "sample_rows": 0, "distill_top_k": Train().distill_top_k},
+        "train": {"method": "sft", "sample_rows": 0},
         "merge": {"base": "16-bit"},
         "convert": {"base": False},
         "quantize": {"levels": list(params.compare.levels), "distill": [], "budgets": []},

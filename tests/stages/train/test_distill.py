@@ -19,7 +19,7 @@ from tiny import tiny_gguf, tiny_params, write_project
 from train_runs import begun, job_in, one_thread, train_in  # noqa: F401 (a fixture)
 
 from pipeline.config.params import load_params
-from pipeline.config.sections import Training
+from pipeline.config.sections import DISTILL_TOP_K, Training
 from pipeline.core.errors import DataError, GateError, MachineError
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.metrics_log import MEASURED, MetricsLog
@@ -31,10 +31,9 @@ from pipeline.stages.train.distill.cache import open_teacher, position_counts
 from pipeline.stages.train.distill.teacher import ask_teacher, batches
 from pipeline.stages.train.run import find_start
 
-TOP_K = 24
+TEACHER_TOP_K = "pipeline.stages.train.distill.teacher.DISTILL_TOP_K"
 DISTILL = {
     "method": "distill",
-    "distill_top_k": TOP_K,
     "bnb_4bit_compute_dtype": "float32",
     "r": 8,
     "lora_alpha": 16,
@@ -96,10 +95,8 @@ def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_pat
     assert any(len(lengths) > 1 for lengths in rows["seq_lengths"])
     for row in rows.select(range(3)):
         ids, logs = teacher.train.of(row["row"])
-        assert ids.shape == (sum(row["seq_lengths"]) - len(row["seq_lengths"]), TOP_K) and logs.shape == (
-            len(ids),
-            TOP_K + 1,
-        )
+        assert ids.shape == (sum(row["seq_lengths"]) - len(row["seq_lengths"]), DISTILL_TOP_K)
+        assert logs.shape == (len(ids), DISTILL_TOP_K + 1)
         start = done = 0
         for length in row["seq_lengths"]:
             with torch.no_grad():
@@ -108,7 +105,7 @@ def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_pat
                     .logits[0, :-1]
                     .log_softmax(1)
                 )
-            expected, expected_ids = alone.topk(TOP_K, 1)
+            expected, expected_ids = alone.topk(DISTILL_TOP_K, 1)
             piece = slice(done, done + length - 1)
             np.testing.assert_allclose(logs[piece, :-1], expected.numpy(), rtol=5e-4, atol=1e-3)
             assert (ids[piece] == expected_ids.numpy()).mean() > 0.99
@@ -117,7 +114,9 @@ def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_pat
             start, done = start + length, done + length - 1
 
 
-def test_what_is_kept_is_as_large_as_it_says_and_is_reported(project: Path, tmp_path: Path) -> None:
+def test_what_is_kept_is_as_large_as_it_says_and_is_reported(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     figures = ask(project, tmp_path).figures
     lengths = [
         length
@@ -126,16 +125,17 @@ def test_what_is_kept_is_as_large_as_it_says_and_is_reported(project: Path, tmp_
         for length in row
     ]
     assert figures["positions"] == sum(lengths) - len(lengths)
-    assert figures["bytes"] == figures["positions"] * (6 * TOP_K + 2)
+    assert figures["bytes"] == figures["positions"] * (6 * DISTILL_TOP_K + 2)
     on_disk = sum(file.stat().st_size for file in (tmp_path / TEACHER).glob("*.npy"))
     assert figures["bytes"] <= on_disk <= figures["bytes"] + 4 * 256
     assert (
         figures["sha256"] == file_hash(project / "models/base" / SOURCE_FILE)
         and figures["file"] == SOURCE_FILE
-        and figures["top_k"] == TOP_K
+        and figures["top_k"] == DISTILL_TOP_K
     )
     assert 0 < figures["covered"] < 1
-    assert ask(project, tmp_path / "all", distill_top_k=10_000).figures | {"covered": 1.0} == figures | {
+    monkeypatch.setattr(TEACHER_TOP_K, 10_000)
+    assert ask(project, tmp_path / "all").figures | {"covered": 1.0} == figures | {
         "top_k": 261,
         "bytes": figures["positions"] * (6 * 261 + 2),
         "covered": 1.0,
@@ -172,14 +172,15 @@ def test_what_is_there_is_used_again(project: Path, tmp_path: Path, monkeypatch:
     assert again.figures == first.figures and np.array_equal(again.train.logs, first.train.logs)
 
 
-@pytest.mark.parametrize("changes", [{"distill_top_k": 7}, {"bnb_4bit_compute_dtype": "bfloat16"}])
 def test_answers_of_other_settings_are_not_used(
-    project: Path, tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask(project, tmp_path)
-    ask(project, tmp_path, **changes)
-    name = {"distill_top_k": "top_k", "bnb_4bit_compute_dtype": "compute_dtype"}[next(iter(changes))]
-    assert f"can't be used ({name} changed): they are made again" in capsys.readouterr().err
+    ask(project, tmp_path, bnb_4bit_compute_dtype="bfloat16")
+    assert "can't be used (compute_dtype changed): they are made again" in capsys.readouterr().err
+    monkeypatch.setattr(TEACHER_TOP_K, 7)
+    ask(project, tmp_path, bnb_4bit_compute_dtype="bfloat16")
+    assert "can't be used (top_k changed): they are made again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_a_damaged_level_comes_back_to_its_original(project: Path, tmp_path: Pat
     first, last = rows[0]["loss"], np.median([row["loss"] for row in rows if row["kind"] == "step"][-5:])
     assert last < 0.4 * first and held_out[-1] < 0.4 * first
     assert first == pytest.approx(divergence_of_the_level(project), rel=0.5)  # of other rows
-    assert report["method"] == "distill" and report["teacher"]["top_k"] == TOP_K
+    assert report["method"] == "distill" and report["teacher"]["top_k"] == DISTILL_TOP_K
     assert not (tmp_path / "checkpoints" / TEACHER).exists()
     known = json.loads((tmp_path / "adapter/run.json").read_text())
     assert known["settings"]["method"] == "distill" and known["teacher_sha256"] == report["teacher"]["sha256"]
@@ -320,9 +321,12 @@ def divergence_of_the_level(project: Path) -> float:
     return float(torch.cat(found).mean())
 
 
-def test_what_is_watched_is_the_divergence_itself(project: Path, tmp_path: Path) -> None:
+def test_what_is_watched_is_the_divergence_itself(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TEACHER_TOP_K, 261)  # the whole vocabulary
     report = run(
-        project, tmp_path, distill_top_k=261, max_steps=2, eval_steps=1, learning_rate=1e-12, warmup_ratio=0.0
+        project, tmp_path, max_steps=2, eval_steps=1, learning_rate=1e-12, warmup_ratio=0.0
     )  # the adapter stays nothing
     for row in report["metrics_log"]:
         if row["kind"] == "eval":

@@ -82,7 +82,6 @@ ELSEWHERE = {
     "grpo",
     "experts",
     "tuner",
-    "distill_top_k",
     "sft_weight",
     "embeddings_on_cpu",
     "offload_layers",

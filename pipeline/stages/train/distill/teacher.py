@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pipeline.config.sections import DISTILL_TOP_K
 from pipeline.core.errors import GateError
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing, write_json
@@ -50,7 +51,7 @@ def ask_teacher(run: Run) -> Teacher:
     folder, rows = run.checkpoints / TEACHER, {name: load_rows(run.tokens, name) for name in ("train", "val")}
     counts = {split: position_counts(found["seq_lengths"]) for split, found in rows.items()}
     config = AutoConfig.from_pretrained(run.base, local_files_only=True, trust_remote_code=False)
-    key = key_of(run.record, min(run.settings.distill_top_k, config.vocab_size))
+    key = key_of(run.record, min(DISTILL_TOP_K, config.vocab_size))
     if (found := open_teacher(folder, key, counts)) is not None:
         return found
     make(folder, key, rows, counts, run)
