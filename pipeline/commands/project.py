@@ -48,7 +48,7 @@ class Project:
                     f"(the base with {params.product.beside}) and {BASE}",
                 )
             return model
-        untuned = [f"base-{params.convert.type}"] if params.convert.base else []
+        untuned = [f"base-{params.convert.type}"] if params.base_gguf else []
         names = {
             name.upper(): name
             for name in (*params.quantize.files, *params.quantize.untuned, params.convert.type, *untuned)

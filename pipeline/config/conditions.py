@@ -107,7 +107,7 @@ CONDITIONS = (
     ),
     Only(("train.embeddings_on_cpu", "train.offload_layers"), (Has("train.device", ("auto", "gpu")),)),
     Only(("train.sample_tokens",), (Has("train.sample_rows"),)),
-    Only(("merge", "convert.base", "convert.type"), (MERGED,)),
+    Only(("merge", "convert.type"), (MERGED,)),
     Only(("merge.rows", "merge.task_rows"), (Has("merge.base", ("auto",)),)),
     Only(("merge.rows", "merge.task_rows"), (NF4,)),
     Only(("quantize.levels",), (MERGED,)),

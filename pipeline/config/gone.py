@@ -63,6 +63,11 @@ GONE: Mapping[str, Gone] = {
     "lora.type": Gone("F16", "the adapter's GGUF is in F16"),
     "merge.dtype": Gone("float16", "convert.type says it: F16 is float16, BF16 is bfloat16"),
     "merge.levels": Gone(["Q4_K_M"], "a merge is chosen at the first of quantize.levels"),
+    "convert.base": Gone(
+        True,
+        "the untuned base's GGUF is made for base-… in evaluate.models or quantize.levels, compare.seeds and "
+        "parity.depth full",
+    ),
     "imatrix.tokens": Gone(0, "100,000 tokens are measured if a level of quantize.levels has -imatrix"),
     "distill.learning_rate": Gone(2.0e-3, "scales are distilled at 2.0e-3"),
     "distill.general_share": Gone(0.75, "three quarters of the text are drawn from data/distill"),

@@ -103,11 +103,21 @@ class Params(sections.Section):
         return PRODUCTS[self.graph]
 
     @property
+    def base_gguf(self) -> bool:
+        """Whether the untuned base's 16-bit GGUF is made, 15 GB at 7B: only for what was forgotten
+        (evaluate), levels of the base, the comparison of strategies, or parity in full.
+        """
+        named = [*self.evaluate.models, *self.quantize.levels]
+        needed = any(model.startswith(sections.UNTUNED) for model in named)
+        return needed or bool(self.compare.seeds) or self.parity.depth == "full"
+
+    @property
     def derived(self) -> Mapping[str, Any]:
         """What stages take that follows from settings of which they read nothing else. `params.lock.yaml` has
         it, so that these stages run again only if it changes: another level needs no new merge.
         """
         return {
+            "base_gguf": self.base_gguf,
             "deciding_level": self.quantize.deciding,
             "imatrix_tokens": self.quantize.imatrix_tokens,
             "rollout_type": self._rollout_type,
@@ -134,9 +144,7 @@ class Params(sections.Section):
             compared=self.compare.strategies if self.compare.seeds else [],
         )
         yield from self._of_models()
-        if self.graph == "merged":
-            yield from self._of_levels()
-        else:
+        if self.graph != "merged":
             yield from self._of_one_gguf()
         if self.compare.seeds and not self.evaluate.scorers:
             yield (
@@ -172,16 +180,6 @@ class Params(sections.Section):
             yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}"
         if needed not in self.evaluate.models:
             yield f"evaluate.models lacks {needed}, {why}: add it"
-
-    def _of_levels(self) -> Iterator[str]:
-        named = dict.fromkeys([*self.evaluate.models, *self.quantize.levels])
-        wanting = [f"{model} is named" for model in named if model.startswith(sections.UNTUNED)]
-        wanting += ["compare.seeds names seeds"] if self.compare.seeds else []
-        if wanting and not self.convert.base:
-            yield (
-                "convert.base is false, so there is no GGUF of the untuned base, but "
-                f"{' and '.join(wanting)}: set it to true"
-            )
 
     def _of_one_gguf(self) -> Iterator[str]:
         for key, remedy in (("distill", "[], and train.method to distill"), ("budgets", "[]")):

@@ -27,7 +27,7 @@ def check_gguf(path: Path) -> Header:
     header = _read(path)
     if not header.tensors and (why := header.fields.get(NOT_MADE)):
         raise DataError(
-            "Q-GGUF-004", f"{path} was not made, for {why}: set it to true, then run `snakemake convert`"
+            "Q-GGUF-004", f"{path} was not made, for {why}: change that, then run `snakemake convert`"
         )
     if not header.tensors:
         raise DataError("Q-GGUF-003", f"{path} holds no tensor: run the stage that makes it again")

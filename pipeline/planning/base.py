@@ -84,7 +84,8 @@ def plan_run(
     """`make_plan` with the settings of `params` and what is here of its base and rows. Raises `ConfigError`
     or `DataError` as that and `find_quantized` do.
     """
-    setup = setup_of(params, shape, card, find_quantized(params, shape, root), processes)
+    quantized = find_quantized(params, shape, root)
+    setup = setup_of(params, shape, card, quantized, processes, untuned=params.base_gguf)
     return make_plan(setup, work_in(root, params.train), tflops)
 
 

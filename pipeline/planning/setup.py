@@ -23,7 +23,7 @@ class Setup:
 
     `quantized` is what a base takes that is trained on as a GGUF. Of several `processes` the memory of one is
     planned. `levels` are those of the tuned model and of the untuned base; `untuned` is
-    `convert.base`.
+    `Params.base_gguf`, of which only the disk's plan depends.
     """
 
     shape: Shape
@@ -93,6 +93,8 @@ def setup_of(
     card: Card | None = None,
     quantized: QuantizedBase | None = None,
     processes: int = 1,
+    *,
+    untuned: bool = True,
 ) -> Setup:
     """What `params` asks for, of a base of this shape."""
     return Setup(
@@ -103,7 +105,7 @@ def setup_of(
         quantized,
         processes,
         levels=(*params.quantize.files, *params.quantize.untuned),
-        untuned=params.convert.base,
+        untuned=untuned,
     )
 
 

@@ -128,7 +128,6 @@ KEYS = {
     "merge.rows": Other(8),
     "merge.task_rows": Other(8),
     "convert.name": Other("mine"),
-    "convert.base": Other(False, {"evaluate.models": ["F16", "Q4_K_M", "Q5_K_M"]}),
     "convert.type": Other("BF16", {"evaluate.models": ["base-BF16", "BF16", "Q4_K_M", "Q5_K_M"]}),
     "quantize.levels": Other(["Q4_K_M"], {"evaluate.models": ["base-F16", "F16", "Q4_K_M"]}),
     "quantize.tensor_types": Other({"token_embd": "Q8_0"}),

@@ -80,11 +80,6 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"train": {"r": True}}, "train.r", "is True"),
         ({"train": {"target_modules": []}}, "train.target_modules", "at least 1"),
         ({"train": {"lora_dropout": float("nan")}}, "train.lora_dropout", "nan"),
-        (
-            {"convert": {"base": False}},
-            "params",
-            "convert.base is false, .*but base-F16 is named.*set it to true",
-        ),
         ({"base": {"trust_remote_code": True}}, "base", "trust_remote_code is never on"),
         ({"base": {"trust_remote_code": False}}, "base", "remove the key"),
         (
@@ -565,12 +560,24 @@ def test_a_level_may_be_spelled_in_any_case_and_is_kept_as_spelled(level, imatri
     spelled = "".join(data.draw(st.sampled_from([letter.lower(), letter.upper()])) for letter in name)
     params = Params.model_validate(
         changed(
-            quantize={"levels": [spelled]},
-            evaluate={"models": ["F16", spelled]},
-            merge={"base": "16-bit"},
+            quantize={"levels": [spelled]}, evaluate={"models": ["F16", spelled]}, merge={"base": "16-bit"}
         )
     )
     assert params.quantize.levels == [spelled]
+
+
+@pytest.mark.parametrize(
+    ("sections", "made"),
+    [
+        ({}, False),
+        ({"evaluate": {"models": ["base-F16", "F16"]}}, True),
+        ({"quantize": {"levels": ["Q4_K_M", "base-Q4_K_M"]}}, True),
+        ({"compare": {"seeds": [1]}}, True),
+        ({"parity": {"depth": "full"}}, True),
+    ],
+)
+def test_the_untuned_bases_gguf_is_made_if_something_needs_it(sections, made):
+    assert Params.model_validate({"evaluate": {"models": ["F16"]}} | sections).base_gguf is made
 
 
 def test_loaded_params_are_frozen(load):

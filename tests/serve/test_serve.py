@@ -560,7 +560,7 @@ def test_which_model_is_served(
 def test_unknown_model_and_missing_file(params: Params, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Q-SERVE-001"):
         Project(params, tmp_path).name_of("Q9")
-    without = params.model_copy(update={"convert": params.convert.model_copy(update={"base": False})})
+    without = Params.model_validate({"evaluate": {"models": ["F16"]}})
     with pytest.raises(ConfigError, match="Q-SERVE-001"):
         Project(without, tmp_path).name_of("base-F16")
     with pytest.raises(DataError, match="Q-SERVE-002"):

@@ -268,6 +268,7 @@ TRAINING = {"train", "distill", *COMPARED}
 CURATING = {"curate", "distill", "compare_train"}  # these curate data/distill
 SCORING = {*MEASURING, "compare_train", "evaluate", "merge", "train.grpo"}
 MERGING = {"merge", "compare_train", *MEASURING}
+CONVERTING = {"convert", "compare_train", *MEASURING}  # whether the base's GGUF is made depends on much
 WITH_PREPROCESS = {"preprocess", "distill", "compare_train"}
 
 EDITS: dict[str, tuple[str, Edit, set[str]]] = {
@@ -298,7 +299,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     # settings: checks run nothing again, a section whoever takes from it
     "settings that don't fit together": (
         "config/params.py",
-        replaced("if wanting and not self.convert.base:", "if not self.convert.base and wanting:"),
+        replaced("if needed not in self.evaluate.models:", "if not needed in self.evaluate.models:"),
         set(),
     ),
     "settings of train that don't": ("config/training_problems.py", other("training_problems"), set()),
@@ -311,7 +312,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
         {"curate", *WITH_PREPROCESS, *MEASURING, "budget", "merge", "evaluate", "compare"},
     ),
     "section merge": ("config/sections/models.py", other("Merge"), MERGING),
-    "section parity": ("config/sections/measuring.py", other("Parity"), {"parity"}),
+    "section parity": ("config/sections/measuring.py", other("Parity"), {"parity", *CONVERTING}),
     "section report": ("config/sections/shipping.py", other("Report"), {"report"}),
     "section report.gate": ("config/sections/shipping.py", other("Gate"), {"report"}),
     "section distill": ("config/sections/models.py", other("Distill"), {"distill", "compare_train"}),

@@ -41,12 +41,6 @@ class Convert(Section):
     name: Annotated[str, fits("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", FILE_NAME)] = key(
         "model", "file name of every GGUF: NAME-F16.gguf, NAME-Q4_K_M.gguf, …"
     )
-    base: bool = key(
-        True,
-        "make the untuned base's 16-bit GGUF as well (15 GB at 7B): needed to measure what was forgotten "
-        "and what fine-tuning changed (base-F16 in evaluate.models), by base-LEVEL in quantize.levels, by "
-        "compare.seeds and by `quench model parity --depth full`; false: not made",
-    )
     type: SixteenBit = key(
         "F16",
         "16-bit type of the merged weights and of the GGUF that the levels are made from: F16 | BF16 (if a "

@@ -74,7 +74,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
         "base": {"quantization": "nf4", "level": None},
         "train": {"method": "sft", "sample_rows": 0},
         "merge": {"base": "16-bit"},
-        "convert": {"base": False},
+        "parity": {"depth": "quick"},  # needs no GGUF of the untuned base
         "quantize": {"levels": list(params.compare.levels), "distill": [], "budgets": []},
         "compare": {"seeds": []},
         "evaluate": {"models": [kind]},

@@ -2,7 +2,7 @@
 
 Reads `models/base/`, `models/base.json`, `models/adapter/`, `models/merged/`.
 Writes `models/gguf/NAME-F16.gguf`, `NAME-base-F16.gguf` and `NAME-lora.gguf` (BF16 where `convert.type` says
-so). Where `convert.base` is false, `NAME-base-F16.gguf` holds no weights and says so; so does the
+so). Where nothing needs it, `NAME-base-F16.gguf` holds no weights and says so; so does the
 adapter's of one that can only be merged (DoRA). Command: `python -m pipeline convert`
 """
 
@@ -81,27 +81,32 @@ class Sources:
     lineage: Path
 
 
-def convert(models: Sources, folder: Path, settings: Convert, tools: Toolchain) -> Found:
+def convert(
+    models: Sources, folder: Path, settings: Convert, tools: Toolchain, *, with_base: bool = True
+) -> Found:
     """Write NAME-TYPE.gguf, NAME-base-TYPE.gguf and NAME-lora.gguf to `folder`, each read back before it is
     published; what they go by.
 
-    Where `convert.base` is false the base's file holds no weights: at 7B it would take 15 GB. Raises
+    Unless `with_base` the base's file holds no weights: at 7B it would take 15 GB. Raises
     `DataError` with all reasons against it before anything is converted, `ToolError` if a converter fails,
     `MachineError` if the disk is too small.
     """
     base, adapter, merged = models.base, models.adapter, models.merged
     name, type = settings.name, settings.type
-    sources = (base, merged, adapter) if settings.base else (merged, adapter)
+    sources = (base, merged, adapter) if with_base else (merged, adapter)
     need_disk(
         folder, sum(shard.stat().st_size for source in sources for shard in source.glob("*.safetensors"))
     )
     found = preflight(base=base, merged=merged, kind=type, tools=tools)
     shared, tuned = base_fields(models.lineage, tools), adapter_fields(adapter)
     written = [(merged, f"{name}-{type}", found.merged, tuned)]
-    if settings.base:
+    if with_base:
         written.append((base, f"{name}-base-{type}", found.base, Fields()))
     else:
-        write_not_made(folder / f"{name}-base-{type}.gguf", "convert.base is false")
+        write_not_made(
+            folder / f"{name}-base-{type}.gguf",
+            "nothing in params.yaml needs it, as base-… in evaluate.models would",
+        )
     conversions = {
         folder / f"{target}.gguf": partial(
             to_gguf,
@@ -157,10 +162,11 @@ def main(params: Params, root: Path) -> None:
         merged=root / "models/merged",
         lineage=root / "models/base.json",
     )
-    found = convert(models, folder, params.convert, find_toolchain(params.machine.llama_cpp))
+    tools, with_base = find_toolchain(params.machine.llama_cpp), params.base_gguf
+    found = convert(models, folder, params.convert, tools, with_base=with_base)
     made = [
         folder / f"{name}{part}.gguf"
-        for part in (f"-{kind}", *([f"-base-{kind}"] if params.convert.base else []), "-lora")
+        for part in (f"-{kind}", *([f"-base-{kind}"] if with_base else []), "-lora")
     ]
     others = f"; other than the base's: {', '.join(found.differing)}" if found.differing else ""
     print(

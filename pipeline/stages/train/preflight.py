@@ -79,7 +79,9 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
         checks += room_in_budgets(shape, params.quantize.budgets, params.serving)
         checks += nf4_widths(shape, settings, card)
         checks += mixture_settings(shape, settings)
-        plan = make_plan(setup_of(params, shape, card, quantized_in(base, settings), processes))
+        quantized = quantized_in(base, settings)
+        setup = setup_of(params, shape, card, quantized, processes, untuned=params.base_gguf)
+        plan = make_plan(setup)
     except (ConfigError, DataError) as error:
         if error.id in REFUSED and not any(check.id == error.id for check in checks):
             checks.append(Check("settings", "fail", error.sentence, "", error.id))

@@ -103,7 +103,7 @@ def test_the_adapter_works_on_every_level_of_the_base(models: Path, tools: Toolc
 
 
 def test_a_base_that_nothing_needs_is_not_converted(models: Path, tools: Toolchain, tmp_path: Path) -> None:
-    convert(inputs(models), tmp_path, Convert(name="tiny", type="F16", base=False), tools)
+    convert(inputs(models), tmp_path, Convert(name="tiny", type="F16"), tools, with_base=False)
     stands_in = tmp_path / "tiny-base-F16.gguf"  # a stage's outputs are the same files whatever is asked for
     assert stands_in.stat().st_size < 1000 and (tmp_path / "tiny-F16.gguf").stat().st_size > 1_000_000
     assert (is_made(stands_in), is_made(tmp_path / "tiny-F16.gguf")) == (False, True)
