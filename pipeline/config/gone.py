@@ -49,6 +49,7 @@ GONE: Mapping[str, Gone] = {
     "train.bnb_4bit_use_double_quant": Gone(True, "NF4's scales are always quantized too"),
     "train.keep_quantized": Gone(True, "a GGUF's linears always stay quantized"),
     "train.shuffle": Gone(True, "each pass has another order"),
+    "train.clip_value": Gone(None, "train.max_grad_norm bounds gradients"),
     "train.save_total_limit": Gone(3, "the three newest checkpoints are kept, and the best"),
     "train.checkpoint_every": Gone(
         1, "train.gradient_checkpointing takes the number too", "train.gradient_checkpointing"

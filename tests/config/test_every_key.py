@@ -99,7 +99,6 @@ KEYS = {
     "train.lr_scheduler_type": Other("linear"),
     "train.weight_decay": Other(0.0),
     "train.max_grad_norm": Other(0.5),
-    "train.clip_value": Other(1.0),
     "train.neftune_noise_alpha": Other(5.0),
     "train.optim": Other("adamw_bnb_8bit"),
     "train.gradient_checkpointing": Other(2),

@@ -129,9 +129,6 @@ class Train(Section):
     max_grad_norm: Annotated[float, Field(gt=0, le=10**6)] = key(
         1.0, "gradients are scaled down to this norm"
     )
-    clip_value: Annotated[float, Field(gt=0, le=10**6)] | None = key(
-        None, "each element of a gradient is cut to ± this, before max_grad_norm; null: none is"
-    )
     neftune_noise_alpha: Annotated[float, Field(gt=0, le=1000)] | None = key(
         None, "noise on the embeddings while training (NEFTune), 5 to 15 usual; null: none"
     )

@@ -1,5 +1,5 @@
-"""What stands between transformers' Trainer and ours: only what trains is written and read back; how a step
-treats gradients; where processes meet, and how a signal to one of them stops all at the same step.
+"""What stands between transformers' Trainer and ours: only what trains is written and read back; how fast
+LoRA's B learns; where processes meet, and how a signal to one of them stops all at the same step.
 """
 
 from contextlib import suppress
@@ -44,18 +44,6 @@ class Tuning(Trainer):  # type: ignore[misc]
             fill_scales(self.model, best)
         else:
             super()._load_best_model()
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        """The gradients' norm as the backward made them. Then every element is cut to ± `clip_value`, and
-        what is left is scaled down to `max_grad_norm`.
-        """
-        if self.settings.clip_value is None:
-            return super()._clip_grad_norm(model)
-        # brings float16's scaled gradients back to their size first, which can be done once a step only
-        norm = self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))
-        torch.nn.utils.clip_grad_value_(model.parameters(), self.settings.clip_value)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
-        return norm
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The library's optimizer; LoRA+ (arXiv:2402.12354) has B learn `ratio` times as fast as A."""
