@@ -45,7 +45,7 @@ CHANGES: list[dict[str, Any]] = [
     {"quantization": "none", "gradient_checkpointing": True},
     {"gradient_checkpointing": True},
     {"gradient_checkpointing": 2, "lora_dropout": 0.1},
-    {"freeze_layers": 2},
-    {"freeze_layers": 1, "gradient_checkpointing": True},
+    {"layers": "2-"},
+    {"layers": "1-", "gradient_checkpointing": True},
     {"embeddings_on_cpu": True},
 ]

@@ -39,6 +39,7 @@ GONE: Mapping[str, Gone] = {
     "train.init_lora_weights": Gone("default", VARIANTS, "train.lora_variants"),
     "train.target_experts": Gone(None, EXPERTS, "train.experts"),
     "train.router": Gone("frozen", EXPERTS, "train.experts"),
+    "train.freeze_layers": Gone(0, "train.layers takes the first that trains too, as 20-", "train.layers"),
     "train.reward_temperature": Gone(1.0, "train.reward has min_max, z_score and none"),
     "train.distill_top_k": Gone(64, "the original's 64 likeliest tokens per position are kept"),
     "train.distill_sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
@@ -129,10 +130,16 @@ def _repair(curate: Mapping[str, Any]) -> list[str]:
     return [name for name in ("turns", "control_tokens", "overlong") if curate.get(name) != "reject"]
 
 
+def _layers(train: Mapping[str, Any]) -> list[int] | str:
+    first, named = train["freeze_layers"], train.get("layers")
+    return f"{first}-" if named is None else [layer for layer in named if layer >= first]
+
+
 # by the new key, what its section's former settings, as a file has them, are now: of several that became one
 TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "train.lora_variants": _variants,
     "train.experts": _experts,
     "curate.reject": _reject,
     "curate.repair": _repair,
+    "train.layers": _layers,
 }

@@ -33,9 +33,14 @@ def layer_of(path: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def frozen_layers(train: Train) -> int:
+    """How many layers come before those of a `train.layers` like `20-`."""
+    return int(train.layers.removesuffix("-")) if isinstance(train.layers, str) else 0
+
+
 def trains_in(layer: int, train: Train) -> bool:
-    """Whether targets of this layer train: not among the frozen ones, and one of `train.layers`."""
-    return layer >= train.freeze_layers and (train.layers is None or layer in train.layers)
+    """Whether targets of this layer train: whether it is one of `train.layers`."""
+    return layer in train.layers if isinstance(train.layers, list) else layer >= frozen_layers(train)
 
 
 def is_target(path: str, train: Train) -> bool:
@@ -97,10 +102,10 @@ def by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> A
 
 def left_out(train: Train) -> str | None:
     """A pattern, for PEFT's `exclude_modules`, of all modules in layers that don't train; None if all do."""
-    if train.layers is not None:
-        kept = "|".join(str(layer) for layer in sorted(set(train.layers)) if layer >= train.freeze_layers)
+    if isinstance(train.layers, list):
+        kept = "|".join(map(str, sorted(set(train.layers))))
         return rf".*\.layers\.(?!(?:{kept})\.).*"
-    frozen = "|".join(map(str, range(train.freeze_layers)))
+    frozen = "|".join(map(str, range(frozen_layers(train))))
     return rf".*\.layers\.(?:{frozen})\..*" if frozen else None
 
 
@@ -110,9 +115,9 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
     Of routed experts, the first of each layer is enough unless `tells_experts_apart`.
     """
     found = list(paths)
-    if train.freeze_layers >= layers:
+    if frozen_layers(train) >= layers:
         yield (
-            f"train.freeze_layers is {train.freeze_layers} and the model has {plural(layers, 'layer')}, so "
+            f"train.layers is {train.layers} and the model has {plural(layers, 'layer')}, counted from 0, so "
             "none would train: lower it"
         )
     if train.offload_layers > layers:
@@ -120,7 +125,8 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"train.offload_layers is {train.offload_layers} and the model has {plural(layers, 'layer')}: "
             f"take up to {layers}"
         )
-    if beyond := [layer for layer in train.layers or () if layer >= layers]:
+    numbers = train.layers if isinstance(train.layers, list) else []
+    if beyond := [layer for layer in numbers if layer >= layers]:
         yield (
             f"train.layers names {beyond[0]} and the model has {plural(layers, 'layer')}, counted from 0: "
             f"take numbers up to {layers - 1}"

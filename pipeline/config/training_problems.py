@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Base, Graph, Train
-from pipeline.config.targets import merged_only, trains_in
+from pipeline.config.targets import merged_only
 
 
 def training_problems(
@@ -25,11 +25,6 @@ def training_problems(
         )
     if graph != "merged":
         yield from _of_one_gguf(train, compared)
-    if train.layers is not None and not any(trains_in(layer, train) for layer in train.layers):
-        yield (
-            f"train.layers names {max(train.layers)} at most and train.freeze_layers is "
-            f"{train.freeze_layers}, so nothing would train: lower one of them"
-        )
     if train.offload_layers and train.use_dora:
         yield (
             f"train.offload_layers is {train.offload_layers} and train.lora_variants names dora, which reads "

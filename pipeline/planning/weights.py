@@ -34,7 +34,7 @@ OPTIMIZERS = {
 GATHERED = 3
 Linears = tuple[Linear, ...]  # of a layer
 # what `misfits` reads of the settings
-ASKED = {"target_modules", "experts", "freeze_layers", "layers", "r", "lora_alpha"}
+ASKED = {"target_modules", "experts", "layers", "r", "lora_alpha"}
 ASKED |= {"lora_variants", "rank_pattern", "offload_layers"}
 
 

@@ -84,7 +84,6 @@ KEYS = {
     "train.lora_dropout": Other(0.1),
     "train.target_modules": Other(["q_proj"]),
     "train.layers": Other([0]),
-    "train.freeze_layers": Other(2),
     "train.rank_pattern": Other({"q_proj": 4}),
     "train.lora_variants": Other(["rslora", "gaussian"]),
     "train.modules_to_save": Other(["norm"]),

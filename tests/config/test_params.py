@@ -609,7 +609,7 @@ DORA, RSLORA = {"lora_variants": ["dora"]}, {"lora_variants": ["rslora"]}
 @pytest.mark.parametrize(
     ("train", "more", "words"),
     [
-        ({"layers": [1], "freeze_layers": 2}, {}, "nothing would train"),
+        ({"layers": "-20"}, {}, "the first to train: 20-"),
         ({"offload_layers": 2} | DORA, {}, "names dora"),
         (DORA, {}, "parity.depth full"),
         (DORA, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
@@ -691,4 +691,4 @@ def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
         with pytest.raises(ConfigError, match=refused):
             load({"base": gguf, "train": train, "evaluate": {"models": [served]}})
     load({"train": DORA, "parity": {"depth": "standard"}})
-    load({"base": gguf, "train": RSLORA | {"freeze_layers": 1}, "evaluate": {"models": ["adapter"]}})
+    load({"base": gguf, "train": RSLORA | {"layers": "1-"}, "evaluate": {"models": ["adapter"]}})

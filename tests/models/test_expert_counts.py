@@ -41,15 +41,15 @@ def tuned(base: Path, train: Training) -> Any:
     "changed",
     [
         {},
-        {"freeze_layers": 1},
+        {"layers": "1-"},
         {"layers": [0]},
         {"rank_pattern": {"up_proj": 2, "q_proj": 8}},
         {"rank_pattern": {r"experts\.\d+\.up_proj": 2}, "lora_variants": ["rslora"]},
         {"target_modules": rf".*self_attn\.q_proj|{EVERY}down_proj"},
         {"target_modules": ["q_proj", "up_proj"], "experts": []},
-        {"experts": ["down_proj", "router"], "rank_pattern": {"gate": 2}, "freeze_layers": 1},
+        {"experts": ["down_proj", "router"], "rank_pattern": {"gate": 2}, "layers": "1-"},
         {"experts": ["router"], "target_modules": rf"{EVERY}down_proj"},
-        {"target_modules": ["q_proj", "up_proj"], "experts": ["down_proj"], "freeze_layers": 1},
+        {"target_modules": ["q_proj", "up_proj"], "experts": ["down_proj"], "layers": "1-"},
     ],
     ids=str,
 )

@@ -123,7 +123,7 @@ def test_one_layer_is_on_the_device_at_a_time_and_none_after_the_forward(
 
 
 def test_frozen_layers_are_copied_once(base: Path) -> None:
-    model = tuned(base, settings(offload_layers=3, freeze_layers=2))
+    model = tuned(base, settings(offload_layers=3, layers="2-"))
     step(model)
     assert resident(model).copies == (3 + 1) * LINEARS - 3  # q, k and v of layer 2 have no backward
 

@@ -35,7 +35,7 @@ def logits(model: Any) -> torch.Tensor:
     [
         ({"modules_to_save": ["input_layernorm", "norm"]}, LAYERS + 1),
         ({"modules_to_save": ["norm"]}, 1),  # PEFT alone would take every name that ends so
-        ({"modules_to_save": ["post_attention_layernorm", "norm"], "freeze_layers": 2}, 2),
+        ({"modules_to_save": ["post_attention_layernorm", "norm"], "layers": "2-"}, 2),
         ({"modules_to_save": ["input_layernorm"], "layers": [0, 2], "lora_variants": ["dora"]}, 2),
     ],
 )

@@ -47,9 +47,9 @@ def adapted_layers(model: Any) -> set[int]:
 
 
 def test_the_first_layers_have_no_adapter_and_the_rest_learns_as_always(base: Path) -> None:
-    frozen = tuned(base, sixteen(freeze_layers=2))
+    frozen = tuned(base, sixteen(layers="2-"))
     assert adapted_layers(frozen) == {2, 3}
-    assert check_tuner(frozen, sixteen(freeze_layers=2)) == 2 * 4 * sum(SIZE.values())
+    assert check_tuner(frozen, sixteen(layers="2-")) == 2 * 4 * sum(SIZE.values())
     plain = adapted(base, sixteen())
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
@@ -65,7 +65,7 @@ def test_the_first_layers_have_no_adapter_and_the_rest_learns_as_always(base: Pa
 def test_no_gradient_is_asked_for_below_the_first_layer_that_learns(base: Path, checkpointing: bool) -> None:
     from transformers.integrations.neftune import activate_neftune
 
-    recipe = sixteen(freeze_layers=2)
+    recipe = sixteen(layers="2-")
     model, ids = tuned(base, recipe).train(), torch.arange(24)[None]
     activate_neftune(model, 5.0)
     if checkpointing:  # which makes the embeddings' output ask for a gradient
@@ -80,7 +80,7 @@ def test_no_gradient_is_asked_for_below_the_first_layer_that_learns(base: Path, 
 
 
 def test_frozen_layers_are_no_other_under_checkpointing(base: Path) -> None:
-    model = tuned(base, sixteen(freeze_layers=2))
+    model = tuned(base, sixteen(layers="2-"))
     plain = step(model)
     model.activation_checkpointing_enable({"use_reentrant": False})
     assert same(step(model), plain)
@@ -89,7 +89,7 @@ def test_frozen_layers_are_no_other_under_checkpointing(base: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"freeze_layers": LAYERS},
+        {"layers": f"{LAYERS}-"},
         {"layers": [LAYERS]},
         {"target_modules": "q_proj"},  # no whole name
         {"target_modules": r".*_(proj|head)"},
@@ -110,9 +110,8 @@ def test_what_the_model_has_not_is_refused(base: Path, changes: dict[str, Any]) 
     ("changes", "parameters"),
     [
         ({"layers": [1, 3]}, 2 * 4 * sum(SIZE.values())),
-        ({"layers": [1, 3], "freeze_layers": 2}, 4 * sum(SIZE.values())),
         ({"target_modules": r".*\.(1|2)\.self_attn\.[qv]_proj"}, 2 * 4 * (SIZE["q_proj"] + SIZE["v_proj"])),
-        ({"target_modules": r".*\.self_attn\.q_proj", "freeze_layers": 3}, 4 * SIZE["q_proj"]),
+        ({"target_modules": r".*\.self_attn\.q_proj", "layers": "3-"}, 4 * SIZE["q_proj"]),
         (
             {"target_modules": ["q_proj"], "rank_pattern": {r"layers\.0\..*q_proj": 9}},
             (9 + 12) * SIZE["q_proj"],
@@ -138,7 +137,7 @@ def test_a_rank_or_a_scale_that_is_another_is_found(base: Path) -> None:
 def test_an_adapter_on_a_layer_that_should_be_frozen_is_found(base: Path) -> None:
     model = get_peft_model(load_quantized(base, sixteen()), lora_config(sixteen()))
     with pytest.raises(AssertionError, match="is no target"):
-        check_adapter(model, sixteen(freeze_layers=1))
+        check_adapter(model, sixteen(layers="1-"))
 
 
 def test_a_gaussian_start_is_another(base: Path) -> None:

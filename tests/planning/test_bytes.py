@@ -203,11 +203,11 @@ KEPT: list[Any] = [
     *(
         ("four layers", {"lora_dropout": 0.0, **changed})
         for changed in (
-            {"freeze_layers": 2},
+            {"layers": "2-"},
             {"layers": [1, 3]},
             {"rank_pattern": {r"2\..*q_proj": 9}},
-            {"freeze_layers": 1, **RECOMPUTED},
-            {"freeze_layers": 1, "gradient_checkpointing": 2},
+            {"layers": "1-", **RECOMPUTED},
+            {"layers": "1-", "gradient_checkpointing": 2},
             {"gradient_checkpointing": 3},
             {"modules_to_save": ["input_layernorm", "norm"]},
             {"modules_to_save": ["post_attention_layernorm"], "layers": [1, 2], "lora_dropout": 0.1},
@@ -228,7 +228,7 @@ def test_what_autograd_keeps(base: Callable[[str], Path], kind: str, changed: di
         model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=layers)
     elif train.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        if not train.freeze_layers:
+        if not isinstance(train.layers, str):
             model.enable_input_require_grads()
     found = kept_bytes(model, lambda: hidden_states(model, TOKENS))
     assert found == kept_by_plan(base(kind), train)

@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "train": training(
             lora_variants=["dora"],
             modules_to_save=["norm", "q_norm", "input_layernorm"],
-            freeze_layers=14,
+            layers="14-",
             loss="chunked",
             lora_dropout=0.1,
             gradient_checkpointing=False,
@@ -87,7 +87,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "grpo": {"train": grpo(n_gpu_layers=7, parallel=3, kl_beta=0.1), "room": 24 * GIB},
     "grpo-on-a-gguf": {"train": training(**GGUF, method="grpo"), "level": "Q4_K_M", "device": "cpu"}
     | {"train": demo_training(**GGUF, method="grpo", grpo=Grpo())},
-    "offloaded": {"train": training(offload_layers=14, freeze_layers=7), "tflops": 20.0},
+    "offloaded": {"train": training(offload_layers=14, layers="7-"), "tflops": 20.0},
     "four-processes": {"train": training(shard_base=True), "processes": 4, "room": 4 * GIB},
     "four-processes-advised": {"processes": 4, "room": 4 * GIB},
 }
@@ -186,7 +186,7 @@ def test_embeddings_in_main_memory_save_their_bytes_unless_the_head_is_the_same_
 
 def test_half_of_the_layers_frozen_save_activations_and_the_backward() -> None:
     train = training(gradient_checkpointing=False)
-    every, half = (plan_of(train.model_copy(update={"freeze_layers": frozen})) for frozen in (0, 14))
+    every, half = (plan_of(train.model_copy(update={"layers": f"{frozen}-"})) for frozen in (0, 14))
     assert parts(half)["activations kept"] < 0.55 * parts(every)["activations kept"]
     assert parts(half)["LoRA"] == parts(every)["LoRA"] / 2
     assert 0.65 < half.flops_per_token / every.flops_per_token < 0.8
@@ -215,8 +215,8 @@ def test_copies_of_offloaded_layers_take_time() -> None:
     assert 1 / plan().tokens_per_second - 1 / plan_of(tflops=20.0).tokens_per_second == pytest.approx(
         2 * half / PCIE / 1024
     )
-    assert plan(freeze_layers=14).copied_bytes_per_token == half / 1024  # no backward goes there
-    grpo_plan = plan(freeze_layers=14, method="grpo", grpo=Grpo(kl_beta=0.1))
+    assert plan(layers="14-").copied_bytes_per_token == half / 1024  # no backward goes there
+    grpo_plan = plan(layers="14-", method="grpo", grpo=Grpo(kl_beta=0.1))
     assert grpo_plan.copied_bytes_per_token == 3 * half / 1024  # two forwards more
 
 
@@ -353,7 +353,7 @@ def test_as_few_layers_are_offloaded_as_fit() -> None:
     ("changed", "given_", "id"),
     [
         ({"target_modules": ["q_proj", "c_attn"]}, {}, "Q-PLANNING-007"),
-        ({"freeze_layers": 28}, {}, "Q-PLANNING-007"),
+        ({"layers": "28-"}, {}, "Q-PLANNING-007"),
         ({"modules_to_save": ["q_norm"]}, {}, "Q-PLANNING-007"),
         ({"offload_layers": 1}, {"device": "cpu"}, "Q-PLANNING-008"),
         ({"experts": ["down_proj"]}, {}, "Q-MODELS-034"),

@@ -12,7 +12,8 @@ from pipeline.core.text import quoted
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 LONGEST, MOST = 500, 1000  # characters of a pattern, names or patterns of one key
-MOST_RANK = 4096
+MOST_RANK, MOST_LAYERS = 4096, 10_000
+FROM = re.compile(r"[0-9]{1,5}-")  # this layer and all after it
 CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -51,6 +52,14 @@ def _ranks(value: Any) -> Any:
     return value
 
 
+def _layers(value: Any) -> Any:
+    numbers = [int(value[:-1])] if isinstance(value, str) and FROM.fullmatch(value) else value
+    is_list = isinstance(numbers, list) and 1 <= len(numbers) <= MOST_LAYERS
+    if value is None or (is_list and all(type(one) is int and 0 <= one <= MOST_LAYERS for one in numbers)):
+        return value
+    raise ValueError(f"is {quoted(value)}: name at least 1 layer in a list, or the first to train: 20-")
+
+
 def _variants(value: Any) -> Any:
     for name in value if isinstance(value, list) else ():
         if str(name).lower().startswith(CHANGED_BASE):
@@ -84,6 +93,7 @@ def _once(kind: str, value: Any) -> Any:
 
 Targets = Annotated[list[str] | str, PlainValidator(_targets)]
 Ranks = Annotated[dict[str, int], PlainValidator(_ranks)]
+TrainedLayers = Annotated[list[int] | str | None, PlainValidator(_layers)]
 Variants = Annotated[list[Literal["rslora", "dora", "gaussian"]], BeforeValidator(_variants)]
 Norm = Literal["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
 Saved = Annotated[list[Norm], BeforeValidator(_saved)]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PlainValidator, field_validator
 
 from pipeline.config.methods import METHODS, Method
-from pipeline.config.sections.adapters import Ranks, Saved, Targets, Variants
+from pipeline.config.sections.adapters import Ranks, Saved, Targets, TrainedLayers, Variants
 from pipeline.config.sections.method_groups import Grpo, Preference
 from pipeline.config.sections.shipping import Machine
 from pipeline.config.sections.values import (
@@ -76,11 +76,10 @@ class Train(Section):
         "linears that get an adapter, or whose scales train; or a regular expression that matches their "
         "whole names, e.g. .*self_attn.*_proj",
     )
-    layers: Annotated[list[Layers], Field(min_length=1, max_length=10_000)] | None = key(
-        None, "layers that train, counted from 0, e.g. [20, 21, 22, 23]; null: all"
-    )
-    freeze_layers: Layers = key(
-        0, "first layers that don't train: no adapter, no backward, no activations kept; faster and smaller"
+    layers: TrainedLayers = key(
+        None,
+        "layers that train, counted from 0: a list, e.g. [20, 21, 22, 23] | 20- (from 20 on) | null: all; "
+        "before the first there is no backward, and no activations are kept: faster and smaller",
     )
     rank_pattern: Ranks = key(
         {}, "lora only: other ranks, by the end of a linear's name (regular expression), e.g. {down_proj: 32}"

@@ -28,7 +28,7 @@ MERGED = (
     ("train", "alone"),
     [
         (
-            {"lora_variants": ["dora"], "freeze_layers": 1, "train_on_prompt": True}
+            {"lora_variants": ["dora"], "layers": "1-", "train_on_prompt": True}
             | {"modules_to_save": ["input_layernorm", "norm"], "learning_rate": 0.01},
             False,
         ),
@@ -60,15 +60,13 @@ def test_a_merge_holds_what_was_trained(
 
 def test_an_adapter_on_a_gguf_is_served_as_it_was_trained(tiny_gguf_base: Path, tmp_path: Path) -> None:
     params = tiny.gguf_params(tiny_gguf_base)
-    params["train"] |= {"lora_variants": ["rslora", "gaussian"], "freeze_layers": 1}
+    params["train"] |= {"lora_variants": ["rslora", "gaussian"], "layers": "1-"}
     root = run_stages(tiny.write_project(tmp_path / "project", params), GGUF_STAGES[:6])
     checks = json.loads((root / "reports/parity.json").read_text())["checks"]
     assert {key for key, check in checks.items() if check["verdict"] == "fail"} == set()
 
 
-@pytest.mark.parametrize(
-    "train", [{"layers": [1]}, {"freeze_layers": 1, "target_modules": r".*\.mlp\.up_proj"}]
-)
+@pytest.mark.parametrize("train", [{"layers": [1]}, {"layers": "1-", "target_modules": r".*\.mlp\.up_proj"}])
 def test_scales_of_some_layers_are_served_as_they_were_trained(
     train: dict[str, Any], tiny_gguf_base: Path, tmp_path: Path
 ) -> None:

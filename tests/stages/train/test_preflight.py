@@ -376,7 +376,7 @@ def test_what_cant_be_planned_is_not_measured_and_never_passed(
     ("changed", "fault"),
     [
         ({"target_modules": ["q_proj", "c_attn"]}, "Q-PLANNING-007"),
-        ({"freeze_layers": 2}, "Q-PLANNING-007"),
+        ({"layers": "2-"}, "Q-PLANNING-007"),
         ({"offload_layers": 1}, "Q-PLANNING-008"),
         ({"experts": []}, "Q-MODELS-034"),
     ],

@@ -12,7 +12,7 @@ from pipeline.stages.merge.stage import merge
 
 EVERYTHING: dict[str, Any] = {
     "target_modules": r".*(self_attn|mlp)\.(q|v|up|down)_proj",
-    "freeze_layers": 1,
+    "layers": "1-",
     "rank_pattern": {"down_proj": 6},
     "lora_variants": ["rslora", "gaussian"],
     "loraplus_lr_ratio": 4.0,

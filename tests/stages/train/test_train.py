@@ -89,7 +89,6 @@ ELSEWHERE = {
     "sample_rows",
     "sample_tokens",
     "layers",
-    "freeze_layers",
     "modules_to_save",
     "train_on_prompt",
     "machine",
