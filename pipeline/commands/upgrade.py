@@ -7,6 +7,7 @@ params.yaml; writes all but dvc.lock.
 
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import typer
 import yaml
 
 from pipeline.config.overrides import put
-from pipeline.config.params import Params, Read
+from pipeline.config.params import Read
+from pipeline.config.text import change, value_at
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
 from pipeline.core.yaml_readers import read_fast
@@ -31,7 +33,7 @@ from pipeline.workflow.project import (
     version_of,
 )
 from pipeline.workflow.settings import differences, need_settings
-from pipeline.workflow.stages import Stage, Values, filled, stages_in, values_of
+from pipeline.workflow.stages import DERIVED, Stage, Values, filled, stages_in, values_of
 
 MOST_FILES = 3  # of a stage's code that are named
 
@@ -90,8 +92,15 @@ def changes(root: Path, read: Read) -> dict[str, str]:
             why.append(f"its code has changed: {', '.join(files[:MOST_FILES])}{more}")
         if before.get(name) != now[name]:
             why.append("its inputs, settings or outputs in dvc.yaml have changed")
-        ran_with = _ran_with(name, recorded, read.params)
-        if differing := list(differences(ran_with, values.settings)):
+        ran_with = _ran_with(name, recorded, values)
+        differing = list(differences(ran_with, values.settings))
+        places = [(DERIVED, follows) for follows in read.params.derived]
+        differing += [
+            change(place, ran_with, values.settings)
+            for place in places
+            if value_at(ran_with, place) != value_at(values.settings, place)
+        ]
+        if differing:
             why.append(f"other settings: {', '.join(differing)}")
         if why:
             reasons[name] = "; ".join(why)
@@ -126,9 +135,9 @@ def _meet(read: set[str], written: set[str]) -> bool:
     return any(a == b or a.startswith(f"{b}/") or b.startswith(f"{a}/") for a in read for b in written)
 
 
-def _ran_with(stage: str, recorded: dict[str, Any], params: Params) -> dict[str, Any]:
-    """The settings `params` but for those that a job of `stage` has in dvc.lock (`recorded`)."""
-    before = params.model_dump(mode="json")
+def _ran_with(stage: str, recorded: dict[str, Any], values: Values) -> dict[str, Any]:
+    """The settings `values` but for those that a job of `stage` has in dvc.lock (`recorded`)."""
+    before = deepcopy(dict(values.settings))
     for job, entry in recorded.items():
         if job.partition("@")[0] == stage:
             for key, value in entry.get("params", {}).get(LOCK, {}).items():

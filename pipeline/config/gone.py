@@ -70,7 +70,9 @@ GONE: Mapping[str, Gone] = {
         "the untuned base's GGUF is made for base-… in evaluate.models or quantize.levels, compare.seeds and "
         "parity.depth full",
     ),
-    "imatrix.tokens": Gone(0, "100,000 tokens are measured if a level of quantize.levels has -imatrix"),
+    "imatrix.tokens": Gone(
+        0, "100,000 tokens are measured if a level of quantize.levels has -imatrix, which budgets use too"
+    ),
     "distill.learning_rate": Gone(2.0e-3, "scales are distilled at 2.0e-3"),
     "distill.general_share": Gone(0.75, "three quarters of the text are drawn from data/distill"),
     "compare.strategies.nf4": Gone(["merged_16", "merged_nf4", "lora_nf4"], ONE_LIST, "compare.strategies"),

@@ -125,9 +125,9 @@ class Params(sections.Section):
 
     @property
     def _rollout_type(self) -> sections.SixteenBit | None:
-        """Rollouts are drawn with the type that is served; a base that is a GGUF is drawn with itself."""
-        with_rollouts = METHODS[self.train.method].prompts and self.base.quantization != "gguf"
-        return self.convert.type if with_rollouts else None
+        """llama-server draws with the type that is served; a base that is a GGUF is drawn with itself."""
+        on_server = METHODS[self.train.method].prompts and self.train.grpo.rollouts == "llama-server"
+        return self.convert.type if on_server and self.base.quantization != "gguf" else None
 
     def files(self, root: Path, model: str) -> ModelFiles:
         """The files of `model` below the project's folder `root`, whether they are there or not."""

@@ -580,6 +580,13 @@ def test_the_untuned_bases_gguf_is_made_if_something_needs_it(sections, made):
     assert Params.model_validate({"evaluate": {"models": ["F16"]}} | sections).base_gguf is made
 
 
+@pytest.mark.parametrize(("rollouts", "kind"), [("llama-server", "BF16"), ("in-process", None)])
+def test_only_a_server_draws_rollouts_with_a_file(rollouts, kind):
+    train = {"method": "grpo", "lora_dropout": None, "grpo": {"rollouts": rollouts}}
+    params = Params.model_validate({"train": train, "convert": {"type": "BF16"}})
+    assert params.training.rollout_type == params.derived["rollout_type"] == kind
+
+
 def test_loaded_params_are_frozen(load):
     params = load(DEMO)
     with pytest.raises(ValueError, match="frozen"):

@@ -149,12 +149,13 @@ def test_an_upgrade_sees_other_defaults_and_an_edited_graph(root: Path) -> None:
     settings["train"] |= {"r": 7, "former": 1}
     for name in ("merge", "train"):
         stages[name] = {"params": {"params.lock.yaml": {name: settings[name]}}}
+    stages["merge"]["params"]["params.lock.yaml"]["derived.deciding_level"] = "Q8_0"
     (root / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
     graph = yaml.safe_load((root / "dvc.yaml").read_text())
     graph["stages"]["imatrix"]["deps"].pop()
     (root / "dvc.yaml").write_text(yaml.safe_dump(graph))
     reasons = again(root, "--yes")
-    assert "merge.rows" in reasons["merge"]
+    assert "merge.rows" in reasons["merge"] and "derived.deciding_level" in reasons["merge"]
     assert "train.r" in reasons["train"] and "train.former" in reasons["train"]
     assert "dvc.yaml" in reasons["imatrix"] and "curate" not in reasons
     assert "dvc.yaml" not in again(root).get("imatrix", "")

@@ -34,7 +34,7 @@ from pipeline.stages.parity.scales_weights import distilled_weights, scales_weig
 from pipeline.stages.parity.served_outputs import outputs
 from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file, lora_weights
 
-NO_BASE = "parity.depth is not full, and nothing else needs a GGUF of the untuned base"
+NO_BASE = "no setting needs a GGUF of the untuned base: set parity.depth to full in params.yaml"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
 BEHAVIOR = {"behavior_answers_end": behavior.ENDS, "behavior_no_markers": behavior.MARKERS}
 TEXT = {"text_template": text.TITLE, "tokens_ids": tokens.IDS, "tokens_corpus": tokens.CORPUS}
