@@ -582,8 +582,8 @@ def test_the_untuned_bases_gguf_is_made_if_something_needs_it(sections, made):
 
 @pytest.mark.parametrize(("rollouts", "kind"), [("llama-server", "BF16"), ("in-process", None)])
 def test_only_a_server_draws_rollouts_with_a_file(rollouts, kind):
-    train = {"method": "grpo", "lora_dropout": None, "grpo": {"rollouts": rollouts}}
-    params = Params.model_validate({"train": train, "convert": {"type": "BF16"}})
+    sections = {"train": {"method": "grpo", "grpo": {"rollouts": rollouts}}, "convert": {"type": "BF16"}}
+    params = Params.model_validate(sections | {"evaluate": {"models": ["BF16"]}})
     assert params.training.rollout_type == params.derived["rollout_type"] == kind
 
 
