@@ -134,6 +134,8 @@ def _repair(curate: Mapping[str, Any]) -> list[str]:
 
 def _layers(train: Mapping[str, Any]) -> list[int] | str:
     first, named = train["freeze_layers"], train.get("layers")
+    if not isinstance(named, list | None):
+        raise TypeError("layers")
     return f"{first}-" if named is None else [layer for layer in named if layer >= first]
 
 
@@ -145,3 +147,4 @@ TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "curate.repair": _repair,
     "train.layers": _layers,
 }
+BESIDE = ("train.layers",)  # keys that files had beside a former one

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipeline.config.faults import nearest
-from pipeline.config.gone import GONE, TAKEN
+from pipeline.config.gone import BESIDE, GONE, TAKEN
 from pipeline.config.params import Params, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.config.text import as_yaml, change, value_at, without
@@ -86,7 +86,8 @@ def place_of(name: str) -> Key:
     """The place of a key, "train.r". Raises `ConfigError` for none, with the nearest that there is."""
     known = _fields()
     if name not in known:
-        remedy = nearest(name, list(known))
+        former = [gone.why for key, gone in GONE.items() if f"{key}.".startswith(f"{name}.")]
+        remedy = f"it is gone: {former[0]}" if former else nearest(name, list(known))
         raise ConfigError("Q-CONFIG-005", f"no key is called {safe(name, 80)!r}: {remedy}")
     if group_of(known[name]):
         raise ConfigError(
@@ -180,7 +181,14 @@ def upgraded(file: Path) -> list[str]:
     for place in places:
         gone, value = GONE[".".join(place)], value_at(left, place[:-1]).pop(place[-1])
         if gone.new_name and value != gone.now:
-            moved.setdefault(place_of(gone.new_name), _taken(gone.new_name, value, values))
+            try:
+                moved.setdefault(place_of(gone.new_name), _taken(gone.new_name, value, values))
+            except (TypeError, ValueError):
+                raise ConfigError(
+                    "Q-CONFIG-005",
+                    f"{'.'.join(place)} (line {lines[place]}) can't become {gone.new_name} in {file}, which "
+                    "has that key already or a value that neither can have: edit it",
+                ) from None
         while not value_at(left, place := place[:-1]) and place:
             value_at(left, place[:-1]).pop(place[-1])
             dropped.append(place)
@@ -196,10 +204,21 @@ def upgraded(file: Path) -> list[str]:
 
 
 def _taken(new_name: str, value: Any, values: Any) -> Any:
-    """What a key is set to that takes the place of a former one with `value`, and of others in `values`."""
-    if taken := TAKEN.get(new_name):
-        return taken(value_at(values, tuple(new_name.split(".")[:-1])))
-    return _joined(new_name, values) if isinstance(value, list) else value
+    """What a key is set to that takes the place of a former one with `value`, and of others in `values`.
+
+    Raises `TypeError` or `ValueError` where `TAKEN` can make nothing of them.
+    """
+    if new_name not in TAKEN:
+        return _joined(new_name, values) if isinstance(value, list) else value
+    *place, key = new_name.split(".")
+    section = value_at(values, tuple(place))
+    if key in section and new_name not in BESIDE:
+        raise ValueError(key)
+    former = {name.rpartition(".")[2]: gone.now for name, gone in GONE.items() if gone.new_name == new_name}
+    for name, now in former.items():
+        if type(section.get(name, now)) not in (type(now), list if now is None else type(now)):
+            raise TypeError(name)
+    return TAKEN[new_name](section)
 
 
 def _joined(new_name: str, values: Any) -> list[Any]:

@@ -90,6 +90,7 @@ def test_what_is_so_already_leaves_the_file_alone(file: Path) -> None:
         ("train.learning_rte=1", "Q-CONFIG-005", "did you mean train.learning_rate?"),
         ("learning_rate=1", "Q-CONFIG-005", "did you mean train.learning_rate?"),
         ("train=8", "Q-CONFIG-005", "train is a section"),
+        ("curate.turns=reject", "Q-CONFIG-005", "gone: curate.repair"),
         ("train.r=on", "Q-CONFIG-002", "train.r=on"),
         ("train.r=[1", "Q-CONFIG-002", "train.r"),
         ("train.r=0", "Q-CONFIG-003", "train.r"),
@@ -176,6 +177,27 @@ def test_former_settings_that_are_one_now(former: str, tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(values, default_flow_style=True))  # on one line: to be edited by hand
     with pytest.raises(ConfigError, match="Q-CONFIG-005"):
         upgraded(file)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        "freeze_layers: 2\n  layers: 20-",
+        "freeze_layers: 2\n  layers: [a, 3]",
+        "freeze_layers: '2'",
+        "router: true",
+        "router: train\n  target_modules: 5",
+        "router: train\n  experts: [up_proj]",
+        "use_dora: 'no'",
+        "use_rslora: true\n  lora_variants: [dora]",
+    ],
+)
+def test_a_former_setting_that_can_not_become_the_new_one_stays(mixed: str, tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(text := f"train:\n  {mixed}\n")
+    with pytest.raises(ConfigError, match=r"Q-CONFIG-005: train\.\w+ \(line 2\) can't become train\."):
+        upgraded(file)
+    assert file.read_text() == text
 
 
 def test_former_settings_beside_others_stay_if_they_share_a_line(tmp_path: Path) -> None:
