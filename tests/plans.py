@@ -39,7 +39,9 @@ SMOLLM2 = published("smollm2-135m")
 
 def training(**changed: Any) -> Training:
     """The training of the 8 GB recipe, on a GPU, with changes."""
-    return RECIPE.training_on("cuda").model_copy(update=changed)
+    recipe = RECIPE.training_on("cuda").model_copy(update=changed)
+    draws = recipe.method == "grpo" and recipe.quantization != "gguf" and recipe.grpo.rollouts != "in-process"
+    return recipe.model_copy(update={"rollout_type": "F16"}) if draws else recipe
 
 
 def demo_training(**changed: Any) -> Training:

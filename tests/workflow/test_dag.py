@@ -232,15 +232,16 @@ def _value(sections: dict[str, Any], key: str) -> Any:
 
 def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict[str, Any]) -> None:
     text = dvc_text(graph)
-    sections = yaml.safe_load(recipe.read_text())
+    sections = yaml.safe_load(recipe.read_text()) | {"derived": load_params(recipe).derived}
     looped_over = set(re.findall(r"\$\{(\w+\.\w+)\}", text))
     for name in dvc_stages:
         # compare_nf4: what of `compare` it reads, is in its name
         stage = name.partition("@")[0].partition("_")[0]
         tracked = {key for dep in dvc_stages[name].deps if hasattr(dep, "params") for key in dep.params}
         if stage not in sections:
-            # `budget` is told its size by its name, `lora` and `tuned` have no settings of their own
-            assert stage == "budget" or (stage in ("lora", "tuned") and not tracked)
+            # `budget` is told its size by its name, `imatrix` reads what follows from the levels, `lora` and
+            # `tuned` have no settings of their own
+            assert stage in ("budget", "imatrix") or (stage in ("lora", "tuned") and not tracked)
             continue
         keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
         assert sections[stage].keys() == {key.partition(".")[2] for key in keys}

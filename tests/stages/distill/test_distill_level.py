@@ -75,7 +75,6 @@ def ready(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> Path:
     params["preprocess"] |= {"max_length": 256}
     params["train"] |= {"bnb_4bit_compute_dtype": "float32"}
     params["quantize"] |= {"levels": [Q4_0], "distill": [Q4_0], "tensor_types": TYPES}
-    params["merge"] |= {"levels": [Q4_0]}
     params["evaluate"] |= {"models": ["F16", Q4_0, f"{Q4_0}-distilled"]}
     write_project(root, params | {"distill": SMALL})
     rows = [

@@ -72,6 +72,7 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
 }
 ELSEWHERE = {
     "device",
+    "rollout_type",
     "warmup_ratio",
     "optim",
     "loss",
