@@ -786,7 +786,7 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
 
     run_small(monkeypatch, counted)
     set_params(ready, "distill", max_steps=2)
-    params = set_params(ready, seeds=[1], levels=["Q4_0"], rows=2, strategies=list(STRATEGIES))
+    params = set_params(ready, seeds=[1], levels=["Q4_0"], strategies=list(STRATEGIES))
     general = {"subject": "letters", "choices": ["a", "b"], "answer": 0}
     (ready / "data/evaluation").mkdir(exist_ok=True)
     (ready / "data/evaluation/three.jsonl").write_text(
