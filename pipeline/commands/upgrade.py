@@ -16,7 +16,6 @@ import yaml
 
 from pipeline.config.overrides import put
 from pipeline.config.params import Read
-from pipeline.config.text import change, value_at
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
 from pipeline.core.yaml_readers import read_fast
@@ -33,7 +32,7 @@ from pipeline.workflow.project import (
     version_of,
 )
 from pipeline.workflow.settings import differences, need_settings
-from pipeline.workflow.stages import DERIVED, Stage, Values, filled, stages_in, values_of
+from pipeline.workflow.stages import Stage, Values, filled, stages_in, values_of
 
 MOST_FILES = 3  # of a stage's code that are named
 
@@ -93,14 +92,7 @@ def changes(root: Path, read: Read) -> dict[str, str]:
         if before.get(name) != now[name]:
             why.append("its inputs, settings or outputs in dvc.yaml have changed")
         ran_with = _ran_with(name, recorded, values)
-        differing = list(differences(ran_with, values.settings))
-        places = [(DERIVED, follows) for follows in read.params.derived]
-        differing += [
-            change(place, ran_with, values.settings)
-            for place in places
-            if value_at(ran_with, place) != value_at(values.settings, place)
-        ]
-        if differing:
+        if differing := list(differences(ran_with, values.settings)):
             why.append(f"other settings: {', '.join(differing)}")
         if why:
             reasons[name] = "; ".join(why)

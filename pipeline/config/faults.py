@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.gone import GONE
+from pipeline.config.gone import reasons
 from pipeline.core.strict_yaml import Place
 from pipeline.core.text import plural, quoted, safe
 
@@ -32,7 +32,7 @@ def _line(error: Any, lines: Mapping[Place, int], known: Sequence[str]) -> str:
 
 def _sentence(error: Any, known: Sequence[str]) -> str:
     given, key = quoted(error["input"]), _dotted(error)
-    former = [gone.why for name, gone in GONE.items() if f"{name}.".startswith(f"{key}.")]
+    former = reasons(key)
     match error["type"]:
         case "extra_forbidden" if former:
             return f"is gone: {former[0]} (`quench config upgrade` takes it out)"

@@ -110,6 +110,16 @@ GONE: Mapping[str, Gone] = {
 }
 
 
+def reasons(key: str) -> list[str]:
+    """What became of the former settings called `key`, or in a section of that name."""
+    return [gone.why for name, gone in GONE.items() if f"{name}.".startswith(f"{key}.")]
+
+
+def predecessors(new_name: str) -> dict[str, Any]:
+    """{former key whose value `new_name` takes: the value that it had by default}."""
+    return {name: gone.now for name, gone in GONE.items() if gone.new_name == new_name}
+
+
 def _variants(train: Mapping[str, Any]) -> list[str]:
     start = train.get("init_lora_weights")
     return [name for name in ("rslora", "dora", "gaussian") if train.get(f"use_{name}") or start == name]

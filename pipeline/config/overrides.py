@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipeline.config.faults import nearest
-from pipeline.config.gone import BESIDE, GONE, TAKEN
+from pipeline.config.gone import BESIDE, GONE, TAKEN, predecessors, reasons
 from pipeline.config.params import Params, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.config.text import as_yaml, change, value_at, without
@@ -86,7 +86,7 @@ def place_of(name: str) -> Key:
     """The place of a key, "train.r". Raises `ConfigError` for none, with the nearest that there is."""
     known = _fields()
     if name not in known:
-        former = [gone.why for key, gone in GONE.items() if f"{key}.".startswith(f"{name}.")]
+        former = reasons(name)
         remedy = f"it is gone: {former[0]}" if former else nearest(name, list(known))
         raise ConfigError("Q-CONFIG-005", f"no key is called {safe(name, 80)!r}: {remedy}")
     if group_of(known[name]):
@@ -214,16 +214,16 @@ def _taken(new_name: str, value: Any, values: Any) -> Any:
     section = value_at(values, tuple(place))
     if key in section and new_name not in BESIDE:
         raise ValueError(key)
-    former = {name.rpartition(".")[2]: gone.now for name, gone in GONE.items() if gone.new_name == new_name}
-    for name, now in former.items():
-        if type(section.get(name, now)) not in (type(now), list if now is None else type(now)):
+    for name, now in predecessors(new_name).items():
+        given = section.get(name.rpartition(".")[2], now)
+        if type(given) is not (type(now) if now is not None or given is None else list):
             raise TypeError(name)
     return TAKEN[new_name](section)
 
 
 def _joined(new_name: str, values: Any) -> list[Any]:
     """The lists of all former keys that are one list now, each with its former default if left out."""
-    former = {name: gone.now for name, gone in GONE.items() if gone.new_name == new_name}
+    former = predecessors(new_name)
     lists = {name: value_at(values, tuple(name.split("."))) for name in former}
     return [item for name, now in former.items() for item in (now if lists[name] is None else lists[name])]
 

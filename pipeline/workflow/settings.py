@@ -103,7 +103,9 @@ def lock_values(root: Path) -> dict[str, Any]:
 
 
 def differences(before: Any, after: Any) -> Iterator[str]:
-    """A line on each setting whose value is another one, or that `before` alone has: "train.r: 16 → 8"."""
+    """A line on each setting, and on what follows from several where `after` has it, whose value is another
+    one, or that `before` alone has: "train.r: 16 → 8".
+    """
     for place, field in keys_of(Params):
         old, new = value_at(before, place), value_at(after, place)
         if not group_of(field):
@@ -111,6 +113,9 @@ def differences(before: Any, after: Any) -> Iterator[str]:
                 yield change(place, before, after)
         elif isinstance(old, dict):
             yield from (f"{'.'.join((*place, name))}: gone" for name in old if name not in new)
+    for place in ((DERIVED, name) for name in after.get(DERIVED, {})):
+        if value_at(before, place) != value_at(after, place):
+            yield change(place, before, after)
 
 
 def _differs(root: Path, params: Params) -> bool:
