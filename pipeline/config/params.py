@@ -120,14 +120,16 @@ class Params(sections.Section):
             "base_gguf": self.base_gguf,
             "deciding_level": self.quantize.deciding,
             "imatrix_tokens": self.quantize.imatrix_tokens,
-            "rollout_type": self._rollout_type,
+            "rollout_type": self._rollout_type if self.train.grpo.rollouts == "llama-server" else None,
         }
 
     @property
     def _rollout_type(self) -> sections.SixteenBit | None:
-        """llama-server draws with the type that is served; a base that is a GGUF is drawn with itself."""
-        on_server = METHODS[self.train.method].prompts and self.train.grpo.rollouts == "llama-server"
-        return self.convert.type if on_server and self.base.quantization != "gguf" else None
+        """llama-server draws with the type that is served; a base that is a GGUF is drawn with itself. Asks
+        nothing of section `grpo`: every method's training would run again with its code.
+        """
+        draws = METHODS[self.train.method].prompts and self.base.quantization != "gguf"
+        return self.convert.type if draws else None
 
     def files(self, root: Path, model: str) -> ModelFiles:
         """The files of `model` below the project's folder `root`, whether they are there or not."""

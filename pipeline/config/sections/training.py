@@ -228,7 +228,7 @@ class Train(Section):
 class Training(Train):
     """Section `train` with what it needs of section `base`, how its linears are held (`base.quantization`),
     and of section `machine`, and with the type computed in decided. `rollout_type` is that of the GGUF which
-    llama-server draws with, None if it draws none or if the base is a GGUF itself.
+    GRPO's llama-server draws with, None for other methods and if the base is a GGUF itself.
     """
 
     bnb_4bit_compute_dtype: ComputeDtype
