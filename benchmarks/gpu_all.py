@@ -287,7 +287,7 @@ def offload(run: Run) -> None:
     """Optimizer steps on NF4 with half of the layers in main memory, against none: losses, speed and peak."""
     if "nf4_step_losses" not in run.figures:
         steps(run, "step-nf4", "nf4_step", "nf4")
-    steps(run, "offloaded", "offloaded", "nf4", offload_layers=1 if run.smoke else 14)
+    steps(run, "offloaded", "offloaded", "nf4", offload=1 if run.smoke else 14)
     losses = zip(run.figures["offloaded_losses"], run.figures["nf4_step_losses"], strict=True)
     run.note(offload_loss_difference=max(abs(offloaded / without - 1) for offloaded, without in losses))
     run.ratio("offload_speed_ratio", "offloaded_tokens_per_second", "nf4_step_tokens_per_second")
@@ -306,11 +306,11 @@ def several(run: Run) -> None:
         raise TooFew("there is one GPU, and this takes two")
     fewer = {"max_steps": 3} if run.smoke else {}
     settings = nf4_settings(run, optim="adamw_torch", lora_dropout=0.0, **fewer)
-    for name, count, sharded in (("one", 1, False), ("two", 2, False), ("shared", 2, True)):
+    for name, count, kept in (("one", 1, "none"), ("two", 2, "none"), ("shared", 2, "shared")):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        chosen = {"side": name, "settings": settings.model_copy(update={"shard_base": sharded})}
+        chosen = {"side": name, "settings": settings.model_copy(update={"offload": kept})}
         places = [rank_environment(number, count, port) for number in range(count)]
         asked: list[dict[str, Any]] = [chosen | {"environment": place} for place in places]
         others = [run.start(f"several-{name}-{other}", "rank", **asked[other]) for other in range(1, count)]

@@ -380,13 +380,13 @@ def step_speed(
         seconds.append(time.perf_counter() - begin)
     report_speed(say, seconds, tokens)
     say({"losses": losses})
-    if settings.offload_layers:
+    if settings.offloaded_layers:
         from pipeline.planning.setup import Setup
         from pipeline.planning.shape import load_shape
-        from pipeline.planning.weights import offloaded_bytes
+        from pipeline.planning.weights import off_card_bytes, offloaded_bytes
 
-        layers = offloaded_bytes(Setup(load_shape(base / "config.json"), settings, tokens))
-        say({"saving_planned_gib": (sum(layers) - max(layers)) / GIB})
+        layers = offloaded_bytes(setup := Setup(load_shape(base / "config.json"), settings, tokens))
+        say({"saving_planned_gib": (sum(layers) - max(layers) + off_card_bytes(setup)) / GIB})
 
 
 def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, **_: Any) -> None:

@@ -47,5 +47,5 @@ CHANGES: list[dict[str, Any]] = [
     {"gradient_checkpointing": 2, "lora_dropout": 0.1},
     {"layers": "2-"},
     {"layers": "1-", "gradient_checkpointing": True},
-    {"embeddings_on_cpu": True},
+    {"offload": "embeddings"},
 ]

@@ -111,8 +111,8 @@ def main(
         show(plan, stages, base, shutil.disk_usage(root).free)
         if processes > 1:
             print(f"Memory is that of one of {processes} processes, time that of one alone.")
-        elif params.train.shard_base:
-            print("train.shard_base is planned for several processes alone: give --processes.")
+        elif params.train.shares_base:
+            print("train.offload: shared is planned for several processes alone: give --processes.")
         if METHODS[params.train.method].prompts:
             print(
                 "A forward has a prompt's completions together: the memory is that of preprocess.max_length "

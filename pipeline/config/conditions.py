@@ -41,12 +41,13 @@ class Has(NamedTuple):
 
 class Only(NamedTuple):
     """`keys`, or all keys of a section or group, act only if one of `either` holds; `refused`: any value but
-    the default is an error where none does.
+    the default is an error where none does. The value `always` acts in any case.
     """
 
     keys: tuple[str, ...]
     either: tuple[Has, ...]
     refused: bool = False
+    always: Any = None
 
     @property
     def condition(self) -> str:
@@ -105,7 +106,7 @@ CONDITIONS = (
         ("train.warmup_ratio",),
         (Has("train.lr_scheduler_type", ("cosine", "linear", "constant_with_warmup")),),
     ),
-    Only(("train.embeddings_on_cpu", "train.offload_layers"), (Has("train.device", ("auto", "gpu")),)),
+    Only(("train.offload",), (Has("train.device", ("auto", "gpu")),), always="shared"),
     Only(("train.sample_tokens",), (Has("train.sample_rows"),)),
     Only(("merge", "convert.type"), (MERGED,)),
     Only(("merge.rows", "merge.task_rows"), (Has("merge.base", ("auto",)),)),
@@ -154,7 +155,12 @@ def refused(params: Section) -> Iterator[str]:
 
 def _missing(params: Section, key: str) -> Iterator[Only]:
     """The conditions of which none is met, so that the setting does nothing."""
-    return (only for only in _about(key) if not any(_holds(params, has) for has in only.either))
+    return (
+        only
+        for only in _about(key)
+        if (only.always is None or _at(params, key) != only.always)
+        and not any(_holds(params, has) for has in only.either)
+    )
 
 
 @cache

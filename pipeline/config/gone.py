@@ -18,6 +18,7 @@ ALL_OF_LLAMA_CPP = "section machine says it for all of llama.cpp's tools and ser
 REPAIR = "curate.repair is a list of what is repaired, not rejected"
 REJECT = "curate.reject is a list of what is rejected"
 VARIANTS = "train.lora_variants names rslora, dora and gaussian"
+OFFLOAD = "train.offload has none, embeddings, a number of layers and shared"
 EXPERTS = "train.experts names the routed experts' matrices and the router"
 GONE: Mapping[str, Gone] = {
     "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
@@ -52,6 +53,9 @@ GONE: Mapping[str, Gone] = {
     "train.shuffle": Gone(True, "each pass has another order"),
     "train.clip_value": Gone(None, "train.max_grad_norm bounds gradients"),
     "train.save_total_limit": Gone(3, "the three newest checkpoints are kept, and the best"),
+    "train.embeddings_on_cpu": Gone(False, OFFLOAD, "train.offload"),
+    "train.offload_layers": Gone(0, OFFLOAD, "train.offload"),
+    "train.shard_base": Gone(False, OFFLOAD, "train.offload"),
     "train.checkpoint_every": Gone(
         1, "train.gradient_checkpointing takes the number too", "train.gradient_checkpointing"
     ),
@@ -149,6 +153,13 @@ def _layers(train: Mapping[str, Any]) -> list[int] | str:
     return f"{first}-" if named is None else [layer for layer in named if layer >= first]
 
 
+def _offload(train: Mapping[str, Any]) -> int | str:
+    layers, shared = train.get("offload_layers"), train.get("shard_base")
+    if layers and shared:
+        raise ValueError("shard_base")
+    return layers or ("shared" if shared else "embeddings")
+
+
 # by the new key, what its section's former settings, as a file has them, are now: of several that became one
 TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "train.lora_variants": _variants,
@@ -156,5 +167,6 @@ TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "curate.reject": _reject,
     "curate.repair": _repair,
     "train.layers": _layers,
+    "train.offload": _offload,
 }
 BESIDE = ("train.layers",)  # keys that files had beside a former one

@@ -120,9 +120,9 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"train.layers is {train.layers} and the model has {plural(layers, 'layer')}, counted from 0, so "
             "none would train: lower it"
         )
-    if train.offload_layers > layers:
+    if train.offloaded_layers > layers:
         yield (
-            f"train.offload_layers is {train.offload_layers} and the model has {plural(layers, 'layer')}: "
+            f"train.offload is {train.offload} and the model has {plural(layers, 'layer')}: "
             f"take up to {layers}"
         )
     numbers = train.layers if isinstance(train.layers, list) else []

@@ -25,10 +25,10 @@ def training_problems(
         )
     if graph != "merged":
         yield from _of_one_gguf(train, compared)
-    if train.offload_layers and train.use_dora:
+    if train.offloaded_layers and train.use_dora:
         yield (
-            f"train.offload_layers is {train.offload_layers} and train.lora_variants names dora, which reads "
-            "weights beside the layers' own forwards: set it to 0, or take dora out"
+            f"train.offload is {train.offload} and train.lora_variants names dora, which reads weights "
+            "beside the layers' own forwards: set it to none, or take dora out"
         )
     yield from _problems_of_shards(train)
     if train.modules_to_save and train.loss == "liger":
@@ -65,32 +65,27 @@ def training_problems(
 
 def _problems_of_shards(train: Train) -> Iterator[str]:
     """What keeps a base from being shared out among processes."""
-    if not train.shard_base:
+    if not train.shares_base:
         return
-    if train.offload_layers:
-        yield (
-            f"train.shard_base is on and train.offload_layers is {train.offload_layers}, which both say "
-            "where frozen weights lie: turn one of them off"
-        )
     if train.method == "grpo":
-        yield "train.shard_base is on and train.method is grpo, which one process trains: set it to false"
+        yield "train.offload is shared and train.method is grpo, which one process trains: set it to none"
     if train.use_dora:
         yield (
-            "train.shard_base is on and train.lora_variants names dora, which reads weights beside the "
-            "layers' own forwards: turn it off, or take dora out"
+            "train.offload is shared and train.lora_variants names dora, which reads weights beside the "
+            "layers' own forwards: set it to none, or take dora out"
         )
     if METHODS[train.method].reference and train.per_device_train_batch_size > 1:
         yield (
-            f"train.shard_base is on and train.method is {train.method}, whose reference is asked for each "
+            f"train.offload is shared and train.method is {train.method}, whose reference is asked for each "
             "row by itself, in all processes at once: set train.per_device_train_batch_size to 1"
         )
 
 
 def _of_one_gguf(train: Train, compared: Sequence[str]) -> Iterator[str]:
     """What is only where the base is not quantized already."""
-    if train.embeddings_on_cpu:
+    if train.offload == "embeddings":
         yield (
-            "train.embeddings_on_cpu is on, but a GGUF's embeddings stay quantized and small: set it to false"
+            "train.offload is embeddings, but a GGUF's embeddings stay quantized and small: set it to none"
         )
     if compared:
         yield (

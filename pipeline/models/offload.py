@@ -1,4 +1,4 @@
-"""The frozen weights of the first layers in main memory (`train.offload_layers`): copied to the GPU when
+"""The frozen weights of the first layers in main memory (`train.offload: 14`): copied to the GPU when
 their layer runs, in the forward and again in the backward, and dropped when another layer's are needed.
 
 So llama.cpp treats the layers that `-ngl` leaves to the CPU when a batch is large enough (32 tokens,

@@ -12,7 +12,7 @@ from pipeline.models.merging.nf4 import quick_quantizer
 from pipeline.models.runtime import freed_at_once
 
 # for a model that only answers: where weights lie changes no number
-ON_ONE_DEVICE = {"embeddings_on_cpu": False, "offload_layers": 0, "shard_base": False}
+ON_ONE_DEVICE = {"offload": "none"}
 
 
 def load_quantized(folder: Path, train: Training, device: str | None = None) -> Any:
@@ -21,7 +21,7 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
 
     Unlike PEFT's `prepare_model_for_kbit_training` nothing is cast to float32: see `float32_cast_bytes`.
     Raises `ToolError` if a linear is not NF4, `DataError` if a GGUF can't be trained on, `ConfigError` if
-    `embeddings_on_cpu` can't be.
+    the embeddings can't be in main memory.
     """
     import torch
 
@@ -34,7 +34,7 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
             folder,
             compute_dtype=dtype,
             device=device,
-            in_main_memory=train.offload_layers,
+            in_main_memory=train.offloaded_layers,
         )
     with freed_at_once():
         return load_safetensors(folder, train, dtype, device)
@@ -67,7 +67,8 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
     if train.quantization == "nf4":
         check_quantized(model, train)
         forbid_repacking(model)
-    if train.embeddings_on_cpu:
+    alone = not model.config.tie_word_embeddings
+    if train.embeddings_in_ram and (alone or train.offload == "embeddings"):
         keep_embeddings_on_cpu(model)
     return model
 
@@ -123,8 +124,8 @@ def keep_embeddings_on_cpu(model: Any) -> None:
     if model.config.tie_word_embeddings:
         raise ConfigError(
             "Q-MODELS-025",
-            "train.embeddings_on_cpu is on, but this base's embeddings are also its head, which stays on "
-            "the GPU: set it to false",
+            "train.offload is embeddings, but this base's embeddings are also its head, which stays on "
+            "the GPU: set it to none",
         )
     embeddings = model.get_input_embeddings()
 

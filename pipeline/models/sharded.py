@@ -1,4 +1,4 @@
-"""The frozen weights of the layers shared out among the processes of a training (`train.shard_base`), for
+"""The frozen weights of the layers shared out among the processes of a training (`train.offload`), for
 bases that don't fit one card: each process keeps a part of the rows of every matrix, and PyTorch's FSDP2 puts
 a layer together while it runs, in the forward and again in the backward.
 

@@ -17,7 +17,7 @@ from pipeline.models.scales import check_scales, trained_changes, without_change
 
 def put_tuner(model: Any, settings: Training) -> Any:
     """The frozen base of `load_quantized` with what trains on it; an adapter's start is drawn from the random
-    state. Layers below the first that trains run without autograd, and those of `offload_layers` have their
+    state. Layers below the first that trains run without autograd, and those that are offloaded have their
     weights in main memory.
 
     Raises `ConfigError` for targets or layers that the model lacks, `DataError` if a linear has no scales.
@@ -31,10 +31,10 @@ def put_tuner(model: Any, settings: Training) -> Any:
         check_mixture(settings, mixture=any(map(is_routed, linear_names(model))))
         put_scales(model, lambda path: is_target(path, settings))
     stop_gradients(causal_model(model))
-    if settings.offload_layers:
+    if settings.offloaded_layers:
         from pipeline.models.offload import offload
 
-        offload(causal_model(model), settings.offload_layers)
+        offload(causal_model(model), settings.offloaded_layers)
     return model
 
 

@@ -160,7 +160,7 @@ def copied_bytes(setup: Setup) -> float:
     from the first that trains on (where a layer is recomputed, that and its backward share a copy).
     `forwards` come on top.
     """
-    if not setup.train.offload_layers:
+    if not setup.train.offloaded_layers:
         return 0.0
     layers = offloaded_bytes(setup)
     return sum(layers) * (1 + forwards(setup.train)) + sum(layers[first_trained(setup) :])

@@ -100,8 +100,7 @@ def lasting_parts(setup: Setup) -> list[Part]:
         linears, how = "linears", train.bnb_4bit_compute_dtype
     away, (elsewhere, gathered) = weights.offloaded_bytes(setup), weights.shared_bytes(setup)
     in_main_memory = f"{memory_gb(sum(away))} of {plural(len(away), 'layer')} in main memory"
-    table, movable = weights.table_bytes(setup), setup.device == "cuda" and train.quantization != "gguf"
-    off_card = table // 2 if train.embeddings_on_cpu and movable and not shape.tied else 0
+    table, off_card = weights.table_bytes(setup), weights.off_card_bytes(setup)
     tables = (
         "quantized too" if setup.packed else train.bnb_4bit_compute_dtype,
         "one table for both" if shape.tied else "",

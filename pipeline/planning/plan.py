@@ -64,7 +64,8 @@ class Plan:
     @property
     def remedy(self) -> str:
         """What to change where the plan doesn't fit, in half a sentence."""
-        changes = ", ".join(reduction.change for reduction in self.memory_reductions)
+        last = {reduction.change.partition(":")[0]: reduction.change for reduction in self.memory_reductions}
+        changes = ", ".join(last.values())
         gguf = self.setup.train.quantization == "gguf"
         smaller = "a smaller level, or base" if gguf else "a smaller base"
         if self.memory_reductions and self.memory_reductions[-1].enough:
@@ -169,29 +170,29 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if shortening.max_length > SHORTEST:
         setup = shortening
         yield f"preprocess.max_length: {setup.max_length}", setup
-    if not train.embeddings_on_cpu and train.quantization != "gguf":
-        setup = setup.at(setup.max_length, embeddings_on_cpu=True)
-        yield "train.embeddings_on_cpu: true", setup
+    if not train.embeddings_in_ram and train.quantization != "gguf":
+        setup = setup.at(setup.max_length, offload="embeddings")
+        yield "train.offload: embeddings", setup
     setup = _shortened(setup, room)
     yield f"preprocess.max_length: {setup.max_length}", setup
     if train.r > SMALL_RANK:
         setup = setup.at(setup.max_length, r=SMALL_RANK)
         yield f"train.r: {SMALL_RANK}", setup
-    if setup.processes > 1 and not train.use_dora and not train.offload_layers:
-        setup = setup.at(setup.max_length, shard_base=True)
-        yield "train.shard_base: true", setup
-    elif setup.device == "cuda" and not train.use_dora and not train.shard_base:
+    if setup.processes > 1 and not train.use_dora and not train.offloaded_layers:
+        setup = setup.at(setup.max_length, offload="shared")
+        yield "train.offload: shared", setup
+    elif setup.device == "cuda" and not train.use_dora and not train.shares_base:
         setup = _offloaded(setup, room)
-        yield f"train.offload_layers: {setup.train.offload_layers}", setup
+        yield f"train.offload: {setup.train.offload}", setup
 
 
 def _offloaded(setup: Setup, room: int) -> Setup:
     """The same with the fewest layers offloaded with which it fits, or all."""
-    numbers = range(setup.train.offload_layers, setup.shape.layers)
+    numbers = range(max(1, setup.train.offloaded_layers), setup.shape.layers)
     fewest = bisect_left(
-        numbers, -room, key=lambda count: -plan_memory(setup.at(setup.max_length, offload_layers=count)).total
+        numbers, -room, key=lambda count: -plan_memory(setup.at(setup.max_length, offload=count)).total
     )
-    return setup.at(setup.max_length, offload_layers=setup.train.offload_layers + fewest)
+    return setup.at(setup.max_length, offload=numbers.start + fewest)
 
 
 def _shortened(setup: Setup, room: int) -> Setup:

@@ -117,15 +117,15 @@ def needs_gpu(optim: str) -> bool:
 def wants_gpu(train: Train) -> bool:
     """Whether the settings say that training is for a GPU."""
     return (
-        train.device == "gpu" or train.loss == "liger" or needs_gpu(train.optim) or train.offload_layers > 0
+        train.device == "gpu" or train.loss == "liger" or needs_gpu(train.optim) or train.offloaded_layers > 0
     )
 
 
 def check_offload(train: Train, device: Device) -> None:
     """Raise `ConfigError` where weights should be kept off a GPU, and training is on the CPU."""
-    if train.offload_layers and device == "cpu":
+    if train.offloaded_layers and device == "cpu":
         raise ConfigError(
             "Q-PLANNING-008",
-            f"train.offload_layers is {train.offload_layers}, which spares a GPU's memory, and training is "
-            "on the CPU: set it to 0",
+            f"train.offload is {train.offload}, which spares a GPU's memory, and training is on the CPU: set "
+            "it to none",
         )

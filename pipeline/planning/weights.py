@@ -29,13 +29,13 @@ OPTIMIZERS = {
     **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (1, False, False)),
     "sgd": (0, False, False),
 }
-# layers that are there at once where `train.shard_base` takes their parts off a card; estimated, not measured
-# on GPUs: the layer that runs, the next, which FSDP2 gathers ahead, and what it gathers into
+# layers that are there at once where `train.offload: shared` takes their parts off a card; estimated, not
+# measured on GPUs: the layer that runs, the next, which FSDP2 gathers ahead, and what it gathers into
 GATHERED = 3
 Linears = tuple[Linear, ...]  # of a layer
 # what `misfits` reads of the settings
 ASKED = {"target_modules", "experts", "layers", "r", "lora_alpha"}
-ASKED |= {"lora_variants", "rank_pattern", "offload_layers"}
+ASKED |= {"lora_variants", "rank_pattern", "offload"}
 
 
 def nf4_bytes(weights: int) -> int:
@@ -73,15 +73,15 @@ def layer_bytes(setup: Setup) -> list[int]:
 
 
 def offloaded_bytes(setup: Setup) -> list[int]:
-    """Bytes in main memory of each of the first `train.offload_layers` layers (`pipeline.models.offload`)."""
-    return layer_bytes(setup)[: setup.train.offload_layers]
+    """Bytes in main memory of each layer that is offloaded (`pipeline.models.offload`)."""
+    return layer_bytes(setup)[: setup.train.offloaded_layers]
 
 
 def shared_bytes(setup: Setup) -> tuple[int, int]:
     """(bytes of the layers' linears that other processes hold, bytes of the layers that are put together at
     once), `pipeline.models.sharded`; (0, 0) where every process has them all.
     """
-    if not setup.train.shard_base or setup.processes == 1:
+    if not setup.train.shares_base or setup.processes == 1:
         return 0, 0
     layers = layer_bytes(setup)
     return sum(layers) - sum(layers) // setup.processes, min(GATHERED * max(layers), sum(layers))
@@ -94,6 +94,12 @@ def table_bytes(setup: Setup) -> int:
     if setup.packed:
         return setup.packed.tables
     return setup.shape.table_weights * (1 if setup.shape.tied else 2) * setup.element
+
+
+def off_card_bytes(setup: Setup) -> int:
+    """Bytes of an embedding that lies in main memory: none of a GGUF's, nor of one that is the head too."""
+    movable = setup.device == "cuda" and setup.train.quantization != "gguf" and not setup.shape.tied
+    return table_bytes(setup) // 2 if setup.train.embeddings_in_ram and movable else 0
 
 
 def small_bytes(setup: Setup) -> int:

@@ -35,10 +35,7 @@ from pipeline.subprojects.distill_rows import (
 from pipeline.subprojects.processes import Settings, changed_params, open_subproject, run_stage, train
 
 # what a sub-project's training takes from section train: how this machine trains, not what is trained
-OF_THE_MACHINE = (
-    *("bnb_4bit_compute_dtype", "gradient_checkpointing", "loss", "optim"),
-    "offload_layers",
-)
+OF_THE_MACHINE = ("bnb_4bit_compute_dtype", "gradient_checkpointing", "loss", "optim")
 FOLDER = Path("models/.distill")  # scratch of stage distill: neither Snakemake nor DVC looks at it
 CURATED = "data-distill"  # in it: the chats of data/distill, of all jobs
 ROWS = "reports/rows.json"  # in a sub-project: what it learned from
@@ -152,6 +149,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
         "eval_steps": params.distill.max_steps,
         "sample_rows": 0,
         "seed": params.train.seed if seed is None else seed,
+        "offload": params.train.offloaded_layers or "none",  # one process trains a GGUF here
         **{key: values[key] for key in OF_THE_MACHINE},
     }
     return {

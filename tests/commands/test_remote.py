@@ -363,7 +363,7 @@ def test_a_host_or_python_that_a_shell_would_read_otherwise_is_refused(name: str
     assert refused.value.id == "Q-REMOTE-001"
 
 
-@pytest.mark.parametrize("changed", [{"method": "grpo", "lora_dropout": None}, {"shard_base": True}])
+@pytest.mark.parametrize("changed", [{"method": "grpo", "lora_dropout": None}, {"offload": "shared"}])
 def test_what_one_process_there_cannot_train_is_refused(project: Path, changed: dict[str, Any]) -> None:
     params = yaml.safe_load((project / "params.yaml").read_text())
     params["train"] |= changed

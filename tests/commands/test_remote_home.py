@@ -379,7 +379,7 @@ PROGRAM = {"rewards": {"external": 1.0}, "external": {"command": ["python3", "da
     [
         ({"method": "grpo"}, "train.grpo.rollouts"),
         ({"method": "grpo", "grpo": {"rollouts": "in-process"} | PROGRAM}, "train.grpo.rewards"),
-        ({"shard_base": True}, "train.shard_base"),
+        ({"offload": "shared"}, "train.offload is shared"),
         ({"method": "grpo", "grpo": {"rollouts": "in-process", "rewards": {REWARD: 1.0}}}, None),
         ({"method": "dpo"}, None),
     ],

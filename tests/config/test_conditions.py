@@ -52,7 +52,7 @@ def test_no_recipe_sets_what_does_nothing(path):
         ({}, {"train": {"max_steps": 20, "num_train_epochs": 1.0}}, "train.max_steps is -1"),
         ({}, {"train": {"lr_scheduler_type": "constant", "warmup_ratio": 0.2}}, "train.lr_scheduler_type is"),
         ({}, {"train": {"sample_rows": 0, "sample_tokens": 16}}, "train.sample_rows is set"),
-        ({"train": {"device": "cpu"}}, {"train": {"offload_layers": 4}}, "train.device is auto or gpu"),
+        ({"train": {"device": "cpu"}}, {"train": {"offload": 4}}, "train.device is auto or gpu"),
     ],
 )
 def test_a_setting_of_another_graph_is_named_with_what_it_would_need(project, settings, needed):

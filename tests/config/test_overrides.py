@@ -160,6 +160,9 @@ ONE_NOW = {
     "train: {use_rslora: true, use_dora: false}": ["rslora"],
     "train: {freeze_layers: 2, layers: [1, 3]}": [3],
     "train: {freeze_layers: 2}": "2-",
+    "train: {embeddings_on_cpu: true, shard_base: false}": "embeddings",
+    "train: {embeddings_on_cpu: true, offload_layers: 3}": 3,
+    "train: {shard_base: true, offload_layers: 0}": "shared",
     "train: {router: train}": ["gate_proj", "up_proj", "down_proj", "router"],
     "train: {router: train, target_experts: [down_proj]}": ["down_proj", "router"],
 }
@@ -185,6 +188,7 @@ def test_former_settings_that_are_one_now(former: str, tmp_path: Path) -> None:
         "freeze_layers: 2\n  layers: 20-",
         "freeze_layers: 2\n  layers: [a, 3]",
         "freeze_layers: '2'",
+        "offload_layers: 3\n  shard_base: true",
         "router: true",
         "router: train\n  target_modules: 5",
         "router: train\n  experts: [up_proj]",

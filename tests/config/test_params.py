@@ -617,7 +617,7 @@ DORA, RSLORA = {"lora_variants": ["dora"]}, {"lora_variants": ["rslora"]}
     ("train", "more", "words"),
     [
         ({"layers": "-20"}, {}, "the first to train: 20-"),
-        ({"offload_layers": 2} | DORA, {}, "names dora"),
+        ({"offload": 2} | DORA, {}, "names dora"),
         (DORA, {}, "parity.depth full"),
         (DORA, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
         ({"target_modules": "(q_proj"}, {}, "no regular expression"),

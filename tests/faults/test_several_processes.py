@@ -149,7 +149,7 @@ def test_a_signal_to_one_stops_all(
 @pytest.mark.slow
 def test_the_base_is_shared_out(project: Path, alone: Path, tmp_path: Path) -> None:
     """In each step one process has no work at the end and runs along; one is killed within a layer."""
-    root = changed(copy(project, tmp_path), shard_base=True)
+    root = changed(copy(project, tmp_path), offload="shared")
     assert run(root, 2, {1: Death("step", 17)}) == [6, -signal.SIGKILL], log(root)[-2000:]
     assert "Q-TRAIN-037" in log(root)
     assert run(root, 2) == [0, 0], log(root)[-2000:] + log(root, 1)[-2000:]
@@ -166,24 +166,24 @@ def test_a_signal_while_the_base_is_shared_out(
     told: int, death: Death, project: Path, alone: Path, tmp_path: Path
 ) -> None:
     """It waits until all have heard; one process alone goes on."""
-    root = changed(copy(project, tmp_path), shard_base=True)
+    root = changed(copy(project, tmp_path), offload="shared")
     assert run(root, 2, {told: death}) == [128 + signal.SIGTERM] * 2, log(root) + log(root, 1)
     assert run(root, 1) == [2]
     assert "Q-TRAIN-040" in log(root)
-    assert run(changed(root, shard_base=False), 1) == [0], log(root)[-2000:]
+    assert run(changed(root, offload="none"), 1) == [0], log(root)[-2000:]
     same_as(alone, root)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "shard_base"),
+    ("method", "offload"),
     [
-        ("dpo", True),
-        *((method, False) for method in ("dpo", "sft", "kto", "orpo")),
-        *(pytest.param(method, False, marks=pytest.mark.exhaustive) for method in ("ipo", "simpo")),
+        ("dpo", "shared"),
+        *((method, "none") for method in ("dpo", "sft", "kto", "orpo")),
+        *(pytest.param(method, "none", marks=pytest.mark.exhaustive) for method in ("ipo", "simpo")),
     ],
 )
-def test_other_methods(method: str, shard_base: bool, project: Path, tmp_path: Path) -> None:
+def test_other_methods(method: str, offload: str, project: Path, tmp_path: Path) -> None:
     """sft is of rows with rewards."""
     begun = changed(copy(project, tmp_path / "begun"), method=method, num_train_epochs=1.0)
     params = yaml.safe_load((begun / "params.yaml").read_text())
@@ -194,7 +194,7 @@ def test_other_methods(method: str, shard_base: bool, project: Path, tmp_path: P
     preprocess(load_params(begun / "params.yaml"), begun)
     one, two = copy(begun, tmp_path / "one"), copy(begun, tmp_path / "two")
     assert run(one, 1) == [0], log(one)[-2000:]
-    assert run(changed(two, shard_base=shard_base), 2) == [0, 0], log(two)[-2000:] + log(two, 1)[-2000:]
+    assert run(changed(two, offload=offload), 2) == [0, 0], log(two)[-2000:] + log(two, 1)[-2000:]
     same_as(one, two)
 
 
@@ -213,7 +213,7 @@ def test_distilled_scales(tmp_path: Path) -> None:
     run_stages(begun, ("base", "curate", "preprocess"))
     one, two = copy(begun, tmp_path / "one"), copy(begun, tmp_path / "two")
     assert run(one, 1) == [0], log(one)[-2000:]
-    assert run(changed(two, shard_base=True), 2) == [0, 0], log(two)[-2000:] + log(two, 1)[-2000:]
+    assert run(changed(two, offload="shared"), 2) == [0, 0], log(two)[-2000:] + log(two, 1)[-2000:]
     same_as(one, two)
     before = [
         json.loads((root / "reports/train.json").read_text())["eval_loss_before"] for root in (one, two)

@@ -29,7 +29,7 @@ def gradients(base: Path, device: str, dtype: str) -> dict[str, torch.Tensor]:
     from pipeline.models.qlora import load_quantized
 
     train = RECIPE.model_copy(
-        update={"bnb_4bit_compute_dtype": dtype, "lora_dropout": 0.0, "embeddings_on_cpu": False}
+        update={"bnb_4bit_compute_dtype": dtype, "lora_dropout": 0.0, "offload": "none"}
     )
     torch.manual_seed(0)
     model = get_peft_model(load_quantized(base, train, device), lora_config(train))

@@ -29,7 +29,7 @@ def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(
     from pipeline.models.lora import check_adapter, lora_config
     from pipeline.models.qlora import load_quantized
 
-    train = RECIPE.model_copy(update={"embeddings_on_cpu": on_cpu})
+    train = RECIPE.model_copy(update={"offload": "embeddings" if on_cpu else "none"})
     model = (
         get_peft_model(load_quantized(write_base(tmp_path / "base", "tiny"), train), lora_config(train))
         .to("cuda")

@@ -63,9 +63,9 @@ def held(model: Any) -> list[int]:
 
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "-".join(changes) or "plain")
 def test_loss_and_gradients_are_those_without_it(base: Path, changes: dict[str, Any]) -> None:
-    plain, model = (tuned(base, settings(**changes | {"offload_layers": count})) for count in (0, 3))
+    plain, model = (tuned(base, settings(**changes | more)) for more in ({}, {"offload": 3}))
     assert len(weights(model)) == 3 * LINEARS and sum(held(model)) == 0
-    assert check_tuner(model, settings(offload_layers=3, **changes)) == sum(
+    assert check_tuner(model, settings(**changes | {"offload": 3})) == sum(
         one.numel() for one in plain.parameters() if one.requires_grad
     )
     for _ in range(2):  # the second time some of the first one's are still there
@@ -76,7 +76,7 @@ def test_loss_and_gradients_are_those_without_it(base: Path, changes: dict[str, 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_so_they_are_on_a_gguf(blocks: Path, changes: dict[str, Any], checkpointing: bool) -> None:
     recipe = settings(quantization="gguf", gradient_checkpointing=checkpointing, **changes)
-    plain, model = (tuned(blocks, recipe.model_copy(update={"offload_layers": n})) for n in (0, 2))
+    plain, model = (tuned(blocks, recipe.model_copy(update={"offload": kept})) for kept in ("none", 2))
     assert len(weights(model)) == 2 * LINEARS
     assert same(trained(model), trained(plain))
     assert finite_record(model) == finite_record(plain)
@@ -86,7 +86,7 @@ def test_so_they_are_on_a_gguf(blocks: Path, changes: dict[str, Any], checkpoint
 def test_so_they_are_on_a_mixture_whose_idle_experts_are_not_copied(tools: Any, tmp_path: Path) -> None:
     folder = tiny_moe(tmp_path, tools, "Qwen3Moe")
     recipe = settings(experts=["down_proj"], gradient_checkpointing=True)
-    plain, model = (tuned(folder, recipe.model_copy(update={"offload_layers": n})) for n in (0, 1))
+    plain, model = (tuned(folder, recipe.model_copy(update={"offload": kept})) for kept in ("none", 1))
     assert same(trained(model), trained(plain))
     assert len(weights(model)) == 5 + 4 * 3  # attention, the router and four experts
     before, one_token = resident(model).copies, torch.tensor([[5]])
@@ -100,7 +100,7 @@ def test_so_they_are_on_a_mixture_whose_idle_experts_are_not_copied(tools: Any, 
 def test_one_layer_is_on_the_device_at_a_time_and_none_after_the_forward(
     base: Path, checkpointing: bool
 ) -> None:
-    model = tuned(base, settings(offload_layers=3, gradient_checkpointing=checkpointing)).train()
+    model = tuned(base, settings(offload=3, gradient_checkpointing=checkpointing)).train()
     count, most, ids = resident(model), 0, torch.arange(24)[None]
     need = count.need
 
@@ -123,13 +123,13 @@ def test_one_layer_is_on_the_device_at_a_time_and_none_after_the_forward(
 
 
 def test_frozen_layers_are_copied_once(base: Path) -> None:
-    model = tuned(base, settings(offload_layers=3, layers="2-"))
+    model = tuned(base, settings(offload=3, layers="2-"))
     step(model)
     assert resident(model).copies == (3 + 1) * LINEARS - 3  # q, k and v of layer 2 have no backward
 
 
 def test_an_evaluation_between_two_steps_changes_nothing(base: Path) -> None:
-    model = tuned(base, settings(offload_layers=3))
+    model = tuned(base, settings(offload=3))
     before = step(model)
     model.eval()
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_an_evaluation_between_two_steps_changes_nothing(base: Path) -> None:
 
 
 def test_what_moves_the_model_leaves_them_where_they_are(base: Path) -> None:
-    model = tuned(base, settings(offload_layers=3, quantization="none"))
+    model = tuned(base, settings(offload=3, quantization="none"))
     places = [one.at_rest.data_ptr() for one in weights(model)]
     types = {one.at_rest.dtype for one in weights(model)}  # bfloat16, where the processor computes in it
     model.to(torch.float64)
@@ -147,14 +147,14 @@ def test_what_moves_the_model_leaves_them_where_they_are(base: Path) -> None:
 
 
 def test_the_saved_adapter_has_the_same_bytes(base: Path, tmp_path: Path) -> None:
-    for count in (0, 3):
-        save_trained(tuned(base, settings(offload_layers=count)), tmp_path / str(count))
-    one, other = (tmp_path / str(count) / "adapter_model.safetensors" for count in (0, 3))
+    for kept in ("none", 3):
+        save_trained(tuned(base, settings(offload=kept)), tmp_path / str(kept))
+    one, other = (tmp_path / str(kept) / "adapter_model.safetensors" for kept in ("none", 3))
     assert one.read_bytes() == other.read_bytes()
 
 
 def test_more_layers_than_there_are_is_refused(base: Path) -> None:
-    recipe = settings(offload_layers=LAYERS + 1)
+    recipe = settings(offload=LAYERS + 1)
     with pytest.raises(ConfigError, match="Q-MODELS-026"):
         put_tuner(load_quantized(base, recipe), recipe)
-    assert len(weights(tuned(base, settings(offload_layers=LAYERS)))) == LAYERS * LINEARS
+    assert len(weights(tuned(base, settings(offload=LAYERS)))) == LAYERS * LINEARS

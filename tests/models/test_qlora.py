@@ -139,8 +139,9 @@ def test_anything_else_that_trains_is_named(untied: Path) -> None:
 # --- options that change memory, not results ----------------------------------------------------------------
 
 
-def test_embeddings_in_main_memory_change_nothing_without_a_gpu(untied: Path) -> None:
-    plain, kept = (adapted(untied, settings(embeddings_on_cpu=on)) for on in (False, True))
+@pytest.mark.parametrize("offload", ["embeddings", 1, "shared"])
+def test_embeddings_in_main_memory_change_nothing_without_a_gpu(untied: Path, offload: int | str) -> None:
+    plain, kept = (adapted(untied, settings(offload=place)) for place in ("none", offload))
     assert same(step(plain), step(kept))
     names = [name for name, _ in kept.named_parameters() if "embed" in name]
     assert not names  # no parameter: nothing that moves the model to the GPU takes the table along
@@ -161,14 +162,14 @@ def test_only_the_rows_looked_up_are_moved(untied: Path) -> None:
 
 def test_tied_embeddings_stay(tiny_qwen2: Path) -> None:
     with pytest.raises(ConfigError, match="Q-MODELS-025"):
-        load_quantized(tiny_qwen2, settings(embeddings_on_cpu=True))
+        load_quantized(tiny_qwen2, settings(offload="embeddings"))
 
 
-@pytest.mark.parametrize("on_cpu", [False, True])
-def test_noise_checkpointing_and_packed_rows_work_together(untied: Path, on_cpu: bool) -> None:
+@pytest.mark.parametrize("offload", ["none", "embeddings"])
+def test_noise_checkpointing_and_packed_rows_work_together(untied: Path, offload: str) -> None:
     from transformers.integrations.neftune import activate_neftune
 
-    model = adapted(untied, settings(embeddings_on_cpu=on_cpu))
+    model = adapted(untied, settings(offload=offload))
     quiet = step(model)
     activate_neftune(model, 5.0)
     noisy = step(model)

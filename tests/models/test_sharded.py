@@ -163,7 +163,6 @@ def test_loss_and_gradients_are_those_of_one_process(found: list[dict[str, Any]]
 @pytest.mark.parametrize(
     "changes",
     [
-        {"offload_layers": 1},
         {"lora_variants": ["dora"]},
         {"method": "grpo", "lora_dropout": 0.0},
         {"method": "dpo", "per_device_train_batch_size": 2},
@@ -173,6 +172,6 @@ def test_what_does_not_go_with_it_is_refused(tmp_path: Path, changes: dict[str, 
     import yaml
 
     file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump({"train": {"shard_base": True, **changes}}))
-    with pytest.raises(ConfigError, match=r"train.shard_base is on"):
+    file.write_text(yaml.safe_dump({"train": {"offload": "shared", **changes}}))
+    with pytest.raises(ConfigError, match=r"train.offload is shared"):
         load_params(file)

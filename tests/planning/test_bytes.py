@@ -270,7 +270,7 @@ def test_offloaded_layers_are_those_of_the_tensors(quantization: str, tmp_path: 
 
     gguf = quantization == "gguf"
     folder = write_random_gguf(tmp_path / "base", "blocks") if gguf else untied_qwen2(tmp_path)
-    train = training(quantization=quantization, loss="chunked", offload_layers=2)
+    train = training(quantization=quantization, loss="chunked", offload=2)
     found = [0, 0]
     for module in adapted(folder, train).modules():
         one = getattr(module.__dict__.get("forward"), "__self__", None)
@@ -278,8 +278,8 @@ def test_offloaded_layers_are_those_of_the_tensors(quantization: str, tmp_path: 
             found[one.layer] += one.bytes
     shape, file = load_shape(folder / "config.json"), file_of(folder, train)
     here, off = (
-        plan_of(train.model_copy(update={"offload_layers": count}), shape, room=GIB, quantized=file)
-        for count in (0, 2)
+        plan_of(train.model_copy(update={"offload": away}), shape, room=GIB, quantized=file)
+        for away in ("none", 2)
     )
     linears = next(name for name in parts(off) if "linears" in name)
     assert parts(here)[linears] - parts(off)[linears] == sum(found)

@@ -58,7 +58,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "shape": published("qwen3-1.7b"),
     },
     "every-second-recomputed": {
-        "train": training(gradient_checkpointing=2, embeddings_on_cpu=True),
+        "train": training(gradient_checkpointing=2, offload="embeddings"),
         "length": 777,
     },
     "gguf": {"train": training(**GGUF), "level": "Q4_K_M", "room": 5 * GIB, "length": 4096}
@@ -87,8 +87,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "grpo": {"train": grpo(n_gpu_layers=7, parallel=3, kl_beta=0.1), "room": 24 * GIB},
     "grpo-on-a-gguf": {"train": training(**GGUF, method="grpo"), "level": "Q4_K_M", "device": "cpu"}
     | {"train": demo_training(**GGUF, method="grpo", grpo=Grpo())},
-    "offloaded": {"train": training(offload_layers=14, layers="7-"), "tflops": 20.0},
-    "four-processes": {"train": training(shard_base=True), "processes": 4, "room": 4 * GIB},
+    "offloaded": {"train": training(offload=14, layers="7-"), "tflops": 20.0},
+    "four-processes": {"train": training(offload="shared"), "processes": 4, "room": 4 * GIB},
     "four-processes-advised": {"processes": 4, "room": 4 * GIB},
 }
 
@@ -116,8 +116,8 @@ def test_every_optimizer_that_can_be_set_can_be_planned() -> None:
 
 
 def test_layers_in_main_memory_want_a_gpu() -> None:
-    offloaded = training(offload_layers=1, loss="auto", optim="adamw_torch")
-    assert wants_gpu(offloaded) and not wants_gpu(offloaded.model_copy(update={"offload_layers": 0}))
+    offloaded = training(offload=1, loss="auto", optim="adamw_torch")
+    assert wants_gpu(offloaded) and not wants_gpu(offloaded.model_copy(update={"offload": "none"}))
 
 
 # --- by hand ------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_qwen_7b_on_q4_k_m() -> None:
 
 def test_embeddings_in_main_memory_save_their_bytes_unless_the_head_is_the_same_table() -> None:
     for shape, saved in ((QWEN_7B, 152_064 * 3584 * 2), (published("qwen2.5-0.5b"), 0)):
-        here, away = (plan_of(training(embeddings_on_cpu=on), shape).memory for on in (False, True))
+        here, away = (plan_of(training(offload=kept), shape).memory for kept in ("none", "embeddings"))
         assert here.allocated - away.allocated == saved
 
 
@@ -195,20 +195,20 @@ def test_half_of_the_layers_frozen_save_activations_and_the_backward() -> None:
 @pytest.mark.parametrize("level", [None, "Q4_K_M"])
 def test_offloading_takes_all_but_one_of_the_layers_off_a_card(level: str | None) -> None:
     kind = GGUF if level else {}
-    plain, half = (plan_of(training(**kind, offload_layers=count), level=level) for count in (0, 14))
+    plain, half = (plan_of(training(**kind, offload=kept), level=level) for kept in ("embeddings", 14))
     linears = next(name for name in parts(plain) if "linears" in name)
     away = parts(plain)[linears] - parts(half)[linears]
     assert plain.memory.allocated - half.memory.allocated == away - parts(half)["offloaded layer"] > 1.4e9
     if level:
         assert half.memory.loading == 0  # a GGUF's are never there
     else:  # others are there until they are moved
-        every = plan_of(training(offload_layers=28), length=64).memory
+        every = plan_of(training(offload=28), length=64).memory
         assert every.total == every.loading > every.allocated
 
 
 def test_copies_of_offloaded_layers_take_time() -> None:
     def plan(**changed: Any) -> Plan:
-        return plan_of(training(offload_layers=14, **changed), tflops=20.0)
+        return plan_of(training(offload=14, **changed), tflops=20.0)
 
     half = parts(plan_of())["linears in NF4"] - parts(plan())["linears in NF4"]
     assert plan().copied_bytes_per_token == 2 * half / 1024  # a forward and its backward
@@ -227,14 +227,14 @@ def test_a_card_has_its_part_of_a_base_that_is_shared_out(level: str | None) -> 
         size for name, size in parts(plan_of(training(**kind), level=level)).items() if "linears" in name
     )
     each, shared = (
-        plan_of(training(**kind, shard_base=on), level=level, processes=4) for on in (False, True)
+        plan_of(training(**kind, offload=kept), level=level, processes=4) for kept in ("embeddings", "shared")
     )
     gathered = parts(shared)["gathered layers"]
     saved = each.memory.allocated - shared.memory.allocated
     # of NF4's linears the scales stay on every card
     assert 0.7 * linears - gathered < saved <= 0.75 * linears - gathered
     assert shared.memory.loading == 0  # it is loaded in main memory
-    alone = [plan_of(training(**kind, shard_base=on), level=level).memory for on in (False, True)]
+    alone = [plan_of(training(**kind, offload=kept), level=level).memory for kept in ("embeddings", "shared")]
     assert alone[0] == alone[1]
     trained = parts(each)["gradients"]
     assert parts(each)["exchanged gradients"] == 2 * trained + trained // 4
@@ -298,7 +298,7 @@ def test_the_longest_rows_fit_and_reductions_tell_the_truth(
         assert reduction.saves > 0 and reduction.total == total - reduction.saves
         assert reduction.enough == (reduction.total <= room)
         assert not reduction.enough or number == len(plan.memory_reductions)
-        assert level is None or "embeddings_on_cpu" not in reduction.change  # a GGUF's aren't moved
+        assert level is None or "embeddings" not in reduction.change  # a GGUF's aren't moved
         total = reduction.total
 
 
@@ -310,7 +310,7 @@ FROM_CHEAPEST: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         [
             "train.per_device_train_batch_size: 1 and gradient_accumulation_steps: 16",
             "train.gradient_checkpointing: true",
-            "train.embeddings_on_cpu: true",
+            "train.offload: embeddings",
             "preprocess.max_length: 512",  # what is then left is the weights, all of which are loaded first
         ],
     ),
@@ -318,9 +318,9 @@ FROM_CHEAPEST: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         {},
         {"level": "Q4_K_M", "room": 5 * GIB},
-        ["preprocess.max_length: 512", "train.r: 8", "train.offload_layers: 5"],
+        ["preprocess.max_length: 512", "train.r: 8", "train.offload: 5"],
     ),
-    ({}, {"length": 1024, "room": 4 * GIB, "processes": 4}, ["train.shard_base: true"]),
+    ({}, {"length": 1024, "room": 4 * GIB, "processes": 4}, ["train.offload: shared"]),
 ]
 
 
@@ -337,10 +337,10 @@ def test_as_few_layers_are_offloaded_as_fit() -> None:
     train = training(**GGUF, r=8)
     plan = plan_of(train, length=512, level="Q4_K_M", room=5 * GIB)
     (advice,) = plan.memory_reductions
-    count = int(advice.change.removeprefix("train.offload_layers: "))
+    count = int(advice.change.removeprefix("train.offload: "))
     assert advice.enough and 0 < count < 28
     for layers, fits in ((count, True), (count - 1, False)):
-        changed = train.model_copy(update={"offload_layers": layers})
+        changed = train.model_copy(update={"offload": layers})
         assert plan_of(changed, length=512, level="Q4_K_M", room=5 * GIB).fits is fits
     dora = plan_of(training(**GGUF, r=8, lora_variants=["dora"]), length=512, level="Q4_K_M", room=2 * GIB)
     assert "offload" not in dora.remedy
@@ -355,7 +355,7 @@ def test_as_few_layers_are_offloaded_as_fit() -> None:
         ({"target_modules": ["q_proj", "c_attn"]}, {}, "Q-PLANNING-007"),
         ({"layers": "28-"}, {}, "Q-PLANNING-007"),
         ({"modules_to_save": ["q_norm"]}, {}, "Q-PLANNING-007"),
-        ({"offload_layers": 1}, {"device": "cpu"}, "Q-PLANNING-008"),
+        ({"offload": 1}, {"device": "cpu"}, "Q-PLANNING-008"),
         ({"experts": ["down_proj"]}, {}, "Q-MODELS-034"),
         ({"experts": []}, {}, "Q-MODELS-034"),
         ({"tuner": "scales"}, {"shape": MIXTURE}, "Q-MODELS-034"),

@@ -120,7 +120,7 @@ def test_the_machines_own_card_is_taken(tmp_path: Path) -> None:
 def test_several_processes_share_a_base_out(tmp_path: Path) -> None:
     words = ["--recipe", "qwen2.5-7b-8gb", "--root", tmp_path, "--vram", "4", "--json"]
     four = json.loads(run_plan(*words, "--processes", 4).stdout)
-    assert four["memory_reductions"][-1]["change"] == "train.shard_base: true"
+    assert four["memory_reductions"][-1]["change"] == "train.offload: shared"
 
 
 @pytest.mark.parametrize(

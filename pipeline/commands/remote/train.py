@@ -81,8 +81,8 @@ def refusal(train: Train) -> str | None:
             "train.grpo.rewards names external, and no program is sent: write the reward as a function "
             "(python:FILE.py:FUNCTION), which is"
         )
-    if train.shard_base:
-        return "train.shard_base is on, and `quench remote` starts one process there: set it to false"
+    if train.shares_base:
+        return "train.offload is shared, and `quench remote` starts one process there: set it to none"
     return None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, field_validator
+from pydantic import Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections.adapters import Ranks, Saved, Targets, TrainedLayers, Variants
@@ -11,9 +11,10 @@ from pipeline.config.sections.method_groups import Grpo, Preference
 from pipeline.config.sections.shipping import Machine
 from pipeline.config.sections.values import (
     Count,
-    Layers,
+    Offload,
     Optimizer,
     Quantization,
+    Recomputed,
     Section,
     Seed,
     SixteenBit,
@@ -26,12 +27,6 @@ from pipeline.core.cpu import ComputeDtype
 # take more disk (6 bytes each)
 DISTILL_TOP_K = 64
 CHECKPOINTS_KEPT = 3  # the newest; the best is kept beside them
-
-
-def _recomputed(value: object) -> bool | int:
-    if isinstance(value, bool) or (isinstance(value, int) and 2 <= value <= 10_000):
-        return value
-    raise ValueError("give true, false or a number of layers from 2 to 10,000")
 
 
 class Train(Section):
@@ -136,24 +131,17 @@ class Train(Section):
         "auto (paged_adamw_8bit on a GPU, adamw_torch on a CPU) | adamw_torch | adamw_torch_fused | sgd; on "
         "a GPU also adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, lion_8bit and the like",
     )
-    gradient_checkpointing: Annotated[bool | int, PlainValidator(_recomputed)] = key(
+    gradient_checkpointing: Recomputed = key(
         False,
         "recompute activations in the backward pass: less memory, a third slower; 2: in every second layer, "
         "and so on",
     )
-    embeddings_on_cpu: bool = key(
-        False,
-        "keep the embeddings in main memory: saves their bytes on the GPU (1.0 GB at 7B), a little slower",
-    )
-    offload_layers: Layers = key(
-        0,
-        "first layers whose frozen weights stay in main memory and are copied to the GPU whenever they run: "
-        "saves theirs but for one layer's there, slower; 0: none",
-    )
-    shard_base: bool = key(
-        False,
-        "of several processes each keeps a part of the layers' frozen weights, and a layer is put together "
-        "while it runs: for bases that don't fit one card, slower",
+    offload: Offload = key(
+        "none",
+        "frozen weights kept off the GPU: none | embeddings (1.0 GB at 7B, a little slower) | 14 (those of "
+        "the first 14 layers too, copied there whenever they run: slower) | shared (embeddings, and each of "
+        "several processes keeps a part of the layers, which are put together while they run: for bases that "
+        "don't fit one card, slower)",
     )
     loss: Literal["auto", "liger", "chunked"] = key(
         "auto",
@@ -197,6 +185,21 @@ class Train(Section):
     def use_dora(self) -> bool:
         """Whether the lengths of rows train too."""
         return "dora" in self.lora_variants
+
+    @property
+    def offloaded_layers(self) -> int:
+        """How many layers, from the first on, have their frozen weights in main memory."""
+        return self.offload if isinstance(self.offload, int) else 0
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether each of several processes keeps a part of the frozen weights."""
+        return self.offload == "shared"
+
+    @property
+    def embeddings_in_ram(self) -> bool:
+        """Whether the embeddings lie in main memory, unless they are the head too, or a GGUF's."""
+        return self.offload != "none"
 
     @property
     def dropout(self) -> float:

@@ -38,7 +38,6 @@ Points = Annotated[float, Field(ge=0, le=100)]
 # a limit that follows from the level and the model's size: `pipeline.metrics.level_limits`
 AUTO: Literal["auto"] = "auto"
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
-Layers = Annotated[int, Field(ge=0, le=10_000)]
 ALL_LAYERS = 99  # what llama.cpp takes for all of them
 Optimizer = Literal[
     "auto",
@@ -121,6 +120,27 @@ ON_GPU = (
 )
 GpuLayers = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 0, 10_000))]
 SlotsOrAuto = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 1, 1024))]
+
+
+def _recomputed(value: object) -> bool | int:
+    if isinstance(value, bool) or (isinstance(value, int) and 2 <= value <= 10_000):
+        return value
+    raise ValueError("give true, false or a number of layers from 2 to 10,000")
+
+
+Recomputed = Annotated[bool | int, PlainValidator(_recomputed)]
+
+
+def _kept_elsewhere(value: object) -> int | str:
+    match value:
+        case "none" | "embeddings" | "shared":
+            return str(value)
+        case int() if not isinstance(value, bool) and 1 <= value <= 10_000:
+            return value
+    raise ValueError("give none, embeddings, shared or a number of layers from 1 to 10,000")
+
+
+Offload = Annotated[int | str, PlainValidator(_kept_elsewhere)]
 
 
 class Section(BaseModel):

@@ -99,10 +99,13 @@ def open_level(
     """The job's sub-project whose base is a level, the GGUF `file` in it, and in which the scales of its
     blocks train if they are to (`scales`); its folder. Raises as `open_project` does.
     """
-    return open_project(root, job.name, params, level_settings(root, job, file, scales=scales), links)
+    settings = level_settings(params, root, job, file, scales=scales)
+    return open_project(root, job.name, params, settings, links)
 
 
-def level_settings(root: Path, job: Job, file: str = LEVEL_FILE, *, scales: bool = False) -> Settings:
+def level_settings(
+    params: Params, root: Path, job: Job, file: str = LEVEL_FILE, *, scales: bool = False
+) -> Settings:
     """What the sub-project of `open_level` differs in."""
     base = {
         "source": "gguf",
@@ -111,7 +114,9 @@ def level_settings(root: Path, job: Job, file: str = LEVEL_FILE, *, scales: bool
         "file": None,
         "quantization": "gguf",
     }
-    train: dict[str, Any] = {"embeddings_on_cpu": False, "seed": job.seed}
+    offload = params.train.offload
+    # a GGUF's embeddings can't be moved
+    train: dict[str, Any] = {"offload": "none" if offload == "embeddings" else offload, "seed": job.seed}
     if scales:
         train |= {
             "tuner": "scales",

@@ -29,7 +29,7 @@ from pipeline.stages.train.several.group import Group
 
 def load_model(run: Run) -> tuple[Any, str]:
     """The quantized base with what trains on it, an adapter drawn from the seed, and the loss that it is
-    trained with. With `train.shard_base` the processes keep a part each.
+    trained with. With `train.offload: shared` the processes keep a part each.
     """
     base, settings = run.base, run.settings
     mixture = is_mixture(base)
@@ -38,7 +38,7 @@ def load_model(run: Run) -> tuple[Any, str]:
     if loss == "liger":
         apply_liger(base)  # before the model is loaded
     set_seed(settings.seed)  # the trainer does so too, but the adapter's start is drawn before there is one
-    if settings.shard_base and run.group is not None:
+    if settings.shares_base and run.group is not None:
         model = shared_out(run)
     else:
         model = put_tuner(load_quantized(base, settings), settings)

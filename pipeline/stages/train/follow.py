@@ -60,14 +60,14 @@ def follow(job: Job) -> None:
         opened.enter_context(learner.prepared())  # rank 0 has asked a teacher, so its answers are there
         trainer, _ = make_trainer(learner)
         group.connect()
-        if settings.shard_base:  # each weight is looked at by all
+        if settings.shares_base:  # each weight is looked at by all
             prove_beforehand(trainer, settings)
         learner.measure_before(trainer)
         trainer.train(resume_from_checkpoint=str(run.start) if run.start else None)
-        if settings.shard_base:
+        if settings.shares_base:
             unchanged_in_file(trainer.model)
 
 
 def same_in_all(record: dict[str, Any], settings: Training) -> dict[str, Any]:
     """What all processes of a training must have alike: the run's record, and what no byte depends on."""
-    return record | {"train.shard_base": settings.shard_base}
+    return record | {"settings": record["settings"] | {"offload": settings.offload}}

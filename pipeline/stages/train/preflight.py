@@ -41,10 +41,10 @@ def check_beforehand(params: Params, root: Path, processes: int) -> None:
 def check_shared(settings: Training, count: int) -> None:
     """Raise `ConfigError` for what `count` processes can't share."""
     if count == 1:
-        if settings.shard_base:
+        if settings.shares_base:
             raise ConfigError(
                 "Q-TRAIN-040",
-                "train.shard_base shares the base's weights out among processes, and this is one alone: "
+                "train.offload: shared shares the base's weights out among processes, and this is one alone: "
                 "start several (--processes, or QUENCH_PROCESSES in the environment), or set it to false",
             )
         return

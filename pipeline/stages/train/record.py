@@ -37,7 +37,7 @@ NAMES = {
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
 # where weights lie changes no byte, as the number of processes doesn't: a run may go on with it changed
-NO_PART = {"shard_base", "device", "machine"}  # the device itself is in the record
+NO_PART = {"device", "machine"}  # the device itself is in the record
 # but then the base is quantized in main memory, whose sums a GPU makes in another order
 ELSEWHERE = ", base quantized in main memory"
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
@@ -63,11 +63,17 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
         "tokens_sha256": tree_hash(tokens),
         **({"teacher_sha256": file_hash(source)} if distilled else {}),
         "base": base_hashes(base),
-        "settings": settings.model_dump(mode="json", exclude=NO_PART),
+        "settings": settings_part(settings),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         "device": device_name(settings),
         "threads": torch.get_num_threads(),
     }
+
+
+def settings_part(settings: Training) -> dict[str, Any]:
+    """What of the settings is compared. A run may go on with its base shared out or not."""
+    values = settings.model_dump(mode="json", exclude=NO_PART)
+    return values | {"offload": "none"} if settings.shares_base else values
 
 
 def device_name(settings: Training) -> str | None:
@@ -76,7 +82,7 @@ def device_name(settings: Training) -> str | None:
 
     if not torch.cuda.is_available():
         return cpu_name()
-    elsewhere = settings.shard_base and settings.quantization == "nf4"
+    elsewhere = settings.shares_base and settings.quantization == "nf4"
     return torch.cuda.get_device_name(0) + (ELSEWHERE if elsewhere else "")
 
 

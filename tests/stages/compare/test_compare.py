@@ -377,7 +377,7 @@ def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict
 def test_scales_are_trained_at_a_rate_of_their_own(tiny_params: dict[str, Any], tmp_path: Path) -> None:
     changed = with_compare(tiny_params, seeds=[1], levels=["Q4_0"])
     params = Params.model_validate(changed)
-    settings = level_settings(tmp_path, Job(SCALES_LEVEL, "Q4_0", 1), scales=True)
+    settings = level_settings(params, tmp_path, Job(SCALES_LEVEL, "Q4_0", 1), scales=True)
     values = sub_params(params, settings)
     assert (values["train"]["tuner"], values["train"]["learning_rate"]) == ("scales", 5e-3)
 

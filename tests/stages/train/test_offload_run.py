@@ -20,7 +20,7 @@ def test_the_adapter_is_that_of_a_run_without_it_resumed_or_not(
 ) -> None:
     monkeypatch.setattr("pipeline.stages.train.assembly.check_offload", lambda *_: None)
     plain = run(prepared, tmp_path / "plain", **RUN)
-    offloaded = goes_on_to_the_same(prepared, tmp_path, **RUN, offload_layers=2)
+    offloaded = goes_on_to_the_same(prepared, tmp_path, **RUN, offload=2)
     assert [row.get("loss") for row in plain["metrics_log"]] == [
         row.get("loss") for row in offloaded["metrics_log"]
     ]
@@ -29,7 +29,7 @@ def test_the_adapter_is_that_of_a_run_without_it_resumed_or_not(
 
 
 def test_without_a_gpu_it_is_refused() -> None:
-    asked = settings(offload_layers=2)
+    asked = settings(offload=2)
     with pytest.raises(ConfigError, match="Q-PLANNING-008"):
         check_settings(asked, rows=100, held_out=10, cuda=False)
     check_settings(asked, rows=100, held_out=10, cuda=True)

@@ -192,7 +192,7 @@ def test_a_base_of_another_recipe_is_refused_in_one_sentence(tiny_qwen2: Path, t
     [
         (CARD, 8_400_000_000, "pass", ""),
         (CARD, 7_000_000_000, "fail", "end the programs that hold it"),
-        (Card("a small card", 6 << 30, "cuda"), 6 << 30, "fail", "set train.embeddings_on_cpu: true"),
+        (Card("a small card", 6 << 30, "cuda"), 6 << 30, "fail", "set train.offload: embeddings"),
         (Card("a tiny card", 2 << 30, "cuda"), 2 << 30, "fail", "so take a smaller base"),
         (MEMORY, 20_000_000_000, "pass", ""),
         (MEMORY, 5_000_000_000, "warn", "end the programs that hold it"),
@@ -377,7 +377,7 @@ def test_what_cant_be_planned_is_not_measured_and_never_passed(
     [
         ({"target_modules": ["q_proj", "c_attn"]}, "Q-PLANNING-007"),
         ({"layers": "2-"}, "Q-PLANNING-007"),
-        ({"offload_layers": 1}, "Q-PLANNING-008"),
+        ({"offload": 1}, "Q-PLANNING-008"),
         ({"experts": []}, "Q-MODELS-034"),
     ],
 )

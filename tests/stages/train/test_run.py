@@ -11,7 +11,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.places import PROJECT
 from pipeline.stages.train.checkpoints import publish_checkpoint
-from pipeline.stages.train.record import device_name, run_id
+from pipeline.stages.train.record import device_name, run_id, settings_part
 from pipeline.stages.train.run import RUN, find_start, finish
 
 RECORD: dict[str, Any] = {
@@ -53,10 +53,11 @@ def test_a_gpu_says_that_nf4_was_made_in_main_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "a card")
     settings = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").training
-    shared = settings.model_copy(update={"shard_base": True})
+    shared = settings.model_copy(update={"offload": "shared"})
     assert (
         device_name(settings) == device_name(shared.model_copy(update={"quantization": "gguf"})) == "a card"
     )
+    assert settings_part(shared) == settings_part(settings)
     assert device_name(shared) != "a card" and str(device_name(shared)).startswith("a card, ")
 
 

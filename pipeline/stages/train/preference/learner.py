@@ -29,7 +29,7 @@ class PreferenceLearner(Learner):
         if METHODS[method].reference:
             # with a base that is shared out no process can go by what it alone remembers: all run the layers
             # as often
-            again = run.settings.shard_base
+            again = run.settings.shares_base
             reference = Reference(run.checkpoints / REFERENCE, run.record, keep=run.leads, again=again)
         weights = 1.0, 1.0
         if method == "kto":

@@ -75,7 +75,7 @@ class Stopping(Tuning):
         super().__init__(**rest)
         self.group: Group | None = self.run.group
         self.leads, self.interruption = self.run.leads, self.run.interruption
-        self.sharded = self.settings.shard_base and self.group is not None
+        self.sharded = self.settings.shares_base and self.group is not None
         self._told = False  # whether the others know of the signal that ends the run
         self._stopped: Stopped | None = None
 
