@@ -38,6 +38,9 @@ GONE: Mapping[str, Gone] = {
     "train.use_rslora": Gone(False, VARIANTS, "train.lora_variants"),
     "train.use_dora": Gone(False, VARIANTS, "train.lora_variants"),
     "train.init_lora_weights": Gone("default", VARIANTS, "train.lora_variants"),
+    "train.loraplus_lr_ratio": Gone(
+        None, "train.lora_variants names lora_plus, whose ratio is 16", "train.lora_variants"
+    ),
     "train.target_experts": Gone(None, EXPERTS, "train.experts"),
     "train.router": Gone("frozen", EXPERTS, "train.experts"),
     "train.freeze_layers": Gone(0, "train.layers takes the first that trains too, as 20-", "train.layers"),
@@ -125,13 +128,18 @@ def predecessors(new_name: str) -> dict[str, Any]:
 
 
 def _variants(train: Mapping[str, Any]) -> list[str]:
-    start = train.get("init_lora_weights")
-    return [name for name in ("rslora", "dora", "gaussian") if train.get(f"use_{name}") or start == name]
+    start, ratio = train.get("init_lora_weights"), train.get("loraplus_lr_ratio") or 1
+    former = [name for name in ("rslora", "dora", "gaussian") if train.get(f"use_{name}") or start == name]
+    if former and "lora_variants" in train:
+        raise ValueError("lora_variants")
+    return [*train.get("lora_variants", former), *(["lora_plus"] if ratio > 1 else [])]
 
 
 def _experts(train: Mapping[str, Any]) -> list[str]:
     parts, linears = ("gate_proj", "up_proj", "down_proj"), train.get("target_modules")
     named = train.get("target_experts")
+    if not isinstance(named, list | None):
+        raise TypeError("target_experts")
     if named is None:  # those among `target_modules`, a pattern of which goes on to say it
         named = [] if isinstance(linears, str) else [part for part in parts if part in (linears or parts)]
     return [*named, "router"] if train.get("router") == "train" else named
@@ -169,4 +177,4 @@ TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "train.layers": _layers,
     "train.offload": _offload,
 }
-BESIDE = ("train.layers",)  # keys that files had beside a former one
+BESIDE = ("train.layers", "train.lora_variants")  # keys that files had beside a former one

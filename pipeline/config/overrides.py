@@ -216,7 +216,7 @@ def _taken(new_name: str, value: Any, values: Any) -> Any:
         raise ValueError(key)
     for name, now in predecessors(new_name).items():
         given = section.get(name.rpartition(".")[2], now)
-        if type(given) is not (type(now) if now is not None or given is None else list):
+        if now is not None and type(given) is not type(now):
             raise TypeError(name)
     return TAKEN[new_name](section)
 

@@ -22,7 +22,6 @@ PARTS = ("gate_proj", "up_proj", "down_proj")  # of an expert
 LORA_ONLY = (
     "lora_variants",
     "modules_to_save",
-    "loraplus_lr_ratio",
     "rank_pattern",
 )
 

@@ -36,10 +36,10 @@ def training_problems(
             f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.loss is liger, whose "
             "kernels replace norms, which was never tried: set it to auto or chunked"
         )
-    if train.modules_to_save and train.loraplus_lr_ratio is not None:
+    if train.modules_to_save and "lora_plus" in train.lora_variants:
         yield (
-            f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.loraplus_lr_ratio is "
-            f"{train.loraplus_lr_ratio:g}, with which norms would learn as fast as B: leave one of them out"
+            f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.lora_variants "
+            "lora_plus, with which norms would learn as fast as B: leave one of them out"
         )
     if train.method == "distill" and train.train_on_prompt and not train.sft_weight:
         yield (

@@ -87,7 +87,6 @@ KEYS = {
     "train.rank_pattern": Other({"q_proj": 4}),
     "train.lora_variants": Other(["rslora", "gaussian"]),
     "train.modules_to_save": Other(["norm"]),
-    "train.loraplus_lr_ratio": Other(16.0),
     "train.experts": Other(["up_proj"]),
     "train.num_train_epochs": Other(1.0),
     "train.max_steps": Other(10),

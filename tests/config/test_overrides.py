@@ -160,6 +160,8 @@ ONE_NOW = {
     "train: {use_rslora: true, use_dora: false}": ["rslora"],
     "train: {freeze_layers: 2, layers: [1, 3]}": [3],
     "train: {freeze_layers: 2}": "2-",
+    "train: {loraplus_lr_ratio: 4.0, lora_variants: [rslora]}": ["rslora", "lora_plus"],
+    "train: {use_dora: true, loraplus_lr_ratio: 16}": ["dora", "lora_plus"],
     "train: {embeddings_on_cpu: true, shard_base: false}": "embeddings",
     "train: {embeddings_on_cpu: true, offload_layers: 3}": 3,
     "train: {shard_base: true, offload_layers: 0}": "shared",
@@ -175,7 +177,7 @@ def test_former_settings_that_are_one_now(former: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  \w+\.\w+: .*`quench config upgrade`"):
         load_params(file)
     gone = {sentence.partition(" is gone: ")[0].rpartition(".")[2] for sentence in upgraded(file)}
-    assert gone == {*re.findall(r"(\w+): [^{]", former)} - {"layers"}
+    assert gone == {*re.findall(r"(\w+): [^{]", former)} - {"layers", "lora_variants"}
     assert ONE_NOW[former] in load_params(file).model_dump()[former.partition(":")[0]].values()
     file.write_text(yaml.safe_dump(values, default_flow_style=True))  # on one line: to be edited by hand
     with pytest.raises(ConfigError, match="Q-CONFIG-005"):

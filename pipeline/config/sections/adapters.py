@@ -94,6 +94,6 @@ def _once(kind: str, value: Any) -> Any:
 Targets = Annotated[list[str] | str, PlainValidator(_targets)]
 Ranks = Annotated[dict[str, int], PlainValidator(_ranks)]
 TrainedLayers = Annotated[list[int] | str | None, PlainValidator(_layers)]
-Variants = Annotated[list[Literal["rslora", "dora", "gaussian"]], BeforeValidator(_variants)]
+Variants = Annotated[list[Literal["rslora", "dora", "gaussian", "lora_plus"]], BeforeValidator(_variants)]
 Norm = Literal["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
 Saved = Annotated[list[Norm], BeforeValidator(_saved)]

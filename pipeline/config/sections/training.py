@@ -82,15 +82,13 @@ class Train(Section):
     lora_variants: Variants = key(
         [],
         "lora only: rslora (the scale is lora_alpha / √r, for large ranks), dora (the length of each "
-        "weight's rows trains too; slower, and has to be merged), gaussian (A starts by it, not by Kaiming)",
+        "weight's rows trains too; slower, and has to be merged), gaussian (A starts by it, not by Kaiming), "
+        "lora_plus (B learns at 16 times learning_rate)",
     )
     modules_to_save: Saved = key(
         [],
         "lora only: norms that train whole beside the adapter: input_layernorm, post_attention_layernorm, "
         "q_norm, k_norm, norm (the last one); has to be merged",
-    )
-    loraplus_lr_ratio: Annotated[float, Field(ge=1, le=1000)] | None = key(
-        None, "lora only: B learns at so many times learning_rate (LoRA+), 2 to 16; null: at the same"
     )
     experts: list[Literal["gate_proj", "up_proj", "down_proj", "router"]] | None = key(
         None,

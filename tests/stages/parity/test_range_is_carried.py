@@ -34,10 +34,9 @@ MERGED = (
         ),
         (
             {
-                "lora_variants": ["rslora"],
+                "lora_variants": ["rslora", "lora_plus"],
                 "rank_pattern": {"down_proj": 6},
                 "target_modules": r".*(self_attn|mlp)\.(q|v|up|down)_proj",
-                "loraplus_lr_ratio": 4.0,
             },
             False,
         ),

@@ -14,8 +14,7 @@ EVERYTHING: dict[str, Any] = {
     "target_modules": r".*(self_attn|mlp)\.(q|v|up|down)_proj",
     "layers": "1-",
     "rank_pattern": {"down_proj": 6},
-    "lora_variants": ["rslora", "gaussian"],
-    "loraplus_lr_ratio": 4.0,
+    "lora_variants": ["rslora", "gaussian", "lora_plus"],
     "gradient_checkpointing": 2,
     "lora_dropout": 0.1,
 }
@@ -23,14 +22,16 @@ EVERYTHING: dict[str, Any] = {
 
 def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(prepared: Path, tmp_path: Path) -> None:
     made = trainer_in(
-        prepared, tmp_path, settings(r=4, loraplus_lr_ratio=8.0, learning_rate=1e-3, weight_decay=0.03)
+        prepared,
+        tmp_path,
+        settings(r=4, lora_variants=["lora_plus"], learning_rate=1e-3, weight_decay=0.03),
     )
     groups = [group for group in made.create_optimizer().param_groups if group["params"]]
     names = {id(parameter): name for name, parameter in made.model.named_parameters()}
     for group in groups:
         parts = {"lora_B" in names[id(parameter)] for parameter in group["params"]}
         assert parts in ({True}, {False})
-        assert group["lr"] == (8e-3 if parts == {True} else 1e-3)
+        assert group["lr"] == (16e-3 if parts == {True} else 1e-3)
         assert group["weight_decay"] == 0.03
     training = sum(parameter.requires_grad for parameter in made.model.parameters())
     assert sum(len(group["params"]) for group in groups) == training

@@ -61,7 +61,6 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
         made.args.gradient_checkpointing
         and (made.args.gradient_checkpointing_kwargs.get("every_n_layers", True))
     ),
-    "loraplus_lr_ratio": lambda made: made.settings.loraplus_lr_ratio,
     "lora_variants": lambda made: [
         name for name in ("dora", "rslora") if getattr(made.model.peft_config["default"], f"use_{name}")
     ],

@@ -16,6 +16,8 @@ from pipeline.models.tuners import save_trained
 from pipeline.stages.train.run import Run
 from pipeline.stages.train.several.group import Group, Lost
 
+# B's learning rate by A's, as the paper on LoRA+ recommends (Hayou et al. 2024, arXiv:2402.12354)
+LORA_PLUS_RATIO = 16
 MET = 2  # numbers that are told at every meeting beside the signal and the step
 
 
@@ -46,8 +48,8 @@ class Tuning(Trainer):  # type: ignore[misc]
             super()._load_best_model()
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """The library's optimizer; LoRA+ (arXiv:2402.12354) has B learn `ratio` times as fast as A."""
-        if self.settings.loraplus_lr_ratio is None or self.optimizer is not None:
+        """The library's optimizer, or with LoRA+ the same, in which B has a learning rate of its own."""
+        if "lora_plus" not in self.settings.lora_variants or self.optimizer is not None:
             return super().create_optimizer(model)
         from peft.optimizers import create_loraplus_optimizer
 
@@ -57,7 +59,7 @@ class Tuning(Trainer):  # type: ignore[misc]
             model,
             kind,
             lr=options.pop("lr"),
-            loraplus_lr_ratio=self.settings.loraplus_lr_ratio,
+            loraplus_lr_ratio=LORA_PLUS_RATIO,
             loraplus_weight_decay=self.args.weight_decay,
             **options,
         )
