@@ -148,7 +148,6 @@ class Bench:
         return Evidence(
             {name: Evaluation.model_validate(figures) for name, figures in named.items()},
             {name: ANSWERS.validate_python(answers) for name, (_, answers) in found.items()},
-            seed=0,
         )
 
     def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:

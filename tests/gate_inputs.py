@@ -47,10 +47,10 @@ def evaluation_of(model: str, found: dict[str, Any]) -> Evaluation:
     return Evaluation.model_validate(record)
 
 
-def evidence_of(found: Mapping[str, dict[str, Any]], answers: Mapping[str, Any], seed: int = 0) -> Evidence:
+def evidence_of(found: Mapping[str, dict[str, Any]], answers: Mapping[str, Any]) -> Evidence:
     """What the gate judges by: reports and answers by model."""
     rows = {model: ANSWERS.validate_python(list(some)) for model, some in answers.items()}
-    return Evidence(evaluations_of(found), rows, seed)
+    return Evidence(evaluations_of(found), rows)
 
 
 def evaluation(score: float | None = 0.75, *, right: int | None = 60, **more: Any) -> dict[str, Any]:

@@ -239,13 +239,13 @@ def to_level(merged: Path, level: Path, log: Path) -> list[Ran]:
 
 def judged(gguf: Path, project: Path) -> dict[str, Any]:
     """What Quench's evaluation says of a GGUF on the held-out rows: points, their interval, all right."""
-    from pipeline.chat.selection import SEED, answerable_rows
+    from pipeline.chat.selection import answerable_rows
     from pipeline.config.params import load_params
     from pipeline.llamacpp.tools import find_toolchain
     from pipeline.metrics.answers import answer_rows, score_answers
 
     settings = load_params(project / "params.yaml").evaluating
-    rows = answerable_rows(project / "data/final/test.jsonl", settings.task_rows, SEED)
+    rows = answerable_rows(project / "data/final/test.jsonl", settings.task_rows)
     answers = answer_rows(gguf, rows, settings, find_toolchain())
-    figures = score_answers(answers, settings.scorers, SEED)
+    figures = score_answers(answers, settings.scorers)
     return {key: value for key, value in figures.items() if key not in ("domains", "scores")}

@@ -77,7 +77,7 @@ def stand_in(row: Row) -> Row | None:
     return prompt | {"kind": "chat", "messages": turns}
 
 
-def drawn(rows: Iterable[Row], count: int, seed: int) -> list[Row]:
+def drawn(rows: Iterable[Row], count: int, seed: int = SEED) -> list[Row]:
     """`count` of `rows` (all of them, where they are fewer), each as likely as another; the same ones for the
     same seed.
     """
@@ -86,19 +86,19 @@ def drawn(rows: Iterable[Row], count: int, seed: int) -> list[Row]:
     )
 
 
-def encoded_rows(tokenizer: Any, rows: Path, count: int, seed: int, ctx_size: int) -> list[Encoded]:
+def encoded_rows(tokenizer: Any, rows: Path, count: int, ctx_size: int) -> list[Encoded]:
     """The sequences of `count` drawn chats that the template can render and `ctx_size` tokens hold; none, if
     there are none.
     """
-    candidates = drawn(chats_in(rows), SPARE * count, seed)
+    candidates = drawn(chats_in(rows), SPARE * count)
     return list(islice(encodable(tokenizer, candidates, ctx_size), count))
 
 
-def answerable_rows(rows: Path, count: int, seed: int) -> list[Row]:
+def answerable_rows(rows: Path, count: int) -> list[Row]:
     """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises
     `DataError` if there is none.
     """
-    chats = drawn(filter(is_answerable, chats_in(rows)), count, seed)
+    chats = drawn(filter(is_answerable, chats_in(rows)), count)
     if not chats:
         raise DataError(
             "Q-CHAT-004",

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import SEED
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.config.params import Params
 from pipeline.config.sections import Serve
@@ -140,7 +139,7 @@ def measured_advice(params: Params, root: Path, card: Card) -> Recommendation | 
         return None  # not all stages have run: the files alone decide
     room = math.floor(card.memory / MEMORY_GB * 100) / 100  # never more than there is
     serve = served_on(card, params.serving)
-    return advise(inputs, params.report, serve, SEED, memory_gb=room)[0]
+    return advise(inputs, params.report, serve, memory_gb=room)[0]
 
 
 def as_values(plan: LevelPlan) -> dict[str, Any]:

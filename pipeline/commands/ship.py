@@ -14,7 +14,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from pipeline.chat.selection import SEED
 from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
@@ -101,7 +100,7 @@ def prepare(params: Params, root: Path, level: str) -> tuple[Shipment, list[str]
     """What the bundle would be made of, and the reasons why it may not be made."""
     inputs = load_inputs(root, params.evaluate.models)
     datasets = need_records(root, inputs, level)
-    advice, verdicts = advise(inputs, params.report, params.serving, SEED)
+    advice, verdicts = advise(inputs, params.report, params.serving)
     files = params.files(root, level)
     shipment = Shipment(
         files.gguf,

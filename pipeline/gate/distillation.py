@@ -63,7 +63,7 @@ def is_distillation(evaluations: Evaluations) -> bool:
     return served is not None and served.reference == ORIGINAL
 
 
-def distillation(evaluations: Evaluations, seed: int) -> list[Recovery]:
+def distillation(evaluations: Evaluations) -> list[Recovery]:
     """Before (the base) and after (with the adapter, or tuned), at the assistant's tokens and at all; empty
     if one was not compared with the source."""
     product = product_of(evaluations)
@@ -75,16 +75,14 @@ def distillation(evaluations: Evaluations, seed: int) -> list[Recovery]:
         damaged, tuned = (of if name == "assistant" else of.all_tokens for of in (before, after))
         if damaged.kld_mean is not None and tuned.kld_mean is not None:
             sums, left = ((of.by_row or {}).get(name) for of in (before, after))
-            rows, low, high = interval_of(sums, left, seed)
+            rows, low, high = interval_of(sums, left)
             klds, tops = (damaged.kld_mean, tuned.kld_mean), (damaged.same_top, tuned.same_top)
             by = product.called.capitalize()
             recoveries.append(Recovery(where, *klds, *tops, rows, low, high, by))
     return recoveries
 
 
-def interval_of(
-    before: RowSums | None, after: RowSums | None, seed: int
-) -> tuple[int, float | None, float | None]:
+def interval_of(before: RowSums | None, after: RowSums | None) -> tuple[int, float | None, float | None]:
     """How many rows both were measured on, and the 95 % interval of the share recovered; None without enough
     rows, or if they are other rows."""
     if not before or not after or before.tokens != after.tokens:
@@ -96,8 +94,8 @@ def interval_of(
 
     from pipeline.metrics.intervals import resampled_means
 
-    # one seed and as many rows: the same draws
-    damage, left = (resampled_means(of.kld, seed) for of in (before, after))
+    # as many rows: the same draws
+    damage, left = (resampled_means(of.kld) for of in (before, after))
     shares = 1 - left[damage > 0] / damage[damage > 0]
     if not shares.size:
         return rows, None, None

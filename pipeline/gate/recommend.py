@@ -59,11 +59,10 @@ class Room:
 
 
 def advise(
-    inputs: Inputs, settings: Report, serve: Serve, seed: int, *, memory_gb: float | None = None
+    inputs: Inputs, settings: Report, serve: Serve, *, memory_gb: float | None = None
 ) -> tuple[Recommendation, dict[str, Judgment]]:
-    """Judge and recommend for `memory_gb` (2³⁰ bytes each; default: report.memory_gb); `seed` draws the
-    bootstrap's samples."""
-    evidence = Evidence(inputs.evaluations, inputs.answers, seed)
+    """Judge and recommend for `memory_gb` (2³⁰ bytes each; default: report.memory_gb)."""
+    evidence = Evidence(inputs.evaluations, inputs.answers)
     judgments = {
         model: judge(model, evidence, inputs.parity, settings.gate, inputs.train)
         for model in inputs.evaluations
@@ -196,7 +195,7 @@ def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: floa
         score = f"; its score can't be compared, since no question has one of {BASE} too"
     reason = f"{model}, {product.whole}, {fits}, and the gate lets it pass{score}."
     if is_distillation(evidence.evaluations):
-        recovered = distillation(evidence.evaluations, evidence.seed)
+        recovered = distillation(evidence.evaluations)
         below = below or any(gain.verdict in ("worse", "noise") for gain in recovered[:1])
         warnings = [sentence(gain) for gain in recovered if gain.verdict in ("worse", "noise")]
         unknown = f"How much it recovers was not measured: evaluate.models does not name {BASE}."

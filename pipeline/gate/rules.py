@@ -146,7 +146,7 @@ def task_drop(model: str, against: str, evidence: Evidence, limit: float | None)
     if not before or len(before) < (1 - UNSCORED) * scored:
         have = f"only {len(before)} of {model}'s answers have a score where {scored} of {against}'s have one"
         return rule.missing(have, again)
-    return _drop(rule, f"{model} scores", before, after, against, evidence.seed)
+    return _drop(rule, f"{model} scores", before, after, against)
 
 
 def stopped(model: str, compared: Comparison, evaluations: Evaluations, limit: float | None) -> Check | None:
@@ -201,12 +201,10 @@ def forgetting(model: str, base: str, evidence: Evidence, limit: float | None) -
     if (before.file, before.sha256, len(before.right)) != (after.file, after.sha256, len(after.right)):
         what = f"{model} and {base} answered other general questions, so they can't be compared"
         return rule.missing(what, f"evaluate@{model}")
-    return _drop(rule, f"{model} answers general questions", before.right, after.right, base, evidence.seed)
+    return _drop(rule, f"{model} answers general questions", before.right, after.right, base)
 
 
-def _drop(
-    rule: Rule, subject: str, before: Sequence[float], after: Sequence[float], against: str, seed: int
-) -> Check:
+def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[float], against: str) -> Check:
     """A paired comparison in points of 100: refused if the entire 95 % interval of the drop is above the
     rule's limit, and p below `CHANCE`.
 
@@ -216,7 +214,7 @@ def _drop(
     """
     from pipeline.metrics.paired import compare_scores
 
-    difference, limit = compare_scores(before, after, seed), rule.limit or 0.0
+    difference, limit = compare_scores(before, after), rule.limit or 0.0
     drop = -difference.points
     certain = -difference.high > limit and difference.p_value < CHANCE
     direction = "below" if drop > 0 else "above"

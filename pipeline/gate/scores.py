@@ -43,7 +43,6 @@ class Evidence:
 
     evaluations: Evaluations
     answers: Answers
-    seed: int  # draws the bootstrap's samples
 
     def task(self, model: str) -> Task | None:
         """The task's figures of `model`; None if it was not evaluated, or its answers not scored."""
@@ -76,7 +75,7 @@ class Evidence:
             from pipeline.metrics.paired import compare_scores
 
             scores, rows = (fmean(pairs[0]), fmean(pairs[1])), len(pairs[0])
-            p = compare_scores(*pairs, self.seed).p_value
+            p = compare_scores(*pairs).p_value
             apart, proof = p < CHANCE, f"more than noise, {p_value(p)} on the same {rows} questions"
         else:
             (low, high), (other_low, other_high) = task.interval, against.interval

@@ -134,7 +134,6 @@ def write_kept(file: Path, kept: Mapping[str, dict[str, Any]]) -> None:
 def score_answers(
     answers: list[dict[str, Any]],
     scorers: str | Sequence[str],
-    seed: int,
     *,
     judge: Judge | None = None,
     external: External | None = None,
@@ -167,14 +166,14 @@ def score_answers(
         "scorer": decides,
         "unscored": unscored,
         "rows": len(answers),
-        **_mean(first, seed),
+        **_mean(first),
         "perfect": _share(score.points == 1.0 for score in first if score.points is not None),
         "valid": _share(score.valid for score in first if score.points is not None),
         "stopped": _share(answer["stopped"] for answer in answers),
         "refused": _share(answer["refused"] for answer in answers),
-        "domains": _domains(answers, first, seed),
+        "domains": _domains(answers, first),
         "scores": {
-            name: _mean(points, seed)
+            name: _mean(points)
             | {
                 "valid": _share(score.valid for score in points if score.points is not None),
                 "measured": sum(score.points is not None for score in points),
@@ -188,25 +187,25 @@ def _any_measured(scores: Iterable[Score]) -> bool:
     return any(score.points is not None for score in scores)
 
 
-def _domains(answers: list[dict[str, Any]], scores: list[Score], seed: int) -> dict[str, Any]:
+def _domains(answers: list[dict[str, Any]], scores: list[Score]) -> dict[str, Any]:
     by_domain: dict[str, list[Score]] = {}
     for answer, score in zip(answers, scores, strict=True):
         by_domain.setdefault(_domain(answer.get("domain")), []).append(score)
-    return {name: {"rows": len(of_it), **_mean(of_it, seed)} for name, of_it in sorted(by_domain.items())}
+    return {name: {"rows": len(of_it), **_mean(of_it)} for name, of_it in sorted(by_domain.items())}
 
 
 def _domain(domain: object) -> str:
     return domain if isinstance(domain, str) else UNKNOWN  # rows that Quench did not write may hold anything
 
 
-def _mean(scores: list[Score], seed: int) -> dict[str, float | None]:
+def _mean(scores: list[Score]) -> dict[str, float | None]:
     """Mean points of what was measured, with its interval; one row alone says nothing about its mean: 0
     to 1.
     """
     points = [score.points for score in scores if score.points is not None]
     if not points:
         return {"score": None, "score_low": None, "score_high": None}
-    low, high = interval(points, seed) if len(points) > 1 else (0.0, 1.0)
+    low, high = interval(points) if len(points) > 1 else (0.0, 1.0)
     return {
         "score": round(sum(points) / len(points), 4),
         "score_low": round(low, 4),

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.chat.rendering import Unrenderable, control_ids, implied_ids, renderings
-from pipeline.chat.selection import SEED
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate
 from pipeline.core.errors import DataError
@@ -47,12 +46,10 @@ def ask_general(
         return None
     llama = llama_of(tools, settings)
     with open_gguf(llama, ModelFiles(model, lora), ctx_size=settings.ctx_size, rows=ROWS) as loaded:
-        return general_ability(loaded, tokenizer, questions, SEED)
+        return general_ability(loaded, tokenizer, questions)
 
 
-def general_ability(
-    model: GgufModel, tokenizer: Any, questions: Sequence[Question], seed: int
-) -> dict[str, Any] | None:
+def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Question]) -> dict[str, Any] | None:
     """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and 1 or 0 for each
     question; None if there is none.
 
@@ -68,7 +65,7 @@ def general_ability(
         for question, logs in zip(questions, choice_log_probabilities(model, encoded), strict=True):
             right.append(int(likeliest(question.choices, logs) == question.answer))
             advance(1)
-    low, high = interval([float(point) for point in right], seed)
+    low, high = interval([float(point) for point in right])
     return {
         "file": questions[0].file,
         "sha256": _hash(questions),

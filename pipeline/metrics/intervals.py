@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.chat.selection import SEED
+
 RESAMPLES = 2000
 CELLS = 1 << 22  # picks held at a time, so that 10,000 rows take 64 MB and not 320
 
 
-def interval(points: Sequence[float], seed: int) -> tuple[float, float]:
+def interval(points: Sequence[float], seed: int = SEED) -> tuple[float, float]:
     """95 % interval of the mean by percentile bootstrap over rows.
 
     `scipy.stats.bootstrap(method="percentile")` gives the same but for its random numbers, takes twice as
@@ -20,7 +22,7 @@ def interval(points: Sequence[float], seed: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def resampled_means(points: Sequence[float], seed: int) -> NDArray[np.float64]:
+def resampled_means(points: Sequence[float], seed: int = SEED) -> NDArray[np.float64]:
     """Means of `RESAMPLES` draws of as many rows as there are, with replacement."""
     values = np.array(points, dtype=np.float64)
     random, together = np.random.default_rng(seed), max(1, CELLS // len(values))

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.chat.selection import SEED
 from pipeline.metrics.intervals import CELLS, interval
 
 SWAPS = 5000  # of the 2ⁿ ways to swap; all of them up to 12 rows
@@ -25,7 +26,7 @@ class Difference:
     method: Literal["McNemar, exact", "paired permutation"]
 
 
-def compare_scores(first: Sequence[float], second: Sequence[float], seed: int) -> Difference:
+def compare_scores(first: Sequence[float], second: Sequence[float], seed: int = SEED) -> Difference:
     """Compare the scores (0 to 1) of two models on the same rows, in the same order.
 
     The interval is the paired percentile bootstrap's; of one row, which says nothing about others, -100 to

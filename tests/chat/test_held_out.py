@@ -49,10 +49,10 @@ def test_the_draw_is_the_seeds_alone(count: int, there: int, seed: int, order: A
 def test_calls_of_tools_make_room_for_answers_in_words(tmp_path: Path) -> None:
     file = tmp_path / "test.jsonl"
     write_rows(file, [*rows("calls", 64, ASK, CALL), *rows("cut", 10, ASK), *rows("words", 136, ASK, ANSWER)])
-    assert Counter(row["domain"] for row in answerable_rows(file, 64, seed=1)) == {"words": 64}
+    assert Counter(row["domain"] for row in answerable_rows(file, 64)) == {"words": 64}
     write_rows(file, rows("calls", 5, ASK, CALL))
     with pytest.raises(DataError, match="Q-CHAT-004"):
-        answerable_rows(file, 64, seed=1)
+        answerable_rows(file, 64)
 
 
 def test_rows_longer_than_the_context_make_room_for_others(finished: Path, tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_rows_longer_than_the_context_make_room_for_others(finished: Path, tmp_p
     long = ASK | {"content": "again and again " * 400}
     write_rows(tmp_path / "test.jsonl", [*rows("long", 8, long, ANSWER), *rows("short", 8, ASK, ANSWER)])
     tokenizer = load_tokenizer(finished / "models/adapter")
-    found = encoded_rows(tokenizer, tmp_path / "test.jsonl", 8, 3, 256)
+    found = encoded_rows(tokenizer, tmp_path / "test.jsonl", 8, 256)
     assert len(found) == 8
     assert all(len(one.ids) < 256 for one in found)
     (tmp_path / "test.jsonl").write_text(json.dumps(rows("long", 1, long, ANSWER)[0]) + "\n")
-    assert encoded_rows(tokenizer, tmp_path / "test.jsonl", 8, 3, 256) == []
+    assert encoded_rows(tokenizer, tmp_path / "test.jsonl", 8, 256) == []

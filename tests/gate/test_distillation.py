@@ -23,7 +23,7 @@ INTERVALS = [
 
 
 def recoveries(found: dict[str, Any]) -> list[Recovery]:
-    return distillation(evaluations_of(found), 1)
+    return distillation(evaluations_of(found))
 
 
 def interval(before: Rows | None, after: Rows, tokens: int = 10) -> tuple[int, float | None, float | None]:
@@ -47,7 +47,7 @@ def test_the_interval_is_of_the_quotient_of_sums_on_the_same_rows() -> None:
     count, low, high = interval(before, noisy)
     assert count == 40 and low is not None and high is not None
     assert low < 1 - sum(noisy) / sum(before) < high and low < 0 < high
-    after, damage = (resampled_means(kld, 1) for kld in (noisy, before))
+    after, damage = (resampled_means(kld) for kld in (noisy, before))
     shares = 1 - after / damage
     assert (shares < low).mean() == (shares > high).mean() == pytest.approx(0.025, abs=0.001)
 

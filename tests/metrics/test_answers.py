@@ -39,7 +39,7 @@ def answers(*texts: str, reference: str = REFERENCE) -> list[dict[str, Any]]:
 
 def test_scores_are_counted() -> None:
     rows = answers(REFERENCE, '{"a": 1}', "no JSON", REFERENCE)
-    task = score_answers(rows, "json_fields", seed=0)
+    task = score_answers(rows, "json_fields")
     assert [row["score"] for row in rows] == [1.0, 0.5, 0.0, 1.0]
     assert (
         task["rows"],
@@ -61,13 +61,13 @@ def test_a_domain_that_is_no_text_is_unknown() -> None:
     rows = answers(REFERENCE, REFERENCE, REFERENCE, REFERENCE)
     rows[0]["domain"], rows[1]["domain"] = None, ["sums"]
     del rows[2]["domain"]
-    domains = score_answers(rows, "json_fields", seed=0)["domains"]
+    domains = score_answers(rows, "json_fields")["domains"]
     assert {name: of_it["rows"] for name, of_it in domains.items()} == {"unknown": 3, "odd": 1}
 
 
 def test_every_scorer_scores_and_the_first_decides() -> None:
     rows = answers(REFERENCE, '{"a": 1}', "no JSON", REFERENCE)
-    task = score_answers(rows, ["exact_match", "json_fields"], seed=0)
+    task = score_answers(rows, ["exact_match", "json_fields"])
     assert [row["score"] for row in rows] == [1.0, 0.0, 0.0, 1.0]
     assert rows[1]["scores"] == {"exact_match": 0.0, "json_fields": 0.5}
     assert (task["scorer"], task["score"], task["valid"]) == ("exact_match", 0.5, 1.0)
@@ -86,7 +86,7 @@ def test_what_is_not_measured_is_left_out_and_counted(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(module, "parse", lambda name, *more: Scorer(name, unsure, slots=3))
     rows = answers("a", "b", "c")
-    task = score_answers(rows, ["judge"], seed=0)
+    task = score_answers(rows, ["judge"])
     assert [row["score"] for row in rows] == [None, None, 1.0]
     assert (task["rows"], task["score"], task["perfect"], task["scores"]["judge"]["measured"]) == (
         3,
@@ -109,19 +109,19 @@ def test_a_failure_in_one_slot_stops_the_others(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(module, "parse", lambda name, *more: Scorer(name, fails, slots=2))
     with pytest.raises(ConfigError):
-        score_answers(answers(*"x" * 500), ["judge"], seed=0)
+        score_answers(answers(*"x" * 500), ["judge"])
     assert len(asked) < 500
 
 
 def test_references_that_a_scorer_cannot_read_are_not_measured_by_it_and_named() -> None:
     """A recipe's scorers on a user's own data: the next one decides."""
     rows = answers("four", "x", reference="four")
-    found = score_answers(rows, ["json_fields", "exact_match"], seed=0)
+    found = score_answers(rows, ["json_fields", "exact_match"])
     assert (found["scorer"], found["score"], found["valid"]) == ("exact_match", 0.5, 1.0)
     assert found["scores"]["json_fields"] | {"measured": 0, "score": None} == found["scores"]["json_fields"]
     assert found["unscored"].keys() == {"json_fields"} and "2 of 2" in found["unscored"]["json_fields"]
     assert [row["score"] for row in rows] == [1.0, 0.0]
-    alone = score_answers(rows, "json_fields", seed=0)
+    alone = score_answers(rows, "json_fields")
     assert (alone["scorer"], alone["score"], alone["valid"]) == ("json_fields", None, None)
 
 
@@ -155,9 +155,7 @@ def test_references_are_tried_before_anything_is_asked(
 
 
 def test_empty_answers_score_nothing() -> None:
-    task = score_answers(
-        answers("", "", reference="#### 4"), ["number:####", "exact_match", "regex:[0-9]"], seed=0
-    )
+    task = score_answers(answers("", "", reference="#### 4"), ["number:####", "exact_match", "regex:[0-9]"])
     assert (task["score"], task["valid"], task["score_low"], task["score_high"]) == (0.0, 0.0, 0.0, 0.0)
 
 
@@ -207,21 +205,21 @@ def test_the_users_scorer_is_found_below_the_project(tmp_path: Path) -> None:
         "def by_domain(reference, answer, row):\n    return row['domain'] == 'odd'\n"
     )
     scorer = "python:mine.py:by_domain"
-    task = score_answers(answers("a", "b"), [scorer], seed=0, root=tmp_path)
+    task = score_answers(answers("a", "b"), [scorer], root=tmp_path)
     assert (task["scorer"], task["score"]) == (scorer, 0.5)
 
 
 def test_an_external_scorer_gives_the_points_of_each_answer(tmp_path: Path) -> None:
     program = External(command=[str(PROJECT / "examples/scorer.py")])
     rows = answers("4", "It is 4", "5", reference="4")
-    task = score_answers(rows, ["external"], seed=0, external=program, root=tmp_path)
+    task = score_answers(rows, ["external"], external=program, root=tmp_path)
     assert [row["score"] for row in rows] == [1.0, 0.8, 0.0]
     assert task["scorer"] == "external"
     with pytest.raises(ConfigError) as mistake:
-        score_answers(rows, ["external"], seed=0, root=tmp_path)
+        score_answers(rows, ["external"], root=tmp_path)
     assert mistake.value.id == "Q-METRICS-014"
     with pytest.raises(ConfigError) as missing:
-        score_answers(rows, ["external"], seed=0, external=External(command=["./none"]), root=tmp_path)
+        score_answers(rows, ["external"], external=External(command=["./none"]), root=tmp_path)
     assert missing.value.id == "Q-EXTERNAL-004"
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from user_project import quench, user_project
 
-from pipeline.chat.selection import SEED
 from pipeline.config.params import load_params
 from pipeline.core.jsonl import read_rows
 from pipeline.core.places import PROJECT
@@ -135,7 +134,7 @@ def test_its_reports_are_judged(project: Path) -> None:
     parity = quench(project, "model", "parity", "--json")
     assert parity.exit_code == 0 and json.loads(parity.stdout)["verdict"] == "pass"
     inputs = load_inputs(project, params.evaluate.models)
-    _, verdicts = advise(inputs, params.report, params.serving, SEED)
+    _, verdicts = advise(inputs, params.report, params.serving)
     before = read(project / "reports/quants.json")
     assert verdicts.keys() == {*params.quantize.files, params.convert.type}
     assert before.keys() >= verdicts.keys()

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.chat.selection import COMPARED_ROWS, SEED
+from pipeline.chat.selection import COMPARED_ROWS
 from pipeline.commands.judge.divergence import divergences
 from pipeline.commands.judge.files import Candidate, candidates, check_rows, describe, held_out_rows
 from pipeline.commands.judge.measure import answers_of, load_values, measure_served, memory_values, room_of
@@ -80,7 +80,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
     judged = candidates(files)
     check_context(judged, load.ctx_size)
     reference = describe(options.reference, options.reference.stem) if options.reference else None
-    rows = held_out_rows(options.data or root / DATA, options.rows or COMPARED_ROWS, SEED)
+    rows = held_out_rows(options.data or root / DATA, options.rows or COMPARED_ROWS)
     check_references(rows, evaluate.scorers, root)
     served = measure_served(
         judged,
@@ -104,7 +104,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
         for file in judged
     }
     points = common_points(answers)
-    pairs = pairs_of(points, SEED)
+    pairs = pairs_of(points)
     entries = [entry(name, figures, points[name]) for name, figures in values.items()]
     verdict = decide(entries, pairs, len(next(iter(points.values()))), room_words)
     report = {
@@ -170,7 +170,7 @@ def check_context(files: Sequence[Candidate], ctx_size: int) -> None:
 def scored(name: str, answers: list[dict[str, Any]], settings: Evaluate, root: Path) -> dict[str, Any]:
     """The figures of the task; every answer gets its score. Raises `DataError` if none has one."""
     figures = score_answers(
-        answers, settings.scorers, SEED, judge=settings.judge, external=settings.external, root=root
+        answers, settings.scorers, judge=settings.judge, external=settings.external, root=root
     )
     if figures["score"] is None:
         raise DataError(

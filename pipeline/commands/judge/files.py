@@ -160,7 +160,7 @@ def vocabulary(fields: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def held_out_rows(file: Path, count: int, seed: int) -> list[Row]:
+def held_out_rows(file: Path, count: int) -> list[Row]:
     """`count` drawn chats of `file` that end in an answer in words, the ones that stage evaluate draws.
 
     Rows are those of data/final, or chats in any form that `messages` of data/raw may have; one without an
@@ -173,7 +173,7 @@ def held_out_rows(file: Path, count: int, seed: int) -> list[Row]:
             f"{file} is missing, so there are no chats to ask: run `snakemake curate`, or name a JSONL file "
             "with --data",
         )
-    rows = drawn(filter(is_answerable, chats(_checked(file))), count, seed)
+    rows = drawn(filter(is_answerable, chats(_checked(file))), count)
     if not rows:
         raise DataError(
             "Q-JUDGE-006",

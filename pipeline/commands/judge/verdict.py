@@ -68,7 +68,7 @@ class Verdict:
     notes: tuple[str, ...]
 
 
-def pairs_of(points: Mapping[str, Sequence[float | None]], seed: int) -> list[Pair]:
+def pairs_of(points: Mapping[str, Sequence[float | None]]) -> list[Pair]:
     """Every two files' paired test on the same rows, in the same order, corrected by Holm; a pair without a
     row that both have a score of is left out.
     """
@@ -81,7 +81,7 @@ def pairs_of(points: Mapping[str, Sequence[float | None]], seed: int) -> list[Pa
         ]
         if both:
             ours, theirs = zip(*both, strict=True)
-            tested.append((first, second, len(both), compare_scores(ours, theirs, seed)))
+            tested.append((first, second, len(both), compare_scores(ours, theirs)))
     adjusted = holm([paired.p_value for *_, paired in tested])
     return [
         Pair(

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.chat.selection import SEED
 from pipeline.chat.tokens import Row
 from pipeline.config.sections import Evaluate
 from pipeline.core.jsonl import BadLine, dump_line, parse_line
@@ -39,7 +38,7 @@ def score(
         for row, mine in zip(rows, answers, strict=True)
     ]
     every = [answer for mine in by_row for answer in mine]
-    score_answers(every, [scorer], SEED, judge=settings.judge, external=settings.external, root=root)
+    score_answers(every, [scorer], judge=settings.judge, external=settings.external, root=root)
     return by_row
 
 

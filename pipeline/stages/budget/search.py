@@ -56,7 +56,6 @@ class Task:
     header: int
     shape: Shape
     rows: Sequence[Encoded]
-    seed: int
 
     @property
     def file(self) -> int:
@@ -139,18 +138,18 @@ def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"kld": float(np.mean(rows)), "rival": None, "chosen": "own"}
     if measured:
         kld, level, size, theirs = min(measured)
-        difference = paired(theirs, rows, task.seed)
+        difference = paired(theirs, rows)
         found["rival"] = {"level": level, "bytes": size, "kld": kld, **difference}
         found["others"] = {other: one for one, other, *_ in measured if other != level}
         found["chosen"] = "own" if is_closer(difference) else "level"
     return found
 
 
-def paired(first: Sequence[float], second: Sequence[float], seed: int) -> dict[str, float]:
+def paired(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
     """A second model's mean KL divergence less the first's on the same rows, in nats, its 95 % interval, and
     the two-sided p of no difference (`pipeline.metrics.paired`).
     """
-    found = compare_scores(first, second, seed)
+    found = compare_scores(first, second)
     nats = {"difference": found.points / 100, "low": found.low / 100, "high": found.high / 100}
     return nats | {"p_value": found.p_value}
 

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import SEED, SPARE, chats_in, drawn
+from pipeline.chat.selection import SPARE, chats_in, drawn
 from pipeline.chat.tokens import Encoded, encodable, load_tokenizer
 from pipeline.config.budgets import FOLDER, parse_budget
 from pipeline.config.params import Params
@@ -47,7 +47,7 @@ class Files:
     scratch: Path
 
 
-def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int, seed: int) -> dict[str, Any]:
+def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int) -> dict[str, Any]:
     """Write the file of the budget `text` (checked by the settings), chosen on rows of at most `longest`
     tokens; its record.
 
@@ -72,7 +72,7 @@ def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int,
         return most_bytes(wanted, weights=weights, header=start, cache=cache or 0, serve=serve)
 
     check_room(text, most(header.start), header.start, sizes)
-    rows = deciding_rows(files.tokenizer, files.val, longest, seed)
+    rows = deciding_rows(files.tokenizer, files.val, longest)
     need_disk(target.parent, 3 * size)  # a file that is tried, the level that competes, and logits
     with emptied(files.scratch) as folder:
         maker = Maker(source, imatrix, text, folder, llama)
@@ -80,7 +80,7 @@ def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int,
             start = check_gguf(file).start  # the same for all types
         check_room(text, most(start), start, sizes)
         shape = load_shape(files.merged / "config.json")
-        task = Task(sizes, most(start) - start, start, shape, rows, seed)
+        task = Task(sizes, most(start) - start, start, shape, rows)
         file, found = search(maker, task)
         with publishing(target, check_gguf) as aside:
             file.rename(aside)
@@ -94,13 +94,13 @@ def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int,
     }
 
 
-def deciding_rows(tokenizer: Path, val: Path, longest: int, seed: int) -> list[Encoded]:
-    """`ROWS` chats of the validation split that have at most `longest` tokens, drawn by `seed`, one sequence
+def deciding_rows(tokenizer: Path, val: Path, longest: int) -> list[Encoded]:
+    """`ROWS` chats of the validation split that have at most `longest` tokens, one sequence
     of each. Raises `DataError` if there is none.
     """
     loaded = load_tokenizer(tokenizer)
     found: list[Encoded] = []
-    for row in drawn(chats_in(val), SPARE * ROWS, seed):
+    for row in drawn(chats_in(val), SPARE * ROWS):
         found += islice(encodable(loaded, [row], longest), 1)
         if len(found) == ROWS:
             return found
@@ -138,7 +138,6 @@ def main(params: Params, root: Path, text: str) -> None:
         find_llama(params.machine),
         serve=params.serving,
         longest=params.preprocess.max_length,
-        seed=SEED,
     )
     write_json(root / "reports/budget" / f"{text}.json", record)
     outcome = sentence(record["kld"], record["rival"], chosen=record["chosen"] == "own")

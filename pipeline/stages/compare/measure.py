@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import COMPARED_ROWS, SEED, answerable_rows
+from pipeline.chat.selection import COMPARED_ROWS, answerable_rows
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
@@ -57,7 +57,6 @@ def record(params: Params, root: Path, job: Job, make: Make) -> None:
         "pipeline.stages.compare.reference",
         str(product.project),
         str(root.resolve() / "data/final/test.jsonl"),
-        str(SEED),
         str(params.preprocess.max_length),
         what=f"asking the trained model of {job.name}",
     )
@@ -86,10 +85,10 @@ def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
     Raises `ToolError` if llama.cpp can't serve it, `GateError` if its logits can't be compared.
     """
     settings = params.evaluating
-    rows = answerable_rows(root / "data/final/test.jsonl", COMPARED_ROWS, SEED)
+    rows = answerable_rows(root / "data/final/test.jsonl", COMPARED_ROWS)
     answers = answer_rows(product.gguf, list(rows), settings, tools, lora=product.lora)
     scored = score_answers(
-        answers, settings.scorers, SEED, judge=settings.judge, external=settings.external, root=root
+        answers, settings.scorers, judge=settings.judge, external=settings.external, root=root
     )
     return {
         "points": {answer["id"]: answer["score"] for answer in answers},

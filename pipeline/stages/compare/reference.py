@@ -1,9 +1,9 @@
 """What the model that training had says of held-out rows: the logits that what is shipped is compared with.
 
-    python -m pipeline.stages.compare.reference FOLDER data/final/test.jsonl SEED CTX_SIZE
+    python -m pipeline.stages.compare.reference FOLDER data/final/test.jsonl CTX_SIZE
 
-reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there; SEED and CTX_SIZE are
-those of section `evaluate`. A process of its own: the model's memory is free after it.
+reads `models/base` and `models/adapter` below FOLDER and writes `reference/` there; CTX_SIZE is the
+context that held-out rows have to fit. A process of its own: the model's memory is free after it.
 """
 
 import sys
@@ -20,7 +20,7 @@ FOLDER, LOGITS, PROMPTS = "reference", "logits", "prompts.json"
 KLD_ROWS = 16  # held-out rows whose logits are compared: 64 positions each at most
 
 
-def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int) -> None:
+def write_reference(root: Path, rows: Path, count: int, ctx_size: int) -> None:
     """Publish `root`/reference: prompts (token ids and the positions whose next token training teaches) and
     float32 logits (positions, V).
 
@@ -34,7 +34,7 @@ def write_reference(root: Path, rows: Path, count: int, seed: int, ctx_size: int
     from pipeline.metrics.forward import trained_model
 
     base, adapter, target = root / "models/base", root / "models/adapter", root / FOLDER
-    encoded = encoded_rows(load_tokenizer(tokenizer_folder(root)), rows, count, seed, ctx_size)
+    encoded = encoded_rows(load_tokenizer(tokenizer_folder(root)), rows, count, ctx_size)
     prompts = [Prompt(row.ids, thinned(trained_positions(row))) for row in encoded]
     if not prompts:
         raise DataError(
@@ -72,9 +72,9 @@ def load_reference(root: Path) -> Reference:
 @screen()
 def main(words: Sequence[str]) -> int:
     """Write the reference of the sub-project and the rows that the command line names."""
-    project, rows, seed, ctx_size = words
+    project, rows, ctx_size = words
     try:
-        write_reference(Path(project), Path(rows), KLD_ROWS, int(seed), int(ctx_size))
+        write_reference(Path(project), Path(rows), KLD_ROWS, int(ctx_size))
     except QuenchError as error:
         print(f"compare: {error}", file=sys.stderr)
         return error.exit_code

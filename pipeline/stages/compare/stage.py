@@ -9,7 +9,6 @@ trainings and measurements are jobs of their own, beside this module: `nf4`, `tr
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import SEED
 from pipeline.config.params import Params
 from pipeline.config.strategies import MERGED_16, Job
 from pipeline.core.locks import absent
@@ -53,7 +52,6 @@ def main(params: Params, root: Path) -> None:
         levels=settings.levels,
         sixteen=params.convert.type,
         scorer=evaluate.scorer,
-        seed=SEED,
     )
     write_json(root / TARGET, summary)
     for level in summary["levels"].values():

@@ -65,8 +65,8 @@ def mean_of(scores: Scores) -> Mean:
     return Mean(value, max(value - half, 0.0), min(value + half, 1.0))
 
 
-def difference(first: Scores, second: Scores, seed: int) -> Difference:
-    """`second` less `first`, both (seeds, rows) of the same seeds and rows; `seed` draws the test's swaps.
+def difference(first: Scores, second: Scores) -> Difference:
+    """`second` less `first`, both (seeds, rows) of the same seeds and rows.
 
     Raises `ValueError` where they are not of one shape.
     """
@@ -77,7 +77,7 @@ def difference(first: Scores, second: Scores, seed: int) -> Difference:
         )
     points = 100 * (second - first)
     value, half = float(points.mean()), half_width(points) if points.size > 1 else 200.0
-    p_value = compare_scores(first.mean(axis=0).tolist(), second.mean(axis=0).tolist(), seed).p_value
+    p_value = compare_scores(first.mean(axis=0).tolist(), second.mean(axis=0).tolist()).p_value
     return Difference(value, max(value - half, -100.0), min(value + half, 100.0), p_value)
 
 
@@ -106,9 +106,9 @@ def general_score(measured: Sequence[General]) -> dict[str, Any] | None:
     return {"rows": right.shape[1], "score": score.value, "low": score.low, "high": score.high}
 
 
-def general_change(untuned: Sequence[General], measured: Sequence[General], seed: int) -> Difference | None:
-    """What the models answer right more than the untuned base, in points of 100, on the same questions;
-    `seed` draws the test's swaps. None if one of them was not asked.
+def general_change(untuned: Sequence[General], measured: Sequence[General]) -> Difference | None:
+    """What the models answer right more than the untuned base, in points of 100, on the same questions.
+    None if one of them was not asked.
 
     Raises `DataError` if they were asked other questions.
     """
@@ -121,7 +121,7 @@ def general_change(untuned: Sequence[General], measured: Sequence[General], seed
             "the measurements answered different general questions: run `snakemake --forcerun "
             "compare_unquantized compare_measure`, which asks all of them again",
         )
-    return difference(before, after, seed)
+    return difference(before, after)
 
 
 def _right(measured: Sequence[General]) -> Scores | None:

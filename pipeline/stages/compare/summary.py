@@ -38,10 +38,9 @@ def summarize(
     levels: Sequence[str],
     sixteen: str,
     scorer: str,
-    seed: int,
 ) -> dict[str, Any]:
     """What reports/strategies.json holds; `figures` are `pipeline.stages.compare.measure`'s, `sixteen` is the
-    16-bit type, `seed` draws the tests' swaps.
+    16-bit type.
 
     Raises `DataError` where no row has a score from every strategy and seed.
     """
@@ -63,7 +62,7 @@ def summarize(
         "machines": sorted({run["machine"] for run in figures}),
         "reference": {"level": sixteen, **of_strategy(reference, rows)},
         "untuned_general": general_score(untuned),
-        "levels": {level: of_level(by_strategy[level], rows, level, seed, untuned) for level in levels},
+        "levels": {level: of_level(by_strategy[level], rows, level, untuned) for level in levels},
         "seconds": seconds(figures),
     }
 
@@ -97,12 +96,12 @@ def scored_rows(figures: Sequence[Figures]) -> list[str]:
 
 
 def of_level(
-    strategies: Mapping[str, Runs], rows: Sequence[str], level: str, seed: int, untuned: Sequence[General]
+    strategies: Mapping[str, Runs], rows: Sequence[str], level: str, untuned: Sequence[General]
 ) -> dict[str, Any]:
     """One level's strategies, their differences from each other (second less first, in points of 100), and
     the one to take. `untuned` is the untuned base's general ability, for each seed.
     """
-    changes = {name: general_change(untuned, generals(runs), seed) for name, runs in strategies.items()}
+    changes = {name: general_change(untuned, generals(runs)) for name, runs in strategies.items()}
     summaries = {
         name: {"title": title(name, level), "general_change": change and change.record()}
         | of_strategy(strategies[name], rows)
@@ -111,8 +110,8 @@ def of_level(
     points = {name: matrix(runs, rows) for name, runs in strategies.items()}
     right = {name: perfect_rows(scores) for name, scores in points.items()}
     pairs = list(combinations(strategies, 2))
-    differences = {(a, b): difference(points[a], points[b], seed) for a, b in pairs}
-    perfect = {(a, b): difference(right[a], right[b], seed) for a, b in pairs}
+    differences = {(a, b): difference(points[a], points[b]) for a, b in pairs}
+    perfect = {(a, b): difference(right[a], right[b]) for a, b in pairs}
     measured = {
         name: Measured(
             summary["score"],

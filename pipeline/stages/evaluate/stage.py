@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import SEED, answerable_rows, encoded_rows
+from pipeline.chat.selection import answerable_rows, encoded_rows
 from pipeline.chat.tokens import load_tokenizer, trained_positions
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
@@ -72,7 +72,7 @@ def evaluate(
                 )
         with timed(seconds, "general"):
             questions = load_questions(settings.general, root)
-            figures["general"] = general_ability(ours, loaded, questions, SEED)
+            figures["general"] = general_ability(ours, loaded, questions)
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, params.serving, tools, lora)
     with evaluated_server(model, settings, tools, lora, ROOM) as server:
@@ -95,7 +95,7 @@ def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
 
 def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prompt]:
     """The drawn rows by their ids, and the positions that training teaches. Raises `DataError` for none."""
-    encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, SEED, settings.ctx_size)
+    encoded = encoded_rows(tokenizer, rows, settings.perplexity_rows, settings.ctx_size)
     if not encoded:
         raise DataError(
             "Q-EVALUATE-011",
@@ -110,10 +110,10 @@ def task(
     """The figures of the task and every answer; None and nothing where nothing is scored."""
     if not settings.scorers:
         return None, []
-    drawn = answerable_rows(rows, settings.task_rows, SEED)
+    drawn = answerable_rows(rows, settings.task_rows)
     answers = answers_of(server, drawn, settings, label)
     return score_answers(
-        answers, settings.scorers, SEED, judge=settings.judge, external=settings.external, root=root
+        answers, settings.scorers, judge=settings.judge, external=settings.external, root=root
     ), answers
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.chat.selection import SEED, answerable_rows, encoded_rows
+from pipeline.chat.selection import answerable_rows, encoded_rows
 from pipeline.chat.tokens import Row, load_tokenizer, trained_positions
 from pipeline.config.params import Params
 from pipeline.config.sections import Evaluate, Merge
@@ -38,8 +38,8 @@ class Measured:
     points: Sequence[float | None] | None  # a row's None: not measured
 
 
-def decide(sixteen_bit: Measured, nf4: Measured, level: str, seed: int) -> tuple[MergeBase, str]:
-    """(winner, a sentence why); both were measured on the same rows. `seed` is the bootstrap's.
+def decide(sixteen_bit: Measured, nf4: Measured, level: str) -> tuple[MergeBase, str]:
+    """(winner, a sentence why); both were measured on the same rows.
 
     The rule, in this order, at the deciding level and row by row (paired, 95 % intervals of the mean
     difference):
@@ -59,7 +59,7 @@ def decide(sixteen_bit: Measured, nf4: Measured, level: str, seed: int) -> tuple
         (closer, f"is closer to the trained model by {{:.4f}} to {{:.4f}} nats, {{}} rows{task}"),
     )
     for differences, verdict in measures:
-        low, high = interval(differences, seed) if len(differences) >= FEWEST else (0.0, 0.0)
+        low, high = interval(differences) if len(differences) >= FEWEST else (0.0, 0.0)
         if low > 0 or high < 0:
             merge_base: MergeBase = "16-bit" if low > 0 else "nf4"
             ends = (low, high) if low > 0 else (-high, -low)  # as seen from the winner: both positive
@@ -116,7 +116,7 @@ def merge_the_better(
 
 def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tuple[list[Prompt], list[Row]]:
     """(prompts with the positions that training teaches, the task's rows) from a split not trained on."""
-    encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, SEED, evaluate.ctx_size)
+    encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, evaluate.ctx_size)
     prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
     if not prompts:
         raise DataError(
@@ -125,7 +125,7 @@ def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tup
             "curate.val_fraction",
         )
     scored = merge.task_rows and evaluate.scorer != "none"
-    return prompts, answerable_rows(rows, merge.task_rows, SEED) if scored else []
+    return prompts, answerable_rows(rows, merge.task_rows) if scored else []
 
 
 def measure(
@@ -152,7 +152,6 @@ def measure(
         score_answers(
             answers,
             evaluate.scorer,
-            SEED,
             judge=evaluate.judge,
             external=evaluate.external,
             root=root,
@@ -170,7 +169,7 @@ def choose(found: Mapping[MergeBase, Found], level: str, evaluate: Evaluate) -> 
         Measured(one.kld_rows, one.same_top, points)
         for one, points in (found[merge_base][level] for merge_base in ("16-bit", "nf4"))
     )
-    merge_base, reason = decide(sixteen_bit, nf4, level, SEED)
+    merge_base, reason = decide(sixteen_bit, nf4, level)
     candidates = {
         name: {model: figures(*pair, evaluate) for model, pair in models.items()}
         for name, models in found.items()
@@ -180,10 +179,10 @@ def choose(found: Mapping[MergeBase, Found], level: str, evaluate: Evaluate) -> 
 
 def figures(divergence: Divergence, points: list[float | None] | None, evaluate: Evaluate) -> dict[str, Any]:
     """One merge at one level for reports/merge.json: means with their 95 % intervals."""
-    low, high = interval(divergence.kld_rows, SEED)
+    low, high = interval(divergence.kld_rows)
     task = None
     if measured := [one for one in points or () if one is not None]:
-        worst, best = interval(measured, SEED)
+        worst, best = interval(measured)
         task = {
             "scorer": evaluate.scorer,
             "score": round(sum(measured) / len(measured), 4),

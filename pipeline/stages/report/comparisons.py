@@ -59,7 +59,7 @@ class Comparison:
         )
 
 
-def compare(first: str, second: str, scores: Scores, seed: int) -> Comparison | None:
+def compare(first: str, second: str, scores: Scores) -> Comparison | None:
     """Both models' scores (0 to 1) row by row; None where no row has both."""
     from pipeline.metrics.paired import compare_scores
 
@@ -73,7 +73,7 @@ def compare(first: str, second: str, scores: Scores, seed: int) -> Comparison | 
     if not pairs:
         return None
     before, after = zip(*pairs, strict=True)
-    return Comparison(first, second, len(pairs), compare_scores(before, after, seed))
+    return Comparison(first, second, len(pairs), compare_scores(before, after))
 
 
 def task_scores(answers: Answers) -> dict[str, list[float | None]]:
@@ -82,7 +82,7 @@ def task_scores(answers: Answers) -> dict[str, list[float | None]]:
     return {model: points for model, points in scores.items() if any(score is not None for score in points)}
 
 
-def against_reference(scores: Scores, reference: str, seed: int) -> list[Comparison]:
+def against_reference(scores: Scores, reference: str) -> list[Comparison]:
     """Each level against the 16-bit model that it is made from: tuned against tuned, base against base.
 
     Where nothing is merged (`reference` is the base's file): that file, alone and tuned, against the one that
@@ -94,26 +94,25 @@ def against_reference(scores: Scores, reference: str, seed: int) -> list[Compari
             for model in scores
         ],
         scores,
-        seed,
     )
 
 
-def against_base(scores: Scores, seed: int) -> list[Comparison]:
+def against_base(scores: Scores) -> list[Comparison]:
     """Each tuned model against the untuned base at the same level, where both were measured; the adapter
     or the tuned file against the base's file alone.
     """
     alone = product_of(scores).served is not None
     tuned = [model for model in scores if not is_base(model)]
-    return _each([(BASE if alone else UNTUNED + model, model) for model in tuned], scores, seed)
+    return _each([(BASE if alone else UNTUNED + model, model) for model in tuned], scores)
 
 
-def _each(pairs: Sequence[tuple[str, str]], scores: Scores, seed: int) -> list[Comparison]:
+def _each(pairs: Sequence[tuple[str, str]], scores: Scores) -> list[Comparison]:
     """The comparisons of these pairs, where rows have both scores."""
-    compared = (compare(first, second, scores, seed) for first, second in pairs if first != second)
+    compared = (compare(first, second, scores) for first, second in pairs if first != second)
     return [comparison for comparison in compared if comparison]
 
 
-def forgetting_values(evaluations: Evaluations, seed: int) -> dict[str, Any] | None:
+def forgetting_values(evaluations: Evaluations) -> dict[str, Any] | None:
     """What the section's template needs: every tuned model's general ability against the untuned base's (at
     16 bit, or the file that was trained on), and by subject; None where no model was asked.
     """
@@ -124,7 +123,7 @@ def forgetting_values(evaluations: Evaluations, seed: int) -> dict[str, Any] | N
         return None
     scores: Scores = {model: general.right for model, general in general_of.items()}
     base = product_of(evaluations).untuned(evaluations)
-    against = {model: compare(base, model, scores, seed) for model in general_of if not is_base(model)}
+    against = {model: compare(base, model, scores) for model in general_of if not is_base(model)}
     subjects = dict.fromkeys(subject for general in general_of.values() for subject in general.subjects or {})
     return {
         "asked": general_of,
@@ -198,7 +197,6 @@ def compared_values(
     chosen: str | None,
     scores: Scores,
     reference: str,
-    seed: int,
 ) -> dict[str, Any]:
     """What the templates need of models against each other: each level against its reference, each tuned
     model against its base; `chosen` is the one that is recommended.
@@ -207,7 +205,7 @@ def compared_values(
 
     product = product_of(evaluations)
     served = product.served
-    levels, gains = against_reference(scores, reference, seed), against_base(scores, seed)
+    levels, gains = against_reference(scores, reference), against_base(scores)
     return {
         "against": {comparison.second: comparison for comparison in levels},
         "gained": {comparison.second: comparison for comparison in gains},

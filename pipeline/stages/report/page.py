@@ -62,12 +62,11 @@ def page_values(
     inputs: Inputs,
     advice: Recommendation,
     verdicts: Mapping[str, Judgment],
-    seed: int,
     norms: Sequence[Norms] = (),
     used: Mapping[str, Usage] | None = None,
 ) -> dict[str, Any]:
-    """What the templates need beyond the inputs themselves; `seed` draws the bootstrap's samples, `norms` are
-    the adapter's, `used` is what stages took.
+    """What the templates need beyond the inputs themselves; `norms` are the adapter's, `used` is
+    what stages took.
     """
     from markupsafe import Markup
 
@@ -79,7 +78,7 @@ def page_values(
     scores = task_scores(inputs.answers)
     disturbed = [model for model, evaluation in evaluations.items() if evaluation.is_disturbed]
     curves = training_plots(inputs.log, inputs.metrics_log, inputs.train.eval_loss)
-    values = compared_values(evaluations, advice.model, scores, reference, seed) | {
+    values = compared_values(evaluations, advice.model, scores, reference) | {
         "inputs": inputs,
         "advice": advice,
         "verdicts": verdicts,
@@ -97,13 +96,13 @@ def page_values(
         "BASE": BASE,
         "ORIGINAL": ORIGINAL,
         "lora": evaluations[served].lora if served else None,
-        "distillation": distillation(inputs.evaluations, seed),
+        "distillation": distillation(inputs.evaluations),
         "distills": is_distillation(inputs.evaluations),
         "recovery_sentence": recovery_sentence,
-        "quantizing": None if served else quantizing_values(inputs.evaluations, scores, reference, seed),
+        "quantizing": None if served else quantizing_values(inputs.evaluations, scores, reference),
         "budgets": [budget_values(budget, inputs.evaluations) for budget in inputs.budgets],
         "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
-        "forgetting": forgetting_values(inputs.evaluations, seed),
+        "forgetting": forgetting_values(inputs.evaluations),
         "browser": browser_values(inputs.answers),
         "disturbed": disturbed,
         "measure_again": measure_again(disturbed),
@@ -178,7 +177,7 @@ def headline(inputs: Inputs, advice: Recommendation, verdicts: Mapping[str, Judg
     return f"{advice.model}, below the standard" if advice.below_standard else f"Ship {advice.model}"
 
 
-def with_warnings(advice: Recommendation, inputs: Inputs, seed: int) -> Recommendation:
+def with_warnings(advice: Recommendation, inputs: Inputs) -> Recommendation:
     """The advice, after a warning where a parity check failed, and what the recommended level forgot."""
     failed = [check for check in inputs.parity.checks.values() if check.verdict == "fail"]
     warnings = list(advice.warnings)
@@ -189,7 +188,7 @@ def with_warnings(advice: Recommendation, inputs: Inputs, seed: int) -> Recommen
         warnings.insert(
             0, f"{checks}: do not serve these files before the cause is found (section Parity checks)."
         )
-    lost = (forgetting_values(inputs.evaluations, seed) or {"warnings": {}})["warnings"]
+    lost = (forgetting_values(inputs.evaluations) or {"warnings": {}})["warnings"]
     return replace(advice, warnings=(*warnings, *(lost[model] for model in lost if model == advice.model)))
 
 

@@ -59,11 +59,11 @@ class Level:
         return "" if self.ratio is None else change(self.ratio)
 
 
-def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, seed: int) -> dict[str, Any]:
+def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str) -> dict[str, Any]:
     """What the section's template needs: a row per level, and a sentence for each level that was improved."""
 
     def side(model: str, sixteen: str) -> Side:
-        evaluation, task = evaluations.get(model), compare(sixteen, model, scores, seed)
+        evaluation, task = evaluations.get(model), compare(sixteen, model, scores)
         if evaluation is None or evaluation.reference != sixteen:
             return Side(model, evaluation is not None, task=task)
         return Side(
@@ -77,7 +77,7 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str, 
         rows.append(Level(level, file.fallback_tensors, file.tensors, base, tuned))
     return {
         "rows": rows,
-        "improved": _improved(evaluations, scores, seed),
+        "improved": _improved(evaluations, scores),
         "missing": _missing(rows, reference),
     }
 
@@ -99,7 +99,7 @@ def change(ratio: float) -> str:
     return "changes little" if ratio <= WORSE else "makes it worse"
 
 
-def _improved(evaluations: Evaluations, scores: Scores, seed: int) -> list[str]:
+def _improved(evaluations: Evaluations, scores: Scores) -> list[str]:
     """What an importance matrix or distilling did to each level made with and without; which is better."""
     sentences = []
     for model, evaluation in evaluations.items():
@@ -111,17 +111,17 @@ def _improved(evaluations: Evaluations, scores: Scores, seed: int) -> list[str]:
         sentences.append(
             f"{IMPROVED[model[len(level) :].lower()]} {change(after / before)}: {level} has a mean KLD of "
             f"{before:.3g} without and {after:.3g} with it."
-            f"{_better(level, model, after < before, scores, seed)}"
+            f"{_better(level, model, after < before, scores)}"
         )
     return sentences
 
 
-def _better(plain: str, improved: str, nearer: bool, scores: Scores, seed: int) -> str:
+def _better(plain: str, improved: str, nearer: bool, scores: Scores) -> str:
     """Which of the two is better on the held-out rows, as a sentence; "" where they were not scored.
 
     Where the scores don't tell, divergence does: `nearer` says that of `improved` is the lower.
     """
-    comparison = compare(plain, improved, scores, seed)
+    comparison = compare(plain, improved, scores)
     if comparison is None:
         return ""
     if comparison.verdict == "noise":

@@ -11,7 +11,6 @@ reports/index.html, quants.csv, quants.json, metrics.json, card.md, Modelfile an
 import shlex
 from pathlib import Path
 
-from pipeline.chat.selection import SEED
 from pipeline.config.params import Params
 from pipeline.config.products import product_of
 from pipeline.config.sections import Serve
@@ -39,9 +38,9 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
     on each tuned model.
     """
     folder, adapter = root / "reports", root / "models/adapter"
-    name, serve, seed = params.convert.name, params.serving, SEED
-    advice, verdicts = advise(inputs, params.report, serve, seed)
-    advice = with_warnings(advice, inputs, seed)
+    name, serve = params.convert.name, params.serving
+    advice, verdicts = advise(inputs, params.report, serve)
+    advice = with_warnings(advice, inputs)
     # where nothing can be recommended, the files still name the smallest level, with the warning beside it
     level = advice.model or min(verdicts, key=lambda model: (inputs.evaluations[model].bytes, model))
     files = product_of(inputs.evaluations).files(Path(), name, level)
@@ -56,7 +55,7 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
     }
     page = (
         texts
-        | page_values(inputs, advice, verdicts, seed, norms_of(adapter), usages(root))
+        | page_values(inputs, advice, verdicts, norms_of(adapter), usages(root))
         | {
             "settings": params.report,
             "llama_version": inputs.evaluations[level].llama_cpp or "of unknown version",

@@ -53,12 +53,12 @@ def test_rows_that_decide_are_of_the_entire_split(tmp_path: Path, monkeypatch: p
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    rows = [str(one) for one in stage.deciding_rows(tmp_path, file, 256, 42)]
+    rows = [str(one) for one in stage.deciding_rows(tmp_path, file, 256)]
     assert len(rows) == len(set(rows)) == 7
     assert {one[0] for one in rows} == {"a", "b"}
     file.write_text("")
     with pytest.raises(DataError, match="Q-BUDGET-007"):
-        stage.deciding_rows(tmp_path, file, 256, 42)
+        stage.deciding_rows(tmp_path, file, 256)
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +92,7 @@ def run(model: Path, root: Path, text: str, tools: Toolchain) -> dict[str, Any]:
         target=root / f"tiny-{text}.gguf",
         scratch=root / ".budget" / text,
     )
-    return budget(text, files, Llama(tools), serve=Serve(n_gpu_layers=99), longest=256, seed=42)
+    return budget(text, files, Llama(tools), serve=Serve(n_gpu_layers=99), longest=256)
 
 
 @pytest.fixture(autouse=True)

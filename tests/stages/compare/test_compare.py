@@ -133,32 +133,32 @@ def test_a_difference_is_paired() -> None:
     random = np.random.default_rng(2)
     first = scores(random, 3, 100, of_seeds=0.0)
     second = first + 0.02 + 0.01 * random.normal(size=first.shape)  # hard rows are hard for both
-    found = difference(first, second, 0)
+    found = difference(first, second)
     assert found.measurable
     assert 1.0 < found.low < found.points < found.high < 3.0
-    back = difference(second, first, 0)
+    back = difference(second, first)
     assert (back.points, back.p_value) == (-found.points, found.p_value)
-    shuffled = difference(first, np.roll(second, 50, axis=1), 0)
+    shuffled = difference(first, np.roll(second, 50, axis=1))
     assert not shuffled.measurable
 
 
 def test_no_difference_is_none_and_one_seed_that_is_better_by_luck_is_not_measurable() -> None:
     same = np.random.default_rng(3).random((3, 50))
-    found = difference(same, same, 0)
+    found = difference(same, same)
     assert (found.points, found.low, found.high, found.p_value, found.measurable) == (0, 0, 0, 1, False)
     lucky = same.copy()
     lucky[0] += 0.2
-    assert not difference(same, lucky, 0).measurable  # the test over rows is certain, the seeds are not
-    assert difference(same, lucky, 0).p_value < CHANCE
-    assert difference(same[:1], lucky[:1], 0).measurable  # of one seed nobody knows
+    assert not difference(same, lucky).measurable  # the test over rows is certain, the seeds are not
+    assert difference(same, lucky).p_value < CHANCE
+    assert difference(same[:1], lucky[:1]).measurable  # of one seed nobody knows
 
 
 def test_a_single_score_says_nothing_and_shapes_must_agree() -> None:
     one = np.array([[1.0]])
     assert (mean_of(one).low, mean_of(one).high) == (0.0, 1.0)
-    assert (difference(one, 0 * one, 0).low, difference(one, 0 * one, 0).high) == (-100.0, 100.0)
+    assert (difference(one, 0 * one).low, difference(one, 0 * one).high) == (-100.0, 100.0)
     with pytest.raises(ValueError, match="the same of both"):
-        difference(one, np.ones((2, 1)), 0)
+        difference(one, np.ones((2, 1)))
 
 
 # ---- the recommendation

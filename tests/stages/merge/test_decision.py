@@ -40,7 +40,7 @@ FULL = [1.0] * ROWS
 )
 def test_the_rule(sixteen_bit, nf4, winner, words) -> None:
     merge_base, reason = decide(
-        Measured(sixteen_bit[0], 1.0, sixteen_bit[1]), Measured(nf4[0], 1.0, nf4[1]), "Q4_K_M", seed=0
+        Measured(sixteen_bit[0], 1.0, sixteen_bit[1]), Measured(nf4[0], 1.0, nf4[1]), "Q4_K_M"
     )
     assert merge_base == winner
     assert words in reason
@@ -49,13 +49,11 @@ def test_the_rule(sixteen_bit, nf4, winner, words) -> None:
 
 def test_rows_that_were_not_measured_are_left_out_of_both() -> None:
     unsure: list[float | None] = [None if row % 3 == 0 else value for row, value in enumerate(HALF)]
-    merge_base, reason = decide(Measured(SAME, 1.0, unsure), Measured(FAR, 1.0, FULL), "Q4_K_M", seed=0)
+    merge_base, reason = decide(Measured(SAME, 1.0, unsure), Measured(FAR, 1.0, FULL), "Q4_K_M")
     assert (merge_base, "points, 26 rows" in reason) == ("nf4", True)
-    assert (
-        decide(Measured(SAME, 1.0, [None] * ROWS), Measured(FAR, 1.0, FULL), "Q4_K_M", seed=0)[0] == "16-bit"
-    )
+    assert decide(Measured(SAME, 1.0, [None] * ROWS), Measured(FAR, 1.0, FULL), "Q4_K_M")[0] == "16-bit"
 
 
 def test_rows_must_be_the_same_ones() -> None:
     with pytest.raises(ValueError, match="zip"):
-        decide(Measured(SAME, 1.0, None), Measured(SAME[1:], 1.0, None), "Q4_K_M", seed=0)
+        decide(Measured(SAME, 1.0, None), Measured(SAME[1:], 1.0, None), "Q4_K_M")

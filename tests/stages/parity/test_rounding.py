@@ -19,7 +19,6 @@ from html_page import Page
 from kept import kept
 
 from pipeline.__main__ import main
-from pipeline.chat.selection import SEED
 from pipeline.config.params import load_params
 from pipeline.gate.inputs import load_inputs
 from pipeline.gate.judge import Judgment
@@ -101,7 +100,7 @@ def read(path: Path) -> Any:
 def judged(root: Path, model: str) -> Judgment:
     params = load_params(root / "params.yaml")
     inputs = load_inputs(root, params.evaluate.models)
-    return advise(inputs, params.report, params.serving, SEED)[1][model]
+    return advise(inputs, params.report, params.serving)[1][model]
 
 
 def test_a_sound_q2_k_passes_parity_and_is_refused_by_the_gate(coarse: Path) -> None:

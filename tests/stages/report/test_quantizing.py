@@ -16,7 +16,7 @@ def values(
     scores: dict[str, list[float | None]] | None = None, **evaluations: dict[str, Any]
 ) -> dict[str, Any]:
     named = {name.replace("base_", "base-").replace("__", "-"): found for name, found in evaluations.items()}
-    return quantizing_values(evaluations_of(named), scores or {}, "F16", seed=1)
+    return quantizing_values(evaluations_of(named), scores or {}, "F16")
 
 
 BASE = {"reference": "base-F16"}
