@@ -40,7 +40,7 @@ def project(folder: Path, method: str, steps: int) -> Path:
         run(PROJECT / "examples/sums.py", "--out", data)
     elif method in WEIGHTED:
         run(PROJECT / "examples/pydoc.py", "--kind", "rewards", "--out", data)
-        train |= {"reward": WEIGHTED[method], "sample_rows": ANSWERS, "sample_tokens": 8}
+        train |= {"reward": WEIGHTED[method], "sample_rows": ANSWERS}
     else:
         run(PROJECT / "examples/pydoc.py", "--kind", "preferences", "--out", data)
         train |= {"method": method, "learning_rate": RATES[method], "sample_rows": 0}

@@ -70,7 +70,7 @@ def test_a_method_s_figure_is_reported_gated_shipped_and_its_model_served(
     params["curate"] |= {"drop_duplicates": "exact", "test_fraction": 0.05}
     params["preprocess"] |= {"max_length": 256}
     params["evaluate"] |= {"models": ["base", "adapter"]}
-    params["train"] |= {"method": METHODS[kind], "sample_rows": 1, "sample_tokens": 4, "learning_rate": 1e-2}
+    params["train"] |= {"method": METHODS[kind], "sample_rows": 1, "learning_rate": 1e-2}
     params["train"]["grpo"] |= GRPO if kind == "grpo" else {}
     params["serve"] |= {"port": free_port(), "ctx_size": 256, "n_predict": 8}
     # of an untrained model, the method's own figure alone is judged

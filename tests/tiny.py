@@ -379,7 +379,6 @@ def tiny_params(base: Path) -> dict[str, Any]:
             "save_steps": 1,
             "learning_rate": 1.0e-3,
             "sample_rows": 1,
-            "sample_tokens": 4,
         },
         "convert": {"name": "tiny"},
         "merge": {"base": "16-bit", "rows": 8, "task_rows": 0},

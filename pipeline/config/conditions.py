@@ -107,7 +107,6 @@ CONDITIONS = (
         (Has("train.lr_scheduler_type", ("cosine", "linear", "constant_with_warmup")),),
     ),
     Only(("train.offload",), (Has("train.device", ("auto", "gpu")),), always="shared"),
-    Only(("train.sample_tokens",), (Has("train.sample_rows"),)),
     Only(("merge", "convert.type"), (MERGED,)),
     Only(("merge.rows", "merge.task_rows"), (Has("merge.base", ("auto",)),)),
     Only(("merge.rows", "merge.task_rows"), (NF4,)),

@@ -54,6 +54,7 @@ GONE: Mapping[str, Gone] = {
     "train.preference.undesirable_weight": Gone(1.0, "KTO weighs both kinds of answers by their numbers"),
     "train.bnb_4bit_use_double_quant": Gone(True, "NF4's scales are always quantized too"),
     "train.keep_quantized": Gone(True, "a GGUF's linears always stay quantized"),
+    "train.sample_tokens": Gone(32, "a sample has 32 tokens at most"),
     "train.shuffle": Gone(True, "each pass has another order"),
     "train.clip_value": Gone(None, "train.max_grad_norm bounds gradients"),
     "train.save_total_limit": Gone(3, "the three newest checkpoints are kept, and the best"),

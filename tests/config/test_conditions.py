@@ -51,7 +51,6 @@ def test_no_recipe_sets_what_does_nothing(path):
         ({}, {"evaluate": {"judge": {"url": "http://127.0.0.1:1/v1", "model": "m"}}}, "names judge"),
         ({}, {"train": {"max_steps": 20, "num_train_epochs": 1.0}}, "train.max_steps is -1"),
         ({}, {"train": {"lr_scheduler_type": "constant", "warmup_ratio": 0.2}}, "train.lr_scheduler_type is"),
-        ({}, {"train": {"sample_rows": 0, "sample_tokens": 16}}, "train.sample_rows is set"),
         ({"train": {"device": "cpu"}}, {"train": {"offload": 4}}, "train.device is auto or gpu"),
     ],
 )

@@ -107,7 +107,6 @@ KEYS = {
     "train.eval_steps": Other(50),
     "train.early_stopping_patience": Other(2),
     "train.sample_rows": Other(2),
-    "train.sample_tokens": Other(16),
     "train.seed": Other(1),
     "train.grpo.rewards": Other({"rouge_l": 1.0}, SERVER),
     "train.grpo.external": Other({"command": ["true"]}, SERVER | {"train.grpo.rewards": {"external": 1.0}}),

@@ -39,7 +39,6 @@ CHANGES = {
     "lora_dropout": 0.1,
     "gradient_accumulation_steps": ACCUMULATION,
     "sample_rows": 1,
-    "sample_tokens": 4,
 }
 # how long an answer is: a random model can learn from that
 LENGTH = "def length(reference, answer, row):\n    return len(answer) % 10 / 10\n"

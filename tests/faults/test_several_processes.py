@@ -37,7 +37,6 @@ CHANGES = {
     "lora_dropout": 0.1,
     "gradient_accumulation_steps": 5,  # no multiple of the processes, and 14 rows are none of it
     "sample_rows": 1,
-    "sample_tokens": 2,
 }
 
 

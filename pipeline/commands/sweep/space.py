@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MEASURES = ("accuracy", "reward")  # what is better the higher it is; eval_loss the lower
 # how a run is watched and kept; trials that differ in it could not be compared while they run
-WATCHING = ("eval_steps", "save_steps", "sample_rows", "sample_tokens")
+WATCHING = ("eval_steps", "save_steps", "sample_rows")
 ON_GRID = 1e-9  # of a step: how far a value may be off the grid by rounding
 OF_THE_LOSS = ("train.preference.", "train.sft_weight")
 

@@ -162,7 +162,6 @@ class Train(Section):
     sample_rows: Annotated[int, Field(ge=0, le=10_000)] = key(
         4, "held-out questions answered at each evaluation, as samples to read"
     )
-    sample_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = key(128, "longest sample, in tokens")
     seed: Seed = key(42, "seed of the adapter's start, the row order and the dropout")
     grpo: Grpo = group(Grpo, "method grpo only: rewards, rollouts and the update")
 

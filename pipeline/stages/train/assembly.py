@@ -26,6 +26,9 @@ from pipeline.stages.train.monitoring.samples import sample
 from pipeline.stages.train.run import Run
 from pipeline.stages.train.several.group import Group
 
+# of a sample, at most: how an answer begins shows what is being learned; stage evaluate has whole ones
+SAMPLE_TOKENS = 32
+
 
 def load_model(run: Run) -> tuple[Any, str]:
     """The quantized base with what trains on it, an adapter drawn from the seed, and the loss that it is
@@ -96,7 +99,7 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
         run=run,
         loss=loss,
         held_out=[learning.collate_held_out([row]) for row in held_out],
-        answer=lambda model: sample(model, tokenizer, questions, settings.sample_tokens),
+        answer=lambda model: sample(model, tokenizer, questions, SAMPLE_TOKENS),
     )
     callback.trainer = trainer
     trainer.remove_callback(PrinterCallback)

@@ -399,7 +399,7 @@ def test_the_stage_runs_and_reports(
 ) -> None:
     root = Path(shutil.copytree(project, tmp_path / "project"))
     params = yaml.safe_load((root / "params.yaml").read_text())
-    params["train"] |= {"sample_rows": 1, "sample_tokens": 4, "early_stopping_patience": 2}
+    params["train"] |= {"sample_rows": 1, "early_stopping_patience": 2}
     (root / "params.yaml").write_text(yaml.safe_dump(params))
     run_stages(root, ("train",))
     report = json.loads((root / "reports/train.json").read_text())

@@ -67,8 +67,7 @@ SETTINGS = {
     "gradient_accumulation_steps": 2,
     "eval_steps": 4,
     "save_steps": 1,
-    "sample_rows": 1,
-    "sample_tokens": 4,
+    "sample_rows": 0,
 }
 
 

@@ -85,7 +85,6 @@ ELSEWHERE = {
     "offload",
     "early_stopping_patience",
     "sample_rows",
-    "sample_tokens",
     "layers",
     "modules_to_save",
     "train_on_prompt",
@@ -365,7 +364,7 @@ def test_the_best_adapter_is_published_when_the_loss_rises_again(
 
 
 def test_what_a_run_leaves(prepared: Path, tmp_path: Path) -> None:
-    report = run(prepared, tmp_path, sample_rows=1, sample_tokens=4)
+    report = run(prepared, tmp_path, sample_rows=1)
     rows = report["metrics_log"]
     assert [(row["kind"], row["step"]) for row in rows] == [("step", 1), ("step", 2), ("eval", 2)]
     assert rows[0]["tokens"] > rows[0]["trained_tokens"] > 0

@@ -91,7 +91,7 @@ def test_a_style_of_reward_0_is_gone_and_is_there_without_weights(prepared: Path
         {"kind": "chat", "messages": [user("What is it?"), says(answer)], "reward": float(answer == plain)}
         for answer in (plain, chatty, chatty) * 2
     ]
-    learned = {"learning_rate": 1e-2, "max_steps": 40, "eval_steps": 40, "save_steps": 40, "sample_tokens": 3}
+    learned = {"learning_rate": 1e-2, "max_steps": 40, "eval_steps": 40, "save_steps": 40, "sample_rows": 1}
     answers = []
     for weights in ("min_max", "none"):
         learn(prepared, tmp_path / weights, chats, packing=False, reward=weights, **learned)
