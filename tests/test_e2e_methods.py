@@ -66,8 +66,8 @@ def test_a_method_s_figure_is_reported_gated_shipped_and_its_model_served(
 ) -> None:
     params = tiny_params(tiny_gguf(tmp_path / "source.gguf", llama__context_length=1024))
     params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
-    # few held-out rows: near ties of a random model change sides, and few positions have more slack
-    params["curate"] |= {"drop_duplicates": "exact", "test_fraction": 0.05}
+    params["parity"] |= {"rows": 1}  # near ties of a random model change sides: fewer positions, more slack
+    params["curate"] |= {"drop_duplicates": "exact"}
     params["preprocess"] |= {"max_length": 256}
     params["evaluate"] |= {"models": ["base", "adapter"]}
     params["train"] |= {"method": METHODS[kind], "sample_rows": 1, "learning_rate": 1e-2}

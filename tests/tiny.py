@@ -383,7 +383,7 @@ def tiny_params(base: Path) -> dict[str, Any]:
         "convert": {"name": "tiny"},
         "merge": {"base": "16-bit", "rows": 8, "task_rows": 0},
         "machine": {"threads": 1},
-        "parity": {"depth": "standard"},
+        "parity": {"conversations": 4, "rows": 2, "depth": "standard"},
         "quantize": {"levels": ["Q4_K_M", "Q5_K_M"]},
         "evaluate": {
             "models": ["base-F16", "F16", "Q4_K_M", "Q5_K_M"],

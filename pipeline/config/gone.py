@@ -13,7 +13,6 @@ class Gone(NamedTuple):
     new_name: str | None = None
 
 
-AT_DEPTH = "parity.depth says how much is compared"
 ONE_LIST = "compare.strategies is one list of names"
 ALL_OF_LLAMA_CPP = "section machine says it for all of llama.cpp's tools and servers"
 REPAIR = "curate.repair is a list of what is repaired, not rejected"
@@ -92,10 +91,8 @@ GONE: Mapping[str, Gone] = {
     "compare.rows": Gone(200, "each strategy answers 200 held-out rows"),
     "parity.max_kld_exact": Gone(1.0e-3, "where nothing may be lost 0.001 nats are allowed"),
     "parity.min_same_top_served": Gone(0.99, "what is served has the same first choice at 99 % of positions"),
-    "parity.strings": Gone(100000, AT_DEPTH),
-    "parity.conversations": Gone(200, AT_DEPTH),
-    "parity.rows": Gone(4, AT_DEPTH),
-    "parity.prompts": Gone(4, AT_DEPTH),
+    "parity.strings": Gone(100000, "500 strings for each of parity.conversations are tokenized"),
+    "parity.prompts": Gone(4, "each GGUF is asked the prompts of parity.rows"),
     "parity.rmse_slack": Gone(1.5, "a tensor may have 1.5 times its type's usual rounding error"),
     "evaluate.prompt_lengths": Gone([128, 512], "speed is measured with 128 and 512 tokens"),
     "evaluate.generation_depths": Gone([0, 512], "speed is measured behind 0 and 512 tokens"),

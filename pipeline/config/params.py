@@ -112,12 +112,6 @@ class Params(sections.Section):
         return needed or bool(self.compare.seeds) or self.parity.depth == "full"
 
     @property
-    def parity_rows(self) -> int:
-        """Held-out rows whose logits parity compares."""
-        extent = self.parity.extent
-        return extent.merged_rows if self.graph == "merged" else extent.unmerged_rows
-
-    @property
     def derived(self) -> Mapping[str, Any]:
         """What stages take that follows from settings of which they read nothing else. `params.lock.yaml` has
         it, so that these stages run again only if it changes: another level needs no new merge.

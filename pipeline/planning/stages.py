@@ -112,7 +112,7 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
         case "quantize":  # a matrix as it is, in float32 and quantized
             return QUANTIZER + table // 2 + table + table // 5
         case "parity":  # a model in PyTorch with a matrix in float32, or a GGUF and six models' logits
-            return LIBRARIES + CONTEXT + weights + max(table, 6 * params.parity_rows * row)
+            return LIBRARIES + CONTEXT + weights + max(table, 6 * params.parity.rows * row)
         case "evaluate" if on_cpu and (size := plan.disk.get(f"{item} GGUF")):
             # the 16-bit file, with which it is compared, beside it
             repacked = sum(bytes for _, kind, bytes in stored(item, plan) if kind in REPACKED)

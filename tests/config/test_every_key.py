@@ -132,6 +132,8 @@ KEYS = {
     "compare.levels": Other(["Q5_K_M"], SEEDS),
     "compare.strategies": Other(["lora_nf4", "distilled_scales"], SEEDS),
     "parity.depth": Other("quick"),
+    "parity.conversations": Other(20),
+    "parity.rows": Other(2),
     "parity.max_kld_level": Other(0.5),
     "parity.max_kld_served": Other(0.01, GGUF),
     "evaluate.models": Other(["base-F16", "F16"]),

@@ -1,7 +1,6 @@
 """What is measured of the models: sections `compare`, `parity`, `evaluate`."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -63,38 +62,21 @@ class Compare(Section):
 Depth = Literal["quick", "standard", "full"]  # how much is measured, the least first
 
 
-@dataclass(frozen=True)
-class Extent:
-    """How much is compared at a depth: held-out conversations, as text and as token ids, and rows, whose
-    logits are compared and whose prompts each GGUF is asked in llama-server.
-
-    A merge's rows pass through every model on its way. A base that is served as it is has two files on its
-    way, and limits that narrow with the positions: it gets more.
-    """
-
-    conversations: int
-    merged_rows: int
-    unmerged_rows: int
-
-    @property
-    def strings(self) -> int:
-        """How many strings are tokenized twice; 100,000 are all tokens and all of Unicode."""
-        return 500 * self.conversations
-
-
-EXTENTS: Mapping[Depth, Extent] = {
-    "quick": Extent(conversations=20, merged_rows=4, unmerged_rows=20),
-    "standard": Extent(conversations=50, merged_rows=4, unmerged_rows=20),
-    "full": Extent(conversations=200, merged_rows=4, unmerged_rows=50),
-}
-
-
 class Parity(Section):
     depth: Depth = key(
         "standard",
-        "quick (weights; text and tokens of 20 conversations) | standard (of 50; and what the models say and "
-        "do on 4 held-out rows, or 20 if base.quantization is gguf) | full (of 200, on 4 rows or 50; and the "
+        "quick (text, tokens, weights) | standard (and what the models say and do) | full (and the "
         "adapter on the base's levels)",
+    )
+    conversations: Count = key(
+        200,
+        "conversations compared as text and as token ids, training's against llama-server's; for each, 500 "
+        "strings are tokenized by training's tokenizer and by the GGUF's vocabulary",
+    )
+    rows: Count = key(
+        4,
+        "held-out rows whose logits are compared along the entire chain, and whose prompts each GGUF is "
+        "asked in llama-server",
     )
     max_kld_level: KldLimit = key(
         "auto",
@@ -110,9 +92,9 @@ class Parity(Section):
     )
 
     @property
-    def extent(self) -> Extent:
-        """How much is compared at this depth."""
-        return EXTENTS[self.depth]
+    def strings(self) -> int:
+        """How many strings are tokenized twice: by default 100,000, all tokens and all of Unicode."""
+        return 500 * self.conversations
 
 
 class Judge(Section):

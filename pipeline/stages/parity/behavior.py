@@ -31,9 +31,9 @@ Answers = dict[str, list[Answer]]  # by the GGUF's name, the 16-bit one's first
 
 def behavior_checks(models: Sequence[ModelFiles], tokenizer: Any, measure: Measure) -> ParityChecks:
     """Two parity checks over all of `models`, the 16-bit one first: each is served, and asked the first
-    held-out questions.
+    `parity.rows` held-out questions.
     """
-    asked, budget = questions(measure.rows, tokenizer, measure.count, CTX_SIZE)
+    asked, budget = questions(measure.rows, tokenizer, measure.limits.rows, CTX_SIZE)
     answers: Answers = {}
     for model in models:
         with (

@@ -108,13 +108,12 @@ def first_difference(ours: Any, theirs: Any) -> str:
 
 @dataclass(frozen=True)
 class Measure:
-    """What every parity check is measured with: the held-out chats, the limits, of how many chats the logits
-    are compared, how llama.cpp is run, and a folder for temporary files.
+    """What every parity check is measured with: the held-out chats, the limits, how llama.cpp is run, and a
+    folder for temporary files.
     """
 
     rows: Sequence[Row]
     limits: Parity
-    count: int
     llama: Llama
     scratch: Path
     tensor_types: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +121,7 @@ class Measure:
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
         """Held-out rows as tokens, and which next tokens are compared. Raises `DataError` for none."""
-        encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.count))
+        encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.limits.rows))
         if not encoded:
             raise DataError(
                 "Q-PARITY-003",

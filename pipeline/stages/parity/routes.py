@@ -195,13 +195,13 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
     def compare(checks: ParityChecks) -> ParityChecks:
         limits, llama = measure.limits, replace(measure.llama, n_gpu_layers=0)
         with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
-            texts = text.served_texts(tokenizer, server, chosen(measure.rows, limits.extent.conversations))
+            texts = text.served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
             found = {
                 "text_template": text.template_text(texts, tokenizer, gguf),
                 "tokens_ids": tokens.token_ids(texts, tokenizer, server, gguf),
             }
         rendered = [compared.complete for compared in texts.compared if compared.conversation.held_out]
-        corpus = strings(tokenizer, rendered, limits.extent.strings)
+        corpus = strings(tokenizer, rendered, limits.strings)
         return found | {"tokens_corpus": tokens.corpus_ids(corpus, tokenizer, gguf, llama.tools)}
 
     return Probe("text and tokens", TEXT, compare)

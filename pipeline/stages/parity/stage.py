@@ -27,7 +27,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
     rows = list(
         islice(
             chats_in(root / "data/final/test.jsonl"),
-            max(params.parity.extent.conversations, params.parity_rows),
+            max(params.parity.conversations, params.parity.rows),
         )
     )
     if not rows:
@@ -40,7 +40,6 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
         measure = Measure(
             rows,
             params.parity,
-            params.parity_rows,
             find_llama(params.machine),
             scratch,
             params.quantize.tensor_types,

@@ -56,7 +56,7 @@ def measure(tools: Toolchain, tmp_path: Path) -> Callable[..., dict[str, Check]]
 
     def run(*others: Path, first: Path = f16) -> dict[str, Check]:
         models = [ModelFiles(model) for model in (first, *others)]
-        return behavior_checks(models, tokenizer, Measure(ROWS, Parity(), 2, Llama(tools), tmp_path))
+        return behavior_checks(models, tokenizer, Measure(ROWS, Parity(rows=2), Llama(tools), tmp_path))
 
     return run
 

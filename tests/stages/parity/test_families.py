@@ -39,7 +39,7 @@ ROWS = [
 def test_a_family_keeps_everything_on_its_way(
     name: str, tools: Toolchain, tiny_params: dict[str, Any], tmp_path: Path
 ) -> None:
-    tiny_params["parity"] |= {"depth": "full"}
+    tiny_params["parity"] |= {"depth": "full", "conversations": 20}
     params = Params.model_validate(tiny_params)
     base = family(name, tmp_path / "base", tools)
     adapter = family_adapter(tmp_path / "adapter", base, params.training_on("cpu"))
@@ -52,7 +52,7 @@ def test_a_family_keeps_everything_on_its_way(
     quantize(Llama(tools), gguf, level, LEVEL)
     probes = merged_probes(
         Chain(base, adapter, merged, gguf, {LEVEL: level}),
-        Measure(ROWS, params.parity, 4, replace(find_llama(params.machine), tools=tools), tmp_path),
+        Measure(ROWS, params.parity, replace(find_llama(params.machine), tools=tools), tmp_path),
         base_gguf=folder / f"{name}-base-F16.gguf",
         lora=folder / f"{name}-lora.gguf",
     )

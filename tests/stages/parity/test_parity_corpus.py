@@ -56,7 +56,7 @@ def words(tmp_path: Path) -> list[str]:
 
 
 def test_the_corpus_holds_what_it_says(tokenizer: Any) -> None:
-    whole = list(strings(tokenizer, ["text"], Parity(depth="full").extent.strings))
+    whole = list(strings(tokenizer, ["text"], Parity().strings))
     assert len(whole) >= 100_000
     assert whole == list(strings(tokenizer, ["text"], 100_000))
     assert all(unicodedata.is_normalized("NFC", text) for text in whole)
@@ -68,7 +68,7 @@ def test_the_corpus_holds_what_it_says(tokenizer: Any) -> None:
         "🏳️\u200d🌈",
         *(tokenizer.decode([number]) for number in (65, 256, 259)),
     } <= have
-    assert len(list(strings(tokenizer, ["text"], Parity(depth="quick").extent.strings))) < len(whole) / 4
+    assert len(list(strings(tokenizer, ["text"], Parity(conversations=2).strings))) < len(whole) / 4
 
 
 def test_every_assigned_character_is_in_a_run() -> None:
