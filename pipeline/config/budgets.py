@@ -36,13 +36,13 @@ def parse_budget(text: str) -> Budget | None:
     """The budget that `text` spells, None if it spells none. A GB of a file is 10⁹ bytes, a GB of memory 2³⁰
     (`pipeline.core.units`).
     """
-    if found := SPELLINGS["size"].fullmatch(text):
-        return Budget("size", float(found[1]) * {"GB": DISK_GB, "MB": 10**6}[found[2]])
-    if found := SPELLINGS["bits"].fullmatch(text):
-        return Budget("bits", float(found[1]))
-    if found := SPELLINGS["fits"].fullmatch(text):
-        memory = float(found[1]) * {"GB": MEMORY_GB, "MB": 1 << 20}[found[2]]
-        return Budget("fits", memory, int(found[3]))
+    if match := SPELLINGS["size"].fullmatch(text):
+        return Budget("size", float(match[1]) * {"GB": DISK_GB, "MB": 10**6}[match[2]])
+    if match := SPELLINGS["bits"].fullmatch(text):
+        return Budget("bits", float(match[1]))
+    if match := SPELLINGS["fits"].fullmatch(text):
+        memory = float(match[1]) * {"GB": MEMORY_GB, "MB": 1 << 20}[match[2]]
+        return Budget("fits", memory, int(match[3]))
     return None
 
 

@@ -36,7 +36,7 @@ class Has(NamedTuple):
         """Whether it does if the setting is `value`."""
         if not self.values:
             return bool(value)
-        return any(one in self.values for one in (value if isinstance(value, list) else [value]))
+        return any(item in self.values for item in (value if isinstance(value, list) else [value]))
 
 
 class Only(NamedTuple):
@@ -91,7 +91,7 @@ CONDITIONS = (
     Only(("train.reward",), method("sft"), refused=True),
     Only(
         ("train.preference.beta",),
-        method(*(name for name, one in METHODS.items() if one.preferences)),
+        method(*(name for name, learning in METHODS.items() if learning.preferences)),
         refused=True,
     ),
     Only(("train.sft_weight",), method("distill", "dpo", "ipo", "simpo"), refused=True),
@@ -126,7 +126,7 @@ CONDITIONS = (
     Only(("evaluate.external",), (Has("evaluate.scorers", ("external",), "names"),)),
     Only(
         ("report.gate.min_preference_accuracy",),
-        method(*(name for name, one in METHODS.items() if one.preferences)),
+        method(*(name for name, learning in METHODS.items() if learning.preferences)),
     ),
 )
 
@@ -143,11 +143,11 @@ def idle(params: Section) -> Iterator[Idle]:
 
 def refused(params: Section) -> Iterator[str]:
     """A sentence on each setting of a `Params` that does nothing and can only be a mistake."""
-    for one in idle(params):
-        if one.only.refused:
-            needs = one.only.either[0]
+    for setting in idle(params):
+        if setting.only.refused:
+            needs = setting.only.either[0]
             yield (
-                f"{one}, but that is {_text(_at(params, needs.key))}: leave {one.key} out, or set "
+                f"{setting}, but that is {_text(_at(params, needs.key))}: leave {setting.key} out, or set "
                 f"{needs.key} to {listed([*map(_text, needs.values)], 'or')}"
             )
 

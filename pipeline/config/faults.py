@@ -12,25 +12,25 @@ from pipeline.core.text import plural, quoted, safe
 LONGEST, MOST = 400, 1900  # characters of one error, and of all
 
 
-def report(path: Path, errors: Sequence[Any], lines: Mapping[Place, int], known: Sequence[str]) -> str:
+def report(path: Path, errors: Sequence[Any], lines: Mapping[Place, int], keys: Sequence[str]) -> str:
     """As many of pydantic's `errors` as can be read at once; `known` are the keys that there are."""
-    left = [_line(error, lines, known) for error in errors]
+    left = [_line(error, lines, keys) for error in errors]
     shown = [f"{path} has {plural(len(left), 'error')}:"]
     while left and sum(map(len, shown)) < MOST - LONGEST:
         shown.append(f"  {left.pop(0)}")
     return "\n".join([*shown, *([f"  … and {plural(len(left), 'error')} more"] if left else [])])
 
 
-def _line(error: Any, lines: Mapping[Place, int], known: Sequence[str]) -> str:
+def _line(error: Any, lines: Mapping[Place, int], keys: Sequence[str]) -> str:
     place = error["loc"]
     whole = "the file" if error["type"] == "model_type" else "params"
     key = safe(".".join(map(str, place)) or whole, 120)
-    found = [lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines]
-    where = f" (line {found[0]})" if found else ""
-    return safe(f"{key}: {_sentence(error, known)}", LONGEST - len(where)) + where
+    numbers = [lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines]
+    where = f" (line {numbers[0]})" if numbers else ""
+    return safe(f"{key}: {_sentence(error, keys)}", LONGEST - len(where)) + where
 
 
-def _sentence(error: Any, known: Sequence[str]) -> str:
+def _sentence(error: Any, keys: Sequence[str]) -> str:
     given, key = quoted(error["input"]), _dotted(error)
     former = reasons(key)
     match error["type"]:
@@ -39,7 +39,7 @@ def _sentence(error: Any, known: Sequence[str]) -> str:
         case "list_type" if former:
             return f"is {given}, and {former[0]} (`quench config upgrade` writes it so)"
         case "extra_forbidden":
-            return f"unknown key (value {given}): {nearest(key, known)}"
+            return f"unknown key (value {given}): {nearest(key, keys)}"
         case "missing":
             section = ".".join(map(str, error["loc"][:-1]))
             shown = f", as the comment of {section} shows (`quench config show`)" if section else ""
@@ -53,16 +53,16 @@ def _sentence(error: Any, known: Sequence[str]) -> str:
     return f"is {given}, {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-def nearest(key: str, known: Sequence[str]) -> str:
+def nearest(key: str, keys: Sequence[str]) -> str:
     """A sentence with the known key nearest to an unknown one: in its section, of its name elsewhere, or
     alike at all.
     """
     section, _, name = key.rpartition(".")
-    beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
+    beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
     near = (
         [beside[other] for other in difflib.get_close_matches(name, beside, n=1)]
-        or [other for other in known if other.rpartition(".")[2] == name]
-        or difflib.get_close_matches(key, known, n=1)
+        or [other for other in keys if other.rpartition(".")[2] == name]
+        or difflib.get_close_matches(key, keys, n=1)
     )
     return f"did you mean {near[0]}? Correct or remove it" if near else "remove it or correct its spelling"
 

@@ -21,7 +21,7 @@ def improved_from(spelled: str) -> str | None:
     """The plain level that "Q4_K_M-imatrix" or "Q4_0-distilled" is made like, spelled as there; None for any
     other level.
     """
-    ending = next((one for one in (SUFFIX, DISTILLED) if spelled.lower().endswith(one)), "")
+    ending = next((suffix for suffix in (SUFFIX, DISTILLED) if spelled.lower().endswith(suffix)), "")
     return spelled[: -len(ending)] if ending else None
 
 

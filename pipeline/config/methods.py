@@ -64,7 +64,7 @@ def kinds_sentences(kinds: Mapping[str, int], scored: int) -> list[str]:
     """What must be set for rows other than chats and text to be trained, and for rewards to count: a sentence
     each. `kinds` has rows by kind, `scored` the chats with a reward.
     """
-    found = [
+    sentences = [
         f"{plural(rows, 'row')} of kind {kind}: trained by train.method {listed(learners(kind), 'or')} only."
         if learners(kind)
         else f"{plural(rows, 'row')} of kind {kind}: no train.method learns from them."
@@ -73,8 +73,8 @@ def kinds_sentences(kinds: Mapping[str, int], scored: int) -> list[str]:
     ]
     if scored:
         has = plural(scored, "chat has", "chats have")
-        found.append(f"{has} a reward (or score), by which train.method sft weights it (train.reward).")
-    return found
+        sentences.append(f"{has} a reward (or score), by which train.method sft weights it (train.reward).")
+    return sentences
 
 
 def unused_sentences(kinds: Mapping[str, int], method: Method) -> list[str]:

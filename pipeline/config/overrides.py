@@ -34,7 +34,7 @@ class _Representer(RoundTripRepresenter):
 
 
 _Representer.add_representer(
-    type(None), lambda one, _: one.represent_scalar("tag:yaml.org,2002:null", "null")
+    type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null")
 )
 
 
@@ -42,12 +42,12 @@ def from_words(words: Sequence[str]) -> Given:
     """The settings of `train.r=8` and the like, whose values are YAML. Raises `ConfigError` for a key that
     there is not, or a value that can't be read.
     """
-    found = {}
+    settings = {}
     for word in words:
         name, _, text = word.partition("=")
         place = place_of(name)
-        found[place] = read_value(text, word)
-    return found
+        settings[place] = read_value(text, word)
+    return settings
 
 
 def from_sections(config: Mapping[str, Any]) -> Given:
@@ -84,12 +84,12 @@ def _fields() -> Mapping[str, FieldInfo]:
 
 def place_of(name: str) -> Key:
     """The place of a key, "train.r". Raises `ConfigError` for none, with the nearest that there is."""
-    known = _fields()
-    if name not in known:
+    fields = _fields()
+    if name not in fields:
         former = reasons(name)
-        remedy = f"it is gone: {former[0]}" if former else nearest(name, list(known))
+        remedy = f"it is gone: {former[0]}" if former else nearest(name, list(fields))
         raise ConfigError("Q-CONFIG-005", f"no key is called {safe(name, 80)!r}: {remedy}")
-    if group_of(known[name]):
+    if group_of(fields[name]):
         raise ConfigError(
             "Q-CONFIG-005",
             f"{name} is a section: name its keys, as in {name}.KEY=VALUE (`quench config show {name}`)",
@@ -99,10 +99,10 @@ def place_of(name: str) -> Key:
 
 def _flat(config: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of each key, sections opened."""
-    known = _fields()
+    fields = _fields()
     for key, value in config.items():
         name = f"{section}{key}"
-        is_section = name in known and group_of(known[name])
+        is_section = name in fields and group_of(fields[name])
         # what is wrong in a section that there is not is told by its first key, if it has one
         if isinstance(value, Mapping) and (is_section or (value and not section)):
             yield from _flat(value, f"{name}.")
@@ -115,9 +115,9 @@ def _read_again(value: Any, name: str) -> Any:
         case str():
             return read_value(value, f"{name}={value}")
         case list():
-            return [_read_again(one, name) for one in value]
+            return [_read_again(item, name) for item in value]
         case dict():
-            return {key: _read_again(one, name) for key, one in value.items()}
+            return {key: _read_again(item, name) for key, item in value.items()}
     return value
 
 

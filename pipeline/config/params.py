@@ -163,14 +163,14 @@ class Params(sections.Section):
     def _of_models(self) -> Iterator[str]:
         if served := self.product.served:
             original = [sections.ORIGINAL] if self.base.level else []
-            known = [sections.BASE, served, *original]
+            names = [sections.BASE, served, *original]
             needed, why = served, "which is what is served"
             made_by = (
                 f"({sections.BASE}: the GGUF alone, {served}: with {self.product.beside}, "
                 f"{sections.ORIGINAL}: what base.level is made from)"
             )
         else:
-            known = [
+            names = [
                 sections.UNTUNED + self.convert.type,
                 self.convert.type,
                 *self.quantize.files,
@@ -178,8 +178,8 @@ class Params(sections.Section):
             ]
             needed, why = self.convert.type, "which every level is compared with"
             made_by = "(quantize.levels, quantize.distill and quantize.budgets, spelled as there)"
-        if unknown := [model for model in self.evaluate.models if model not in known]:
-            yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(known)} {made_by}"
+        if unknown := [model for model in self.evaluate.models if model not in names]:
+            yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(names)} {made_by}"
         if needed not in self.evaluate.models:
             yield f"evaluate.models lacks {needed}, {why}: add it"
 
@@ -222,8 +222,8 @@ def checked(path: Path, values: dict[str, Any], lines: Mapping[Place, int]) -> P
     try:
         return Params.model_validate(values)
     except ValidationError as error:
-        known = [".".join(place) for place, _ in keys_of(Params)]
-        raise ConfigError("Q-CONFIG-003", report(path, error.errors(), lines, known)) from None
+        keys = [".".join(place) for place, _ in keys_of(Params)]
+        raise ConfigError("Q-CONFIG-003", report(path, error.errors(), lines, keys)) from None
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def scorer_problems(spellings: Sequence[str], has_judge: bool, has_external: boo
     """A sentence for each thing that can't be in a list of scorers; `has_judge`, `has_external`:
     evaluate.judge, evaluate.external is set. No file is opened.
     """
-    if twice := sorted({one for one in spellings if spellings.count(one) > 1}):
+    if twice := sorted({name for name in spellings if spellings.count(name) > 1}):
         yield f"{', '.join(twice)} is named twice: leave it out once"
     for spelling in spellings:
         kind, colon, argument = spelling.partition(":")

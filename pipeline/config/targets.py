@@ -28,8 +28,8 @@ LORA_ONLY = (
 
 def layer_of(path: str) -> int | None:
     """The number of the layer that a path leads into; None outside the layers."""
-    found = PLACE.search(path)
-    return int(found[1]) if found else None
+    match = PLACE.search(path)
+    return int(match[1]) if match else None
 
 
 def frozen_layers(train: Train) -> int:
@@ -79,8 +79,8 @@ def expert_parts(train: Train) -> list[str]:
     """The routed experts' matrices that train, where targets are named; where nothing is said of experts,
     those among `target_modules`.
     """
-    asked = train.target_modules if train.experts is None else train.experts
-    return [part for part in PARTS if part in asked]
+    names = train.target_modules if train.experts is None else train.experts
+    return [part for part in PARTS if part in names]
 
 
 def rank_of(path: str, train: Train) -> int:
@@ -113,7 +113,7 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
 
     Of routed experts, the first of each layer is enough unless `tells_experts_apart`.
     """
-    found = list(paths)
+    paths = list(paths)
     if frozen_layers(train) >= layers:
         yield (
             f"train.layers is {train.layers} and the model has {plural(layers, 'layer')}, counted from 0, so "
@@ -130,11 +130,11 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"train.layers names {beyond[0]} and the model has {plural(layers, 'layer')}, counted from 0: "
             f"take numbers up to {layers - 1}"
         )
-    hit = [path for path in found if is_target(path, train)]
-    inside = [path for path in found if layer_of(path) is not None and not is_router(path)]
+    hit = [path for path in paths if is_target(path, train)]
+    inside = [path for path in paths if layer_of(path) is not None and not is_router(path)]
     names = list(dict.fromkeys(path.rpartition(".")[2] for path in inside))
     wanted = () if isinstance(train.target_modules, str) else train.target_modules
-    if GATE in wanted and any(map(is_router, found)):
+    if GATE in wanted and any(map(is_router, paths)):
         yield (
             f"train.target_modules names {GATE}, a mixture's router, which trains by train.experts: name "
             f"router there, and take {GATE} out"
@@ -148,9 +148,9 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
         also = "" if train.experts is None else f", train.experts {train.experts}"
         yield (
             f"train.target_modules is {train.target_modules!r}{also}, which matches no linear of the layers "
-            f"that train: match whole names, as {next(iter(found), 'model.layers.0.self_attn.q_proj')}"
+            f"that train: match whole names, as {next(iter(paths), 'model.layers.0.self_attn.q_proj')}"
         )
-    if tells_experts_apart(train) and (other := _unlike(train, found)):
+    if tells_experts_apart(train) and (other := _unlike(train, paths)):
         yield (
             f"train would treat {other} unlike another expert of its layer, and llama.cpp stores them as one "
             "tensor: write target_modules and rank_pattern so that all experts of a layer are alike"

@@ -54,12 +54,12 @@ def left_out(values: Any, needed: Set[Key] | None = None) -> list[Key]:
     """The places (of the keys `needed` and their sections, if these are given) that a file's `values` lack,
     the outermost only: a section, not its keys too.
     """
-    found: list[Key] = []
+    places: list[Key] = []
     for place, _ in _with_sections(needed):
         inside = value_at(values, place[:-1])
-        if place[:-1] not in found and (inside is None or place[-1] not in inside):
-            found.append(place)
-    return [place for place in found if not any(place[:end] in found for end in range(1, len(place)))]
+        if place[:-1] not in places and (inside is None or place[-1] not in inside):
+            places.append(place)
+    return [place for place in places if not any(place[:end] in places for end in range(1, len(place)))]
 
 
 def completed(text: str, read: Read, needed: Set[Key] | None = None) -> str:
@@ -67,7 +67,7 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None) -> str:
     put in; the rest stays as it was.
     """
     end = "\r\n" if "\r\n" in text else "\n"
-    rows, known = text.removesuffix(end).split(end), read.params.model_dump(mode="json")
+    rows, values = text.removesuffix(end).split(end), read.params.model_dump(mode="json")
     lines, blocks = read.lines, []
     for number, place in enumerate(left_out(read.values, needed)):
         more = _more_indent(place, rows, lines)
@@ -75,7 +75,7 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None) -> str:
             more + line
             for below, field in _with_sections(needed)
             if below[: len(place)] == place
-            for line in _entry(below, field, known)
+            for line in _entry(below, field, values)
         ]
         # a section's own keys come before the next section
         blocks.append(

@@ -157,20 +157,20 @@ def receipts(root: Path) -> list[Receipt]:
 
 def take_failures(root: Path) -> list[Failure]:
     """The stages that failed, by name; what their jobs left is removed."""
-    found = [left for left in _left(root) if isinstance(left, Failure)]
-    for failure in found:
+    failures = [left for left in _left(root) if isinstance(left, Failure)]
+    for failure in failures:
         forget(failure.stage, root)
-    return found
+    return failures
 
 
 def _left(root: Path) -> list[Receipt | Failure]:
-    found: list[Receipt | Failure] = []
+    results: list[Receipt | Failure] = []
     for file in sorted((root / FINISHED).glob("[!.]*.json")):
         # one that is not whole, or of another version, is as good as none: the stage runs again
         with suppress(OSError, ValueError, TypeError):
             values = json.loads(file.read_text(encoding="utf-8"))
-            found.append(Failure(**values) if "error" in values else Receipt(**values))
-    return found
+            results.append(Failure(**values) if "error" in values else Receipt(**values))
+    return results
 
 
 def _file(stage: str, root: Path) -> Path:

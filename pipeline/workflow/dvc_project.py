@@ -164,7 +164,7 @@ def remove_dead_links(repo: Any) -> None:
 
     Raw data without a file would look like an edit: its links stay, and are refused.
     """
-    for out in (one for one in repo.index.outs if not one.stage.is_data_source):
+    for out in (output for output in repo.index.outs if not output.stage.is_data_source):
         path = Path(out.fs_path)
         links = (
             [Path(folder, name) for folder, _, names in os.walk(path) for name in names]

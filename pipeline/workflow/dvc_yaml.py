@@ -58,7 +58,7 @@ def dvc_text(graph: Graph, *, of_project: bool = False, cache_base: bool = False
     writer.dump(
         {
             "stages": stages,
-            "plots": [{name: _short(plot) for name, plot in one.items()} for one in table().plots],
+            "plots": [{name: _short(plot) for name, plot in plots.items()} for plots in table().plots],
         },
         text,
     )
@@ -77,7 +77,7 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
     entry = {
         "cmd": f"python -m {ROOT} {name}" + (f"@{'-'.join(items)}" if items else ""),
         "deps": _in_brackets([*key_files(name, stage.methods), *stage.deps]),
-        "params": [{LOCK: _in_brackets([key for one in stage.params for key in _keys(one)])}]
+        "params": [{LOCK: _in_brackets([key for param in stage.params for key in _keys(param)])}]
         if stage.params
         else [],
         "outs": _in_brackets(
@@ -95,8 +95,8 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
     entry = {key: value for key, value in entry.items() if value}
     if isinstance(stage.each, Mapping):
         matrix = {
-            key: _in_brackets(found) if isinstance(found, list) else f"${{{found}}}"
-            for key, found in stage.each.items()
+            key: _in_brackets(over) if isinstance(over, list) else f"${{{over}}}"
+            for key, over in stage.each.items()
         }
         return {"matrix": _in_brackets(matrix), **entry}
     return {"foreach": f"${{{stage.each}}}", "do": entry} if stage.each else entry
@@ -105,8 +105,10 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
 def _keys(param: str) -> list[str]:
     """What DVC is told of a stage's `param`: itself, or for "train -seed -r" all keys of train but these."""
     section, *left_out = param.split(" -")
-    found: Any = Params.model_fields[section].annotation if left_out else None
-    return [f"{section}.{key}" for key in found.model_fields if key not in left_out] if found else [param]
+    if not left_out:
+        return [param]
+    settings: Any = Params.model_fields[section].annotation
+    return [f"{section}.{key}" for key in settings.model_fields if key not in left_out]
 
 
 def _short(plot: Plot) -> dict[str, Any]:
@@ -118,9 +120,9 @@ def _in_brackets(value: Any) -> Any:
     """A list or a dict that is written on one line, if it fits."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-    found = CommentedMap(value) if isinstance(value, dict) else CommentedSeq(value)
-    found.fa.set_flow_style()
-    return found
+    flow = CommentedMap(value) if isinstance(value, dict) else CommentedSeq(value)
+    flow.fa.set_flow_style()
+    return flow
 
 
 def need_graph(root: Path, graph: Graph) -> None:

@@ -63,8 +63,8 @@ class Hashes:
 
     def md5s(self, paths: Iterable[Path], *, again: bool = False) -> dict[Path, str]:
         """The md5 of each file that is there; one that can't be read has `UNREADABLE`."""
-        found = {path: None if again else self._recall(path) for path in paths}
-        unknown = [path for path, digest in found.items() if digest is None and path.is_file()]
+        digests = {path: None if again else self._recall(path) for path in paths}
+        unknown = [path for path, digest in digests.items() if digest is None and path.is_file()]
         size = sum(path.stat().st_size for path in unknown)
         shown = (
             progress("reading files that may have changed", size)
@@ -73,30 +73,30 @@ class Hashes:
         )
         with shown as advance, ThreadPoolExecutor(os.cpu_count()) as pool:
             for path, seen in zip(unknown, pool.map(partial(_look, advance=advance), unknown), strict=True):
-                found[path] = self._take_in(path, seen) if seen else None
-        return {path: digest for path, digest in found.items() if digest is not None}
+                digests[path] = self._take_in(path, seen) if seen else None
+        return {path: digest for path, digest in digests.items() if digest is not None}
 
     def date(self, path: Path, date: int) -> None:
         """Date `path` (nanoseconds). That changes its ctime: what was known to be unchanged stays known."""
-        known = self._recall(path)
+        digest = self._recall(path)
         os.utime(path, ns=(date, date))
-        if known is not None:
-            self._remember(path, _state(path), known)
+        if digest is not None:
+            self._remember(path, _state(path), digest)
 
     def _recall(self, path: Path) -> str | None:
-        known = self._known.get(self._name(path))
+        entry = self._known.get(self._name(path))
         try:
-            return known[1] if known and known[0] == _state(path) else None
+            return entry[1] if entry and entry[0] == _state(path) else None
         except OSError:
             return None
 
     def _take_in(self, path: Path, seen: "Look") -> str:
-        known = self._known.get(self._name(path))
+        entry = self._known.get(self._name(path))
         if seen.md5 == UNREADABLE:
             pass  # it may be read another time
-        elif known and known[0][:3] == seen.after[:3] and known[1] != seen.md5:
+        elif entry and entry[0][:3] == seen.after[:3] and entry[1] != seen.md5:
             self.suspects.add(path)  # and stays one until it is another file, or has another date
-            self._remember(path, (*seen.after[:3], NEVER), known[1])
+            self._remember(path, (*seen.after[:3], NEVER), entry[1])
         elif seen.before == seen.after and seen.after[3] < seen.started - YOUNG:
             self._remember(path, seen.after, seen.md5)
         self.unreported[path] = seen.md5
@@ -129,12 +129,12 @@ def _own_folder() -> Path:
 
 def files_below(path: Path) -> list[Path]:
     """`path` if it is a file, else all files below it; pipes and devices are none."""
-    found = (
+    files = (
         [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
         if path.is_dir()
         else [path]
     )
-    return [file for file in found if file.is_file()]
+    return [file for file in files if file.is_file()]
 
 
 def stamps(paths: Iterable[Path], root: Path) -> dict[str, list[int]]:
@@ -168,8 +168,8 @@ def _look(path: Path, advance: Callable[[int], None]) -> Look | None:
 
 
 def _state(path: Path) -> State:
-    found = path.stat()
-    return found.st_ino & INT64, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    status = path.stat()
+    return status.st_ino & INT64, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _md5(path: Path, advance: Callable[[int], None]) -> str:

@@ -73,8 +73,8 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         params = read.params
         need_graph(root, params.graph)
         need_settings(root, read)
-        for one in idle(params):
-            print(f"{root / 'params.yaml'}: {one}", file=sys.stderr)
+        for setting in idle(params):
+            print(f"{root / 'params.yaml'}: {setting}", file=sys.stderr)
         with working(root):  # what killed runs left is swept
             if not is_dry_run(sys.argv[1:]):
                 drop_stale(root, params.curating)

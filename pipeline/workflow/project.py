@@ -76,7 +76,7 @@ def changed_code(root: Path) -> dict[str, list[str]]:
 
     Raises `DataError` if a key can't be read.
     """
-    package, found = Package(), {}
+    package, changed = Package(), {}
     for stage, modules in code_of_stages().items():
         file, now = root / key_file(stage), package.key(*modules)
         try:
@@ -88,8 +88,8 @@ def changed_code(root: Path) -> dict[str, list[str]]:
             ) from error
         if before != now:
             differing = set(before.splitlines()) ^ set(now.splitlines())
-            found[stage] = sorted({line.partition(" ")[2] for line in differing})
-    return found
+            changed[stage] = sorted({line.partition(" ")[2] for line in differing})
+    return changed
 
 
 def version_of(root: Path) -> str:

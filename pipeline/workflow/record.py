@@ -42,12 +42,12 @@ def record(stage: str, root: Path) -> None:
 
 def record_all(stages: Iterable[str], root: Path) -> None:
     """The same of several stages, by one start of DVC, which takes seconds."""
-    known = {stage: entry for stage in stages if (entry := entry_of(stage, root)) is not None}
-    if not known or "DVC_STAGE" in os.environ:
+    entries = {stage: entry for stage in stages if (entry := entry_of(stage, root)) is not None}
+    if not entries or "DVC_STAGE" in os.environ:
         return
-    deps = {dep for entry in known.values() for dep in entry.get("deps", [])}
+    deps = {dep for entry in entries.values() for dep in entry.get("deps", [])}
     sources = sorted(f"{dep}.dvc" for dep in deps if (root / f"{dep}.dvc").is_file())
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", *known, *sources]
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", *entries, *sources]
     with lock_record(root) as lock:
         # a session of its own, and the lock with it: whoever kills the run can't leave half a dvc.lock behind
         done = subprocess.run(
@@ -66,7 +66,8 @@ def record_all(stages: Iterable[str], root: Path) -> None:
         stated = " ".join(errors) or f"exit code {done.returncode}"
         raise ToolError(
             "Q-WORKFLOW-014",
-            f"DVC could not record {', '.join(known)} ({stated}): fix that, then run the same command again",
+            f"DVC could not record {', '.join(entries)} ({stated}): fix that, then run the same command "
+            "again",
         )
 
 
@@ -77,17 +78,17 @@ def inputs_state(stage: str, root: Path) -> Any:
     DVC hashes these when a stage ends. Compared from before and after, they keep `dvc.lock` from naming what
     the stage never read.
     """
-    known = entry_of(stage, root)
-    if known is None:
+    entry = entry_of(stage, root)
+    if entry is None:
         return None
     # unchecked: an edit of another section, unfinished as it may be, costs this stage nothing
     read, recorded, roots = read_strict(root / "params.yaml")[0], lock_values(root), code_of_stages()
     params = with_defaults(read if isinstance(read, dict) else {})
-    sections = {key.partition(".")[0] for key in params_of(known)}
+    sections = {key.partition(".")[0] for key in params_of(entry)}
     # what the stage takes from params.yaml, and what DVC will record
     tracked = {name: (params.get(name), recorded.get(name)) for name in sorted(sections)}
-    edited = [root / dep for dep in known.get("deps", []) if dep.startswith(USERS)]
-    keys = [Path(Values(params).fill(dep)).stem for dep in known.get("deps", []) if dep.startswith(FOLDER)]
+    edited = [root / dep for dep in entry.get("deps", []) if dep.startswith(USERS)]
+    keys = [Path(Values(params).fill(dep)).stem for dep in entry.get("deps", []) if dep.startswith(FOLDER)]
     code = Package().key(*(module for key in keys for module in roots.get(key, [])))
     return tracked, code, stamps(edited, root)
 

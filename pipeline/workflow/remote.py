@@ -53,10 +53,10 @@ def use_this_python() -> None:
 
 def inputs_read(stage: str, root: Path) -> dict[str, str]:
     """{path: md5} of what `stage` is about to read, in a job on another machine; elsewhere DVC asks later."""
-    if not is_remote() or stage not in (known := stages_of(root)):
+    if not is_remote() or stage not in (stages := stages_of(root)):
         return {}
     with Hashes(root) as hashes:
-        deps = [dep for dep in known[stage].deps if not dep.startswith(KEYS)]
+        deps = [dep for dep in stages[stage].deps if not dep.startswith(KEYS)]
         return md5s_of(deps, root, hashes)
 
 
@@ -106,11 +106,11 @@ def finish_workflow(root: Path = Path(), *, failed: bool) -> None:
     except QuenchError as error:
         print(f"snakemake: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
-    found = take_failures(root) if failed else []
-    for failure in found:
+    failures = take_failures(root) if failed else []
+    for failure in failures:
         print(f"{failure.stage}: {failure.error}", file=sys.stderr)
-    if found:
-        raise SystemExit(found[0].exit_code)
+    if failures:
+        raise SystemExit(failures[0].exit_code)
 
 
 def _changed(receipt: Receipt, root: Path, hashes: Hashes) -> str:

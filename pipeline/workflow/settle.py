@@ -79,10 +79,10 @@ def reuse(stage: str, root: Path) -> bool:
     if os.environ.get(REUSE) != "1" or "DVC_STAGE" in os.environ or not seems_unchanged(stage, root):
         return False
     with open_project(root, wait=True) as repo, repo.lock:
-        known = repo.stage.load_one(path=str(Path(repo.root_dir, "dvc.yaml")), name=stage)
-        if _is_stale(known) or not _all_good(known.outs, root):
+        recorded = repo.stage.load_one(path=str(Path(repo.root_dir, "dvc.yaml")), name=stage)
+        if _is_stale(recorded) or not _all_good(recorded.outs, root):
             return False
-        for out in known.outs:
+        for out in recorded.outs:
             out.checkout(force=True)  # not repo.checkout: it reads every stage again, which doubles the time
     print(f"{stage}: nothing it depends on has changed: its outputs are back from DVC's cache")
     return True
@@ -144,13 +144,13 @@ def _date(repo: Any, settled: Settled, hashes: Hashes) -> None:
     now = time.time_ns()
     stale_outputs: set[Path] = set()
     stages = list(networkx.dfs_postorder_nodes(repo.index.graph))
-    made = [path for stage in stages for path in _outputs(stage)]
+    written = [path for stage in stages for path in _outputs(stage)]
     for stage in stages:
         # of a folder that several stages write into, Snakemake sees the files
         inputs = [
             path
             for dep in _inputs(stage)
-            for path in (dep, *(one for one in made if dep in one.parents))
+            for path in (dep, *(output for output in written if dep in output.parents))
             if path.exists()
         ]
         outputs = [path for path in _outputs(stage) if path.exists()]

@@ -92,9 +92,9 @@ def parse_item(phase: str, item: str) -> tuple[int | None, int]:
     Raises `ConfigError`.
     """
     scattered = PHASES[phase][0]
-    found = ITEM.fullmatch(item)
-    shard, shards = (int(part) if part else 0 for part in found.groups()) if found else (0, 0)
-    if not found or bool(shard) != scattered or not shard <= shards <= MOST:
+    match = ITEM.fullmatch(item)
+    shard, shards = (int(part) if part else 0 for part in match.groups()) if match else (0, 0)
+    if not match or bool(shard) != scattered or not shard <= shards <= MOST:
         wanted = f"3-of-7, with at most {MOST} shards" if scattered else f"of-7, with at most {MOST} shards"
         raise ConfigError("Q-CURATE-018", f"{item!r} is no job of phase {phase}: write {wanted}")
     return (shard - 1 if scattered else None), shards

@@ -53,14 +53,14 @@ def need_work(name: str, item: str, params: "Params") -> None:
     """Raise `ConfigError` for a stage that these settings have nothing to do for."""
     from pipeline.workflow.stages import items_of, table, values_of
 
-    known = table().stages[name]
-    if known.only not in (None, params.graph):
+    stage = table().stages[name]
+    if stage.only not in (None, params.graph):
         raise ConfigError(
             "Q-WORKFLOW-021",
             f"stage {name} has nothing to do if base.quantization is {params.base.quantization} and "
             f"train.tuner is {params.train.tuner}: `snakemake` runs those that have",
         )
-    if name.startswith("compare_") and item not in dict(items_of(known.each, values_of(params))):
+    if name.startswith("compare_") and item not in dict(items_of(stage.each, values_of(params))):
         raise ConfigError(
             "Q-COMPARE-001",
             f"compare.seeds, levels and strategies ask for no job {name}@{item}: `snakemake -n` lists the "
@@ -76,10 +76,10 @@ def idle_of(stage: str, params: "Params") -> Iterator[str]:
     from pipeline.workflow.stages import stages_in
 
     stages = stages_in(params.graph)
-    for one in idle(params):
-        section = one.key.partition(".")[0]
+    for setting in idle(params):
+        section = setting.key.partition(".")[0]
         if stage == (section if section in stages else FIRST):
-            yield str(one)
+            yield str(setting)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -73,9 +73,9 @@ class Stage(Part):
 
     def within(self, graph: Graph) -> "Stage":
         """The stage with what it has in `graph` alone."""
-        own: Part = getattr(self, graph)
+        part: Part = getattr(self, graph)
         return self.model_copy(
-            update={"deps": [*self.deps, *own.deps], "params": [*self.params, *own.params]}
+            update={"deps": [*self.deps, *part.deps], "params": [*self.params, *part.params]}
         )
 
     @property
@@ -158,7 +158,7 @@ def stages_in(graph: Graph) -> dict[str, Stage]:
 
 def stage_modules(stage: str) -> list[str]:
     """The modules that `stage` starts from: its own and those of the stages that it starts."""
-    return [stage_module(one) for one in (stage, *table().stages[stage].starts)]
+    return [stage_module(name) for name in (stage, *table().stages[stage].starts)]
 
 
 def code_of_stages() -> dict[str, list[str]]:
@@ -175,7 +175,7 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
     `shards`, stage curate publishes what its jobs (`pipeline.workflow.shards`) have made of them.
     """
     values, stages = values_of(params), stages_in(params.graph)
-    made = [path for stage in stages.values() for path in filled(stage.written, stage, values)]
+    written = [path for stage in stages.values() for path in filled(stage.written, stage, values)]
     for name, stage in stages.items():
         lists = lists_of(stage.each, values)
         if not all(lists.values()):
@@ -187,11 +187,11 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
             name,
             f"{name}@{ending}" if ending else f"{name}{option(shards)}" if name == DIVIDED else name,
             [of_job.fill(path) for path in key_files(name, stage.methods)],
-            [path for dep in stage.deps for path in _inside(of_job.fill(dep), made)]
+            [path for dep in stage.deps for path in _inside(of_job.fill(dep), written)]
             + (made_of(shards) if name == DIVIDED else []),
             [path for path in outputs if not path.endswith("/")],
             [path.rstrip("/") for path in outputs if path.endswith("/")],
-            {key: "|".join(map(str, found)) for key, found in lists.items()},
+            {key: "|".join(map(str, items)) for key, items in lists.items()},
             _threads(stage.threads, values, cores),
             f"logs/{name}-{ending}.log" if ending else f"logs/{name}.log",
         )
@@ -205,8 +205,8 @@ def lists_of(each: str | Lists | None, values: Values) -> dict[str, list[Any]]:
     """
     named = {} if each is None else {"item": each} if isinstance(each, str) else each
     return {
-        key: found if isinstance(found, list) else values.at(found.strip("${}"))
-        for key, found in named.items()
+        key: items if isinstance(items, list) else values.at(items.strip("${}"))
+        for key, items in named.items()
     }
 
 
@@ -232,15 +232,15 @@ def filled(paths: Sequence[str], stage: Stage, values: Values) -> Iterator[str]:
         yield from map(values.of(item).fill, paths)
 
 
-def _inside(dep: str, made: list[str]) -> list[str]:
+def _inside(dep: str, written: list[str]) -> list[str]:
     """`dep`, or if it is a folder that stages only write into, what they write; nothing, if it is that of
     jobs of which there are none now.
     """
     collects = dep in {
         path.rstrip("/").rpartition("/")[0] for stage in table().stages.values() for path in stage.written
     }
-    found = [path.rstrip("/") for path in made if path.startswith(f"{dep}/") and path != f"{dep}/"]
-    return found if collects else [dep]
+    files = [path.rstrip("/") for path in written if path.startswith(f"{dep}/") and path != f"{dep}/"]
+    return files if collects else [dep]
 
 
 def _threads(wanted: str | None, values: Values, cores: int) -> int:

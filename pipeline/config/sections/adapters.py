@@ -55,7 +55,7 @@ def _ranks(value: Any) -> Any:
 def _layers(value: Any) -> Any:
     numbers = [int(value[:-1])] if isinstance(value, str) and FROM.fullmatch(value) else value
     is_list = isinstance(numbers, list) and 1 <= len(numbers) <= MOST_LAYERS
-    if value is None or (is_list and all(type(one) is int and 0 <= one <= MOST_LAYERS for one in numbers)):
+    if value is None or (is_list and all(type(item) is int and 0 <= item <= MOST_LAYERS for item in numbers)):
         return value
     raise ValueError(f"is {quoted(value)}: name at least 1 layer in a list, or the first to train: 20-")
 

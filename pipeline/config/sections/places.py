@@ -81,7 +81,7 @@ class Packages(Section):
 
 def _numbered(pattern: str, number: int) -> str:
     # not str.format, which would follow attributes that a pattern names
-    return NUMBER.sub(lambda found: f"{number:0{found[1] or 1}}", pattern)
+    return NUMBER.sub(lambda match: f"{number:0{match[1] or 1}}", pattern)
 
 
 def _kind(place: Any) -> str | None:
