@@ -152,10 +152,10 @@ def _forget_foreign_build(home: Path, backend: Backend) -> None:
     backend, which CMake would remember, or finished on another machine.
     """
     cache = home / "build" / "CMakeCache.txt"
-    known = cache.read_text(errors="replace").splitlines() if cache.exists() else []
+    lines = cache.read_text(errors="replace").splitlines() if cache.exists() else []
     here = f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}"
-    switched = {flag for flag in SWITCHES.values() if f"{flag[2:].replace('=', ':BOOL=')}" in known}
-    moved = known and (here not in known or switched != set(SWITCHES.values()).intersection(backend.flags))
+    switched = {flag for flag in SWITCHES.values() if f"{flag[2:].replace('=', ':BOOL=')}" in lines}
+    moved = lines and (here not in lines or switched != set(SWITCHES.values()).intersection(backend.flags))
     finished = (home / "stamp.json").exists() and all(
         (home / "build" / "bin" / tool).exists() for tool in TOOLS
     )

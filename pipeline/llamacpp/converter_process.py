@@ -53,16 +53,16 @@ def stack_experts_of(kind: Any) -> None:
     modify, prepare_tensors = kind.modify_tensors, kind.prepare_tensors
 
     def with_experts(self: Any, data: Any, name: str, bid: int | None) -> Any:
-        found = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight", name)
-        if not found:
+        match = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight", name)
+        if not match:
             yield from modify(self, data, name, bid)
             return
-        stack = held.setdefault((found[1], found[3]), {})
-        stack[int(found[2])] = data
+        stack = held.setdefault((match[1], match[3]), {})
+        stack[int(match[2])] = data
         if len(stack) == self.find_hparam(["num_local_experts", "num_experts"]):
             whole = torch.stack([stack[number] for number in sorted(stack)], dim=0)
-            del held[found[1], found[3]]
-            yield from super(kind, self).modify_tensors(whole, f"{found[1]}.{found[3]}.weight", bid)
+            del held[match[1], match[3]]
+            yield from super(kind, self).modify_tensors(whole, f"{match[1]}.{match[3]}.weight", bid)
 
     def prepare(self: Any) -> None:
         prepare_tensors(self)

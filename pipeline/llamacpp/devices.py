@@ -65,10 +65,10 @@ def gpu_layers(tools: Toolchain, model: Path, wanted: int | Literal["auto"], *, 
     """
     if wanted == 0:
         return 0
-    found = devices(tools)
+    gpus = devices(tools)
     if wanted == AUTO:
-        return fitting(model, tokens, sum(max(0, one.free - SPARE) for one in found)) if found else 0
-    if not found:
+        return fitting(model, tokens, sum(max(0, gpu.free - SPARE) for gpu in gpus)) if gpus else 0
+    if not gpus:
         raise ConfigError(
             "Q-LLAMACPP-024",
             f"n_gpu_layers is {wanted}, and the llama.cpp in {tools.bin} sees no GPU, so it would ignore "
@@ -85,8 +85,8 @@ def fitting(model: Path, tokens: int, room: int) -> int:
     layers = fields.get(f"{fields.get('general.architecture')}.block_count")
     if not isinstance(layers, int) or layers < 1:
         return 0
-    one = (model.stat().st_size + (kv_cache_bytes(model, tokens) or 0)) * (1 + BUFFERS) / (layers + 1)
-    count = int(room / one)
+    layer = (model.stat().st_size + (kv_cache_bytes(model, tokens) or 0)) * (1 + BUFFERS) / (layers + 1)
+    count = int(room / layer)
     return ALL_LAYERS if count > layers else count
 
 

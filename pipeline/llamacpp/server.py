@@ -70,8 +70,8 @@ class Server:
 
     def tokens(self, text: str) -> list[int]:
         """The ids of a rendered text, its control tokens read as such, behind what begins every text."""
-        asked = {"content": text, "add_special": True, "parse_special": True}
-        return list(self.post("/tokenize", asked)["tokens"])
+        body = {"content": text, "add_special": True, "parse_special": True}
+        return list(self.post("/tokenize", body)["tokens"])
 
 
 @contextmanager

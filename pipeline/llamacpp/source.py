@@ -76,11 +76,11 @@ def _download(folder: Path) -> Path:
         f"{SDIST}.tar.gz did not arrive whole from the package index that pip is set up for",
     )
     archive = folder / f"{SDIST}.tar.gz"
-    found = file_hash(archive)
-    if found != SDIST_SHA256:
+    digest = file_hash(archive)
+    if digest != SDIST_SHA256:
         raise ToolError(
             "Q-LLAMACPP-002",
-            f"{archive.name} has sha256 {found}, {SDIST_SHA256} is pinned: check the package index that pip "
+            f"{archive.name} has sha256 {digest}, {SDIST_SHA256} is pinned: check the package index that pip "
             "is set up for",
         )
     return archive

@@ -71,9 +71,9 @@ def is_built(home: Path, backend: Sequence[str] | None = None) -> bool:
     """Whether `home` holds a finished build of exactly this version and these flags that runs on this
     machine; of any backend if none is given.
     """
-    found = read_stamp(home)
-    wanted = stamp(backend_of(found) if backend is None else backend)
-    same = all(found.get(key) == wanted[key] for key in wanted if key != "instructions")
+    stamped = read_stamp(home)
+    wanted = stamp(backend_of(stamped) if backend is None else backend)
+    same = all(stamped.get(key) == wanted[key] for key in wanted if key != "instructions")
     return (
         same
         and all(os.access(home / "build" / "bin" / tool, os.X_OK) for tool in TOOLS)
@@ -119,10 +119,10 @@ def _instructions() -> set[str]:
 def read_stamp(home: Path) -> dict[str, object]:
     """What `stamp.json` says of a build; nothing if it is missing or torn."""
     try:
-        found = json.loads((home / "stamp.json").read_text(encoding="utf-8"))
+        values = json.loads((home / "stamp.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def cache_folder() -> Path | None:

@@ -104,15 +104,15 @@ def find_toolchain(home: str | None = None) -> Toolchain:
     source = chosen / "source" / "vendor" / "llama.cpp"
     if not source.is_dir():
         source = chosen
-    found = Toolchain(bin=chosen / "build" / "bin", source=source)
-    if not (found.bin / "llama-server").exists() or not (source / "convert_hf_to_gguf.py").exists():
+    toolchain = Toolchain(bin=chosen / "build" / "bin", source=source)
+    if not (toolchain.bin / "llama-server").exists() or not (source / "convert_hf_to_gguf.py").exists():
         raise ToolError(
             "Q-LLAMACPP-018",
             f"no llama.cpp in {chosen} (build/bin/llama-server and convert_hf_to_gguf.py are looked for): "
             "run `make setup`, "
             "or point LLAMA_CPP_HOME at a llama.cpp checkout that is built in its folder build",
         )
-    return found
+    return toolchain
 
 
 def need_safe_home() -> None:

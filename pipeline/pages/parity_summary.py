@@ -66,16 +66,16 @@ def counts(checks: ParityChecks) -> dict[str, int]:
 
 def title(report: Mapping[str, Any]) -> str:
     """The verdict in a few words; a parity check that was not measured is never among those that hold."""
-    found = counts(report["checks"])
-    if found["fail"]:
-        return f"Something was lost: {found['fail']} of {sum(found.values())} parity checks failed"
-    if report["verdict"] != "pass" or not found["pass"]:
+    verdicts = counts(report["checks"])
+    if verdicts["fail"]:
+        return f"Something was lost: {verdicts['fail']} of {sum(verdicts.values())} parity checks failed"
+    if report["verdict"] != "pass" or not verdicts["pass"]:
         return "Parity did not pass"
-    if found["warn"]:
-        return f"Nothing was damaged, but rounding costs much: {found['warn']} parity checks warn"
+    if verdicts["warn"]:
+        return f"Nothing was damaged, but rounding costs much: {verdicts['warn']} parity checks warn"
     return (
         "Every parity check holds"
-        if not found["not measured"]
+        if not verdicts["not measured"]
         else "No parity check failed, but not all were measured"
     )
 
@@ -83,31 +83,31 @@ def title(report: Mapping[str, Any]) -> str:
 def sentence(report: Mapping[str, Any]) -> str:
     """What failed first and what to do, or what holds."""
     checks = report["checks"]
-    found = counts(checks)
+    verdicts = counts(checks)
     if failed := first_failed(checks):
         return (
             f"The first that failed is “{failed['title']}”: do not serve these files before its cause is "
             "repaired."
         )
-    if report["verdict"] != "pass" or not found["pass"]:
+    if report["verdict"] != "pass" or not verdicts["pass"]:
         return (
-            f"None of {sum(found.values())} parity checks failed, {found['pass']} hold: run `snakemake "
+            f"None of {sum(verdicts.values())} parity checks failed, {verdicts['pass']} hold: run `snakemake "
             "--force parity`, which measures them again."
         )
-    if found["warn"]:
+    if verdicts["warn"]:
         dear = next(row for rows in grouped(checks).values() for row in rows if row["verdict"] == "warn")
         return (
             f"“{dear['title']}” lost more than is usual, by rounding that was asked for: "
-            f"`report.gate` judges whether that is too much. {found['not measured']} were not measured."
+            f"`report.gate` judges whether that is too much. {verdicts['not measured']} were not measured."
         )
-    if not found["not measured"]:
+    if not verdicts["not measured"]:
         return (
-            f"All {found['pass']} were measured and are within their limits: nothing was lost between "
+            f"All {verdicts['pass']} were measured and are within their limits: nothing was lost between "
             "training and serving that they can show."
         )
-    held = f"{found['pass']} of {sum(found.values())} parity checks hold"
+    held = f"{verdicts['pass']} of {sum(verdicts.values())} parity checks hold"
     return (
-        f"{held}; {found['not measured']} {'was' if found['not measured'] == 1 else 'were'} not "
+        f"{held}; {verdicts['not measured']} {'was' if verdicts['not measured'] == 1 else 'were'} not "
         "measured, so what they would show is not known."
     )
 

@@ -106,13 +106,13 @@ def rows_of(project: Path, params: Params, data: Path, seed: int) -> None:
     write_json(project / ROWS, account)
 
 
-def check_same(level: Path, made: Path) -> None:
-    """Raise `DataError` if the sub-project's `level` is another file than `made`, the project's own."""
-    if file_hash(level) != file_hash(made):
+def check_same(level: Path, original: Path) -> None:
+    """Raise `DataError` if the sub-project's `level` is another file than `original`, the project's own."""
+    if file_hash(level) != file_hash(original):
         raise DataError(
             "Q-DISTILL-003",
-            f"{made.name} is not the file that its 16-bit GGUF gives at this level now, as another build of "
-            f"llama.cpp may make it: run `snakemake --force models/gguf/{made.name}`",
+            f"{original.name} is not the file that its 16-bit GGUF gives at this level now, as another build "
+            f"of llama.cpp may make it: run `snakemake --force models/gguf/{original.name}`",
         )
 
 
@@ -125,14 +125,14 @@ def targets(level: Path) -> list[str]:
         for name, part in NAMES.items():
             if tensor.startswith("blk.") and tensor.endswith(f".{part}.weight"):
                 types[name].add(ggml_type)
-    found = [name for name, its in types.items() if its and its <= SCALES.keys()]
-    if not found:
+    names = [name for name, its in types.items() if its and its <= SCALES.keys()]
+    if not names:
         raise ConfigError(
             "Q-DISTILL-005",
             f"no linear of {level} has scales that could train: take a level of Q2_K to Q8_0 or IQ4, and "
             "look at quantize.tensor_types",
         )
-    return found
+    return names
 
 
 def settings(params: Params, source: Path, level: str, seed: int | None) -> Settings:

@@ -75,9 +75,9 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
     write_answers(data / "final", apart / "data/guard" / ANSWERS)
     open_subproject(apart, changed_params(params, {"curate": changes}), links)
     run_stage(apart, "curate")
-    found = read_json(apart / "reports/data.json", "run the stage again")
-    files = {name: file["sha256"] for name, file in found["files"].items()}
-    return General(apart / "data/final/train.jsonl", {key: found[key] for key in COUNTS} | {"files": files})
+    report = read_json(apart / "reports/data.json", "run the stage again")
+    files = {name: file["sha256"] for name, file in report["files"].items()}
+    return General(apart / "data/final/train.jsonl", {key: report[key] for key in COUNTS} | {"files": files})
 
 
 def write_answers(final: Path, target: Path) -> None:
@@ -118,9 +118,9 @@ def write_drawn(
     step gets to. Raises `DataError` if no row can be learned from, or none of `general`.
     """
     source = learnable(final / "train.jsonl", target.with_name("train-wanted.jsonl"))
-    own = shuffled(source, seed)
+    lines = shuffled(source, seed)
     if general is None:
-        kept, _ = first_of(own, size)
+        kept, _ = first_of(lines, size)
         if not kept:
             raise DataError(
                 "Q-DISTILL-007",
@@ -131,7 +131,7 @@ def write_drawn(
         return {"train": len(kept)}
     held = {mark for row in held_out_rows(final) for mark in marks(row)}
     wanted = int(share * size)
-    _, there = first_of(own, size - wanted)
+    _, there = first_of(lines, size - wanted)
     others, taken = first_of(shuffled(general.rows, seed, held), max(1, wanted, size - there))
     if not others:
         raise DataError(
@@ -139,7 +139,7 @@ def write_drawn(
             "no row of data/distill can be learned from: put chats or texts there that are in no held-out "
             "row, or empty it",
         )
-    kept, _ = first_of(own, size - min(taken, wanted))
+    kept, _ = first_of(lines, size - min(taken, wanted))
     write_lines(target, (source, kept), (general.rows, others))
     return {"train": len(kept), "general": len(others)} | {"data_distill": general.account}
 
@@ -160,14 +160,14 @@ def shuffled(file: Path, seed: int, held: Container[str] = ()) -> list[tuple[int
     """
     import numpy as np  # `quench config plan` does without
 
-    found = [
+    lines = [
         (place, text_bytes(row))
         for place, row in enumerate(read_rows(file))
         if row["kind"] in TRAINED and not any(mark in held for mark in marks(row))
     ]
-    order = list(range(len(found)))
+    order = list(range(len(lines)))
     np.random.default_rng(seed).shuffle(order)
-    return [found[number] for number in order]
+    return [lines[number] for number in order]
 
 
 def first_of(order: Iterable[tuple[int, int]], size: int) -> tuple[set[int], int]:

@@ -69,8 +69,8 @@ def size_of(path: Path) -> int:
     """Bytes of a file; of a folder its weights (safetensors), or all it holds if it has none."""
     if path.is_file():
         return path.stat().st_size
-    files = list(path.glob("*.safetensors")) or [one for one in path.rglob("*") if one.is_file()]
-    return sum(one.stat().st_size for one in files)
+    files = list(path.glob("*.safetensors")) or [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def run_stage(project: Path, *words: str) -> None:

@@ -66,12 +66,12 @@ def settings(params: Path | None, root: Path) -> Curate:
 
 
 def rejects(
-    settings: Curate, root: Path, paths: Sequence[Path], found: Counter[str]
+    settings: Curate, root: Path, paths: Sequence[Path], tally: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the
     path as the user named it.
 
-    `found` counts files and rows, see `check_file`.
+    `tally` counts files and rows, see `check_file`.
     """
     from pipeline.stages.curate.clean import Cleaner
     from pipeline.stages.curate.inputs import added_tokens, read_names
@@ -84,36 +84,36 @@ def rejects(
         read_names(root, settings),
     )
     for path, name in files(paths, root / "data/raw"):
-        for entry in check_file(path, name, cleaner, found):
+        for entry in check_file(path, name, cleaner, tally):
             yield entry | {"file": safe(str(path))}
 
 
-def check_file(path: Path, name: str, cleaner: "Cleaner", found: Counter[str]) -> Iterator[dict[str, Any]]:
+def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -> Iterator[dict[str, Any]]:
     """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it
     stands or repaired.
 
-    `found` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
+    `tally` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
     `scored` (with a reward).
     """
     from pipeline.stages.curate.clean import CleaningStats, Rejected, file_entry
 
-    found["files"] += 1
+    tally["files"] += 1
     if why := refusal(path):
-        found["unread"] += 1
+        tally["unread"] += 1
         yield file_entry(name, why)
         return
-    before = found["lines"]
+    before = tally["lines"]
     for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
-        found["lines"] += 1
+        tally["lines"] += 1
         try:
             rows = cleaner.clean(name, line, CleaningStats(), [])
         except Rejected as rejected:
             yield cleaner.entry(name, line, rejected)
             continue
-        found["usable"] += 1
-        found.update(row["kind"] for row in rows)
-        found["scored"] += sum("reward" in row for row in rows)
-    found["empty"] += found["lines"] == before
+        tally["usable"] += 1
+        tally.update(row["kind"] for row in rows)
+        tally["scored"] += sum("reward" in row for row in rows)
+    tally["empty"] += tally["lines"] == before
 
 
 def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: bool, as_json: bool) -> int:
@@ -125,8 +125,8 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
                 f"check: {file} is missing, so {what} not measured: `snakemake base` makes it",
                 file=sys.stderr,
             )
-    reasons, found = Counter[str](), Counter[str]()
-    for entry in rejects(curate, root, paths, found):
+    reasons, tally = Counter[str](), Counter[str]()
+    for entry in rejects(curate, root, paths, tally):
         reasons[entry["reason"]] += 1
         if as_json:
             print(json.dumps(entry, ensure_ascii=False))
@@ -134,7 +134,7 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
             line = "" if entry["line"] is None else f":{entry['line']}"
             print(f"{entry['file']}{line}: {entry['reason']}: {one_line(entry['detail'], 300)}")
     out = sys.stderr if as_json else sys.stdout  # what a machine reads stays clean
-    print(*(f"check: {sentence}" for sentence in _stats(found)), sep="\n", file=out)
+    print(*(f"check: {sentence}" for sentence in _stats(tally)), sep="\n", file=out)
     if not reasons:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
         return 0
@@ -148,13 +148,13 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
     return 3
 
 
-def _stats(found: Counter[str]) -> list[str]:
+def _stats(tally: Counter[str]) -> list[str]:
     """What was read, in which every file and row is counted once, and what training doesn't do with it."""
-    empty = f", {found['empty']:,} without a row" if found["empty"] else ""
-    untrained = {kind: found[kind] for kind in get_args(Kind) if kind not in TRAINED}
+    empty = f", {tally['empty']:,} without a row" if tally["empty"] else ""
+    untrained = {kind: tally[kind] for kind in get_args(Kind) if kind not in TRAINED}
     return [
-        f"{plural(found['files'], 'file')}: {found['files'] - found['unread']:,} read, "
-        f"{found['unread']:,} not read{empty}; {plural(found['lines'], 'row')}: {found['usable']:,} usable, "
-        f"{found['lines'] - found['usable']:,} rejected",
-        *kinds_sentences(untrained, found["scored"]),
+        f"{plural(tally['files'], 'file')}: {tally['files'] - tally['unread']:,} read, "
+        f"{tally['unread']:,} not read{empty}; {plural(tally['lines'], 'row')}: {tally['usable']:,} usable, "
+        f"{tally['lines'] - tally['usable']:,} rejected",
+        *kinds_sentences(untrained, tally["scored"]),
     ]

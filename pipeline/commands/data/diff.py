@@ -49,63 +49,63 @@ def compare(before: Version, after: Version) -> Difference:
     """Every row of both versions, matched by id first, by source then."""
     old: dict[int, int] = {}
     new: dict[str, Place] = {}
-    found = Difference()
+    difference = Difference()
     for split, row in before.rows():
         old.setdefault(int(row["id"], 16), SPLITS.index(split))
-        found.splits[0][split] += 1
-        found.domains[0][row.get("domain", "(none)")] += 1
+        difference.splits[0][split] += 1
+        difference.domains[0][row.get("domain", "(none)")] += 1
     for split, row in after.rows():
-        found.splits[1][split] += 1
-        found.domains[1][row.get("domain", "(none)")] += 1
-        known = old.get(int(row["id"], 16))
-        if known is None:
+        difference.splits[1][split] += 1
+        difference.domains[1][row.get("domain", "(none)")] += 1
+        entry = old.get(int(row["id"], 16))
+        if entry is None:
             new[row["source"]] = Place(row["id"], row["source"], split)
             continue
-        old[int(row["id"], 16)] = known | SEEN
-        was = SPLITS[known & ~SEEN]
-        if was == split or known & SEEN:
-            found.same += 1
+        old[int(row["id"], 16)] = entry | SEEN
+        was = SPLITS[entry & ~SEEN]
+        if was == split or entry & SEEN:
+            difference.same += 1
         else:
-            found.moved.append((Place(row["id"], row["source"], was), split))
+            difference.moved.append((Place(row["id"], row["source"], was), split))
     for split, row in before.rows() if any(not state & SEEN for state in old.values()) else ():
         if old.pop(int(row["id"], 16), SEEN) & SEEN:
             continue
         place = Place(row["id"], row["source"], split)
         if row["source"] in new:
-            found.changed.append((place, new.pop(row["source"])))
+            difference.changed.append((place, new.pop(row["source"])))
         else:
-            found.removed.append(place)
-    found.added = list(new.values())
-    return found
+            difference.removed.append(place)
+    difference.added = list(new.values())
+    return difference
 
 
-def summary(before: Version, after: Version, found: Difference) -> Iterable[str]:
+def summary(before: Version, after: Version, difference: Difference) -> Iterable[str]:
     """The difference as lines of text."""
     yield f"data/final from {before.name} to {after.name}"
     kinds: dict[str, list[Any]] = {
-        "added": found.added,
-        "removed": found.removed,
-        "changed": found.changed,
-        "moved between splits": found.moved,
+        "added": difference.added,
+        "removed": difference.removed,
+        "changed": difference.changed,
+        "moved between splits": difference.moved,
     }
     counts = [f"{len(rows):,} {kind}" for kind, rows in kinds.items() if rows]
-    same = f"rows: {', '.join(counts)}, {found.same:,} the same"
-    yield same if counts else f"no row differs ({plural(found.same, 'row')})"
-    yield from _table("split", *found.splits)
-    yield from _table("domain", *found.domains)
+    same = f"rows: {', '.join(counts)}, {difference.same:,} the same"
+    yield same if counts else f"no row differs ({plural(difference.same, 'row')})"
+    yield from _table("split", *difference.splits)
+    yield from _table("domain", *difference.domains)
     yield from _table(
         "rejected", *(Counter(version.stats().get("rejected") or {}) for version in (before, after))
     )
-    if leaked := sum(place.split != "test" and split == "test" for place, split in found.moved):
+    if leaked := sum(place.split != "test" and split == "test" for place, split in difference.moved):
         yield (
             f"\nbeware: moved into test, where it was not held out before: {leaked:,}; don't measure a "
             f"model trained on {before.name} with it"
         )
 
 
-def examples(before: Version, after: Version, found: Difference, count: int) -> Iterable[str]:
+def examples(before: Version, after: Version, difference: Difference, count: int) -> Iterable[str]:
     """Up to `count` rows of each kind, each with the beginning of its text."""
-    changed, added, removed = found.changed[:count], found.added[:count], found.removed[:count]
+    changed, added, removed = difference.changed[:count], difference.added[:count], difference.removed[:count]
     old = _fetched(before, {place.id for place in removed} | {place.id for place, _ in changed})
     new = _fetched(after, {place.id for place in added} | {now.id for _, now in changed})
     for title, mark, places, rows in (("added", "+", added, new), ("removed", "-", removed, old)):
@@ -122,7 +122,9 @@ def examples(before: Version, after: Version, found: Difference, count: int) -> 
         )
         for mark, text in zip("-+", excerpts(old[was.id], new[now.id]), strict=True):
             yield f"    {mark} {one_line(text, 180)}"
-    moved = [f"  > {one_line(place.source)}: {place.split} → {split}" for place, split in found.moved[:count]]
+    moved = [
+        f"  > {one_line(place.source)}: {place.split} → {split}" for place, split in difference.moved[:count]
+    ]
     yield from ["", "moved", *moved] if moved else []
 
 
@@ -132,8 +134,8 @@ def main(root: Path, first: str, second: str | None, rows: int) -> None:
     """
     before = revision(root, first)
     after = revision(root, second) if second else workspace(root)
-    found = compare(before, after)
-    for line in chain(summary(before, after, found), examples(before, after, found, rows)):
+    difference = compare(before, after)
+    for line in chain(summary(before, after, difference), examples(before, after, difference, rows)):
         print(line)  # one by one: the summary is there even if the examples can't be read
 
 

@@ -56,9 +56,9 @@ def training_requests(root: Path, count: int, seed: int) -> list[Row]:
         key, reward = _request(row), row.get("reward", -math.inf)
         if key not in best or reward > best[key][0]:
             best[key] = reward, row["id"]
-    asked = {id for _, id in best.values()}
+    ids = {id for _, id in best.values()}
     rows = {
-        row["id"]: row for row in drawn((row for row in _answerable(file) if row["id"] in asked), count, seed)
+        row["id"]: row for row in drawn((row for row in _answerable(file) if row["id"] in ids), count, seed)
     }
     if not rows:
         raise DataError(

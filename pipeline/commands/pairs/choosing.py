@@ -87,7 +87,7 @@ def pair_of(row: Row, answers: Sequence[Mapping[str, Any]], min_gap: float) -> d
 
 
 def counts(
-    found: Sequence[dict[str, Any] | str], scored: Sequence[Sequence[Mapping[str, Any]]]
+    outcomes: Sequence[dict[str, Any] | str], scored: Sequence[Sequence[Mapping[str, Any]]]
 ) -> dict[str, Any]:
     """What became of every request and every answer, and mean scores: of the best, the worst and all answers
     that count, over the requests that have two or more.
@@ -96,9 +96,9 @@ def counts(
     groups = [mine for mine in usable if len(mine) > 1]
     problems = Counter(problem for mine in scored for one in mine if (problem := problem_of(one)))
     return {
-        "requests": len(found),
-        "pairs": sum(isinstance(one, dict) for one in found),
-        "no_pair": dict(sorted(Counter(one for one in found if isinstance(one, str)).items())),
+        "requests": len(outcomes),
+        "pairs": sum(isinstance(one, dict) for one in outcomes),
+        "no_pair": dict(sorted(Counter(one for one in outcomes if isinstance(one, str)).items())),
         "answers_left_out": dict(sorted(problems.items())),
         "best_score": round(fmean(map(max, groups)), 4) if groups else None,
         "mean_score": round(fmean(map(fmean, groups)), 4) if groups else None,

@@ -63,8 +63,8 @@ def make(project: Project, target: Path, model: str | None, options: Options) ->
     tools = project.tools
     answers = sampled_answers(files, rows, sampling, evaluate, tools, root)
     scored = score(rows, answers, scorer, evaluate, root)
-    found = [pair_of(row, mine, options.min_gap) for row, mine in zip(rows, scored, strict=True)]
-    pairs = [one for one in found if isinstance(one, dict)]
+    outcomes = [pair_of(row, mine, options.min_gap) for row, mine in zip(rows, scored, strict=True)]
+    pairs = [outcome for outcome in outcomes if isinstance(outcome, dict)]
     account = {
         "model": name,
         "files": hashes(files),
@@ -73,7 +73,7 @@ def make(project: Project, target: Path, model: str | None, options: Options) ->
         **asdict(sampling),
         "max_new_tokens": evaluate.max_new_tokens,
         "min_gap": options.min_gap,
-        **counts(found, scored),
+        **counts(outcomes, scored),
     }
     if not pairs:
         raise DataError(
@@ -109,19 +109,19 @@ def exists(target: Path) -> ConfigError:
 
 def scorer_of(params: Params, options: Options) -> str:
     """The scorer that decides. Raises `ConfigError` if there is none."""
-    found = options.scorer or params.evaluate.scorer
-    if found == "none":
+    scorer = options.scorer or params.evaluate.scorer
+    if scorer == "none":
         raise ConfigError(
             "Q-PAIRS-005",
             "evaluate.scorers is [], so no answer can be called better: name a scorer with --scorer, rouge_l "
             "for example",
         )
-    return found
+    return scorer
 
 
 def sentence(account: Mapping[str, Any]) -> str:
     """The account in words."""
-    made = f"{plural(account['pairs'], 'pair')} of {plural(account['requests'], 'request')}"
+    counted = f"{plural(account['pairs'], 'pair')} of {plural(account['requests'], 'request')}"
     dropped = [
         f"{what}: " + ", ".join(f"{number} {words(why)}" for why, number in most(account[key]))
         for what, key in (("no pair of", "no_pair"), ("answers left out", "answers_left_out"))
@@ -129,7 +129,7 @@ def sentence(account: Mapping[str, Any]) -> str:
     ]
     best, worst = account["best_score"], account["worst_score"]
     scores = [] if best is None else [f"{account['scorer']} best {best:.2f}, worst {worst:.2f} on average"]
-    return "; ".join([made, *dropped, *scores])
+    return "; ".join([counted, *dropped, *scores])
 
 
 def account_file(root: Path, target: Path) -> Path:

@@ -88,18 +88,18 @@ class Mirror:
         """
         skip = [*NO_STATE, METRICS_LOG]  # the journal is followed line by line
         snapshot: Snapshot = self.line.ask("snapshot", run=self.run, paths=list(paths), skip=skip)
-        found = snapshot.files
-        if found is None:
+        files = snapshot.files
+        if files is None:
             raise RunRemoved
         if outside := snapshot.outside(paths):
             raise foreign(self.line.name, f"the path {outside}")
-        digests = {place: digest for place, (digest, _) in found.items()}
+        digests = {place: digest for place, (digest, _) in files.items()}
         have = {
             digest: self.root / place
-            for place, digest in self._here(found).items()
+            for place, digest in self._here(files).items()
             if digests.get(place, digest) == digest  # what is about to be replaced is no source
         }
-        folder = self._fetch({digest: size for digest, size in found.values() if digest not in have})
+        folder = self._fetch({digest: size for digest, size in files.values() if digest not in have})
         changed = {place: digest for place, digest in digests.items() if self._placed.get(place) != digest}
         whole = True
         for unit, _ in groupby(sorted(changed, key=_order), _unit):
@@ -122,9 +122,9 @@ class Mirror:
         remove(folder)
         return digests
 
-    def _here(self, found: Mapping[str, Any]) -> dict[str, str]:
+    def _here(self, files: Mapping[str, Any]) -> dict[str, str]:
         """Which of the files lie here as they are to; read once."""
-        for place in found:
+        for place in files:
             if place not in self._placed and (self.root / place).is_file():
                 self._placed[place] = file_hash(self.root / place)
         return {place: digest for place, digest in self._placed.items() if (self.root / place).is_file()}

@@ -49,24 +49,24 @@ class Upload:
 
 def inputs(root: Path, params: Params) -> Upload:
     """The code, the settings and what train reads below `root`. Raises `DataError` if an input is missing."""
-    found, made = Upload(), root / SCRATCH / "made"
+    upload, scratch = Upload(), root / SCRATCH / "made"
     for name in Package().sources:
-        found.add(f"code/{PACKAGE.name}/{name}", PACKAGE / name)
+        upload.add(f"code/{PACKAGE.name}/{name}", PACKAGE / name)
     if TABLE.is_relative_to(PROJECT):
-        found.add(f"code/{TABLE.relative_to(PROJECT).as_posix()}", TABLE)
+        upload.add(f"code/{TABLE.relative_to(PROJECT).as_posix()}", TABLE)
     # by which the run record finds the packages that Quench asks for
-    known = distribution("quench")
-    write_text(made / "METADATA", known.read_text("METADATA") or "")
-    found.add(f"code/quench-{known.version}.dist-info/METADATA", made / "METADATA")
-    write_json(made / "params.yaml", _settings(params))
-    found.add("project/params.yaml", made / "params.yaml")
+    package = distribution("quench")
+    write_text(scratch / "METADATA", package.read_text("METADATA") or "")
+    upload.add(f"code/quench-{package.version}.dist-info/METADATA", scratch / "METADATA")
+    write_json(scratch / "params.yaml", _settings(params))
+    upload.add("project/params.yaml", scratch / "params.yaml")
     for dep in stages_in(params.graph)[STAGE].deps:
         files = list(_files(root / dep))
         if not files:
             raise absent(root / dep, root)
         for path in files:
-            found.add(f"project/{path.relative_to(root).as_posix()}", path)
-    return found
+            upload.add(f"project/{path.relative_to(root).as_posix()}", path)
+    return upload
 
 
 def run_id(parcel: Upload, params: Params) -> str:
@@ -87,20 +87,20 @@ def unfinished(root: Path) -> bool:
     record = root / CHECKPOINTS / RUN
     if not record.is_file():
         return False
-    found = read_json(record, "remove it")
-    return isinstance(found, dict) and not found.get("finished")
+    state = read_json(record, "remove it")
+    return isinstance(state, dict) and not state.get("finished")
 
 
 def state(root: Path) -> Upload:
     """What an unfinished run left here; nothing if there is none."""
-    found = Upload()
+    upload = Upload()
     if unfinished(root):
         for top in STATE:
             for path in _files(root / top):
                 place = path.relative_to(root)
                 if not any(part.startswith(".") or part in NO_STATE for part in place.parts):
-                    found.add(f"project/{place.as_posix()}", path)
-    return found
+                    upload.add(f"project/{place.as_posix()}", path)
+    return upload
 
 
 def _settings(params: Params) -> dict[str, Any]:

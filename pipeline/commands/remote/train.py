@@ -104,13 +104,13 @@ def need_host(line: SshConnection) -> None:
     """Raise `ToolError` unless the host has Python 3.11, rsync, and the packages of this machine, whose
     versions decide over the adapter's bytes and over which checkpoints a run may go on from.
     """
-    found: Installed = line.ask("check", names=[*LIBRARIES, *NEEDED])
+    installed: Installed = line.ask("check", names=[*LIBRARIES, *NEEDED])
     here: dict[str, str | None] = {"rsync": "", "Python": ".".join(map(str, sys.version_info[:2]))}
-    there = {"rsync": "" if found.rsync else None, "Python": found.python.rpartition(".")[0]}
+    there = {"rsync": "" if installed.rsync else None, "Python": installed.python.rpartition(".")[0]}
     for name in LIBRARIES:
-        here[name], there[name] = _public(version(name)), _public(found.versions.get(name))
+        here[name], there[name] = _public(version(name)), _public(installed.versions.get(name))
     for name in NEEDED:
-        there[name] = found.versions.get(name)
+        there[name] = installed.versions.get(name)
     lacking = [name for name, value in there.items() if value is None]
     others = [
         f"{name} {there[name]} instead of {here[name]}"

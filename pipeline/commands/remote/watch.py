@@ -29,13 +29,13 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
     line, folder, began = mirror.line, mirror.root / CHECKPOINTS, False
     deaths, newest, gone = 0, -1, 0
     while True:
-        found: State = line.ask("look", run=mirror.run)
-        is_done = found.code == 0
+        state: State = line.ask("look", run=mirror.run)
+        is_done = state.code == 0
         is_wanted = (
-            found.state != "none" and (resume or began) and (is_done or not _is_ahead(mirror, found.step))
+            state.state != "none" and (resume or began) and (is_done or not _is_ahead(mirror, state.step))
         )
         try:
-            if found.state == "running":
+            if state.state == "running":
                 if not began:
                     _need_wanted(mirror, is_wanted, resume)
                     print(f"remote: run {mirror.run} is at work on {line.name}", flush=True)
@@ -50,8 +50,8 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
             gone += 1
             _need_whole(mirror, gone)
             continue
-        if is_wanted and found.code is not None and _is_verdict(found.code, began):
-            return found.code
+        if is_wanted and state.code is not None and _is_verdict(state.code, began):
+            return state.code
         reached = max(map(step_of, checkpoints_in(folder)), default=-1)
         deaths = deaths + 1 if began and reached <= newest else 0
         if deaths >= DEATHS:
@@ -69,8 +69,8 @@ def _is_ahead(mirror: Mirror, step: int) -> bool:
     """Whether the training goes on from a checkpoint here that was taken after `step`, the newest there:
     another host's, or this machine's.
     """
-    found = checkpoints_in(mirror.root / CHECKPOINTS) if unfinished(mirror.root) else []
-    return any(step_of(one) > step and not defect(one) for one in found)
+    checkpoints = checkpoints_in(mirror.root / CHECKPOINTS) if unfinished(mirror.root) else []
+    return any(step_of(checkpoint) > step and not defect(checkpoint) for checkpoint in checkpoints)
 
 
 def _need_wanted(mirror: Mirror, is_wanted: bool, resume: bool) -> None:

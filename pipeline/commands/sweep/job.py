@@ -155,9 +155,9 @@ def trained(
         if now == size:  # asked twice a second, and both journals grow long
             return pruned
         size, pruned = now, watched.should_prune()
-        known = study.get_trials(deepcopy=False)[trial.number].last_step or 0
+        last = study.get_trials(deepcopy=False)[trial.number].last_step or 0
         for row in log.rows():
-            if row["kind"] == "eval" and row["step"] > known and not pruned:
+            if row["kind"] == "eval" and row["step"] > last and not pruned:
                 watched.report(measured(row, space.metric), row["step"])
                 pruned = watched.should_prune()
         return pruned

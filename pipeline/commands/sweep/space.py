@@ -157,17 +157,17 @@ def check_space(space: Space, params: Params) -> None:
         "reward": method == "grpo",
     }
     if not fits[space.metric]:
-        known = [name for name, measured in fits.items() if measured]
+        names = [name for name, measured in fits.items() if measured]
         raise ConfigError(
             "Q-SWEEP-002",
             f"metric is {space.metric}, which train.method {method} doesn't measure: set it to "
-            f"{' or '.join(known)}",
+            f"{' or '.join(names)}",
         )
-    for name, one in space.keys.items():
+    for name, values in space.keys.items():
         place_of(name)
         if why := unsearchable(name, space.metric):
             raise ConfigError("Q-SWEEP-002", f"{name} can't be searched, for {why}")
-        for value in one if isinstance(one, list) else (one.low, one.high):
+        for value in values if isinstance(values, list) else (values.low, values.high):
             with_settings(params, {name: value})
 
 

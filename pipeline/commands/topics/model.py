@@ -95,11 +95,11 @@ def patch(
     from pipeline.gguf.patch import write_patch
 
     _need_free(target)
-    found = write_patch(base, other, target)
+    made_of = write_patch(base, other, target)
     print(
         f"patch: {target}, {size_text(target.stat().st_size)} instead of "
-        f"{size_text(other.stat().st_size)}: the scales of {found['scales']} tensors and {found['tensors']} "
-        f"entire tensors; applied to {base.name} it gives {other.name}, proven by sha256"
+        f"{size_text(other.stat().st_size)}: the scales of {made_of['scales']} tensors and "
+        f"{made_of['tensors']} entire tensors; applied to {base.name} it gives {other.name}, proven by sha256"
     )
 
 

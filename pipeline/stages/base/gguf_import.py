@@ -178,8 +178,8 @@ def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
                     "--log-disable",
                 ]
             )
-        found = re.search(r"^\[[0-9, ]*\]", printed, re.MULTILINE)
-        theirs = json.loads(found[0]) if found else None
+        match = re.search(r"^\[[0-9, ]*\]", printed, re.MULTILINE)
+        theirs = json.loads(match[0]) if match else None
         ours = tokenizer.encode(text, add_special_tokens=False).ids
         if ours != theirs:
             raise DataError(

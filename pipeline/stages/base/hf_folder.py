@@ -196,8 +196,8 @@ def count_quantized(file: Path) -> tuple[int, str]:
 
     header = check_gguf(file)
     level = header.fields.get("general.file_type")
-    known = level in {kind.value for kind in LlamaFileType}
-    return header.parameters, LlamaFileType(level).name.removeprefix("MOSTLY_") if known else "mixed"
+    is_listed = level in {kind.value for kind in LlamaFileType}
+    return header.parameters, LlamaFileType(level).name.removeprefix("MOSTLY_") if is_listed else "mixed"
 
 
 def read_license(readme: Path) -> str | None:

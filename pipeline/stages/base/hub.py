@@ -113,7 +113,7 @@ def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
     from huggingface_hub import errors
 
     reason = ": ".join([type(error).__name__, *str(error.__cause__ or error).strip().splitlines()[:1]])
-    known: dict[type[Exception], QuenchError] = {  # a kind before those that it is one of
+    refusals: dict[type[Exception], QuenchError] = {  # a kind before those that it is one of
         errors.HFValidationError: ConfigError(
             "Q-BASE-017", f"base.model is {repo!r}, which is no name of a hub repository: write OWNER/NAME"
         ),
@@ -136,7 +136,7 @@ def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
             "run the same command again; it goes on where it stopped",
         ),
     }
-    return next(refusal for kind, refusal in known.items() if isinstance(error, kind))
+    return next(refusal for kind, refusal in refusals.items() if isinstance(error, kind))
 
 
 def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:

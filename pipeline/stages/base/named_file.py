@@ -94,7 +94,7 @@ class NamedFile:
         for number, place in enumerate(self.places):
             part = whole.with_name(f".{self.sha256}-{json_hash(place.model_dump())[:8]}.part")
             try:
-                found = self._from(place, part, root)
+                file = self._from(place, part, root)
                 break
             except QuenchError as error:
                 refusals.append(error)
@@ -117,9 +117,9 @@ class NamedFile:
             if any(error.id in ("Q-BASE-030", "Q-BASE-033") for error in refusals):
                 raise DataError("Q-BASE-030", told)
             raise MachineError("Q-BASE-031", told)
-        print(f"base: {self.name} ({size_text(found.stat().st_size)}) is from {place}", flush=True)
-        if found != part:
-            return found  # a file of this machine stays where it is
+        print(f"base: {self.name} ({size_text(file.stat().st_size)}) is from {place}", flush=True)
+        if file != part:
+            return file  # a file of this machine stays where it is
         part.chmod(0o644)
         with publishing(whole) as aside:
             part.replace(aside)
@@ -128,7 +128,7 @@ class NamedFile:
 
     def _from(self, place: Place, part: Path, root: Path) -> Path:
         """The entire file as `place` gives it, at `part` or where it lies here; refused for another hash."""
-        found = part
+        file = part
         match place:
             case Hub():
                 fetch_one(place, self.sha256, part)
@@ -137,11 +137,11 @@ class NamedFile:
             case Packages():
                 take_parts(place, part)
             case LocalFile():
-                found = local_file(place, root)
-        if (given := file_hash(found)) == self.sha256:
-            return found
-        size, twins = found.stat().st_size, same_parts(part)
-        if found == part:  # what other places have given so far stays
+                file = local_file(place, root)
+        if (given := file_hash(file)) == self.sha256:
+            return file
+        size, twins = file.stat().st_size, same_parts(part)
+        if file == part:  # what other places have given so far stays
             for wrong in part.parent.glob(f"{part.stem}.*"):
                 remove(wrong)
         raise DataError(

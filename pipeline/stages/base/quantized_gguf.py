@@ -135,15 +135,16 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     if (kind := kind_of(header.fields)) in TRAINABLE and kind != config.model_type:  # Mixtral: it says Llama
         same = {key: value for key, value in config.to_dict().items() if key != "model_type"}
         config = AutoConfig.for_model(kind, **same)
-    known = {
+    settings = {
         "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "vocab_size": header.tensors["token_embd.weight"][0][1],
     }
     if width := header.fields.get(f"{architecture}.attention.key_length"):
-        known["head_dim"] = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
+        settings["head_dim"] = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
     if f"{architecture}.attention.sliding_window" not in header.fields and hasattr(config, "sliding_window"):
-        known["sliding_window"] = None  # llama.cpp has none then, and transformers would take Mistral's 4,096
-    config.update(known | expert_settings(header.fields) | special)
+        # llama.cpp has none then, and transformers would take Mistral's 4,096
+        settings["sliding_window"] = None
+    config.update(settings | expert_settings(header.fields) | special)
     config.save_pretrained(folder)
     GenerationConfig(**special).save_pretrained(folder)

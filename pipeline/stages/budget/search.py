@@ -110,11 +110,11 @@ def search(maker: Maker, task: Task) -> tuple[Path, dict[str, Any]]:
 
 def prompts(rows: Sequence[Encoded]) -> list[Prompt]:
     """The rows' prompts, with up to `POSITIONS` of their trained positions, evenly."""
-    found = []
+    sequences = []
     for row in rows:
         positions = trained_positions(row)
-        found.append(Prompt(row.ids, positions[:: -(-len(positions) // POSITIONS)]))
-    return found
+        sequences.append(Prompt(row.ids, positions[:: -(-len(positions) // POSITIONS)]))
+    return sequences
 
 
 def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
@@ -149,9 +149,9 @@ def paired(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
     """A second model's mean KL divergence less the first's on the same rows, in nats, its 95 % interval, and
     the two-sided p of no difference (`pipeline.metrics.paired`).
     """
-    found = compare_scores(first, second)
-    nats = {"difference": found.points / 100, "low": found.low / 100, "high": found.high / 100}
-    return nats | {"p_value": found.p_value}
+    difference = compare_scores(first, second)
+    nats = {"difference": difference.points / 100, "low": difference.low / 100, "high": difference.high / 100}
+    return nats | {"p_value": difference.p_value}
 
 
 def is_closer(difference: Mapping[str, float]) -> bool:

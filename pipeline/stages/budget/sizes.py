@@ -40,15 +40,15 @@ def offered(header: Header) -> dict[str, dict[str, int]]:
     A type whose block doesn't divide the row is not offered: llama-quantize would take another, larger one
     and only warn.
     """
-    found = {}
+    sizes = {}
     for name, (shape, own) in header.tensors.items():
         own_type = GGMLQuantizationType(own).name
         types = [kind for kind in MENU if shape[0] % GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0] == 0]
-        found[name] = {
+        sizes[name] = {
             kind: padded(header, name, shape, kind)
             for kind in [*(types if is_quantized(name, shape) else []), own_type]
         }
-    return found
+    return sizes
 
 
 def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
@@ -106,12 +106,12 @@ def patterns(allocation: Allocation) -> dict[str, str]:
 
 def prove(file: Path, allocation: Allocation, most: int | None = None) -> None:
     """Raise `DataError` unless each tensor of `file` has its type, and the file at most `most` bytes."""
-    found = {name: GGMLQuantizationType(kind).name for name, (_, kind) in check_gguf(file).tensors.items()}
+    types = {name: GGMLQuantizationType(kind).name for name, (_, kind) in check_gguf(file).tensors.items()}
     for name, kind in allocation.items():
-        if found.get(name) != kind:
+        if types.get(name) != kind:
             raise DataError(
                 "Q-BUDGET-005",
-                f"{file.name}: {name} was to be {kind} and is {found.get(name, 'missing')}: the build of "
+                f"{file.name}: {name} was to be {kind} and is {types.get(name, 'missing')}: the build of "
                 "llama.cpp chooses types in another way, so run `make setup` again",
             )
     if most is not None and (size := file.stat().st_size) > most:
@@ -132,13 +132,16 @@ def allocate(damages: Damages, sizes: Sizes, most: int) -> dict[str, str]:
     fixed = total({name: each for name, each in sizes.items() if name not in free}, {})
     room, slip = most - fixed, 0
     for _ in range(SLIPS):
-        found = _solve(free, damages, room - slip)
+        allocation = _solve(free, damages, room - slip)
         # the solver's tolerances are absolute: small differences count once the sum is about 1
-        again = _solve(free, damages, room - slip, scale=abs(_sum(damages, found)))
-        found = min((found, again), key=lambda one: (total(sizes, one) > most, _sum(damages, one)))
-        over = total(sizes, found) - most
+        again = _solve(free, damages, room - slip, scale=abs(_sum(damages, allocation)))
+        allocation = min(
+            (allocation, again),
+            key=lambda candidate: (total(sizes, candidate) > most, _sum(damages, candidate)),
+        )
+        over = total(sizes, allocation) - most
         if over <= 0:
-            return found
+            return allocation
         slip += over
     raise AssertionError("the solver oversteps the budget whatever it is given")
 
@@ -168,7 +171,7 @@ def _solve(free: Sizes, damages: Damages, room: int, scale: float = 0.0) -> dict
     places = ([rows[name] for name, _ in pairs], range(len(pairs)))
     one_each = csr_array((np.ones(len(pairs)), places), shape=(len(rows), len(pairs)))
     scale = max(scale or float(np.abs(cost).max()), 1e-300)
-    found = milp(
+    solution = milp(
         cost / scale,
         integrality=np.ones(len(pairs)),
         bounds=Bounds(0, 1),
@@ -178,8 +181,8 @@ def _solve(free: Sizes, damages: Damages, room: int, scale: float = 0.0) -> dict
         ],
         options={"mip_rel_gap": GAP},
     )
-    assert found.x is not None, f"no allocation has at most {room} bytes: {found.message}"
+    assert solution.x is not None, f"no allocation has at most {room} bytes: {solution.message}"
     best: dict[str, tuple[float, str]] = {}
-    for (name, kind), share in zip(pairs, found.x, strict=True):
+    for (name, kind), share in zip(pairs, solution.x, strict=True):
         best[name] = max(best.get(name, (-1.0, "")), (float(share), kind))
     return {name: kind for name, (_, kind) in best.items()}

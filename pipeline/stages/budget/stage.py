@@ -81,13 +81,13 @@ def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int)
         check_room(text, most(start), start, sizes)
         shape = load_shape(files.merged / "config.json")
         task = Task(sizes, most(start) - start, start, shape, rows)
-        file, found = search(maker, task)
+        file, contest = search(maker, task)
         with publishing(target, check_gguf) as aside:
             file.rename(aside)
     return {
         "budget": text,
         "most_bytes": task.file,
-        **found,
+        **contest,
         **describe(target),
         "imatrix_sha256": file_hash(imatrix) if imatrix else None,
         "rows": len(rows),
@@ -99,18 +99,18 @@ def deciding_rows(tokenizer: Path, val: Path, longest: int) -> list[Encoded]:
     of each. Raises `DataError` if there is none.
     """
     loaded = load_tokenizer(tokenizer)
-    found: list[Encoded] = []
+    sequences: list[Encoded] = []
     for row in drawn(chats_in(val), SPARE * ROWS):
-        found += islice(encodable(loaded, [row], longest), 1)
-        if len(found) == ROWS:
-            return found
-    if not found:
+        sequences += islice(encodable(loaded, [row], longest), 1)
+        if len(sequences) == ROWS:
+            return sequences
+    if not sequences:
         raise DataError(
             "Q-BUDGET-007",
             f"{val} has no chats of at most {longest} tokens to choose a file by: add data, or raise "
             "curate.val_fraction",
         )
-    return found
+    return sequences
 
 
 def main(params: Params, root: Path, text: str) -> None:
@@ -148,10 +148,10 @@ def sentence(kld: float, rival: Mapping[str, Any] | None, *, chosen: bool) -> st
     """What came out, in one sentence without its end: the divergence by chosen types, the fixed level that
     competed, and whether the chosen types won.
     """
-    own = f"chosen types diverge {kld:.4f} nats from 16 bit"
+    ours = f"chosen types diverge {kld:.4f} nats from 16 bit"
     if rival is None:
-        return f"{own}; no fixed level is as small"
+        return f"{ours}; no fixed level is as small"
     against = f"{rival['level']} ({rival['bytes'] / 1e6:.0f} MB) {rival['kld']:.4f}"
     if chosen:
-        return f"{own}, {against}"
-    return f"which is {rival['level']}: {own}, {against}, and the difference is within noise or in its favor"
+        return f"{ours}, {against}"
+    return f"which is {rival['level']}: {ours}, {against}, and the difference is within noise or in its favor"

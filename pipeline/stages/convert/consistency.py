@@ -110,16 +110,16 @@ def rows(model: Model) -> Iterator[str]:
 
 def layers(model: Model) -> Iterator[str]:
     """Exactly num_hidden_layers, and those for multi-token prediction that config.json names, are there."""
-    config, found = model.config, model.layers
+    config, numbers = model.config, model.layers
     wanted, extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
-    if not found or wanted is None:
+    if not numbers or wanted is None:
         return
-    if missing := sorted(set(range(wanted)) - found):
+    if missing := sorted(set(range(wanted)) - numbers):
         yield (
             f"num_hidden_layers is {wanted}, but layer {missing[0]} has no tensor ({len(missing)} layers "
             "so): merge again from a base that is complete"
         )
-    if more := sorted(found - set(range(wanted + extra))):
+    if more := sorted(numbers - set(range(wanted + extra))):
         yield (
             f"num_hidden_layers is {wanted}, but there are tensors of layer {more[0]} ({len(more)} layers "
             "so): take layers for multi-token "
@@ -141,11 +141,11 @@ def shapes(model: Model) -> Iterator[str]:
                 wanted[f"{stem}.weight"] = (linear.outputs, linear.inputs)
                 wanted[f"{stem}.bias"] = (linear.outputs,) if linear.bias else None
     there = {in_model(name): entry.shape for name, entry in model.tensors.items()}
-    found = {name: there.get(name) for name in wanted}
+    sizes = {name: there.get(name) for name in wanted}
     wrong = [
-        f"{name} is {_size(found[name])} and should be {_size(size)}"
+        f"{name} is {_size(sizes[name])} and should be {_size(size)}"
         for name, size in wanted.items()
-        if found[name] != size
+        if sizes[name] != size
     ]
     if wrong:
         yield f"{wrong[0]} ({len(wrong)} tensors so): merge again from a base whose config.json is its own"

@@ -42,12 +42,12 @@ class Found:
 def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found:
     """Look at both folders before conversion to `kind` (F16 or BF16). Raises `DataError` with all faults."""
     reasons: list[str] = []
-    found: list[PreTokenizer] = []
+    pre_tokenizers: list[PreTokenizer] = []
     differing = differing_files(base, merged)
     for folder in (base, merged):
         reasons += [f"{folder.name}: {reason}" for reason in contradictions(folder, kind)]
         try:
-            found.append(find_pre_tokenizer(folder, tools))
+            pre_tokenizers.append(find_pre_tokenizer(folder, tools))
         except DataError as error:
             which = (
                 f" (other than the base's: {', '.join(differing)})" if folder == merged and differing else ""
@@ -56,7 +56,7 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
     if reasons:
         count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
         raise DataError("Q-CONVERT-002", f"{merged} can't be converted for {count}: {'; '.join(reasons)}")
-    return Found(found[0], found[1], differing)
+    return Found(pre_tokenizers[0], pre_tokenizers[1], differing)
 
 
 def differing_files(base: Path, merged: Path) -> tuple[str, ...]:
@@ -97,11 +97,11 @@ def convert(
     need_disk(
         folder, sum(shard.stat().st_size for source in sources for shard in source.glob("*.safetensors"))
     )
-    found = preflight(base=base, merged=merged, kind=type, tools=tools)
+    pre_tokenizers = preflight(base=base, merged=merged, kind=type, tools=tools)
     shared, tuned = base_fields(models.lineage, tools), adapter_fields(adapter)
-    written = [(merged, f"{name}-{type}", found.merged, tuned)]
+    written = [(merged, f"{name}-{type}", pre_tokenizers.merged, tuned)]
     if with_base:
-        written.append((base, f"{name}-base-{type}", found.base, Fields()))
+        written.append((base, f"{name}-base-{type}", pre_tokenizers.base, Fields()))
     else:
         write_not_made(
             folder / f"{name}-base-{type}.gguf",
@@ -135,22 +135,22 @@ def convert(
             for aside, convert_to in zip(asides, conversions.values(), strict=True)
         ]
         try:
-            for one in running:
-                one.result()
+            for conversion in running:
+                conversion.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)  # what has not begun would be made for nothing
             raise
-    return found
+    return pre_tokenizers
 
 
 def remark(pre: PreTokenizer) -> str:
     """How the pre-tokenizer was found, in a few words."""
-    known = {
+    remarks = {
         "hash": f"pre-tokenizer {pre.name}",
         "structure": f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normalizer, "
         f"patterns and merges are those of {pre.name})",
     }
-    return known.get(pre.found_by, "pre-tokenizer as the converter finds it")
+    return remarks.get(pre.found_by, "pre-tokenizer as the converter finds it")
 
 
 def main(params: Params, root: Path) -> None:
@@ -163,13 +163,15 @@ def main(params: Params, root: Path) -> None:
         lineage=root / "models/base.json",
     )
     tools, with_base = find_toolchain(params.machine.llama_cpp), params.base_gguf
-    found = convert(models, folder, params.convert, tools, with_base=with_base)
-    made = [
+    pre_tokenizers = convert(models, folder, params.convert, tools, with_base=with_base)
+    files = [
         folder / f"{name}{part}.gguf"
         for part in (f"-{kind}", *([f"-base-{kind}"] if with_base else []), "-lora")
     ]
-    others = f"; other than the base's: {', '.join(found.differing)}" if found.differing else ""
+    others = (
+        f"; other than the base's: {', '.join(pre_tokenizers.differing)}" if pre_tokenizers.differing else ""
+    )
     print(
-        f"convert: {', '.join(f'{path.name} {path.stat().st_size / 1e6:.0f} MB' for path in made)}; "
-        f"{remark(found.merged)}{others}"
+        f"convert: {', '.join(f'{path.name} {path.stat().st_size / 1e6:.0f} MB' for path in files)}; "
+        f"{remark(pre_tokenizers.merged)}{others}"
     )

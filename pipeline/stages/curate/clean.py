@@ -135,9 +135,9 @@ class Cleaner:
             value = parsed(line.data)
             rule = "format"
             wanted = by_glob(file, self.settings.formats, "auto")
-            found = detect(value) if wanted == "auto" else wanted
-            cleaning_stats.formats[found] += 1
-            row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=found)
+            kind = detect(value) if wanted == "auto" else wanted
+            cleaning_stats.formats[kind] += 1
+            row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=kind)
             if not self.fit_for_reports(row["domain"]):
                 row["domain"] = domain_of(file)
             for rule, apply in self.rules:  # noqa: B007

@@ -69,25 +69,25 @@ def verdict(stats: CurationReport) -> str:
 
 def warnings(stats: CurationReport) -> list[str]:
     """What the user should look at before training."""
-    found = []
+    sentences = []
     read, rejected, splits = stats.rows_read, stats.rows_rejected, stats.splits
     if rejected * 5 > read:
-        found.append(
+        sentences.append(
             f"{percent(rejected / read)} of the lines were rejected: look at the largest branch below "
             "before you train on what is left."
         )
     if not splits["test"]:
-        found.append(
+        sentences.append(
             "no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the "
             "finished model."
         )
     if stats.pairs and not stats.pairs["made"]:
-        found.append(pairs_sentence(stats.pairs))
+        sentences.append(pairs_sentence(stats.pairs))
     if files := sum(stats.files_rejected.values()):
-        found.append(
+        sentences.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."
         )
-    return found
+    return sentences
 
 
 def pairs_sentence(pairs: Mapping[str, Any]) -> str:

@@ -105,18 +105,18 @@ def _plain(turns: list[Row]) -> list[Row]:
     return [{key: value for key, value in turn.items() if key != "train"} for turn in turns]
 
 
-def _pairs_of(own: NDArray, first: NDArray[np.int32], why: Counter[str]) -> Iterator[Pair]:
+def _pairs_of(candidates: NDArray, first: NDArray[np.int32], why: Counter[str]) -> Iterator[Pair]:
     """The pairs among the answers to one request, highest reward first; equal answers (equal in `first`)
     count once, as the one with the highest reward.
     """
-    _, at = np.unique(first[own["row"]], return_index=True)
-    why["identical_answers"] += len(own) - len(at)
-    own = own[np.sort(at)]
-    if len(own) == 1:
+    _, at = np.unique(first[candidates["row"]], return_index=True)
+    why["identical_answers"] += len(candidates) - len(at)
+    candidates = candidates[np.sort(at)]
+    if len(candidates) == 1:
         why["alone"] += 1
         return
-    why["left_over"] += len(own) % 2
-    for better, worse in zip(own[: len(own) // 2], own[::-1], strict=False):
+    why["left_over"] += len(candidates) % 2
+    for better, worse in zip(candidates[: len(candidates) // 2], candidates[::-1], strict=False):
         gap = float(better["reward"] - worse["reward"])
         reason = "equal_rewards" if gap == 0 else "paired"
         why[reason] += 2

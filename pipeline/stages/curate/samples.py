@@ -95,14 +95,14 @@ def answer_samples(rows: Rows, requests: Sequence[Sequence[int]]) -> list[dict[s
 
 def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:
     """The first pairs (chosen row, rejected row, gap of their rewards): request and both answers."""
-    found = []
+    samples = []
     for chosen, rejected, gap in pairs[:SHOWN]:
         better, worse = rows.row(chosen), rows.row(rejected)
         answers = [_cut(request_and_answer(row)[1]) for row in (better, worse)]
         prompt = _cut(request_and_answer(better)[0])
         sources = [better["source"], worse["source"]]
-        found.append({"prompt": prompt, "answers": answers, "sources": sources, "gap": gap})
-    return found
+        samples.append({"prompt": prompt, "answers": answers, "sources": sources, "gap": gap})
+    return samples
 
 
 def answer_text(row: Row) -> str:

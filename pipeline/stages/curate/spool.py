@@ -126,10 +126,10 @@ def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
 
 def source_of(line: bytes) -> str:
     """FILE:LINE of a spooled row, without decoding the rest of it."""
-    found = _SOURCE.match(line)
-    if not found:
+    match = _SOURCE.match(line)
+    if not match:
         raise RuntimeError(f"a spooled row begins with {line[:60]!r}")  # a bug of ours
-    return str(orjson.loads(found[1]))
+    return str(orjson.loads(match[1]))
 
 
 def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:

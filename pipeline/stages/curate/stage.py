@@ -69,15 +69,15 @@ def file_sentences(count: int, unread: Sequence[str], empty: Sequence[str]) -> l
     """Of `count` files those that were not read and those without a row, a sentence each that names the first
     ones.
     """
-    found = []
+    sentences = []
     if unread:
-        found.append(
+        sentences.append(
             f"{plural(count, 'file')}, of which {plural(len(unread), 'was', 'were')} not "
             f"read: {_first(unread)} (only {READ} are)"
         )
     if empty:
-        found.append(f"{plural(len(empty), 'file holds', 'files hold')} no row: {_first(empty)}")
-    return found
+        sentences.append(f"{plural(len(empty), 'file holds', 'files hold')} no row: {_first(empty)}")
+    return sentences
 
 
 def link_sentences(files: Iterable[str], raw: Path) -> list[str]:

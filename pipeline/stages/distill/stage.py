@@ -98,7 +98,7 @@ def main(params: Params, root: Path, level: str) -> None:
     )
     remove(project)
     held_out = [report[key] for key in ("held_out_loss_before", "held_out_loss")]
-    shown = " → ".join("not measured" if one is None else f"{one:.3g} nats" for one in held_out)
+    shown = " → ".join("not measured" if kld is None else f"{kld:.3g} nats" for kld in held_out)
     print(
         f"distill: {target.name}: {report['steps']} steps in {report['seconds']:.0f} s on "
         f"{plural(rows['train'], 'training row')} and {rows.get('general', 0):,} of data/distill, divergence "

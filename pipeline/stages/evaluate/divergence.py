@@ -133,7 +133,7 @@ def rows_summary(
     """Of each row the positions compared, the sum of their KLD (nats) and how often both choose the same: at
     the assistant's tokens and at all.
     """
-    assistant = [one.at(chosen) for one, chosen in zip(comparisons, marked, strict=False)]
+    assistant = [comparison.at(chosen) for comparison, chosen in zip(comparisons, marked, strict=False)]
     return {
         name: {
             "tokens": [len(part.kld) for part in parts],

@@ -64,7 +64,7 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
         raise ConfigError("Q-EVALUATE-009", said["refused"])
     if "failed" in said:
         raise ToolError("Q-EVALUATE-010", f"lm-evaluation-harness failed: {said['failed']}")
-    return {task: _figures(found) for task, found in said["results"].items()}
+    return {task: _figures(results) for task, results in said["results"].items()}
 
 
 def _run(request: str, folder: Path) -> dict[str, Any]:
@@ -101,12 +101,12 @@ def _slots(server: Server) -> int:
     return int(reply.json()["total_slots"])
 
 
-def _figures(found: dict[str, Any]) -> dict[str, Any]:
+def _figures(results: dict[str, Any]) -> dict[str, Any]:
     """The harness's {"exact_match,none": 0.5, …} without the ",none"; None for what is no number ("N/A")."""
     figures: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in results.items():
         metric, comma, selected = key.partition(",")
         if comma:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             figures[metric if selected == "none" else key] = round(float(value), 6) if number else None
-    return figures | {"rows": found.get("sample_len")}
+    return figures | {"rows": results.get("sample_len")}

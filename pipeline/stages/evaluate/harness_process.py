@@ -61,10 +61,10 @@ def load(manager: TaskManager, names: list[str], folder: Path) -> dict[str, Any]
                 load_yaml(path, resolve_func=False)
             except Exception as error:
                 raise Refused(f"{path} can't be read ({_first_line(error)}): correct it") from error
-        found = ", ".join(manager.all_tasks) or "none"
+        available = ", ".join(manager.all_tasks) or "none"
         raise Refused(
-            f"evaluate.harness names {', '.join(unknown)}, but the tasks below {folder} are {found}: set it "
-            "to those that are wanted"
+            f"evaluate.harness names {', '.join(unknown)}, but the tasks below {folder} are {available}: set "
+            "it to those that are wanted"
         )
     with complaints(logging.ERROR) as heard:
         try:
@@ -143,7 +143,7 @@ def run(*, url: str, authorization: str, slots: int, tasks: list[str], folder: s
     )
     with complaints(logging.WARNING) as heard:
         try:
-            found = evaluate(
+            results = evaluate(
                 lm=model,
                 task_dict=loaded,
                 apply_chat_template=True,
@@ -152,8 +152,8 @@ def run(*, url: str, authorization: str, slots: int, tasks: list[str], folder: s
                 log_samples=False,
             )
         except Exception as error:
-            raise Failed(next((one for one in heard if REPLY in one), _of(error))) from error
-    return dict(found["results"])
+            raise Failed(next((line for line in heard if REPLY in line), _of(error))) from error
+    return dict(results["results"])
 
 
 def main() -> None:

@@ -43,21 +43,21 @@ def speed(server: Server) -> dict[str, Any]:
     depths = [depth for depth in DEPTHS if max(depth, 1) + GENERATED <= context]
     # a prompt as long as a depth is measured with it; nothing is generated behind no token at all
     behind = {max(depth, 1): GENERATED for depth in depths}
-    asked = dict.fromkeys(lengths, 1) | behind
-    answer_speed(server, min(asked), 1)  # a first run, thrown away
+    lengths_run = dict.fromkeys(lengths, 1) | behind
+    answer_speed(server, min(lengths_run), 1)  # a first run, thrown away
     before = cpu_time()
-    with progress("evaluate: speed", len(asked)) as advance:
-        found = {}
-        for length, tokens in asked.items():
-            found[length] = [answer_speed(server, length, tokens) for _ in range(RUNS)]
+    with progress("evaluate: speed", len(lengths_run)) as advance:
+        measured = {}
+        for length, tokens in lengths_run.items():
+            measured[length] = [answer_speed(server, length, tokens) for _ in range(RUNS)]
             advance(1)
     load = other_load(before, cpu_time())
-    prompt = [{"tokens": length, **runs([one.prompt for one in found[length]])} for length in lengths]
+    prompt = [{"tokens": length, **runs([run.prompt for run in measured[length]])} for length in lengths]
     generation = [
-        {"depth": depth, "tokens": GENERATED, **runs([one.generation for one in found[max(depth, 1)]])}
+        {"depth": depth, "tokens": GENERATED, **runs([run.generation for run in measured[max(depth, 1)]])}
         for depth in depths
     ]
-    longest = max(prompt, key=lambda one: one["tokens"])
+    longest = max(prompt, key=lambda run: run["tokens"])
     return {
         "speed": {"prompt": prompt, "generation": generation, **load.as_values()},
         "prompt_tok_s": longest["median"],
@@ -72,9 +72,9 @@ def runs(speeds: Sequence[float]) -> dict[str, Any]:
     return {**runs_of(speeds), "runs": len(speeds)}
 
 
-def spread(one: Mapping[str, Any]) -> float:
+def spread(figures: Mapping[str, Any]) -> float:
     """Half the distance between the lowest and the highest run."""
-    half: float = (one["high"] - one["low"]) / 2
+    half: float = (figures["high"] - figures["low"]) / 2
     return round(half, 2)
 
 

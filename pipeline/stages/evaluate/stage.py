@@ -101,7 +101,7 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prom
             "Q-EVALUATE-011",
             f"no held-out chat of {rows} can be measured: raise curate.test_fraction",
         )
-    return [Prompt(one.ids, trained_positions(one)) for one in encoded]
+    return [Prompt(row.ids, trained_positions(row)) for row in encoded]
 
 
 def task(

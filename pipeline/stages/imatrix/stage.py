@@ -73,12 +73,12 @@ def imatrix(
 
 def measure(folder: Path, text: str, model: Path, chunk: int, llama: Llama) -> int:
     """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time; how many chunks."""
-    given, made = folder / "train.txt", folder / "imatrix.gguf"
+    given, matrix = folder / "train.txt", folder / "imatrix.gguf"
     given.write_text(text, encoding="utf-8", newline="")
     options = {
         "--model": model.resolve(),
         "--file": given.name,
-        "--output-file": made.name,
+        "--output-file": matrix.name,
         "--ctx-size": chunk,
         "--batch-size": chunk,
         "--threads": llama.threads,
@@ -92,7 +92,7 @@ def measure(folder: Path, text: str, model: Path, chunk: int, llama: Llama) -> i
     ]
     run_tool(command, cwd=folder)  # in its folder: llama-imatrix writes the text's path into the file
     given.unlink()
-    return int(check_gguf(made).fields["imatrix.chunk_count"])
+    return int(check_gguf(matrix).fields["imatrix.chunk_count"])
 
 
 def spread(rows: Path, tokens: int) -> Iterator[Row]:

@@ -101,11 +101,11 @@ def merge_the_better(
         first, last = MERGE_BASES
         with trained_logits(base=base, adapter=adapter, prompts=prompts, scratch=scratch) as reference:
             make(first, scratch / first)
-            found = {first: measure(scratch / first, reference, task_rows, params, tools, root)}
+            measured = {first: measure(scratch / first, reference, task_rows, params, tools, root)}
             remove(scratch / first)
             record = make(last, scratch / last)
-            found[last] = measure(scratch / last, reference, task_rows, params, tools, root)
-        choice = choose(found, params.quantize.deciding, params.evaluating)
+            measured[last] = measure(scratch / last, reference, task_rows, params, tools, root)
+        choice = choose(measured, params.quantize.deciding, params.evaluating)
         if choice.merge_base == first:
             remove(scratch / last)
             record = make(first, scratch / first)
@@ -117,7 +117,7 @@ def merge_the_better(
 def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tuple[list[Prompt], list[Row]]:
     """(prompts with the positions that training teaches, the task's rows) from a split not trained on."""
     encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, evaluate.ctx_size)
-    prompts = [Prompt(one.ids, thinned(trained_positions(one))) for one in encoded]
+    prompts = [Prompt(row.ids, thinned(trained_positions(row))) for row in encoded]
     if not prompts:
         raise DataError(
             "Q-MERGE-001",
@@ -141,7 +141,9 @@ def measure(
     source = merged.with_name(f"{merged.name}-{kind}.gguf")
     header = HeaderFields(merged.name, find_pre_tokenizer(merged, tools).name)
     to_gguf(tools, merged, source, kind, header)
-    found: Found = {kind: (gguf_divergence(reference, source, threads=evaluate.threads, tools=tools), None)}
+    measured: Found = {
+        kind: (gguf_divergence(reference, source, threads=evaluate.threads, tools=tools), None)
+    }
     level = params.quantize.deciding
     gguf = merged.with_name(f"{merged.name}-{level}.gguf")
     options = Quantizing(tensor_types=params.quantize.tensor_types)
@@ -157,22 +159,22 @@ def measure(
             root=root,
         )
         points = [answer["score"] for answer in answers]
-    found[level] = (divergence, points)
+    measured[level] = (divergence, points)
     remove(gguf)
     remove(source)
-    return found
+    return measured
 
 
-def choose(found: Mapping[MergeBase, Found], level: str, evaluate: Evaluate) -> Choice:
+def choose(measured: Mapping[MergeBase, Found], level: str, evaluate: Evaluate) -> Choice:
     """Take the better of both merges, by figures against the trained model; see `decide`."""
     sixteen_bit, nf4 = (
-        Measured(one.kld_rows, one.same_top, points)
-        for one, points in (found[merge_base][level] for merge_base in ("16-bit", "nf4"))
+        Measured(divergence.kld_rows, divergence.same_top, points)
+        for divergence, points in (measured[merge_base][level] for merge_base in ("16-bit", "nf4"))
     )
     merge_base, reason = decide(sixteen_bit, nf4, level)
     candidates = {
         name: {model: figures(*pair, evaluate) for model, pair in models.items()}
-        for name, models in found.items()
+        for name, models in measured.items()
     }
     return Choice(merge_base, reason, level, candidates)
 

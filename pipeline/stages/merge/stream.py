@@ -205,7 +205,7 @@ def nf4_error(entry: Entry, nf4: Nf4) -> float:
 
 def idle_adapters(adapters: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence on adapters that changed no weight, if any did; `adapters` are records of `figures`."""
-    idle = [one["tensor"] for one in adapters if one["norm_update"] == 0.0]
+    idle = [tensor["tensor"] for tensor in adapters if tensor["norm_update"] == 0.0]
     return (
         [
             f"{len(idle)} of {len(adapters)} adapters learned nothing (no weight changes), first {idle[0]}: "

@@ -30,16 +30,16 @@ def quantize(
     return describe(target)
 
 
-def fallback_warning(made: Mapping[str, Any]) -> str | None:
+def fallback_warning(record: Mapping[str, Any]) -> str | None:
     """One sentence about the tensors that could not get the level's type; None if all did."""
-    types = made["fallback_types"]
+    types = record["fallback_types"]
     if not types:
         return None
     named = ", ".join(f"{count} to {kind}" for kind, count in types.items())
     return (
-        f"{made['fallback_tensors']} of {made['tensors']} tensors fell back ({named}): their rows are no "
+        f"{record['fallback_tensors']} of {record['tensors']} tensors fell back ({named}): their rows are no "
         f"multiple of {K_BLOCK} weights, which the level's type packs together, so the file has "
-        f"{made['bits_per_weight']:.2f} bits per weight"
+        f"{record['bits_per_weight']:.2f} bits per weight"
     )
 
 
@@ -71,7 +71,7 @@ def main(params: Params, root: Path, level: str) -> None:
         imatrix=find_imatrix(root / "models/imatrix", level) if with_imatrix else None,
         tensor_types=params.quantize.tensor_types,
     )
-    made = quantize(find_llama(params.machine), source, target, type_name, options)
-    print(f"quantize: {name}-{level}.gguf {made['bytes'] / 1e6:.0f} MB")
-    if warning := fallback_warning(made):
+    record = quantize(find_llama(params.machine), source, target, type_name, options)
+    print(f"quantize: {name}-{level}.gguf {record['bytes'] / 1e6:.0f} MB")
+    if warning := fallback_warning(record):
         print(f"quantize: warning: {warning}")

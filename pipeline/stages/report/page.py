@@ -139,13 +139,17 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("quantizing", "What quantizing costs, and what recovers it", ["report"], each)
         if not unmerged
         else None,
-        Section("budgets", "Levels made to measure", [f"budget@{one['budget']}" for one in values["budgets"]])
+        Section(
+            "budgets",
+            "Levels made to measure",
+            [f"budget@{budget['budget']}" for budget in values["budgets"]],
+        )
         if values["budgets"]
         else None,
         Section("distillation", "Distillation", ["report"], each) if values["distills"] else None,
         Section("general", "General ability: what was forgotten", ["report"], each),
         Section("harness", "lm-evaluation-harness", evaluate)
-        if any(one.harness for one in inputs.evaluations.values())
+        if any(evaluation.harness for evaluation in inputs.evaluations.values())
         else None,
         Section("answers", "Answers side by side", evaluate) if values["browser"] else None,
         Section("speed", "Speed and memory", evaluate),

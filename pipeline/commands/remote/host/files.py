@@ -41,7 +41,7 @@ def read(path: Path) -> str:
 
 def files_below(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(one for one in path.rglob("*") if one.is_file())
+        return sorted(file for file in path.rglob("*") if file.is_file())
     return [path] if path.is_file() else []
 
 
@@ -83,20 +83,20 @@ def snapshot(run: str, paths: list[str], skip: list[str]) -> None:
         return
     with (folder / "snapshot").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # behind a cut line another may still be at it
-        memory, found = json.loads(read(folder / "hashes.json") or "{}"), {}
+        memory, entries = json.loads(read(folder / "hashes.json") or "{}"), {}
         for path in (path for top in paths for path in files_below(project / top)):
             place = path.relative_to(project).as_posix()
             if any(part.startswith(".") or part in skip for part in Path(place).parts):
                 continue
             try:
-                found[place] = kept(path, place, out, memory.get(place))
+                entries[place] = kept(path, place, out, memory.get(place))
             except FileNotFoundError:
                 continue  # pruned at this moment
         for old in out.iterdir():
-            if old.name not in {entry[-1] for entry in found.values()}:
+            if old.name not in {entry[-1] for entry in entries.values()}:
                 old.unlink()
-        (folder / "hashes.json").write_text(json.dumps(found))
-    say(files={place: (name, size) for place, (_, size, _, name) in found.items()})
+        (folder / "hashes.json").write_text(json.dumps(entries))
+    say(files={place: (name, size) for place, (_, size, _, name) in entries.items()})
 
 
 def kept(path: Path, place: str, out: Path, known: list[Any] | None) -> list[Any]:

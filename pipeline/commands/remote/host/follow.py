@@ -29,11 +29,13 @@ def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int,
     said = time.monotonic()
     while True:
         running = alive(folder)  # before reading: nothing is written after
-        found = sorted(path.parent.name for path in (folder / checkpoints).glob("checkpoint-*/complete.json"))
+        complete = sorted(
+            path.parent.name for path in (folder / checkpoints).glob("checkpoint-*/complete.json")
+        )
         news = [piece for tail in open_files for piece in tail.read()]
-        if found != shown:
-            news.append({"checkpoints": found})
-            shown = found
+        if complete != shown:
+            news.append({"checkpoints": complete})
+            shown = complete
         if not running:
             news.append({"ended": True})
         if news or time.monotonic() - said > QUIET_SECONDS:

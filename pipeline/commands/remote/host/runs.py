@@ -47,13 +47,13 @@ code = child.wait()
 
 def check(names: list[str]) -> None:
     """What is installed here: Python, packages by name, rsync."""
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    say(python=".".join(map(str, sys.version_info[:3])), versions=found, rsync=bool(shutil.which("rsync")))
+            versions[name] = None
+    say(python=".".join(map(str, sys.version_info[:3])), versions=versions, rsync=bool(shutil.which("rsync")))
 
 
 def start(run: str, attempt: str, inputs: Files, state: Files, words: list[str]) -> None:
@@ -93,14 +93,14 @@ def sent_for(folder: Path) -> list[str]:
 
 def launch(folder: Path, words: list[str]) -> None:
     """Start train below its watcher, in a session of its own; both hold the lock `alive` until they end."""
-    own = {"PYTHONPATH": str(folder / "code"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {"PYTHONPATH": str(folder / "code"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", WATCH, str(folder), sys.executable, "-m", "pipeline", *words]
     with (folder / "alive").open("w") as lock, (folder / "log").open("ab") as log:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.Popen(
             command,
             cwd=folder / "project",
-            env={**os.environ, **own, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **variables, "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -124,13 +124,13 @@ def look(run: str) -> None:
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    known = {"step": newest_step(folder / "project" / CHECKPOINTS)}
+    newest = {"step": newest_step(folder / "project" / CHECKPOINTS)}
     if alive(folder):
-        return {"state": "running", **known}
+        return {"state": "running", **newest}
     code = read(folder / "exit")
     if code:
-        return {"state": "ended", "code": int(code), **known}
-    return {"state": "dead" if (folder / "attempt").exists() else "none", **known}
+        return {"state": "ended", "code": int(code), **newest}
+    return {"state": "dead" if (folder / "attempt").exists() else "none", **newest}
 
 
 def newest_step(checkpoints: Path) -> int:

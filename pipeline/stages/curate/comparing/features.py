@@ -182,10 +182,10 @@ def _sketches(
     """The sketches `entire` and `family` of documents of shingles."""
     total = np.diff(offsets)
     special = ~is_in(hashes, boilerplate.shingles)
-    own = np.diff(filtered(hashes, offsets, special)[1])
+    counts = np.diff(filtered(hashes, offsets, special)[1])
     # a row of nothing but boilerplate is compared by it all the same
-    entire, entire_offsets = filtered(hashes, offsets, special | np.repeat(own == 0, total))
-    little = np.repeat((own < OWN) & (own < total), total)
+    entire, entire_offsets = filtered(hashes, offsets, special | np.repeat(counts == 0, total))
+    little = np.repeat((counts < OWN) & (counts < total), total)
     family, family_offsets = filtered(hashes, offsets, little & ~is_in(hashes, boilerplate.template))
     entire_signatures = signatures(entire, entire_offsets)
     family_signatures = entire_signatures.copy()

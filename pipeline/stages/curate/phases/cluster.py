@@ -65,25 +65,25 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         stats.merge(load(folder / STATS, CurationStats))
     rows = work.rows()
     table = table_of(np.concatenate([read_facts(folder) for folder in work.each("clean")]), stats.domains)
-    found = _clusters(work, rows, settings)
-    decisions = decide_duplicates(found, settings.drop_duplicates)
-    decide_splits(decisions, table, found, settings)
-    prevented = leaks_prevented(decisions, table, found, settings)
+    clusters = _clusters(work, rows, settings)
+    decisions = decide_duplicates(clusters, settings.drop_duplicates)
+    decide_splits(decisions, table, clusters, settings)
+    prevented = leaks_prevented(decisions, table, clusters, settings)
     leaks = _leaks(work, rows, decisions, table, settings)
     decisions.fate[list(leaks)] = CONTAMINATED
     weights = [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
     decide_balance(decisions, table, settings, weights)
-    pairs = make_pairs(rows, decisions, table, found, settings, weights)
+    pairs = make_pairs(rows, decisions, table, clusters, settings, weights)
     of_pairs = pair_counts(pairs, decisions, table) if settings.pairs != "none" else None
     with work.making("cluster") as folder:
         spool = Spool(folder / ROWS)
         decisions, table = add_pairs(rows, spool, pairs.made, decisions, table)
         spool.finish()
         everything = Rows([*rows.spools, folder / ROWS])
-        samples = row_samples(everything, pairs, leaks, decisions, found, settings)
+        samples = row_samples(everything, pairs, leaks, decisions, clusters, settings)
         requests, samples["answers"] = _answers(work, everything)
         kept = decisions.fate == KEPT
-        group = np.append(found.group, found.group[[pair.chosen for pair in pairs.made]])
+        group = np.append(clusters.group, clusters.group[[pair.chosen for pair in pairs.made]])
         counted = {
             "contamination": {
                 "rows": len(leaks),
@@ -97,7 +97,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
             "not_measured": not_measured(settings, root / "models/base"),
             "pairs": of_pairs,
         }
-        dump(folder / REPORT, stats.report(settings, decisions, table, found, counted))
+        dump(folder / REPORT, stats.report(settings, decisions, table, clusters, counted))
         dump(folder / SAMPLES, samples)
         (folder / LEAKS).write_bytes(
             b"".join(dump_line({"row": leak.row, **describe(leak, rows)}) for leak in leaks.values())
@@ -105,9 +105,9 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         decided = np.ones(len(table), DECISION)
         for name in ("fate", "split", "twin"):
             decided[name] = getattr(decisions, name)
-        decided["similarity"][: len(rows)] = found.similarity
+        decided["similarity"][: len(rows)] = clusters.similarity
         np.save(folder / DECIDED, decided)
-        _write_clusters(rows, found, folder / CLUSTERS)
+        _write_clusters(rows, clusters, folder / CLUSTERS)
 
 
 def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
@@ -128,24 +128,24 @@ def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings:
 
 def _answers(work: Work, rows: Rows) -> tuple[int, list[dict[str, Any]]]:
     """How many requests have several answers, and the first of them."""
-    found = [load(folder / ANSWERS, Answers) for folder in work.each("join")]
-    shown = sorted(chain.from_iterable(answers.shown for answers in found))[:SHOWN]
-    return sum(answers.requests for answers in found), answer_samples(rows, shown)
+    parts = [load(folder / ANSWERS, Answers) for folder in work.each("join")]
+    shown = sorted(chain.from_iterable(answers.shown for answers in parts))[:SHOWN]
+    return sum(answers.requests for answers in parts), answer_samples(rows, shown)
 
 
-def _write_clusters(rows: Rows, found: Clusters, path: Path) -> None:
+def _write_clusters(rows: Rows, clusters: Clusters, path: Path) -> None:
     """Write a line per cluster of duplicates: the sources of its rows, the best one, exact copies, the
     smallest similarity to the best.
     """
-    members = np.argsort(found.cluster, kind="stable").astype(np.int32)
-    members = members[sizes(found.cluster[members]) > 1]
+    members = np.argsort(clusters.cluster, kind="stable").astype(np.int32)
+    members = members[sizes(clusters.cluster[members]) > 1]
     with path.open("wb", buffering=1 << 20) as file:
-        for some in pieces(members, found.cluster[members]):
+        for some in pieces(members, clusters.cluster[members]):
             entry = {
                 "rows": [rows.source(row) for row in some.tolist()],
-                "best": rows.source(int(some[found.keep[some]][0])),
-                "exact": int((found.first[some] != some).sum()),
-                "similarity": round(float(found.similarity[some].min()), 4),
+                "best": rows.source(int(some[clusters.keep[some]][0])),
+                "exact": int((clusters.first[some] != some).sum()),
+                "similarity": round(float(clusters.similarity[some].min()), 4),
             }
             file.write(dump_line(entry))
 

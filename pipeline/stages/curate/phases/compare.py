@@ -98,9 +98,9 @@ def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
     )
     with progress("curate: comparing", last - first) as advance, work.making("sketch", shard) as folder:
         sketches = Sketches(folder, first)
-        for found in pool.map(features, rows.ranges(shard)):
-            sketches.add(found)
-            advance(len(found.worth))
+        for batch in pool.map(features, rows.ranges(shard)):
+            sketches.add(batch)
+            advance(len(batch.worth))
         sketches.finish()
 
 
@@ -149,9 +149,9 @@ def several_answers(
     the same request, `first` of every row the first with its content.
     """
     count, shown = 0, list[list[int]]()
-    for keys, asked in asking:
-        for own in pieces(first[asked], keys):
-            different = np.unique(own)
+    for keys, request_rows in asking:
+        for group in pieces(first[request_rows], keys):
+            different = np.unique(group)
             if len(different) == 1:  # exact duplicates of each other: nothing has to be read
                 continue
             answers = {

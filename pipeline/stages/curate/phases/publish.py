@@ -59,8 +59,8 @@ def write(work: Work, shard: int) -> None:
 def _leaks(folder: Path, begin: int, end: int) -> dict[int, dict[str, Any]]:
     """What the rejects say of the contaminated rows from `begin` to `end`."""
     with (folder / LEAKS).open("rb") as lines:
-        found = ((entry.pop("row"), entry) for entry in map(orjson.loads, lines))
-        return {row: entry for row, entry in found if begin <= row < end}
+        entries = ((entry.pop("row"), entry) for entry in map(orjson.loads, lines))
+        return {row: entry for row, entry in entries if begin <= row < end}
 
 
 def reject(line: bytes, decision: np.void, rows: Rows, leak: dict[str, Any] | None) -> dict[str, Any]:

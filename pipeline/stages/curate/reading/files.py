@@ -58,23 +58,23 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
 
     Raises `DataError` if a folder can't be listed, and where two names are one in UTF-8.
     """
-    found: list[tuple[str, Path]] = []
+    files: list[tuple[str, Path]] = []
     for folder, inner, names in os.walk(top, onerror=not_listed):
         if not os.access(folder, os.X_OK):  # its names can be listed, and no more
             unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         links = [name for name in inner if Path(folder, name).is_symlink()]
         inner[:] = [name for name in inner if not name.startswith(".")]
         for path in (Path(folder, name) for name in filter(is_users_data, names + links)):
-            found.append((safe(str(path.relative_to(top))), path))
-    found.sort()
-    for (name, one), (other, two) in pairwise(found):
+            files.append((safe(str(path.relative_to(top))), path))
+    files.sort()
+    for (name, first), (other, second) in pairwise(files):
         if name == other:
             raise DataError(
                 "Q-CURATE-002",
-                f"{os.fsencode(one)!r} and {os.fsencode(two)!r} would have one name in the reports: rename "
-                "one",
+                f"{os.fsencode(first)!r} and {os.fsencode(second)!r} would have one name in the reports: "
+                "rename one",
             )
-    return found
+    return files
 
 
 def refusal(path: Path) -> BadLine | None:

@@ -71,7 +71,7 @@ def _conversation(value: Value, field: str) -> Content:
     return _chat(value, read_turns(value[field], field))
 
 
-def _exchange(value: Value, asked: str, answered: str) -> Content:
+def _exchange(value: Value, prompt: str, answered: str) -> Content:
     """History, question (its input or context after an empty line) and answer."""
     turns = []
     for number, pair in enumerate(items(value.get("history") or [], "history"), start=1):
@@ -79,13 +79,15 @@ def _exchange(value: Value, asked: str, answered: str) -> Content:
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRow("bad_shape", f"{where} is not a pair of question and answer")
         turns += [turn("user", pair[0], where), turn("assistant", pair[1], where)]
-    more = [field for field in ("input", "context") if field != asked and value.get(field)]
-    question = "\n\n".join(filter(None, (text(value[field], field) for field in (asked, *more))))
-    return _chat(value, [*turns, turn("user", question, asked), turn("assistant", value[answered], answered)])
+    more = [field for field in ("input", "context") if field != prompt and value.get(field)]
+    question = "\n\n".join(filter(None, (text(value[field], field) for field in (prompt, *more))))
+    return _chat(
+        value, [*turns, turn("user", question, prompt), turn("assistant", value[answered], answered)]
+    )
 
 
-def _prompt_completion(value: Value, asked: str, answered: str) -> Content:
-    return _chat(value, turns_of(value, asked, "user") + turns_of(value, answered, "assistant"))
+def _prompt_completion(value: Value, prompt: str, answered: str) -> Content:
+    return _chat(value, turns_of(value, prompt, "user") + turns_of(value, answered, "assistant"))
 
 
 def _kto(value: Value, *_: str) -> Content:
@@ -104,13 +106,13 @@ def _prompt(value: Value, field: str, answer: str) -> Content:
 
 def _preference(value: Value, *sides: str) -> Content:
     """What both conversations share is the prompt, after the row's own prompt unless it has that already."""
-    asked = system_turn(value)
+    prompt = system_turn(value)
     field = next((key for key in ("prompt", "messages", "conversations") if value.get(key) is not None), None)
     if field:
-        asked += turns_of(value, field, "user")
+        prompt += turns_of(value, field, "user")
     chosen, rejected = (
         transcript(value[key], key)
-        if not asked and isinstance(value[key], str)
+        if not prompt and isinstance(value[key], str)
         else turns_of(value, key, "assistant")
         for key in sides
     )
@@ -118,13 +120,15 @@ def _preference(value: Value, *sides: str) -> Content:
         raise BadRow("no_preference", "chosen and rejected are the same")
     both = zip(chosen[:-1], rejected[:-1], strict=False)  # each side keeps a turn
     common = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
-    stated = [turn for turn in asked if turn["role"] != "system"]
+    stated = [turn for turn in prompt if turn["role"] != "system"]
     repeated = [turn for turn in common if turn["role"] != "system"][: len(stated)]
     if repeated == stated:  # both sides are complete conversations
         # a set, because `in` on a list takes quadratic time
-        known = {json.dumps(turn) for turn in common if turn["role"] == "system"}
-        asked = [turn for turn in asked if turn["role"] == "system" and json.dumps(turn) not in known]
-    return "preference", _with_tools(value, asked + common) | {
+        stated_systems = {json.dumps(turn) for turn in common if turn["role"] == "system"}
+        prompt = [
+            turn for turn in prompt if turn["role"] == "system" and json.dumps(turn) not in stated_systems
+        ]
+    return "preference", _with_tools(value, prompt + common) | {
         "chosen": chosen[len(common) :],
         "rejected": rejected[len(common) :],
     }

@@ -33,14 +33,14 @@ def excerpts(before: str, after: str) -> tuple[str, str]:
     )  # type: ignore[return-value]
 
 
-def first_difference(one: str, other: str) -> int:
+def first_difference(text: str, other: str) -> int:
     """Where two texts begin to differ; the length of the shorter one where it starts the other."""
-    same, end = 0, min(len(one), len(other))
-    if one[:end] == other[:end]:
+    same, end = 0, min(len(text), len(other))
+    if text[:end] == other[:end]:
         return end
     while end - same > 1:  # halving: comparing slices is many times faster than comparing characters
         middle = (same + end) // 2
-        if one[same:middle] == other[same:middle]:
+        if text[same:middle] == other[same:middle]:
             same = middle
         else:
             end = middle

@@ -129,7 +129,7 @@ def _opening(firsts: set[str]) -> re.Pattern[str]:
 
 def _fold(text: str) -> str:
     folds, foldable = _folds()
-    return foldable.sub(lambda found: folds.get(found[0], found[0]), text)
+    return foldable.sub(lambda match: folds.get(match[0], match[0]), text)
 
 
 @cache

@@ -117,9 +117,9 @@ def garbage() -> Rule:
         for field in (*TURN_LISTS, "segments"):
             for number, part in enumerate(row.get(field, ()), start=1):
                 if part.get("role") not in ("system", "tool") and (
-                    found := garbage_in(part["text"] if field == "segments" else part["content"])
+                    reason := garbage_in(part["text"] if field == "segments" else part["content"])
                 ):
-                    raise BadRow("garbage", f"{field} {number}: {found}")
+                    raise BadRow("garbage", f"{field} {number}: {reason}")
         return row
 
     return rule

@@ -177,9 +177,9 @@ class Length:
         return size
 
 
-def _not_too_many(found: Iterable[Span], described: str) -> Iterator[Span]:
+def _not_too_many(spans: Iterable[Span], described: str) -> Iterator[Span]:
     """The spans, as long as they are at most `MOST_PARTS`."""
-    for number, span in enumerate(found):
+    for number, span in enumerate(spans):
         if number >= MOST_PARTS:
             raise BadRow(
                 "over_budget",

@@ -169,8 +169,8 @@ def _ibans(text: str) -> Iterator[Span]:
 @lru_cache
 def _iban_length(country: str) -> int:
     """Characters of an IBAN of this country, from stdnum's copy of SWIFT's registry; 0 if there are none."""
-    found = numdb.get("iban").info(country)[0][1].get("bban", "")
-    return 4 + sum(map(int, re.findall(r"(\d+)!", found))) if found else 0
+    pattern = numdb.get("iban").info(country)[0][1].get("bban", "")
+    return 4 + sum(map(int, re.findall(r"(\d+)!", pattern))) if pattern else 0
 
 
 def _cards(text: str) -> Iterator[Span]:

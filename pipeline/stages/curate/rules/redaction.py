@@ -198,11 +198,11 @@ def _replaced(text: str, spans: list[Span], name: Namer) -> str:
 def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[Change]:
     """What became of one text, per rule: kinds and lengths before, placeholders after, never the text."""
     for rule in ("secrets", "personal"):
-        own = [span for span in spans if (span.rank > 0) == (rule == "secrets")]
-        if own:
-            more = f" and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
-            before = ", ".join(f"‹{span.kind}, {span.end - span.start} characters›" for span in own[:SHOWN])
-            after = ", ".join(name(span.kind, text[span.start : span.end]) for span in own[:SHOWN])
+        hits = [span for span in spans if (span.rank > 0) == (rule == "secrets")]
+        if hits:
+            more = f" and {len(hits) - SHOWN} more" if len(hits) > SHOWN else ""
+            before = ", ".join(f"‹{span.kind}, {span.end - span.start} characters›" for span in hits[:SHOWN])
+            after = ", ".join(name(span.kind, text[span.start : span.end]) for span in hits[:SHOWN])
             yield Change(rule, place, before + more, after + more)
 
 

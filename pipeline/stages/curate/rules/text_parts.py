@@ -84,10 +84,10 @@ def farthest(
         reach = weights[fits] + int((most - tokens) * rate)
         guess = bisect_right(weights, reach) - 1 if tries < GUESSES else (fits + fails) // 2
         end = min(max(guess, fits + 1), fails - 1)
-        found, tries = size(first, end), tries + 1
-        if found <= most:
-            fits, tokens = end, found
-            rate = (weights[end] - weights[first]) / max(found, 1)
+        length, tries = size(first, end), tries + 1
+        if length <= most:
+            fits, tokens = end, length
+            rate = (weights[end] - weights[first]) / max(length, 1)
         else:
             fails, rate = end, rate * SLOWER
     return fits, tokens, rate
