@@ -52,14 +52,14 @@ class Rounds:
         `DataError` if it is gone or another's.
         """
         file = round_file(self.run.checkpoints, step)
-        found = read_round(file)
-        if found is None or found.head["run"] != self.id or found.head["rows"][-len(rows) :] != rows:
+        saved = read_round(file)
+        if saved is None or saved.head["run"] != self.id or saved.head["rows"][-len(rows) :] != rows:
             raise DataError(
                 "Q-GRPO-007",
                 f"{file}, the rollouts that the run was on, is "
-                f"{'missing' if found is None else 'of another run'}: put it back, or {RESTART}",
+                f"{'missing' if saved is None else 'of another run'}: put it back, or {RESTART}",
             )
-        return found
+        return saved
 
     def at(
         self,
@@ -80,18 +80,18 @@ class Rounds:
             "drawn_by": self.source.name,
             "run": self.id,
         }
-        found = read_round(file)
-        changed = differences(found, head) if found else ["file"]
-        if found and not changed:
-            return found
+        saved = read_round(file)
+        changed = differences(saved, head) if saved else ["file"]
+        if saved and not changed:
+            return saved
         if self.replay:
             raise DataError(
                 "Q-GRPO-010",
                 f"the run can't be replayed from step {step + 1} on: {file} is "
-                f"{'of another run (' + ', '.join(changed) + ')' if found else 'missing'}: leave --replay "
+                f"{'of another run (' + ', '.join(changed) + ')' if saved else 'missing'}: leave --replay "
                 "out to draw again",
             )
-        if found:
+        if saved:
             print(
                 f"train: {file.name} is of another run ({', '.join(changed)} differ): drawn again",
                 file=sys.stderr,
@@ -104,49 +104,49 @@ class Rounds:
                 "of an unbroken one",
                 file=sys.stderr,
             )
-        made = Round(
+        rollouts = Round(
             head, self._measured(prompts, self._scored(self._drawn(model, step, prompts, heed)), measure)
         )
-        write_round(file, made)
-        return made
+        write_round(file, rollouts)
+        return rollouts
 
     def _drawn(
         self, model: Any, step: int, prompts: Sequence[Batch], heed: Callable[[], None]
     ) -> list[Completion]:
-        asked = [
+        requests = [
             (row, member, Request(prompt, seed_of(self.settings.seed, step, row, member)))
             for batch in prompts
             for row, prompt in zip(batch["rows"], batch["prompts"], strict=True)
             for member in range(self.grpo.group_size)
         ]
-        drawn = self.source.draw(model, [request for *_, request in asked], heed)
-        made = [
-            Completion(row, member, request.seed, one.ids, one.logps, one.stopped, self.text(one.ids))
-            for (row, member, request), one in zip(asked, drawn, strict=True)
+        drawn = self.source.draw(model, [request for *_, request in requests], heed)
+        completions = [
+            Completion(row, member, request.seed, draw.ids, draw.logps, draw.stopped, self.text(draw.ids))
+            for (row, member, request), draw in zip(requests, drawn, strict=True)
         ]
-        if not any(one.text.strip() for one in made):
+        if not any(completion.text.strip() for completion in completions):
             raise GateError(
                 "Q-GRPO-008",
-                f"all {len(made)} completions of the round before step {step + 1} are empty, so there is "
-                "nothing to reward: lower train.learning_rate, or tune the base on answers first "
+                f"all {len(completions)} completions of the round before step {step + 1} are empty, so there "
+                "is nothing to reward: lower train.learning_rate, or tune the base on answers first "
                 "(train.method sft)",
             )
-        return made
+        return completions
 
     def _scored(self, drawn: list[Completion]) -> list[Completion]:
         scored: list[Completion] = []
         for group in in_groups(drawn, self.grpo.group_size):
-            answers = [Answer(one.text, one.stopped) for one in group]
+            answers = [Answer(completion.text, completion.stopped) for completion in group]
             rewards, points = self.rewards.of(self.questions["train"][group[0].row], answers)
             worth = advantages(rewards, scaled=self.grpo.loss == "dapo")
             scored += [
                 replace(
-                    one,
+                    completion,
                     reward=rewards[n],
                     advantage=worth[n],
-                    points={name: found[n] for name, found in points.items()},
+                    points={name: values[n] for name, values in points.items()},
                 )
-                for n, one in enumerate(group)
+                for n, completion in enumerate(group)
             ]
         return scored
 
@@ -161,12 +161,12 @@ class Rounds:
             old = iter(measure(batch, mine, False))
             reference = iter(measure(batch, mine, True) if self.grpo.kl_beta else [])
             for group in mine:
-                chosen = {one.member for one in trained(group, self.grpo)}
+                chosen = {completion.member for completion in trained(group, self.grpo)}
                 measured += [
-                    replace(one, old=next(old), reference=next(reference, None))
-                    if one.member in chosen
-                    else one
-                    for one in group
+                    replace(completion, old=next(old), reference=next(reference, None))
+                    if completion.member in chosen
+                    else completion
+                    for completion in group
                 ]
         return measured
 
@@ -175,11 +175,11 @@ class Rounds:
         rows = list(chain(*(zip(batch["rows"], batch["prompts"], strict=True) for batch in prompts)))
         requests = [Request(prompt, seed_of(self.settings.seed, -1, row, 0)) for row, prompt in rows]
         drawn = self.source.draw(model, requests, lambda: None)
-        found = (
-            self.rewards.of(self.questions["val"][row], [Answer(self.text(one.ids), one.stopped)])[0][0]
-            for (row, _), one in zip(rows, drawn, strict=True)
+        rewards = (
+            self.rewards.of(self.questions["val"][row], [Answer(self.text(draw.ids), draw.stopped)])[0][0]
+            for (row, _), draw in zip(rows, drawn, strict=True)
         )
-        return math.fsum(found) / len(rows)
+        return math.fsum(rewards) / len(rows)
 
     def text(self, ids: list[int]) -> str:
         """What a completion says, without control tokens."""

@@ -86,7 +86,7 @@ def trained(group: Group, settings: Grpo) -> list[Completion]:
     """The completions of a group that are in the loss: none of a group of equal rewards, unless the
     divergence is in the loss too, and none that was cut off, if these are masked.
     """
-    if not settings.kl_beta and not teaches([one.reward for one in group]):
+    if not settings.kl_beta and not teaches([completion.reward for completion in group]):
         return []
     return unmasked(group, settings)
 
@@ -95,7 +95,7 @@ def unmasked(group: Group, settings: Grpo) -> list[Completion]:
     """The completions whose tokens the loss is divided by, so a group of equal rewards counts although it is
     skipped: the update is the same as if it were not.
     """
-    return [one for one in group if one.stopped or not settings.mask_truncated]
+    return [completion for completion in group if completion.stopped or not settings.mask_truncated]
 
 
 def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> Batch:
@@ -103,23 +103,25 @@ def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> B
     restart with each, with `PER_TOKEN` where it is known.
     """
     pairs = [
-        (prompt, one)
+        (prompt, completion)
         for prompt, group in zip(prompts["prompts"], groups, strict=True)
-        for one in trained(group, settings)
+        for completion in trained(group, settings)
     ]
     flat = {
-        "input_ids": [prompt + one.ids for prompt, one in pairs],
-        "labels": [[IGNORED] * len(prompt) + one.ids for prompt, one in pairs],
-        "position_ids": [list(range(len(prompt) + len(one.ids))) for prompt, one in pairs],
+        "input_ids": [prompt + completion.ids for prompt, completion in pairs],
+        "labels": [[IGNORED] * len(prompt) + completion.ids for prompt, completion in pairs],
+        "position_ids": [list(range(len(prompt) + len(completion.ids))) for prompt, completion in pairs],
     }
     tokens = {
-        "advantages": [[one.advantage] * len(one.ids) for _, one in pairs],
-        "old": [one.old or [] for _, one in pairs],
-        "rollout": [[float("nan") if log is None else log for log in one.logps] for _, one in pairs],
-        "reference": [one.reference or [] for _, one in pairs],
+        "advantages": [[completion.advantage] * len(completion.ids) for _, completion in pairs],
+        "old": [completion.old or [] for _, completion in pairs],
+        "rollout": [
+            [float("nan") if log is None else log for log in completion.logps] for _, completion in pairs
+        ],
+        "reference": [completion.reference or [] for _, completion in pairs],
     }
-    counted = [one for group in groups for one in unmasked(group, settings)]
-    tokens_counted = sum(len(one.ids) for one in counted)
+    counted = [completion for group in groups for completion in unmasked(group, settings)]
+    tokens_counted = sum(len(completion.ids) for completion in counted)
     return {
         **{name: torch.tensor([list(chain(*rows))], dtype=torch.long) for name, rows in flat.items()},
         **{name: torch.tensor(list(chain(*rows)), dtype=torch.float32) for name, rows in tokens.items()},
@@ -150,16 +152,19 @@ def of_groups(groups: Sequence[Group]) -> Sums:
     learned), `truncated` (completions that hit the limit), `completion_tokens`, `entropy` (−log-probability
     of a drawn token, in nats), `unknown` (tokens without a log-probability of the rollout).
     """
-    drawn = [one for group in groups for one in group]
-    tokens = [log for one in drawn for log in one.logps]
-    known = [-log for log in tokens if log is not None]
+    drawn = [completion for group in groups for completion in group]
+    tokens = [log for completion in drawn for log in completion.logps]
+    surprisals = [-log for log in tokens if log is not None]
     sums = {
-        "reward": (math.fsum(one.reward for one in drawn), len(drawn)),
-        "zero_variance": (sum(not teaches([one.reward for one in group]) for group in groups), len(groups)),
-        "truncated": (sum(not one.stopped for one in drawn), len(drawn)),
+        "reward": (math.fsum(completion.reward for completion in drawn), len(drawn)),
+        "zero_variance": (
+            sum(not teaches([completion.reward for completion in group]) for group in groups),
+            len(groups),
+        ),
+        "truncated": (sum(not completion.stopped for completion in drawn), len(drawn)),
         "completion_tokens": (len(tokens), len(drawn)),
-        "entropy": (math.fsum(known), len(known)),
-        "unknown": (len(tokens) - len(known), len(tokens)),
+        "entropy": (math.fsum(surprisals), len(surprisals)),
+        "unknown": (len(tokens) - len(surprisals), len(tokens)),
     }
     return {name: (torch.tensor(float(total)), count) for name, (total, count) in sums.items()}
 
@@ -170,12 +175,12 @@ def rewards_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     steps = [row["measures"] for row in rows if row["kind"] == "step"]
     means = {
-        name: round(statistics.fmean(found), 6)
+        name: round(statistics.fmean(values), 6)
         for name in ("zero_variance", "truncated", "entropy", "kl", "clipped", "gap", "capped", "unknown")
-        if (found := [one[name] for one in steps if name in one])
+        if (values := [step[name] for step in steps if name in step])
     }
     first, last = (
-        round(statistics.fmean(one["reward"] for one in some), 4) for some in (steps[:ENDS], steps[-ENDS:])
+        round(statistics.fmean(step["reward"] for step in some), 4) for some in (steps[:ENDS], steps[-ENDS:])
     )
     return {"rewards": {"first": first, "last": last, **means}}
 
@@ -186,10 +191,10 @@ def of_tokens(terms: Terms, batch: Batch, weights: Any, settings: Grpo) -> Sums:
     """
     count = terms.loss.numel()
     gaps = (batch["old"] - batch["rollout"]).abs()
-    known = gaps.isfinite()
+    finite = gaps.isfinite()
     sums: Sums = {
         "clipped": ((terms.low_clipped | terms.high_clipped).sum().float(), count),
-        "gap": (gaps[known].sum(), int(known.sum())),
+        "gap": (gaps[finite].sum(), int(finite.sum())),
         "capped": ((weights >= CAP).sum().float(), count),
     }
     if settings.kl_beta:

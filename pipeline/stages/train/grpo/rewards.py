@@ -58,7 +58,7 @@ class Rewards:
             name: self._points(name, measure, question, answers) for name, measure in self.measures.items()
         }
         rewards = [
-            math.fsum(self.weights[name] * found[place] for name, found in points.items())
+            math.fsum(self.weights[name] * values[place] for name, values in points.items())
             for place in range(len(answers))
         ]
         return rewards, points
@@ -69,9 +69,9 @@ class Rewards:
         where = f"train.grpo.rewards: {name}, row {question['id']}"
         try:
             if name == EXTERNAL:  # a program has time limits of its own
-                found = measure(question, answers)
+                points = measure(question, answers)
             else:
-                found = within(self.seconds, lambda: measure(question, answers))
+                points = within(self.seconds, lambda: measure(question, answers))
         except TimeoutError:
             raise DataError(
                 "Q-GRPO-001",
@@ -82,13 +82,13 @@ class Rewards:
             raise DataError(
                 "Q-GRPO-002", f"{where}: {error}: correct the row's reference, or take another scorer"
             ) from error
-        if len(found) != len(answers) or not all(map(_is_finite, found)):
+        if len(points) != len(answers) or not all(map(_is_finite, points)):
             raise DataError(
                 "Q-GRPO-003",
-                f"{where}: it gave {str(list(found))[:120]} for {len(answers)} answers: a finite number for "
+                f"{where}: it gave {str(list(points))[:120]} for {len(answers)} answers: a finite number for "
                 "each is wanted",
             )
-        return [float(one) for one in found if one is not None]
+        return [float(value) for value in points if value is not None]
 
 
 def _is_finite(points: Any) -> bool:
@@ -105,9 +105,9 @@ def open_rewards(settings: Grpo, tokens: Path) -> Iterator[Rewards]:
         for spelling in settings.rewards:
             if spelling == EXTERNAL:
                 assert settings.external  # or the settings are refused
-                asked = settings.external
+                external = settings.external
                 root = tokens.parent.parent
-                program = ExternalScorer(asked.command, asked.seconds, asked.start_seconds, root)
+                program = ExternalScorer(external.command, external.seconds, external.start_seconds, root)
                 measures[spelling] = by_program(opened.enter_context(program))
             else:
                 measures[spelling] = by_scorer(scorer_of(spelling, tokens))
@@ -150,12 +150,12 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     """What `work` gives or raises. Raises `TimeoutError` if that takes longer than `seconds`; its thread goes
     on then, and ends with this process.
     """
-    found: list[Any] = []
+    results: list[Any] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(work())
+            results.append(work())
         except BaseException as error:
             failed.append(error)
 
@@ -164,9 +164,9 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     thread.join(seconds)
     if failed:
         raise failed[0]
-    if not found:
+    if not results:
         raise TimeoutError
-    return found[0]
+    return results[0]
 
 
 def advantages(rewards: Sequence[float], *, scaled: bool) -> list[float]:

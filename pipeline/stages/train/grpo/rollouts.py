@@ -105,18 +105,18 @@ class OwnSource:
                 int(torch.multinomial(log.exp(), 1, generator=g)) for log, g in zip(logs, chance, strict=True)
             ]
             drawn = [
-                self._longer(one, pick, logs[n])
-                for n, (one, pick) in enumerate(zip(drawn, picked, strict=True))
+                self._longer(completion, pick, logs[n])
+                for n, (completion, pick) in enumerate(zip(drawn, picked, strict=True))
             ]
-            if all(one.stopped for one in drawn):
+            if all(completion.stopped for completion in drawn):
                 break
             ids = torch.tensor(picked, device=model.device)[:, None]
         return drawn
 
-    def _longer(self, one: Drawn, token: int, logs: Any) -> Drawn:
-        if one.stopped:
-            return one
-        return Drawn([*one.ids, token], [*one.logps, float(logs[token])], token in self.ends)
+    def _longer(self, completion: Drawn, token: int, logs: Any) -> Drawn:
+        if completion.stopped:
+            return completion
+        return Drawn([*completion.ids, token], [*completion.logps, float(logs[token])], token in self.ends)
 
 
 class ServerSource:
@@ -195,8 +195,8 @@ def as_gguf(tools: Toolchain, base: Path, folder: Path, type: FloatType, weights
 
 def complete(server: Server, request: Request, max_new_tokens: int) -> Drawn:
     """One completion. Raises `ToolError` if it has no token, or probabilities that are not its own."""
-    asked = SAMPLING | {"prompt": request.prompt, "seed": request.seed, "n_predict": max_new_tokens}
-    answer = server.post("/completion", asked)
+    body = SAMPLING | {"prompt": request.prompt, "seed": request.seed, "n_predict": max_new_tokens}
+    answer = server.post("/completion", body)
     ids = [int(token) for token in answer.get("tokens") or []]
     if not ids:
         raise ToolError(
@@ -205,7 +205,9 @@ def complete(server: Server, request: Request, max_new_tokens: int) -> Drawn:
             "of turn: give it more context or another base",
         )
     try:
-        entries = [(int(one["id"]), float(one["logprob"])) for one in answer["completion_probabilities"]]
+        entries = [
+            (int(entry["id"]), float(entry["logprob"])) for entry in answer["completion_probabilities"]
+        ]
         return Drawn(ids, aligned(ids, entries), answer["stop_type"] == "eos")
     except (KeyError, TypeError, ValueError) as error:
         raise ToolError(
@@ -225,11 +227,11 @@ def aligned(tokens: Sequence[int], entries: Sequence[tuple[int, float]]) -> list
     """
     first = _leftmost(tokens, [token for token, _ in entries])
     last = _leftmost(tokens[::-1], [token for token, _ in entries[::-1]])
-    found: list[float | None] = [None] * len(tokens)
+    logps: list[float | None] = [None] * len(tokens)
     for number, (_, value) in enumerate(entries):
         if first[number] == len(tokens) - 1 - last[-1 - number]:
-            found[first[number]] = value
-    return found
+            logps[first[number]] = value
+    return logps
 
 
 def _leftmost(tokens: Sequence[int], wanted: Sequence[int]) -> list[int]:

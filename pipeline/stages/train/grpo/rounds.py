@@ -63,11 +63,11 @@ def round_file(checkpoints: Path, step: int) -> Path:
     return checkpoints / ROUNDS / f"{step:08}.jsonl"
 
 
-def write_round(file: Path, made: Round) -> None:
+def write_round(file: Path, rollouts: Round) -> None:
     """Publish a round, with the hash of its completions in its first line."""
-    body = "".join(to_line(asdict(one)) for one in made.completions)
+    body = "".join(to_line(asdict(completion)) for completion in rollouts.completions)
     with publishing(file) as aside:
-        head = to_line(made.head | {"sha256": hashlib.sha256(body.encode()).hexdigest()})
+        head = to_line(rollouts.head | {"sha256": hashlib.sha256(body.encode()).hexdigest()})
         aside.write_text(head + body, encoding="utf-8")
 
 
@@ -88,6 +88,6 @@ def read_round(file: Path) -> Round | None:
         ) from error
 
 
-def differences(found: Round, wanted: dict[str, Any]) -> list[str]:
+def differences(saved: Round, wanted: dict[str, Any]) -> list[str]:
     """In which of `wanted`'s entries a round's head differs."""
-    return [name for name, value in wanted.items() if json.loads(json.dumps(value)) != found.head.get(name)]
+    return [name for name, value in wanted.items() if json.loads(json.dumps(value)) != saved.head.get(name)]

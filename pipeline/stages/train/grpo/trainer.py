@@ -52,17 +52,17 @@ class GrpoTrainer(QuenchTrainer):
         step = self.state.global_step
         done = step % steps_per_epoch(self.settings, len(self.train_dataset)) % self.grpo.steps_per_round
         left = (self.grpo.steps_per_round - done) * self.args.gradient_accumulation_steps
-        asked = list(islice(prompts, left))
+        batches = list(islice(prompts, left))
         if done:
-            made = self.rounds.begun(step - done, list(chain(*(batch["rows"] for batch in asked))))
+            rollouts = self.rounds.begun(step - done, list(chain(*(batch["rows"] for batch in batches))))
         else:
-            made = self.rounds.at(self.model, step, asked, self.measure, self.heed_signal, self.resumed)
+            rollouts = self.rounds.at(self.model, step, batches, self.measure, self.heed_signal, self.resumed)
         self.resumed = False
-        return [training_batch(batch, groups, self.grpo) for batch, groups in shared(asked, made)]
+        return [training_batch(batch, groups, self.grpo) for batch, groups in shared(batches, rollouts)]
 
     def measure(self, prompts: Batch, groups: Sequence[Group], reference: bool) -> list[list[float]]:
         """The log-probabilities of each trained completion, by the model or (`reference`) as it began."""
-        lengths = [len(one.ids) for group in groups for one in trained(group, self.grpo)]
+        lengths = [len(completion.ids) for group in groups for completion in trained(group, self.grpo)]
         if not lengths:
             return []
         inputs = self._prepare_inputs(forward_parts(training_batch(prompts, groups, self.grpo)))
@@ -101,7 +101,7 @@ class GrpoTrainer(QuenchTrainer):
         return {"eval_loss": -reward, "items": items, "measures": {"reward": reward}}
 
 
-def shared(asked: Sequence[Batch], made: Round) -> Iterator[tuple[Batch, list[Group]]]:
+def shared(batches: Sequence[Batch], rollouts: Round) -> Iterator[tuple[Batch, list[Group]]]:
     """Each batch of prompts with its groups, which are the last ones of the round."""
-    groups = iter(made.groups()[-sum(len(batch["rows"]) for batch in asked) :])
-    return ((batch, list(islice(groups, len(batch["rows"])))) for batch in asked)
+    groups = iter(rollouts.groups()[-sum(len(batch["rows"]) for batch in batches) :])
+    return ((batch, list(islice(groups, len(batch["rows"])))) for batch in batches)
