@@ -33,14 +33,14 @@ def behavior_checks(models: Sequence[ModelFiles], tokenizer: Any, measure: Measu
     """Two parity checks over all of `models`, the 16-bit one first: each is served, and asked the first
     `parity.rows` held-out questions.
     """
-    asked, budget = questions(measure.rows, tokenizer, measure.limits.rows, CTX_SIZE)
+    requests, budget = questions(measure.rows, tokenizer, measure.limits.rows, CTX_SIZE)
     answers: Answers = {}
     for model in models:
         with (
             serving(measure.llama, model, ctx_size=CTX_SIZE, parallel=TOGETHER) as server,
             ThreadPoolExecutor(TOGETHER) as pool,
         ):
-            answers[model.gguf.name] = list(pool.map(partial(answer, server, budget=budget), asked))
+            answers[model.gguf.name] = list(pool.map(partial(answer, server, budget=budget), requests))
     return {
         "behavior_answers_end": answers_end(answers, budget),
         "behavior_no_markers": no_markers(answers, tokenizer),
@@ -56,17 +56,17 @@ def questions(
     Chats that don't end in an answer, and those whose question doesn't fit into the other half, are passed
     over.
     """
-    asked, longest = list[dict[str, Any]](), 0
+    requests, longest = list[dict[str, Any]](), 0
     for row in rows:
         *turns, last = row["messages"]
-        if len(asked) == count or last["role"] != "assistant" or not turns:
+        if len(requests) == count or last["role"] != "assistant" or not turns:
             continue
         text = "\n".join(message["content"] for message in turns)
         if len(tokenizer(text)["input_ids"]) + 16 * len(turns) > ctx_size // 2:
             continue
-        asked.append(chat_request(turns, row.get("tools")))
+        requests.append(chat_request(turns, row.get("tools")))
         longest = max(longest, len(tokenizer(last["content"], add_special_tokens=False)["input_ids"]))
-    return asked, min(2 * longest + ROOM, ctx_size // 2)
+    return requests, min(2 * longest + ROOM, ctx_size // 2)
 
 
 def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
@@ -81,7 +81,7 @@ def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
     return Answer(
         choice["finish_reason"] != "length",
         "\n".join(parts).strip("\n"),
-        [one["id"] for one in tokens],
+        [token["id"] for token in tokens],
     )
 
 

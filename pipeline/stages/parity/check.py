@@ -65,7 +65,7 @@ def count_check(title: str, what: str, different: int, compared: int, first: str
 
 
 def divergence_check(
-    title: str, found: Divergence, limit: float, sentence: str, cause: str, more: Figures = NONE
+    title: str, divergence: Divergence, limit: float, sentence: str, cause: str, more: Figures = NONE
 ) -> Check:
     """How far two models are apart; it fails if there is a `cause`."""
     verdict: Verdict = "fail" if cause else "pass"
@@ -75,28 +75,30 @@ def divergence_check(
         sentence,
         cause,
         what=DIVERGENCE,
-        figure=found.kld,
+        figure=divergence.kld,
         limit=limit,
         unit="nats",
-        figures={**figures_of(found), **more},
+        figures={**figures_of(divergence), **more},
     )
 
 
-def incomparable(title: str, found: Divergence, sentence: str, cause: str) -> Check:
+def incomparable(title: str, divergence: Divergence, sentence: str, cause: str) -> Check:
     """Two models whose logits can't be compared: a count of NaN and Inf, or how vocabularies differ."""
     count, unit = (
-        (found.strange, "positions") if found.strange else (abs(found.widths[0] - found.widths[1]), "tokens")
+        (divergence.strange, "positions")
+        if divergence.strange
+        else (abs(divergence.widths[0] - divergence.widths[1]), "tokens")
     )
     return failure(title, count, unit, sentence, cause, "logits that can't be compared")
 
 
-def figures_of(found: Divergence) -> dict[str, float]:
+def figures_of(divergence: Divergence) -> dict[str, float]:
     """The numbers beside a divergence."""
     return {
-        "nmse": found.nmse,
-        "kld_max": found.kld_max,
-        "same_top": found.same_top,
-        "positions": float(found.positions),
+        "nmse": divergence.nmse,
+        "kld_max": divergence.kld_max,
+        "same_top": divergence.same_top,
+        "positions": float(divergence.positions),
     }
 
 

@@ -132,8 +132,8 @@ def system(text: str) -> Message:
 
 def chosen(rows: Iterable[Row], count: int) -> list[Conversation]:
     """`count` chats of `data/final` and all made conversations; below `ENOUGH`, of both in proportion."""
-    own = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
-    return [*own, *made()[:: max(1, ENOUGH // count)]]
+    chats = [Conversation(row["messages"], row.get("tools"), held_out=True) for row in islice(rows, count)]
+    return [*chats, *made()[:: max(1, ENOUGH // count)]]
 
 
 def made() -> list[Conversation]:
@@ -183,28 +183,28 @@ def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any
 def with_tools() -> Iterator[Conversation]:
     """Definitions, calls with all shapes of arguments, several in a turn, results, llama-server's own way."""
     every = [tool(f"tool_{i}", schema) for i, schema in enumerate(SCHEMAS)]
-    for one in every:
-        yield Conversation([user("Which tools have you?")], [one])
-        yield Conversation([system("Use tools."), user("Hi"), assistant("Hello.")], [one])
+    for definition in every:
+        yield Conversation([user("Which tools have you?")], [definition])
+        yield Conversation([system("Use tools."), user("Hi"), assistant("Hello.")], [definition])
     yield Conversation([user("Hi")], every)
-    asked = user("Do it.")
+    question = user("Do it.")
     for arguments in (*ARGUMENTS, FRACTIONS):
         called = assistant("", tool_calls=[call("tool_1", arguments)])
         result = {"role": "tool", "content": '22 °C\n"fine"', "tool_call_id": "call00000", "name": "tool_1"}
-        yield Conversation([asked, called], every[:2])
-        yield Conversation([asked, called, result, assistant("It is fine.")], every[:2])
+        yield Conversation([question, called], every[:2])
+        yield Conversation([question, called, result, assistant("It is fine.")], every[:2])
     both = [call("tool_1", {"city": "A"}), call("tool_2", {"days": 2}, 1)]
     results = [
         {"role": "tool", "content": text, "tool_call_id": f"call0000{i}"}
         for i, text in enumerate(('{"a": [1]}', ""))
     ]
-    yield Conversation([asked, assistant("I look it up.", tool_calls=both)], every)
+    yield Conversation([question, assistant("I look it up.", tool_calls=both)], every)
     yield Conversation(
-        [asked, assistant("", tool_calls=both), *results, assistant("Done."), user("Thanks")], every
+        [question, assistant("", tool_calls=both), *results, assistant("Done."), user("Thanks")], every
     )
-    yield Conversation([system("Use tools."), asked, assistant("", tool_calls=both), *results], every)
-    yield Conversation([asked], [{"type": "function", "function": {"name": "bare"}}])
-    yield Conversation([asked], [tool("strict", SCHEMAS[1], strict=True)])
+    yield Conversation([system("Use tools."), question, assistant("", tool_calls=both), *results], every)
+    yield Conversation([question], [{"type": "function", "function": {"name": "bare"}}])
+    yield Conversation([question], [tool("strict", SCHEMAS[1], strict=True)])
 
 
 def with_reasoning() -> Iterator[Conversation]:

@@ -46,8 +46,8 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
     config = read_config(merged)
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in KNOWN:
-        found = f"{len(tensors)} tensors ({', '.join(sorted(tensors)[:3])} …)"
-        why = f"how {architecture} is converted is not known here: {found}"
+        contents = f"{len(tensors)} tensors ({', '.join(sorted(tensors)[:3])} …)"
+        why = f"how {architecture} is converted is not known here: {contents}"
         return Check(title, "not measured", why, what=what)
     if other := another_kind(header, tensors, architecture):
         return failure(
@@ -68,9 +68,9 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
 
 def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str) -> str:
     """How a complete file is not what its name says: another architecture, or quantized; else empty."""
-    found = header.fields.get("general.architecture")
-    if found != KNOWN[architecture]:
-        return f"the GGUF is a {found}, the merged model a {architecture}"
+    stored = header.fields.get("general.architecture")
+    if stored != KNOWN[architecture]:
+        return f"the GGUF is a {stored}, the merged model a {architecture}"
     quantized = Counter(tensor.type for tensor in tensors.values() if tensor.type not in FLOAT_BYTES)
     ggml_types = ", ".join(f"{count} {ggml_type}" for ggml_type, count in sorted(quantized.items()))
     return f"it holds quantized tensors ({ggml_types}) where 16-bit floats belong" if quantized else ""

@@ -64,26 +64,26 @@ def hand_over(
     cause: Callable[[], str],
 ) -> Check:
     """One parity check; `cause` is asked only where it failed. Logits that can't be compared fail too."""
-    found = compare(before, after)
-    if found.fault:
+    divergence = compare(before, after)
+    if divergence.fault:
         return incomparable(
             title,
-            found,
-            sentence=f"{found.fault}; {outputs.where}",
+            divergence,
+            sentence=f"{divergence.fault}; {outputs.where}",
             cause=OVERFLOW
-            if found.strange
+            if divergence.strange
             else "The two are not the same model: run the stages from merge on again.",
         )
     from_trained = compare(outputs.as_trained, after)
-    within, explained = found.kld <= bound.nats, False
-    said = [f"{outputs.where}, same first choice at {found.same_top:.1%}", bound.note]
+    within, explained = divergence.kld <= bound.nats, False
+    said = [f"{outputs.where}, same first choice at {divergence.same_top:.1%}", bound.note]
     if bound.weights and not within:
         weights = bound.weights()
         explained = weights is not None and weights.verdict == "pass"
         said.append(evidence(weights))
     check = divergence_check(
         title,
-        found,
+        divergence,
         limit=bound.nats,
         sentence="; ".join(filter(None, said)),
         cause="" if within or explained else cause(),
@@ -125,8 +125,12 @@ def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
         return outputs.nf4() if exact and merged and merged.verdict == "pass" else merged
 
     allowed, exact = level_limit("nf4", outputs.parameters), merge_base == "16-bit"
-    own = compare(outputs.as_trained, outputs.trained)
-    note = f"in float32 arithmetic; training's own rounding is {own.kld:.2g} nats" if own.comparable else ""
+    rounding = compare(outputs.as_trained, outputs.trained)
+    note = (
+        f"in float32 arithmetic; training's own rounding is {rounding.kld:.2g} nats"
+        if rounding.comparable
+        else ""
+    )
     other = "nf4" if exact else "16-bit"
     rounded = Bound(
         allowed.kld,
@@ -168,8 +172,8 @@ def merge_cause(outputs: Outputs, merge_base: str) -> str:
             "The merged model is the untuned base, the adapter was not merged: run `snakemake --force merge`."
         )
     sixteen, nf4 = ("16-bit", outputs.sixteen), ("NF4", outputs.trained)
-    (base, own), (other_base, other) = (sixteen, nf4) if merge_base == "16-bit" else (nf4, sixteen)
-    if same(own, outputs.merged):
+    (base, expected), (other_base, other) = (sixteen, nf4) if merge_base == "16-bit" else (nf4, sixteen)
+    if same(expected, outputs.merged):
         loss = compare(outputs.trained, outputs.sixteen).kld
         return (
             f"The merge lost nothing, but the {base} base is {loss:.2g} nats from the other one: set "

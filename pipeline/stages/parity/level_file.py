@@ -57,12 +57,12 @@ def file_check(
         return failure(title, count, unit, detail, f"{cause}: {remedy}.", what)
 
     wanted, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
-    known = {int(file_type): file_type.name.removeprefix("MOSTLY_") for file_type in LlamaFileType}
-    found = known.get(number, str(number)) if isinstance(number, int) else "none"
+    file_types = {int(file_type): file_type.name.removeprefix("MOSTLY_") for file_type in LlamaFileType}
+    stored = file_types.get(number, str(number)) if isinstance(number, int) else "none"
     another = "files of another level", 1, "files"
-    if found != level and level in known.values():
+    if stored != level and level in file_types.values():
         return fail(
-            *another, f"general.file_type is {found}", f"The file of another level has the name of {name}"
+            *another, f"general.file_type is {stored}", f"The file of another level has the name of {name}"
         )
     plain = [
         tensor

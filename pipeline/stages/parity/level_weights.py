@@ -137,28 +137,28 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
             unit="times",
         )
     names = sorted(after)
-    found = dict(
+    noises = dict(
         zip(names, side_by_side(lambda name: tensor_noise(before[name], after[name]), names), strict=True)
     )
-    if lost := {tensor: one for tensor, one in found.items() if one.lost}:
+    if lost := {tensor: noise for tensor, noise in noises.items() if noise.lost}:
         return lost_check(title, lost, before, after)
     if with_imatrix or is_budget(name):  # a budget's file may have been made with one
-        found = {tensor: replace(one, worst=0.0) for tensor, one in found.items()}
-    return noise_check(title, found, after)
+        noises = {tensor: replace(noise, worst=0.0) for tensor, noise in noises.items()}
+    return noise_check(title, noises, after)
 
 
-def noise_check(title: str, found: Mapping[str, TensorNoise], after: Mapping[str, GgufTensor]) -> Check:
+def noise_check(title: str, noises: Mapping[str, TensorNoise], after: Mapping[str, GgufTensor]) -> Check:
     """The verdict over all tensors: the worst in multiples of its type's cost, whole or in one weight."""
-    whole = {tensor: one.rmse / NOISE[after[tensor].type] for tensor, one in found.items()}
+    whole = {tensor: noise.rmse / NOISE[after[tensor].type] for tensor, noise in noises.items()}
     weight = {
-        tensor: one.worst / WORST_WEIGHT.get(after[tensor].type, np.inf) for tensor, one in found.items()
+        tensor: noise.worst / WORST_WEIGHT.get(after[tensor].type, np.inf) for tensor, noise in noises.items()
     }
-    shares = {tensor: max(whole[tensor], weight[tensor]) for tensor in found}
+    shares = {tensor: max(whole[tensor], weight[tensor]) for tensor in noises}
     worst = max(shares, key=lambda tensor: shares[tensor])
-    quantized = [one.rmse for tensor, one in found.items() if after[tensor].type not in EXACT]
+    quantized = [noise.rmse for tensor, noise in noises.items() if after[tensor].type not in EXACT]
     detail = (
-        f"{len(found)} tensors; worst {worst}, {after[worst].type}, relative RMSE {found[worst].rmse:.4f}, "
-        f"largest error of a weight {found[worst].worst:.2f} of the largest in its block"
+        f"{len(noises)} tensors; worst {worst}, {after[worst].type}, relative RMSE {noises[worst].rmse:.4f}, "
+        f"largest error of a weight {noises[worst].worst:.2f} of the largest in its block"
     )
     passed, remedy = shares[worst] <= SLACK, remake(after[worst].file)
     cause = (
@@ -167,7 +167,7 @@ def noise_check(title: str, found: Mapping[str, TensorNoise], after: Mapping[str
     )
     if whole[worst] <= SLACK:
         cause = (
-            f"A scale or a weight in row {found[worst].worst_row} of {worst} is off by more than "
+            f"A scale or a weight in row {noises[worst].worst_row} of {worst} is off by more than "
             f"{after[worst].type} rounds, so the file is damaged: {remedy}."
         )
     return Check(
@@ -191,7 +191,10 @@ def lost_check(
 ) -> Check:
     """The failure of a level whose blocks hold nothing, with the first of them and the likely cause."""
     name, first = next(iter(lost.items()))
-    stored, count = after[name].values(first.row, first.row + 1)[0], sum(one.lost for one in lost.values())
+    stored, count = (
+        after[name].values(first.row, first.row + 1)[0],
+        sum(noise.lost for noise in lost.values()),
+    )
     remedy = remake(after[name].file)
     if len(lost) > len(after) / 2:
         cause = f"The level was made from another model or from an older merge: {remedy}."

@@ -67,10 +67,10 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
     compared = Compared(jobs, read_folder(merged), model, run, record, file_hash(adapter / WEIGHTS))
     for detail, cause in _other_than_weights(base, adapter, merged, expected, compared):
         return Check(TITLE, "fail", detail, cause, what=WHAT, limit=LIMIT, unit="ulp")
-    found = side_by_side(
+    distances = side_by_side(
         lambda job: tensor_error(job, compared.there[job.name], compared.nf4(job)), expected.jobs
     )
-    errors = {job.name: error for job, error in zip(expected.jobs, found, strict=True)}
+    errors = {job.name: error for job, error in zip(expected.jobs, distances, strict=True)}
     wrong = [name for name, error in errors.items() if not error <= LIMIT]
     worst = max(errors, key=lambda name: errors[name])
     equal = sum(
@@ -165,11 +165,11 @@ def _cause(compared: Compared, wrong: list[str]) -> str:
     """The sentence of the assumption under which a wrong tensor is right."""
     adapted = [name for name in wrong if compared.jobs[name].update]
     name = (adapted or wrong)[0]
-    job, found = compared.jobs[name], compared.there[name]
-    if found.dtype not in ("F16", "BF16"):
-        return f"{name} is stored as {found.dtype}, which no merge writes; {AGAIN}"
+    job, entry = compared.jobs[name], compared.there[name]
+    if entry.dtype not in ("F16", "BF16"):
+        return f"{name} is stored as {entry.dtype}, which no merge writes; {AGAIN}"
     for assumed in _assumptions(job, compared):
-        if tensor_error(job, found, assumed.nf4, assumed) <= FITS:
+        if tensor_error(job, entry, assumed.nf4, assumed) <= FITS:
             return f"{assumed.description}; {AGAIN}"
     return (
         f"None of the usual causes fits {name} (not merged, merged twice, other base weights, other "
@@ -178,20 +178,20 @@ def _cause(compared: Compared, wrong: list[str]) -> str:
 
 
 def _assumptions(job: Job, compared: Compared) -> Iterator[Assumption]:
-    own = compared.nf4(job)
+    recorded = compared.nf4(job)
     description = compared.record["merge_base"]
-    others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if own else []
+    others: list[tuple[str, Nf4 | None]] = [("the 16-bit base", None)] if recorded else []
     if in_model(job.name) in compared.model.quantized:
         others += [
             (f"NF4 in blocks of {block} {double} double quantization, computed in {dtype}", other)
             for dtype, block, double in product(DTYPES, BLOCKS, ("with", "without"))
-            if (other := Nf4(dtype, double == "with", block)) != own
+            if (other := Nf4(dtype, double == "with", block)) != recorded
         ]
     if job.update:
-        yield Assumption("The adapter was not merged: the weights are the base's", own, times=0)
-        yield Assumption("The adapter was merged twice", own, times=2)
+        yield Assumption("The adapter was not merged: the weights are the base's", recorded, times=0)
+        yield Assumption("The adapter was merged twice", recorded, times=2)
     for through in ("bfloat16", "float16"):
-        yield Assumption(f"The weights were rounded to {through} on the way", own, through=through)
+        yield Assumption(f"The weights were rounded to {through} on the way", recorded, through=through)
     for name, nf4 in others:
         yield Assumption(
             f"The adapter was merged into {name}, where the merge's record says {description}", nf4

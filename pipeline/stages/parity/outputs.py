@@ -136,8 +136,8 @@ def output_checks(
                         bench.gguf(file, lora) as there,
                     ):
                         # it takes its time, and is asked only where the level is far off
-                        made = partial(level_weights, base_gguf, file, level)
-                        bound = level_bound(level, outputs, limits, made)
+                        check_weights = partial(level_weights, base_gguf, file, level)
+                        bound = level_bound(level, outputs, limits, check_weights)
                         checks[level_key("outputs_lora", level)] = level_check(
                             lora_title(level), with_lora, there, bound, outputs
                         )

@@ -214,13 +214,13 @@ def _figure(name: str, value: Any) -> str:
 
 def _models(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """A row for each model that was made: what its tensors and its outputs lost, and the verdicts."""
-    found: dict[str, dict[str, Any]] = {}
+    by_place: dict[str, dict[str, Any]] = {}
     for group in ("Weights", "Outputs", "Behavior"):
         for row in groups.get(group, ()):
             if (place := place_of(row)) not in ("", MERGED):
-                found.setdefault(place, {})[group] = row
+                by_place.setdefault(place, {})[group] = row
     models = []
-    for place, rows in found.items():
+    for place, rows in by_place.items():
         weights, outputs = (rows.get(group, {}) for group in ("Weights", "Outputs"))
         figures = {**(weights.get("figures") or {}), **(outputs.get("figures") or {})}
         models.append(

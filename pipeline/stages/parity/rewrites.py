@@ -64,12 +64,12 @@ class Rewrites:
 
     def stand_in(self, text: str) -> str:
         """A character that stands for `text` until `put_back`."""
-        found = chr(FIRST_STAND_IN + len(self.stand_ins))
-        self.stand_ins[found] = text
-        return found
+        character = chr(FIRST_STAND_IN + len(self.stand_ins))
+        self.stand_ins[character] = text
+        return character
 
     def put_back(self, text: str) -> str:
         """The text with what the stand-ins stand for; numbers without the quotes of JSON's strings."""
-        for found, stands_for in self.stand_ins.items():
-            text = text.replace(f'"{found}"', stands_for).replace(found, stands_for)
+        for character, stands_for in self.stand_ins.items():
+            text = text.replace(f'"{character}"', stands_for).replace(character, stands_for)
         return text

@@ -111,7 +111,7 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
     with_lora = limits.depth == "full" and base_gguf is not None
 
     def weights(checks: ParityChecks) -> ParityChecks:
-        found = {
+        results = {
             "weights_merged": merged_weights(chain.base, chain.adapter, chain.merged),
             "weights_gguf": gguf_weights(chain.merged, chain.gguf),
         }
@@ -119,10 +119,10 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
             key, plain = level_key("weights", level), distilled_from(level)
             if plain:
                 record = measure.distilled / f"{plain}.json"
-                found[key] = distilled_weights(chain.levels[plain], path, record, level)
+                results[key] = distilled_weights(chain.levels[plain], path, record, level)
             else:
-                found[key] = level_weights(chain.gguf, path, level, measure.tensor_types)
-        return found
+                results[key] = level_weights(chain.gguf, path, level, measure.tensor_types)
+        return results
 
     def base_weights(checks: ParityChecks) -> ParityChecks:
         return {"weights_base": gguf_weights(chain.base, base_gguf, "the untuned base")} if base_gguf else {}
@@ -168,10 +168,10 @@ def unmerged_probes(chain: UnmergedChain, measure: Measure) -> list[Probe]:
     tokenizer = load_tokenizer(chain.adapter)
 
     def weights(checks: ParityChecks) -> ParityChecks:
-        found = {"weights_file": base_file(chain)}
+        results = {"weights_file": base_file(chain)}
         if chain.lora:
-            return found | {"weights_lora": lora_weights(chain.base, chain.adapter, chain.lora)}
-        return found | {"weights_scales": scales_weights(chain.base, chain.adapter, chain.served)}
+            return results | {"weights_lora": lora_weights(chain.base, chain.adapter, chain.lora)}
+        return results | {"weights_scales": scales_weights(chain.base, chain.adapter, chain.served)}
 
     return [
         Probe("weights", {}, weights),
@@ -196,13 +196,13 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
         limits, llama = measure.limits, replace(measure.llama, n_gpu_layers=0)
         with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
             texts = text.served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
-            found = {
+            results = {
                 "text_template": text.template_text(texts, tokenizer, gguf),
                 "tokens_ids": tokens.token_ids(texts, tokenizer, server, gguf),
             }
         rendered = [compared.complete for compared in texts.compared if compared.conversation.held_out]
         corpus = strings(tokenizer, rendered, limits.strings)
-        return found | {"tokens_corpus": tokens.corpus_ids(corpus, tokenizer, gguf, llama.tools)}
+        return results | {"tokens_corpus": tokens.corpus_ids(corpus, tokenizer, gguf, llama.tools)}
 
     return Probe("text and tokens", TEXT, compare)
 

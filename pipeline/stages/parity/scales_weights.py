@@ -46,8 +46,8 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
     if base_end(base / MODEL_FILE, old) != base_end(tuned, new):
         wrong.append("other bytes stand between or behind the tensors")
     # the others, and in the file's order: the first fault that is named is the first in the file
-    found = (faults[name] if name in faults else same_fault(before[name], after[name]) for name in after)
-    wrong += list(filter(None, found))
+    in_order = (faults[name] if name in faults else same_fault(before[name], after[name]) for name in after)
+    wrong += list(filter(None, in_order))
     read = sum(tensor.rows * tensor.row_bytes for tensor in after.values())
     sentence = (
         f"{len(after)} tensors of {read:,} bytes and {compared} fields compared, {scales:,} scales of "
@@ -96,8 +96,8 @@ def other_fields(old_file: Path, old: Header, new_file: Path, new: Header) -> li
     def stored(path: Path, header: Header) -> dict[str, bytes]:
         with path.open("rb") as file:
             head = file.read(header.start)
-        own = {name: head[slice(*span)] for name, span in header.spans.items()}
-        kept = {name: value for name, value in own.items() if not name.startswith(PROVENANCE)}
+        fields = {name: head[slice(*span)] for name, span in header.spans.items()}
+        kept = {name: value for name, value in fields.items() if not name.startswith(PROVENANCE)}
         return {"GGUF version": head[:8], "padding of the header": head[header.end :].strip(b"\0"), **kept}
 
     ours, theirs = stored(old_file, old), stored(new_file, new)
@@ -106,7 +106,7 @@ def other_fields(old_file: Path, old: Header, new_file: Path, new: Header) -> li
 
 def base_end(path: Path, header: Header) -> list[bytes]:
     """The bytes of a file that no tensor holds, behind each tensor."""
-    found = []
+    gaps = []
     starts = sorted(header.start + offset for offset in header.offsets.values())
     ends = {
         header.start + offset: header.start + offset + tensor_bytes(name, *header.tensors[name])
@@ -115,8 +115,8 @@ def base_end(path: Path, header: Header) -> list[bytes]:
     with path.open("rb") as file:
         for start, following in zip(starts, [*starts[1:], path.stat().st_size], strict=True):
             file.seek(ends[start])
-            found.append(file.read(following - ends[start]))
-    return found
+            gaps.append(file.read(following - ends[start]))
+    return gaps
 
 
 def other_tensors(old: Header, new: Header) -> str:

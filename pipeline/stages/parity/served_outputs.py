@@ -95,19 +95,19 @@ class Divergences:
     rounding: Divergence
 
 
-def served_check(measured: Divergences, limits: Parity, where: str, made: Made) -> Check:
+def served_check(measured: Divergences, limits: Parity, where: str, artifact: Made) -> Check:
     """What is served: within `parity.max_kld_served` and `MIN_SAME_TOP`, or where the bare base is
     not, near its floor (`served_floor`).
 
     And nearer to the trained model than that is to the bare base, or a file without effect would pass;
     where it moves the base by no more than twice the floor, that can't be told.
     """
-    title, file = made.title, made.file
+    title, file = artifact.title, artifact.file
     served, bare, moved, rounding = measured.served, measured.bare, measured.moved, measured.rounding
     if served.fault or bare.fault:
-        found = served if served.fault else bare
-        cause = f"The base's GGUF or {file} is damaged or of another model: {made.again}."
-        return incomparable(title, found, f"{found.fault}; {where}", cause)
+        faulty = served if served.fault else bare
+        cause = f"The base's GGUF or {file} is damaged or of another model: {artifact.again}."
+        return incomparable(title, faulty, f"{faulty.fault}; {where}", cause)
     kld, same_top = served_floor(bare)
     limit, least = max(limits.max_kld_served, kld), min(MIN_SAME_TOP, same_top)
     within = served.kld <= limit and served.same_top >= least
@@ -141,10 +141,10 @@ def served_check(measured: Divergences, limits: Parity, where: str, made: Made) 
     if served.kld >= 0.5 * moved.kld:
         cause = (
             f"llama.cpp is no nearer to the trained model than the bare base is: {file} has no effect, "
-            f"{made.again}."
+            f"{artifact.again}."
         )
     elif not within:
-        cause = f"Either {file} is of another run, or it was changed after it was made: {made.again}."
+        cause = f"Either {file} is of another run, or it was changed after it was made: {artifact.again}."
     return divergence_check(title, served, limit, sentence, cause)
 
 

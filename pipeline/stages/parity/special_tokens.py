@@ -97,18 +97,18 @@ def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str
 
 def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
     """The chat template of the adapter's tokenizer, of the merged model and of the GGUF, by their SHA-256."""
-    found = {
+    templates = {
         merged.name: stored_template(merged),
         f16.name: check_gguf(f16).fields.get("tokenizer.chat_template"),
     }
     ours = short_hash(tokenizer.chat_template)
-    other = [place for place, text in found.items() if text != tokenizer.chat_template]
-    wrong = [f"{place} has {short_hash(found[place])}, training {ours}" for place in other]
+    other = [place for place, text in templates.items() if text != tokenizer.chat_template]
+    wrong = [f"{place} has {short_hash(templates[place])}, training {ours}" for place in other]
     return count_check(
         TEMPLATE,
         what="places whose chat template is not the one of training, by SHA-256",
         different=len(wrong),
-        compared=len(found),
+        compared=len(templates),
         first="; ".join(wrong),
         cause=f"The template of {' and of '.join(other)} is not the one of training: run the stages merge "
         "and convert again.",
@@ -165,14 +165,14 @@ def of_another_merge(record: Mapping[str, Any], name: str, header: Header) -> It
 
 def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference]:
     """What a level says otherwise than the 16-bit GGUF that it should be made from."""
-    expected, found = kept_fields(f16), kept_fields(level)
-    for key in sorted(expected.keys() | found.keys()):
-        if found.get(key) != expected.get(key):
+    expected, stored = kept_fields(f16), kept_fields(level)
+    for key in sorted(expected.keys() | stored.keys()):
+        if stored.get(key) != expected.get(key):
             cause = (
                 f"{name} was quantized from another run's 16-bit GGUF ({key}): run `snakemake --force "
                 f"models/gguf/{name}`."
             )
-            yield f"{name}: {key}" + ("" if key in found else " is missing"), cause
+            yield f"{name}: {key}" + ("" if key in stored else " is missing"), cause
 
 
 def kept_fields(header: Header) -> dict[str, Any]:

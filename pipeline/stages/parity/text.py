@@ -121,11 +121,11 @@ def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
             "and convert again."
         )
     first = different[0]
-    known: dict[str, dict[str, Any]] = {
+    extras: dict[str, dict[str, Any]] = {
         "switches thinking on (enable_thinking)": {"enable_thinking": True},
         "says today's date (date_string)": {"date_string": f"{datetime.now():%d %b %Y}"},
     }
-    for what, more in known.items():
+    for what, more in extras.items():
         if training_text(tokenizer, first.conversation, first.prompt, **more).endswith(first.theirs):
             return (
                 f"llama-server {what} where training tells the template nothing: train with a template "

@@ -166,9 +166,9 @@ def token_cause(tokenizer: Any, f16: Path, ours: list[int], theirs: list[int]) -
         None,
     )
     if wrong is not None:
-        found = repr(tokens[wrong]) if wrong < len(tokens) else "missing"
+        spelling = repr(tokens[wrong]) if wrong < len(tokens) else "missing"
         return (
-            f"The vocabulary of {f16.name} is another tokenizer's (token {wrong} is {found} there, "
+            f"The vocabulary of {f16.name} is another tokenizer's (token {wrong} is {spelling} there, "
             f"{_spelled(tokenizer, wrong)!r} in training): run the stages merge and convert again."
         )
     rule = f"tokenizer.ggml.pre is {fields.get('tokenizer.ggml.pre')!r}"

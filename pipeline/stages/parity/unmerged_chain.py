@@ -84,21 +84,21 @@ def base_file(chain: UnmergedChain) -> Check:
     """Whether the base's file is the one that was trained on and that the file made for serving names, and
     whether what was trained is in that.
     """
-    found, trained_with = file_hash(chain.bare), run_settings(chain.adapter)
+    digest, trained_with = file_hash(chain.bare), run_settings(chain.adapter)
     recorded = read_json(chain.lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
     run = read_json(chain.adapter / "run.json", "run `snakemake --force train`")
-    made = chain.lora or chain.served
-    fields = check_gguf(made).fields
+    gguf = chain.lora or chain.served
+    fields = check_gguf(gguf).fields
     weights = file_hash(trained_file(chain.adapter))
     claims = {
-        f"{chain.lineage.name} names {str(recorded)[:12]}…, the file is {found[:12]}…": recorded == found,
+        f"{chain.lineage.name} names {str(recorded)[:12]}…, the file is {digest[:12]}…": recorded == digest,
         f"{chain.adapter.name}/ was trained on another file than {chain.bare.name}": (
-            run["base"]["weights_sha256"] == json_hash({MODEL_FILE: found})
+            run["base"]["weights_sha256"] == json_hash({MODEL_FILE: digest})
         ),
-        f"{made.name} was made for {str(fields.get(BASE_FILE))[:12]}…, the file is {found[:12]}…": (
-            fields.get(BASE_FILE) == found
+        f"{gguf.name} was made for {str(fields.get(BASE_FILE))[:12]}…, the file is {digest[:12]}…": (
+            fields.get(BASE_FILE) == digest
         ),
-        f"{made.name} was not made of what {chain.adapter.name}/ holds": fields.get(ADAPTER) == weights,
+        f"{gguf.name} was not made of what {chain.adapter.name}/ holds": fields.get(ADAPTER) == weights,
         f"{chain.adapter.name}/ was not trained on a GGUF's blocks": trained_with.quantization == "gguf",
         f"{chain.adapter.name}/ was trained with train.tuner {trained_with.tuner}": (
             trained_with.tuner == chain.made.tuner
@@ -138,26 +138,26 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
                 )
             parameter = f"{path}.weight"
             name = f"{names.of(parameter)}.lora_{part.lower()}"
-            found, number = tensors.get(name), expert_number(parameter)
+            tensor, number = tensors.get(name), expert_number(parameter)
             seen.add((name, number))
-            if found and number is not None:
-                found = found.part(number) if len(found.shape) == 3 and number < found.shape[0] else None
+            if tensor and number is not None:
+                tensor = tensor.part(number) if len(tensor.shape) == 3 and number < tensor.shape[0] else None
             trained = weights.get_tensor(key).float()
-            if found is None or found.rows * found.columns != trained.numel():
+            if tensor is None or tensor.rows * tensor.columns != trained.numel():
                 wrong.append(f"{name} is missing or of another shape, for {key}")
                 continue
-            stored: Any = found.values(0, found.rows).reshape(tuple(trained.shape))
+            stored: Any = tensor.values(0, tensor.rows).reshape(tuple(trained.shape))
             if part == "B":
                 import torch
 
                 stored = in_order(torch.from_numpy(stored.copy()), names.reordered(parameter)).numpy()
-            if not np.array_equal(stored, rounded(trained.numpy(), found.type)):
+            if not np.array_equal(stored, rounded(trained.numpy(), tensor.type)):
                 wrong.append(f"{name} differs from {key}")
     taken = Counter(name for name, _ in seen)
     wrong += [
         f"{name} is not all in the adapter"
-        for name, one in tensors.items()
-        if taken[name] != (one.shape[0] if len(one.shape) == 3 else 1)
+        for name, tensor in tensors.items()
+        if taken[name] != (tensor.shape[0] if len(tensor.shape) == 3 else 1)
     ]
     alpha = float(np.float32(alpha_alone(read_json(adapter / "adapter_config.json", LORA.again))))
     if header.fields.get("adapter.lora.alpha") != alpha:
