@@ -138,12 +138,12 @@ def dense_losses_and_gradient(states: Any, targets: Any, model: Any, with_gradie
         piece = slice(start, start + rows)
         with torch.set_grad_enabled(with_gradient):
             chunk = states[piece].detach().requires_grad_(with_gradient)
-            found = torch.nn.functional.cross_entropy(
+            chunk_losses = torch.nn.functional.cross_entropy(
                 to_logits(model, chunk), targets[piece], reduction="none"
             )
             if gradient is not None:
-                gradient[piece] = torch.autograd.grad(found.sum(), chunk)[0]
-        losses[piece] = found.detach()
+                gradient[piece] = torch.autograd.grad(chunk_losses.sum(), chunk)[0]
+        losses[piece] = chunk_losses.detach()
     return losses, gradient
 
 

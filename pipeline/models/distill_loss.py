@@ -46,10 +46,10 @@ def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, position
     `teacher_ids` (P, k) and `teacher_logs` (P, k + 1) for the P positions after which a token follows in the
     same row, and the forward's own arguments.
     """
-    own = ("labels", "teacher_ids", "teacher_logs")
-    hidden = model.model(**{key: value for key, value in inputs.items() if key not in own}, use_cache=False)[
-        0
-    ][:, :-1]  # (1, S - 1, H)
+    loss_keys = ("labels", "teacher_ids", "teacher_logs")
+    hidden = model.model(
+        **{key: value for key, value in inputs.items() if key not in loss_keys}, use_cache=False
+    )[0][:, :-1]  # (1, S - 1, H)
     parts = []
     if sft_weight < 1:
         states = hidden[followed(inputs["position_ids"])]
@@ -97,17 +97,15 @@ def divergence_and_gradient(states: Any, teacher: TopK, model: Any, with_gradien
     ids, kept, head = teacher.ids.long(), teacher.ids.shape[1], model.lm_head
     factor, softcap = logit_rule(model.config)
     logs = teacher.logs.float().log_softmax(1)  # float16 has rounded them: a distribution again
-    found, found_slopes, highest, others, pulled = sums_outside(
-        states, head, ids, factor, softcap, with_gradient
-    )
-    ours = torch.cat([found, (highest + others.log())[:, None]], 1).log_softmax(1)  # (P, k + 1)
+    logits, slopes, highest, others, pulled = sums_outside(states, head, ids, factor, softcap, with_gradient)
+    ours = torch.cat([logits, (highest + others.log())[:, None]], 1).log_softmax(1)  # (P, k + 1)
     chances = logs.exp()
     total = torch.where(chances > 0, chances * (logs - ours), 0.0).sum()  # 0 · log 0 is 0
     if pulled is None:
         return total, None
     wrong = ours.exp() - chances
     pulled.mul_((wrong[:, kept] / others.clamp(min=TINY))[:, None])
-    return total, pull_kept(pulled, head, ids, wrong[:, :kept] * found_slopes)
+    return total, pull_kept(pulled, head, ids, wrong[:, :kept] * slopes)
 
 
 def pull_kept(gradient: Any, head: Any, ids: Any, weights: Any) -> Any:

@@ -42,9 +42,9 @@ def dequantization_is_finite(model: Any) -> int:
     linears = nf4_linears(model).items()
     weights = (
         # the weight itself may be in main memory (`pipeline.models.offload`)
-        (name, dequantize_4bit(whole(one.weight).data.to(state.absmax.device), state))
-        for name, one in linears
-        for state in (nf4_state(one),)
+        (name, dequantize_4bit(whole(linear.weight).data.to(state.absmax.device), state))
+        for name, linear in linears
+        for state in (nf4_state(linear),)
     )
     return _count_finite(weights, *DAMAGED)
 
@@ -91,11 +91,11 @@ def _count_finite(values: Iterable[tuple[str, Any]], id: str, fault: str) -> int
 
 def nf4_linears(model: Any) -> dict[str, Any]:
     """Every linear in NF4, by its name in the base (without PEFT's prefix and wrapping)."""
-    found = {name: module for name, module in model.named_modules() if nf4_state(module) is not None}
+    modules = {name: module for name, module in model.named_modules() if nf4_state(module) is not None}
     # PEFT's layer answers for its base layer's weight too: take the linear itself
     return {
         name.removeprefix("base_model.model.").removesuffix(".base_layer"): module
-        for name, module in found.items()
+        for name, module in modules.items()
         if not hasattr(module, "base_layer")
     }
 

@@ -65,7 +65,9 @@ def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> 
         used[part] = parameter
     taken = Counter(name for name, _ in used)
     if left := [
-        name for name, one in tensors.items() if taken[name] != (one.shape[0] if len(one.shape) == 3 else 1)
+        name
+        for name, tensor in tensors.items()
+        if taken[name] != (tensor.shape[0] if len(tensor.shape) == 3 else 1)
     ]:
         more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
         raise DataError(

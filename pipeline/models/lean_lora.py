@@ -93,7 +93,7 @@ def lighten(model: Any) -> None:
     """
     from peft.tuners.lora import Linear4bit
 
-    for layer in (one for one in model.modules() if isinstance(one, Linear4bit)):
+    for layer in (module for module in model.modules() if isinstance(module, Linear4bit)):
         if not (layer.lora_variant or any(layer.lora_bias.values())):
             layer.forward = partial(_forward, layer)
 

@@ -85,7 +85,7 @@ def check_targets(model: Any, train: Training) -> None:
     """Raise `ConfigError` where `train` names linears, layers or patterns that `model` (without an adapter
     yet) has not.
     """
-    linears = [name for name, one in model.named_modules() if hasattr(one, "in_features")]
+    linears = [name for name, module in model.named_modules() if hasattr(module, "in_features")]
     if problem := next(misfits(train, linears, len(model.model.layers)), None):
         raise ConfigError("Q-MODELS-026", problem)
     if not isinstance(train.target_modules, str):
@@ -131,15 +131,17 @@ def check_adapter(model: Any, train: Training) -> int:
                 "have 1: take targets that all its layers have",
             )
     inside = set(matched.values())
-    adapted = ((name, one) for name, one in model.named_modules() if isinstance(one, LoraLayer))
-    if outside := next((name for name, one in adapted if one not in inside), None):
+    adapted = ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
+    if outside := next((name for name, module in adapted if module not in inside), None):
         raise ConfigError(
             "Q-MODELS-026",
             f"{outside} got an adapter, and only the layers' linears can have one: take it out of "
             "train.target_modules",
         )
     _check_each(model, matched, train)
-    training = {name: one.numel() for name, one in model.named_parameters() if one.requires_grad}
+    training = {
+        name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     if other := next((name for name in training if ".lora_" not in name and COPY not in name), None):
         raise AssertionError(f"{other} is trainable, and only the adapter should be")
     trainable = sum(training.values())
@@ -155,30 +157,32 @@ def check_adapter(model: Any, train: Training) -> int:
 
 def _check_each(model: Any, matched: Mapping[str, "LoraLayer"], train: Training) -> None:
     """Raise `AssertionError` unless exactly the targets have an adapter, each of its own rank and scale."""
-    linears = (name for name, one in model.get_base_model().named_modules() if hasattr(one, "in_features"))
+    linears = (
+        name for name, module in model.get_base_model().named_modules() if hasattr(module, "in_features")
+    )
     of_an_adapter = re.compile(r".*\.(base_layer|lora_.*)")
     wanted = {name for name in linears if is_target(name, train) and not of_an_adapter.match(name)}
     if wrong := sorted(wanted ^ matched.keys()):
         raise AssertionError(f"{wrong[0]} has an adapter and is no target, or the other way round")
     for name, layer in matched.items():
         (adapter,) = layer.r
-        found, scale = layer.r[adapter], layer.scaling[adapter]
-        if found != rank_of(name, train) or not isclose(scale, scale_of(name, train)):
-            raise AssertionError(f"{name} has rank {found} and scale {scale}, by the settings it has others")
+        rank, scale = layer.r[adapter], layer.scaling[adapter]
+        if rank != rank_of(name, train) or not isclose(scale, scale_of(name, train)):
+            raise AssertionError(f"{name} has rank {rank} and scale {scale}, by the settings it has others")
 
 
 def saved_paths(model: Any, train: Training) -> list[str]:
     """The paths in `model` (without an adapter yet) of the modules that train whole, sorted. Raises
     `ConfigError` for a name that its layers haven't.
     """
-    found = [name for name, _ in model.named_modules() if _is_saved(name, train)]
-    ends = {name.rpartition(".")[2] for name in found}
+    paths = [name for name, _ in model.named_modules() if _is_saved(name, train)]
+    ends = {name.rpartition(".")[2] for name in paths}
     if unknown := [name for name in train.modules_to_save if name not in ends]:
         raise ConfigError(
             "Q-MODELS-037",
             f"train.modules_to_save names {unknown[0]}, which this base has not: take it out",
         )
-    return sorted(found)
+    return sorted(paths)
 
 
 def _is_saved(path: str, train: Training) -> bool:
@@ -192,9 +196,9 @@ def saved_modules(model: Any, adapter: str = "default") -> dict[str, Any]:
     from peft.utils.other import ModulesToSaveWrapper
 
     return {
-        name.removeprefix("base_model.model."): one.modules_to_save[adapter]
-        for name, one in model.named_modules()
-        if isinstance(one, ModulesToSaveWrapper) and adapter in one.modules_to_save
+        name.removeprefix("base_model.model."): module.modules_to_save[adapter]
+        for name, module in model.named_modules()
+        if isinstance(module, ModulesToSaveWrapper) and adapter in module.modules_to_save
     }
 
 

@@ -62,9 +62,9 @@ def weight_lines(model: Any, base: Path) -> dict[str, Check]:
             key: Check(title, "not measured", reason, what=what, limit=limit)
             for key, (title, what, limit) in FIGURES.items()
         }
-    found = {name: rounding(linear, stored[f"{name}.weight"]) for name, linear in linears.items()}
+    roundings = {name: rounding(linear, stored[f"{name}.weight"]) for name, linear in linears.items()}
     return {
-        key: worst_line({name: figures[key] for name, figures in found.items()}, *about)
+        key: worst_line({name: figures[key] for name, figures in roundings.items()}, *about)
         for key, about in FIGURES.items()
     }
 

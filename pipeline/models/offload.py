@@ -115,6 +115,6 @@ def like(weight: Any, values: torch.Tensor) -> Any:
     """A frozen parameter with `values` and, of bitsandbytes' kind, the quantization of `weight`."""
     if not hasattr(weight, "quant_state"):
         return torch.nn.Parameter(values, requires_grad=False)
-    made = copy(weight)
-    made.data = values
-    return made
+    parameter = copy(weight)
+    parameter.data = values
+    return parameter

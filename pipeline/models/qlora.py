@@ -80,11 +80,11 @@ def check_quantized(model: Any, train: Training) -> None:
     for name, module in model.named_modules():
         if is_target(name, train) and hasattr(module, "in_features") and not is_router(name):
             state = getattr(getattr(module, "weight", None), "quant_state", None)
-            found = "not quantized" if state is None else state.quant_type
-            if found != "nf4":
+            quant_type = "not quantized" if state is None else state.quant_type
+            if quant_type != "nf4":
                 raise ToolError(
                     "Q-MODELS-024",
-                    f"{name} is {found} where NF4 was asked for: run `make setup` for the pinned "
+                    f"{name} is {quant_type} where NF4 was asked for: run `make setup` for the pinned "
                     "bitsandbytes, or set base.quantization to none",
                 )
 

@@ -61,15 +61,15 @@ def losses_and_gradient(
     The target is kept out of the sums: of a token that the model is sure of, softmax − 1 would be lost in the
     head's 16 bits.
     """
-    found, slopes, highest, others, pulled = sums_outside(
+    target_logits, slopes, highest, others, pulled = sums_outside(
         states, head, targets[:, None], factor, softcap, with_gradient
     )
     log_others = highest + others.log()
     # −log softmax(target) = log(1 + others ÷ target)
-    losses = torch.nn.functional.softplus(log_others - found[:, 0])
+    losses = torch.nn.functional.softplus(log_others - target_logits[:, 0])
     if pulled is None:
         return losses, None
-    wrong = torch.sigmoid(log_others - found[:, 0])  # 1 − softmax(target)
+    wrong = torch.sigmoid(log_others - target_logits[:, 0])  # 1 − softmax(target)
     of_targets = rows_at(head, targets) * (wrong * slopes[:, 0])[:, None]
     return losses, pulled.mul_((wrong / others.clamp(min=TINY))[:, None]).sub_(of_targets)
 
@@ -87,7 +87,7 @@ def sums_outside(
     highest = torch.full((len(ids),), -torch.inf, device=x.device)
     others = torch.zeros(len(ids), device=x.device)
     pulled = torch.zeros(x.shape, device=x.device) if with_gradient else None
-    found, found_slopes = (
+    id_logits, id_slopes = (
         torch.zeros(ids.shape, device=x.device),
         torch.full(ids.shape, factor, device=x.device),
     )
@@ -98,9 +98,9 @@ def sums_outside(
         )
         at, place = ((ids >= first) & (ids < last)).nonzero(as_tuple=True)
         columns = ids[at, place] - first
-        found[at, place] = logits[at, columns]
+        id_logits[at, place] = logits[at, columns]
         if slopes is not None:
-            found_slopes[at, place] = slopes[at, columns]
+            id_slopes[at, place] = slopes[at, columns]
         logits[at, columns] = -torch.inf
         raised = torch.maximum(highest, logits.amax(1))
         shrink = torch.where(raised == highest, 1.0, (highest - raised).exp())
@@ -112,7 +112,7 @@ def sums_outside(
             weights.mul_(factor if slopes is None else slopes)
             pulled.mul_(shrink[:, None]).add_(weights.to(rows.dtype) @ rows)
         highest = raised
-    return found, found_slopes, highest, others, pulled
+    return id_logits, id_slopes, highest, others, pulled
 
 
 def block_logits(x: Any, rows: Any, bias: Any, factor: float, softcap: float | None) -> tuple[Any, Any]:
@@ -136,8 +136,8 @@ def vocabulary_blocks(head: Any, count: int) -> Iterator[tuple[int, int]]:
 
 def compute_type(head: Any) -> torch.dtype:
     """The type that a head, quantized or dense, computes in."""
-    found: torch.dtype = head.compute_dtype if isinstance(head, QuantizedLinear) else head.weight.dtype
-    return found
+    dtype: torch.dtype = head.compute_dtype if isinstance(head, QuantizedLinear) else head.weight.dtype
+    return dtype
 
 
 def rows_between(head: Any, first: int, last: int) -> Any:

@@ -57,13 +57,13 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
     """The names for this model's architecture. Raises `DataError` if it is not one that can be trained
     quantized, or not the file's.
     """
-    found = (getattr(config, "architectures", None) or ["model without architectures"])[0]
-    architecture = KNOWN.get(found)
+    class_name = (getattr(config, "architectures", None) or ["model without architectures"])[0]
+    architecture = KNOWN.get(class_name)
     if architecture not in TRAINED_ON:
         can = ", ".join(name for name, architecture in KNOWN.items() if architecture in TRAINED_ON)
         raise DataError(
             "Q-MODELS-028",
-            f"{file.parent} is a {found}, and only {can} can be trained on a GGUF's weights: set "
+            f"{file.parent} is a {class_name}, and only {can} can be trained on a GGUF's weights: set "
             "base.quantization to nf4",
         )
     if (stated := header.fields.get("general.architecture")) != architecture:

@@ -122,11 +122,11 @@ def put_scales(model: Any, trains: Callable[[str], bool]) -> dict[str, ScaledLin
 
     Raises `DataError` for a type without scales.
     """
-    made = {}
+    scaled = {}
     for path, module in list(model.named_modules()):
         if ".layers." in path and trains(path) and isinstance(module, QuantizedLinear):
-            made[path] = ScaledLinear(
+            scaled[path] = ScaledLinear(
                 module.weight, module.ggml_type, module.bias, compute_dtype=module.compute_dtype
             )
-            model.set_submodule(path, made[path])
-    return made
+            model.set_submodule(path, scaled[path])
+    return scaled

@@ -24,7 +24,7 @@ def trained_changes(model: Any) -> dict[str, Any]:
     """The changes of all scales that train, by the linear's name; none under LoRA."""
     from pipeline.models.scaled_linear import ScaledLinear
 
-    return {name: one.change for name, one in model.named_modules() if isinstance(one, ScaledLinear)}
+    return {name: module.change for name, module in model.named_modules() if isinstance(module, ScaledLinear)}
 
 
 @contextmanager
@@ -54,14 +54,14 @@ def fill_scales(model: Any, folder: Path) -> None:
     """Give the scales of `model` the changes in `folder`. Raises `DataError` if these are not its own."""
     import torch
 
-    wanted, found = trained_changes(model), set()
+    wanted, filled = trained_changes(model), set()
     with torch.no_grad():
         for name, change in read_changes(folder):
             if name not in wanted or change.shape != wanted[name].shape:
                 raise _of_another_model(folder, name)
             wanted[name].copy_(change)
-            found.add(name)
-    if missing := sorted(wanted.keys() - found):
+            filled.add(name)
+    if missing := sorted(wanted.keys() - filled):
         raise _of_another_model(folder, missing[0])
 
 
@@ -132,7 +132,10 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
                 f"a trained scale of {tensor.name} is not a number: lower train.learning_rate, then {AGAIN}",
             )
         heads = names.reordered(parameter)
-        yield tensor.name, changed_scales(stored, torch.stack([in_file_order(one, heads) for one in change]))
+        yield (
+            tensor.name,
+            changed_scales(stored, torch.stack([in_file_order(scales, heads) for scales in change])),
+        )
 
 
 def check_scales(model: Any, settings: Training) -> int:
@@ -143,19 +146,19 @@ def check_scales(model: Any, settings: Training) -> int:
     if wrong := sorted(name for name in changes if not is_target(name, settings)):
         raise AssertionError(f"{wrong[0]} trains, and is no target")
     named = [] if isinstance(settings.target_modules, str) else settings.target_modules
-    for number in filter(lambda one: trains_in(one, settings), range(len(model.model.layers))):
+    for number in filter(lambda layer: trains_in(layer, settings), range(len(model.model.layers))):
         for target in named:
-            found = sum(f".layers.{number}." in name and name.endswith(f".{target}") for name in changes)
-            if found != 1:
+            count = sum(f".layers.{number}." in name and name.endswith(f".{target}") for name in changes)
+            if count != 1:
                 raise ConfigError(
                     "Q-MODELS-026",
-                    f"layer {number} has {found} linears named {target} whose scales could train, and each "
+                    f"layer {number} has {count} linears named {target} whose scales could train, and each "
                     "layer must have 1: take targets that all its layers have",
                 )
-    training = {name for name, one in model.named_parameters() if one.requires_grad}
+    training = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if other := sorted(training ^ {f"{name}.change" for name in changes}):
         raise AssertionError(f"{other[0]} is trainable, and only the scales should be, or is not")
-    return sum(one.numel() for one in changes.values())
+    return sum(change.numel() for change in changes.values())
 
 
 def unchanged_in_file(model: Any) -> bool:
@@ -164,7 +167,7 @@ def unchanged_in_file(model: Any) -> bool:
 
     from pipeline.models.scaled_linear import ScaledLinear
 
-    scaled = [one for one in model.modules() if isinstance(one, ScaledLinear)]
+    scaled = [module for module in model.modules() if isinstance(module, ScaledLinear)]
     # of all: where the base is shared out, the other processes wait for each
-    same = [torch.equal(one.tuned().weight, whole(one.weight)) for one in scaled]
+    same = [torch.equal(linear.tuned().weight, whole(linear.weight)) for linear in scaled]
     return bool(scaled) and all(same)

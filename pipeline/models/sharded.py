@@ -26,7 +26,9 @@ def shard(model: Any, device: torch.device) -> int:
     or in none.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    linears = [one for layer in model.model.layers for one in layer.modules() if is_frozen_linear(one)]
+    linears = [
+        module for layer in model.model.layers for module in layer.modules() if is_frozen_linear(module)
+    ]
     for linear in linears:
         # bitsandbytes' kind of parameter would be divided into more of its kind; its linear, which has the
         # scales too, makes one again of what it finds
@@ -38,7 +40,7 @@ def shard(model: Any, device: torch.device) -> int:
         fully_shard(layer, mesh=mesh, ignored_params=whole)
     fully_shard(model.model, mesh=mesh, ignored_params=whole)  # has no more to share out, and plans ahead
     _move(model, device)
-    parts = [one.to_local() for one in model.parameters() if isinstance(one, DTensor)]
+    parts = [parameter.to_local() for parameter in model.parameters() if isinstance(parameter, DTensor)]
     return sum(part.numel() * part.element_size() for part in parts)
 
 

@@ -49,7 +49,7 @@ def stop_gradients(model: Any) -> int:
     import torch
 
     layers = model.model.layers
-    first = next((number for number, one in enumerate(layers) if _trains(one)), 0)
+    first = next((number for number, layer in enumerate(layers) if _trains(layer)), 0)
     for layer in layers[:first]:
         # over the class's own forward, which is where transformers puts its checkpointing
         layer.forward = torch.no_grad()(layer.forward)

@@ -19,20 +19,20 @@ def check_experts(config: Mapping[str, Any], where: str) -> None:
     """Raise `DataError` if a model of this config.json (or with these fields of a GGUF's header) is a mixture
     of experts that can't be trained: of another kind, or with dense layers among the others.
     """
-    found = sign_of_experts(config)
-    if not found:
+    sign = sign_of_experts(config)
+    if not sign:
         return
     if str(config.get("model_type")).startswith("deepseek"):
         raise DataError(
             "Q-MODELS-010",
-            f"{where} is a DeepSeek ({found}): llama.cpp splits its attention's kv_b_proj into two tensors, "
+            f"{where} is a DeepSeek ({sign}): llama.cpp splits its attention's kv_b_proj into two tensors, "
             "one of them transposed, and its first layers are dense, so an adapter can't be served and "
             "compared tensor by tensor: take a Qwen2-MoE, Qwen3-MoE or Mixtral",
         )
     if config.get("model_type") not in TRAINABLE:
         raise DataError(
             "Q-MODELS-010",
-            f"{where} is a mixture of experts ({found}) of a kind whose experts no adapter can be trained "
+            f"{where} is a mixture of experts ({sign}) of a kind whose experts no adapter can be trained "
             "for: take a Qwen2-MoE, Qwen3-MoE or Mixtral, or a dense model, a Qwen2.5, Qwen3, Llama or "
             "Mistral whose name says no number of active weights (A3B) or experts (8x7B)",
         )
@@ -77,11 +77,11 @@ def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     }
-    found = {key: fields.get(f"{architecture}.{field}") for key, field in keys.items()}
-    known: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
+    values = {key: fields.get(f"{architecture}.{field}") for key, field in keys.items()}
+    settings: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     if kind == "mixtral":
-        return known
-    return known | {
+        return settings
+    return settings | {
         "norm_topk_prob": architecture == "qwen3moe",
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -99,7 +99,7 @@ def sign_of_experts(config: Mapping[str, Any]) -> str | None:
             return f"{named} {config[named]}" if named else f"model_type {config['model_type']}"
     # of a model that sees too, DBRX
     parts = (value for key, value in config.items() if isinstance(value, Mapping) and key.endswith("_config"))
-    return next((found for part in parts if (found := sign_of_experts(part))), None)
+    return next((sign for part in parts if (sign := sign_of_experts(part))), None)
 
 
 def _largest(value: Any) -> int:

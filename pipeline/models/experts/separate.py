@@ -45,9 +45,9 @@ class Experts(torch.nn.Module):
         out = torch.zeros_like(x)
         for number in torch.unique(chosen).tolist():
             tokens, places = torch.where(chosen == number)
-            one: Any = self.get_submodule(str(number))
+            expert: Any = self.get_submodule(str(number))
             rows = x[tokens]
-            rows = one["down_proj"](self.act_fn(one["gate_proj"](rows)) * one["up_proj"](rows))
+            rows = expert["down_proj"](self.act_fn(expert["gate_proj"](rows)) * expert["up_proj"](rows))
             out.index_add_(0, tokens, (rows * weights[tokens, places, None]).to(out.dtype))
         return out
 
@@ -64,15 +64,15 @@ def is_matrix(module: Any) -> bool:
 class Mixture(torch.nn.Module):
     """A layer's MLP: the router, the routed experts and, if there is one, the shared expert."""
 
-    def __init__(self, own: Any) -> None:
-        """Of the sizes that transformers' `own` has, without its numbers."""
+    def __init__(self, mlp: Any) -> None:
+        """Of the sizes that transformers' `mlp` has, without its numbers."""
         super().__init__()
-        experts, hidden = own.gate.weight.shape
-        self.chosen, self.norm = own.gate.top_k, getattr(own.gate, "norm_topk_prob", True)
-        self.gate = Router(hidden, experts, bias=False, device="meta", dtype=own.gate.weight.dtype)
-        self.experts = Experts(own.experts)
-        if hasattr(own, "shared_expert"):
-            self.shared_expert, self.shared_expert_gate = own.shared_expert, own.shared_expert_gate
+        experts, hidden = mlp.gate.weight.shape
+        self.chosen, self.norm = mlp.gate.top_k, getattr(mlp.gate, "norm_topk_prob", True)
+        self.gate = Router(hidden, experts, bias=False, device="meta", dtype=mlp.gate.weight.dtype)
+        self.experts = Experts(mlp.experts)
+        if hasattr(mlp, "shared_expert"):
+            self.shared_expert, self.shared_expert_gate = mlp.shared_expert, mlp.shared_expert_gate
 
     def forward(self, x: torch.Tensor) -> Any:
         """(B, T, hidden) for x of that shape."""

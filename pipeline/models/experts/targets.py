@@ -16,14 +16,14 @@ from pipeline.core.errors import ConfigError
 
 def expert_of(name: str) -> str | None:
     """The routed expert, "….layers.3.mlp.experts.7", that a name is in; None outside of experts."""
-    found = ROUTED.search(name)
-    return name[: found.end() - 1] if found else None
+    match = ROUTED.search(name)
+    return name[: match.end() - 1] if match else None
 
 
 def expert_number(name: str) -> int | None:
     """Which of its layer's routed experts a name is in; None outside of experts."""
-    found = ROUTED.search(name)
-    return int(found[0].split(".")[2]) if found else None
+    match = ROUTED.search(name)
+    return int(match[0].split(".")[2]) if match else None
 
 
 def plain_targets(train: Train, linears: Sequence[str]) -> list[str]:

@@ -169,15 +169,15 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
     full: dict[str, Entry] = {}
     strange = []
     for entry in read_header(weights_of(folder)):
-        found = PART.fullmatch(entry.name)
-        if not entry.name.startswith(PREFIX) or (".lora_" in entry.name and not found):
+        match = PART.fullmatch(entry.name)
+        if not entry.name.startswith(PREFIX) or (".lora_" in entry.name and not match):
             strange.append(entry.name)
-        elif found:
-            path = found["path"].removeprefix(PREFIX)
+        elif match:
+            path = match["path"].removeprefix(PREFIX)
             module = modules.setdefault(
                 path, Module(path.replace(".base_layer", ""), path.count(".base_layer"))
             )
-            module.parts[found["part"]] = entry
+            module.parts[match["part"]] = entry
         else:
             full[
                 entry.name.removeprefix(PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")

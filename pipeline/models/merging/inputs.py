@@ -143,15 +143,15 @@ def check_same_base(base: Path, run: TrainedRun) -> str | None:
         return None
     files = read_json(file, "run `snakemake --force base`").get("files", {})
     shards = {name: digest for name, digest in sorted(files.items()) if name.endswith(".safetensors")}
-    found = json_hash(shards)
-    trained = run.weights_sha256 or found
-    if trained != found:
+    base_hash = json_hash(shards)
+    trained = run.weights_sha256 or base_hash
+    if trained != base_hash:
         raise DataError(
             "Q-MODELS-021",
             f"the adapter was trained on other weights ({trained[:12]}) than those in {base} "
-            f"({found[:12]}): fetch that base again, or train again",
+            f"({base_hash[:12]}): fetch that base again, or train again",
         )
-    return found
+    return base_hash
 
 
 def copy_settings(base: Path, adapter: Path, merged: Path, dtype: str, changes: dict[str, Any]) -> None:

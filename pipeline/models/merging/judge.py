@@ -34,17 +34,17 @@ class Assumption:
     through: str | None = None
 
 
-def tensor_error(job: Job, found: Entry, nf4: Nf4 | None, assumed: Assumption | None = None) -> float:
-    """Largest distance of `found` from what `job` makes, in units in the last place that the exact value has
-    in `found`'s type.
+def tensor_error(job: Job, merged: Entry, nf4: Nf4 | None, assumed: Assumption | None = None) -> float:
+    """Largest distance of `merged` from what `job` makes, in units in the last place that the exact value has
+    in `merged`'s type.
 
     0 where both hold the same bits, infinite where a number is not finite. `nf4` is what the job's source
     went through, if anything.
     """
     import torch
 
-    if job.update is None and nf4 is None and not assumed and found.dtype == job.source.dtype:
-        return _copy_error(job.source, found)
+    if job.update is None and nf4 is None and not assumed and merged.dtype == job.source.dtype:
+        return _copy_error(job.source, merged)
     scales = None
     if nf4:
         scales = tensor_scales((read_rows(job.source, *span).view(-1) for span in _spans(job.source)), nf4)
@@ -54,7 +54,7 @@ def tensor_error(job: Job, found: Entry, nf4: Nf4 | None, assumed: Assumption | 
         start, change = _start(job.source, nf4, scales, first, last), _change(job.update, first, last)
         exact = start
         for _ in range(assumed.times if assumed else 1):
-            exact = (exact if exact is start else round_once(exact, _type(found)).double()) + change
+            exact = (exact if exact is start else round_once(exact, _type(merged)).double()) + change
             if lengths is not None and job.update:
                 exact = exact * (
                     job.update.magnitude[None]
@@ -62,14 +62,14 @@ def tensor_error(job: Job, found: Entry, nf4: Nf4 | None, assumed: Assumption | 
                     else job.update.magnitude[first:last, None]
                 )
                 exact = exact / (lengths[None] if job.update.by_column else lengths[first:last, None])
-        values = read_rows(found, first, last)
+        values = read_rows(merged, first, last)
         if (
             assumed
             and assumed.through
             and not torch.equal(values, values.to(getattr(torch, assumed.through)).to(values.dtype))
         ):
             return float("inf")
-        kind = NAMES[assumed.through] if assumed and assumed.through else found.dtype
+        kind = NAMES[assumed.through] if assumed and assumed.through else merged.dtype
         distance = (values.double() - exact).abs() / unit(exact, kind)
         worst = max(worst, float(distance.nan_to_num(nan=float("inf")).max()))
     return worst
@@ -84,21 +84,21 @@ def unit(exact: Any, dtype: str) -> Any:
     return power.clamp(min=2.0**smallest) * 2.0**-bits
 
 
-def _copy_error(source: Entry, found: Entry) -> float:
+def _copy_error(source: Entry, merged: Entry) -> float:
     import torch
 
     worst = 0.0
     for span in _spans(source):
-        one, other = read_rows(source, *span), read_rows(found, *span)
-        if not torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
-            change = (other.double() - one.double()).abs()
+        original, other = read_rows(source, *span), read_rows(merged, *span)
+        if not torch.equal(original.view(torch.uint8), other.view(torch.uint8)):
+            change = (other.double() - original.double()).abs()
             worst = max(
                 worst,
-                float((change / unit(one.double(), found.dtype)).nan_to_num(nan=float("inf")).max())
-                if one.is_floating_point()
+                float((change / unit(original.double(), merged.dtype)).nan_to_num(nan=float("inf")).max())
+                if original.is_floating_point()
                 else float("inf"),
             )
-        elif one.is_floating_point() and not all_finite(one):
+        elif original.is_floating_point() and not all_finite(original):
             return float("inf")
     return worst
 
@@ -112,8 +112,8 @@ def _start(source: Entry, nf4: Nf4 | None, scales: Any, first: int, last: int) -
     if nf4:
         maxima, used = scales
         begin, end = first * source.columns // nf4.block, -(-last * source.columns // nf4.block)
-        found = codes(values.to(nf4.dtype).view(-1), maxima[begin:end], nf4.block)
-        values = values_of(found, used[begin:end], nf4.block, nf4.dtype).view(values.shape)
+        indices = codes(values.to(nf4.dtype).view(-1), maxima[begin:end], nf4.block)
+        values = values_of(indices, used[begin:end], nf4.block, nf4.dtype).view(values.shape)
     return values.double()
 
 

@@ -80,10 +80,10 @@ def codes(values: Any, maxima: Any, block: int) -> Any:
     return first.index_select(0, cell).add_(share > middle.index_select(0, cell))
 
 
-def values_of(found: Any, used: Any, block: int, dtype: Any) -> Any:
+def values_of(indices: Any, used: Any, block: int, dtype: Any) -> Any:
     """The numbers (flat, of `dtype`) that codes stand for, with the scales of their blocks."""
-    whole = found.numel() // block * block
-    values = nf4_values().index_select(0, found)
+    whole = indices.numel() // block * block
+    values = nf4_values().index_select(0, indices)
     values[:whole].view(-1, block).mul_(used[: whole // block, None])
     values[whole:].mul_(used[whole // block :])
     return values.to(dtype)
@@ -135,8 +135,8 @@ def packed(values: Any, block: int) -> tuple[Any, Any]:
     maxima, out = block_maxima(values, block), torch.empty(values.numel() // 2, 1, dtype=torch.uint8)
     step = TOGETHER // block * block
     for at in range(0, values.numel(), step):
-        found = codes(values[at : at + step], maxima[at // block :], block)
-        torch.add(found[::2] << 4, found[1::2], out=out[at // 2 : (at + step) // 2, 0])
+        indices = codes(values[at : at + step], maxima[at // block :], block)
+        torch.add(indices[::2] << 4, indices[1::2], out=out[at // 2 : (at + step) // 2, 0])
     return out, maxima
 
 

@@ -69,13 +69,15 @@ def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict
     for name in model.shapes:
         if f".{name}".endswith(targets):
             parameters.setdefault(name.rpartition(".")[0], []).append(name)
-    found: dict[str, Update] = {}
+    updates: dict[str, Update] = {}
     for module in adapter.modules:
         if module.path not in parameters:
-            found |= _linear(module, adapter, model)
+            updates |= _linear(module, adapter, model)
     for path in dict.fromkeys(module.path for module in adapter.modules if module.path in parameters):
         # PEFT wraps a module once a parameter, the parameter that is declared first innermost
-        group = sorted((one for one in adapter.modules if one.path == path), key=lambda one: -one.depth)
+        group = sorted(
+            (module for module in adapter.modules if module.path == path), key=lambda module: -module.depth
+        )
         if len(group) != len(parameters[path]):
             raise DataError(
                 "Q-MODELS-017",
@@ -83,8 +85,8 @@ def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict
                 "target parameters: train it again",
             )
         for name, module in zip(parameters[path], group, strict=True):
-            found |= _parameter(name, module, base, adapter, model)
-    return found
+            updates |= _parameter(name, module, base, adapter, model)
+    return updates
 
 
 def _linear(module: Module, adapter: Adapter, model: Structure) -> dict[str, Update]:
@@ -100,9 +102,9 @@ def _linear(module: Module, adapter: Adapter, model: Structure) -> dict[str, Upd
 
 
 def _check_rank(module: Module, update: Update, rank: int) -> None:
-    found = (update.left.shape[2], update.right.shape[1])
-    if found != (rank, rank):
-        ranks = " and ".join(map(str, sorted(set(found))))
+    inner = (update.left.shape[2], update.right.shape[1])
+    if inner != (rank, rank):
+        ranks = " and ".join(map(str, sorted(set(inner))))
         raise DataError(
             "Q-MODELS-017",
             f"{module.where} has rank {ranks} and the adapter's settings say {rank}: weights and settings "
@@ -172,8 +174,8 @@ def _check(
     adapter: Adapter,
 ) -> None:
     """Raise `DataError` if a target is missing or has another shape."""
-    known = base.keys() | ({model.head} if model.tied else set())
-    if missing := sorted((updates.keys() | adapter.full.keys()) - known):
+    present = base.keys() | ({model.head} if model.tied else set())
+    if missing := sorted((updates.keys() | adapter.full.keys()) - present):
         shapes = ", ".join(f"{name} {_shape(updates, adapter, name)}" for name in missing[:3])
         raise DataError(
             "Q-MODELS-018",
@@ -182,10 +184,10 @@ def _check(
         )
     odd = []
     for name, job in changed.items():
-        own = base[name if name in base else model.embedding]
-        resizable = name in (model.embedding, model.head) and job.source.shape[1:] == own.shape[1:]
-        if job.source.shape != own.shape and not resizable:
-            odd.append(f"{name} is {job.source.shape} in the adapter and {own.shape} in the base")
+        original = base[name if name in base else model.embedding]
+        resizable = name in (model.embedding, model.head) and job.source.shape[1:] == original.shape[1:]
+        if job.source.shape != original.shape and not resizable:
+            odd.append(f"{name} is {job.source.shape} in the adapter and {original.shape} in the base")
         elif job.update and job.update.shape != (job.source.rows, job.source.columns):
             odd.append(f"{name} is {job.update.shape} in the adapter and {job.source.shape} in the base")
     if odd:
