@@ -41,18 +41,18 @@ def file_trained_on(base: Path, adapter: Path, lineage: Path) -> str:
     and that what is in the folder `adapter` was trained on. Raises `DataError` if it is not.
     """
     model = base / MODEL_FILE
-    found, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
-    if found != recorded:
+    digest, recorded = file_hash(model), read_json(lineage, "run `snakemake base`")["files"].get(MODEL_FILE)
+    if digest != recorded:
         raise DataError(
             "Q-GGUF-021",
-            f"{model} is not the file that {lineage} names ({found[:12]}… and {str(recorded)[:12]}…): run "
+            f"{model} is not the file that {lineage} names ({digest[:12]}… and {str(recorded)[:12]}…): run "
             "`snakemake --force base`",
         )
     run = read_json(adapter / "run.json", "run `snakemake --force train`")
-    if run["base"]["weights_sha256"] != json_hash({MODEL_FILE: found}):
+    if run["base"]["weights_sha256"] != json_hash({MODEL_FILE: digest}):
         raise DataError(
             "Q-GGUF-022",
             f"{adapter} was trained on another file than {model}: run `snakemake --force train`, or put the "
             "file that it belongs to back",
         )
-    return found
+    return digest

@@ -97,16 +97,16 @@ class _Cursor:
         """
         if count * 8 > len(self.data) - self.at:
             raise NotGguf(f"{count:,} texts are announced at byte {self.at:,}, more than the file holds")
-        data, at, end, length, found = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from, []
+        data, at, end, length, texts = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from, []
         for _ in range(count):
             start = at + 8
             stop = start + length(data, at)[0] if start <= end else end + 1
             if stop > end:
                 raise NotGguf(f"a text that ends behind the file is announced at byte {at:,}")
-            found.append(data[start:stop].decode("utf-8", errors="replace"))
+            texts.append(data[start:stop].decode("utf-8", errors="replace"))
             at = stop
         self.at = at
-        return found
+        return texts
 
 
 def read_header(file: Path) -> Header:

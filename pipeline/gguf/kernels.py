@@ -70,8 +70,8 @@ def q6_k(block: tl.tensor, at: tl.tensor) -> tl.tensor:
 @triton.jit
 def q8_0(block: tl.tensor, at: tl.tensor) -> tl.tensor:
     """Weight `at` of the 8 blocks of 34 bytes at `block`."""
-    own = block + (at // 32) * 34
-    return half_at(own) * tl.load(own + 2 + at % 32).to(tl.int8, bitcast=True).to(tl.float32)
+    part = block + (at // 32) * 34
+    return half_at(part) * tl.load(part + 2 + at % 32).to(tl.int8, bitcast=True).to(tl.float32)
 
 
 @triton.jit

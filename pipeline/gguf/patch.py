@@ -50,8 +50,8 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
         )
     arrays: dict[str, Bytes] = {}
     for name, tensor in after.items():
-        if (found := _changed(before[name], tensor)) is not None:
-            arrays[found[0] + name] = found[1]
+        if (change := _changed(before[name], tensor)) is not None:
+            arrays[change[0] + name] = change[1]
     kept, arrays[HEADER] = _header_change(_head(base, old), _head(other, new))
     if tail := _tail(other, new):
         arrays[TAIL] = np.frombuffer(tail, np.uint8)
@@ -62,7 +62,7 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
         "bytes": str(other.stat().st_size),
         "header_kept": ",".join(map(str, kept)),
     }
-    need_disk(target.parent, sum(one.nbytes for one in arrays.values()))
+    need_disk(target.parent, sum(array.nbytes for array in arrays.values()))
     with publishing(target) as aside:
         try:
             save_file(arrays, aside, details)
@@ -81,11 +81,11 @@ def apply_patch(base: Path, patch: Path, target: Path) -> None:
     """
     read = read_patch(patch)
     check_gguf(base)
-    if (found := file_hash(base)) != read["base_sha256"]:
+    if (digest := file_hash(base)) != read["base_sha256"]:
         raise DataError(
             "Q-GGUF-017",
             f"{patch} belongs to the file with sha256 {read['base_sha256'][:12]}…, and {base} has "
-            f"{found[:12]}…: give the file that it was made for",
+            f"{digest[:12]}…: give the file that it was made for",
         )
     need_disk(target.parent, int(read["bytes"]))
     with publishing(target, check_gguf) as aside, aside.open("wb") as file:
@@ -119,8 +119,8 @@ def read_patch(patch: Path) -> Patch:
 
 def _is_ours(name: str, entry: Any) -> bool:
     """Whether an entry of a safetensors file is one that a patch has: bytes, of a known kind."""
-    known = name in (HEADER, TAIL) or name.startswith((WHOLE, CHANGED))
-    return known and entry.get_dtype() == "U8" and len(entry.get_shape()) <= MOST_DIMENSIONS
+    named = name in (HEADER, TAIL) or name.startswith((WHOLE, CHANGED))
+    return named and entry.get_dtype() == "U8" and len(entry.get_shape()) <= MOST_DIMENSIONS
 
 
 def _other_tensors(old: Header, new: Header) -> str | None:
@@ -189,13 +189,13 @@ def _tail(path: Path, header: Header) -> bytes:
 def _header_change(old: bytes, new: bytes) -> tuple[tuple[int, int], Bytes]:
     """((bytes of `old` that stay behind its counts, bytes that stay at its end), the others of `new`)."""
     room = min(len(old), len(new)) - COUNTS
-    one, other = (np.frombuffer(text, np.uint8)[COUNTS:] for text in (old, new))
-    differs = np.flatnonzero(one[:room] != other[:room])
+    before, after = (np.frombuffer(text, np.uint8)[COUNTS:] for text in (old, new))
+    differs = np.flatnonzero(before[:room] != after[:room])
     first = int(differs[0]) if len(differs) else room
-    differs = np.flatnonzero(one[::-1][: room - first] != other[::-1][: room - first])
+    differs = np.flatnonzero(before[::-1][: room - first] != after[::-1][: room - first])
     last = int(differs[0]) if len(differs) else room - first
-    own = new[:COUNTS] + new[COUNTS + first : len(new) - last]
-    return (first, last), np.frombuffer(own, np.uint8)
+    change = new[:COUNTS] + new[COUNTS + first : len(new) - last]
+    return (first, last), np.frombuffer(change, np.uint8)
 
 
 def _patched(base: Path, patch: Patch) -> Iterator[bytes]:
@@ -203,8 +203,10 @@ def _patched(base: Path, patch: Patch) -> Iterator[bytes]:
     header, tensors = gguf_tensors(base)
     head, arrays = _head(base, header), patch["arrays"]
     first, last = map(int, patch["header_kept"].split(","))
-    own = arrays[HEADER].tobytes()
-    yield (start := own[:COUNTS] + head[COUNTS : COUNTS + first] + own[COUNTS:] + head[len(head) - last :])
+    change = arrays[HEADER].tobytes()
+    yield (
+        start := change[:COUNTS] + head[COUNTS : COUNTS + first] + change[COUNTS:] + head[len(head) - last :]
+    )
     left = int(patch["bytes"]) - len(start)
     for name, tensor in tensors.items():
         if WHOLE + name in arrays:

@@ -76,7 +76,8 @@ def folder_fields(folder: Path) -> Fields:
         record = read_json(merge, "run the stage that makes it again")
         fields |= {field: str(record[key]) for key, field in MERGE.items() if key in record}
         fields["quench.merge.sha256"] = json_hash(
-            record | {"adapters": [(one["tensor"], one["scale"]) for one in record.get("adapters", [])]}
+            record
+            | {"adapters": [(adapter["tensor"], adapter["scale"]) for adapter in record.get("adapters", [])]}
         )
     return fields
 

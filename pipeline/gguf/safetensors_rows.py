@@ -93,10 +93,10 @@ def spans(entry: Entry, numbers: int, together: int = 1) -> Iterator[tuple[int, 
     return ((first, min(first + step, entry.rows)) for first in range(0, entry.rows, step))
 
 
-def same_values(one: Entry, other: Entry) -> bool:
+def same_values(entry: Entry, other: Entry) -> bool:
     """Whether two tensors have the same shape and numbers, whatever their types; a NaN is like no other."""
-    return one.shape == other.shape and all(
-        bool((read_rows(one, *span) == read_rows(other, *span)).all()) for span in spans(one, 1 << 22)
+    return entry.shape == other.shape and all(
+        bool((read_rows(entry, *span) == read_rows(other, *span)).all()) for span in spans(entry, 1 << 22)
     )
 
 
@@ -111,29 +111,29 @@ def read_folder(folder: Path) -> dict[str, Entry]:
     )
     if not files:
         raise DataError("Q-GGUF-007", f"{folder} holds no safetensors file: {REMEDY}")
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for file in files:
         if not file.is_file():
             raise DataError("Q-GGUF-007", f"{folder / INDEX} names {file.name}, which is missing: {REMEDY}")
         for entry in read_header(file):
-            if entry.name in found:
+            if entry.name in entries:
                 raise DataError(
                     "Q-GGUF-008",
-                    f"{entry.name} is in {found[entry.name].file.name} and in {file.name}: keep one of the "
+                    f"{entry.name} is in {entries[entry.name].file.name} and in {file.name}: keep one of the "
                     "two",
                 )
-            found[entry.name] = entry
+            entries[entry.name] = entry
     wrong = [
         name
-        for name in index.keys() | found.keys()
-        if index and (name not in found or index.get(name) != found[name].file.name)
+        for name in index.keys() | entries.keys()
+        if index and (name not in entries or index.get(name) != entries[name].file.name)
     ]
     if wrong:
         raise DataError(
             "Q-GGUF-007",
             f"{folder / INDEX} does not say where {min(wrong)} is ({len(wrong)} tensors so): {REMEDY}",
         )
-    return found
+    return entries
 
 
 def _read_index(folder: Path) -> dict[str, str]:
@@ -163,17 +163,17 @@ def read_header(file: Path) -> list[Entry]:
     except (SafetensorError, ValueError) as error:
         raise DataError("Q-GGUF-006", f"{file} can't be read as safetensors ({error}): {REMEDY}") from None
     header.pop("__metadata__", None)
-    if odd := next((name for name, one in header.items() if one["dtype"] not in DTYPES), None):
+    if odd := next((name for name, details in header.items() if details["dtype"] not in DTYPES), None):
         raise DataError(
             "Q-GGUF-009",
             f"{odd} in {file} has the type {header[odd]['dtype']}, which can't be merged: take a base in 16 "
             "or 32 bit",
         )
     entries = [
-        Entry(name, one["dtype"], tuple(one["shape"]), file, start + one["data_offsets"][0])
-        for name, one in header.items()
+        Entry(name, details["dtype"], tuple(details["shape"]), file, start + details["data_offsets"][0])
+        for name, details in header.items()
     ]
-    return sorted(entries, key=lambda one: (one.start, one.nbytes))
+    return sorted(entries, key=lambda entry: (entry.start, entry.nbytes))
 
 
 def append_rows(file: BinaryIO, rows: Any) -> None:

@@ -96,15 +96,15 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
     """
     architecture = KNOWN[config["architectures"][0]]
     names, heads = name_map(architecture, config["num_hidden_layers"]), reordered_heads(architecture, config)
-    found: dict[str, list[Piece]] = {}
+    by_tensor: dict[str, list[Piece]] = {}
     stored = {in_model(name): name for name in entries}
     for name in sorted(stored, key=_expert_number):
         if name.endswith(NOT_CONVERTED):
             continue
         for original, pieces in _parts(name, entries[stored[name]], heads):
             mapped = names.get_name(original, try_suffixes=(".weight", ".bias")) or original
-            found.setdefault(mapped, []).extend(pieces)
-    return found
+            by_tensor.setdefault(mapped, []).extend(pieces)
+    return by_tensor
 
 
 def name_map(architecture: str, layers: int) -> Any:

@@ -39,25 +39,25 @@ def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatr
             )
 
 
-def prove_tensor_types(made: Path, tensor_types: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if a pattern changed nothing in the level `made`: norms and the like are never
+def prove_tensor_types(level: Path, tensor_types: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if a pattern changed nothing in the file `level`: norms and the like are never
     quantized, short rows fall back.
     """
     if not tensor_types:
         return
-    left = {name: tensor.type for name, tensor in gguf_tensors(made)[1].items()}
+    left = {name: tensor.type for name, tensor in gguf_tensors(level)[1].items()}
     for pattern, ggml_type in tensor_types.items():
         # as there, the first pattern that matches wins
         mine = {name: left.pop(name) for name in list(left) if _finds(pattern, name)}
         if ggml_type.upper() not in mine.values():
-            found = (
+            reason = (
                 f"its tensors have {', '.join(sorted(set(mine.values())))}"
                 if mine
                 else "patterns before it have taken all its tensors"
             )
             raise ConfigError(
                 "Q-GGUF-013",
-                f"quantize.tensor_types.{pattern} asks for {ggml_type}, but {found}: llama-quantize can't "
+                f"quantize.tensor_types.{pattern} asks for {ggml_type}, but {reason}: llama-quantize can't "
                 "give it to them, take the key out",
             )
 

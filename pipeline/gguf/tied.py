@@ -40,9 +40,9 @@ def one_matrix(header: Header, tensors: Mapping[str, GgufTensor], sampled: int =
 
     Every row is compared, or, to guess quickly, one block of rows in `sampled`.
     """
-    known = header.fields.get("general.architecture") in DENSE
+    dense = header.fields.get("general.architecture") in DENSE
     pair = [tensors[name] for name in (HEAD, EMBEDDINGS) if name in tensors]
-    if not known or len(pair) < 2 or pair[0].shape != pair[1].shape:
+    if not dense or len(pair) < 2 or pair[0].shape != pair[1].shape:
         return None
     finer, coarser = sorted(pair, key=lambda table: NOISE.get(table.type, np.inf))
     noise = [NOISE.get(table.type, np.inf) for table in pair]

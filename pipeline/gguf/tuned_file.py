@@ -61,7 +61,7 @@ def header_with(path: Path, header: Header, fields: Mapping[str, str | int]) -> 
     behind = max((end for _, end in header.spans.values()), default=COUNTS)
     (tensors,) = struct.unpack_from("<Q", old, 8)
     counts = old[:8] + struct.pack("<QQ", tensors, len(kept) + len(fields))
-    new = counts + b"".join(kept) + b"".join(_field(*one) for one in fields.items()) + old[behind:]
+    new = counts + b"".join(kept) + b"".join(_field(*field) for field in fields.items()) + old[behind:]
     return new + bytes(-len(new) % header.alignment)
 
 
