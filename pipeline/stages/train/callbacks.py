@@ -55,9 +55,9 @@ class Board:
         self._writer.add_scalar("eval_loss", row["eval_loss"], row["step"])
         for name, value in row.get("measures", {}).items():
             self._writer.add_scalar(f"eval_{name}", value, row["step"])
-        for number, found in enumerate(row["samples"], start=1):
+        for number, sample in enumerate(row["samples"], start=1):
             words = "\n\n".join(
-                f"**{title}**\n\n{_verbatim(found[title])}" for title in ("prompt", "reference", "answer")
+                f"**{title}**\n\n{_verbatim(sample[title])}" for title in ("prompt", "reference", "answer")
             )
             self._writer.add_text(f"sample_{number}", words, row["step"])
         self._writer.flush()
@@ -165,9 +165,9 @@ class MetricsCallback(StepCallback):
 
     def judge(self, row: dict[str, Any]) -> None:
         """Print what the rules warn of. Raises `GateError` if one fails."""
-        found = self.monitor.see(row)
-        refuse(found)
-        for check in found:
+        checks = self.monitor.see(row)
+        refuse(checks)
+        for check in checks:
             print(f"train: {check}", flush=True)
 
 

@@ -96,7 +96,7 @@ def set_later_aside(folder: Path, chosen: Path) -> None:
     """Move what is newer than `chosen` to `folder`/later, with the metrics log as it is, so that nothing goes
     on from them; named on stderr.
     """
-    later = [one for one in checkpoints_in(folder) if step_of(one) > step_of(chosen)]
+    later = [checkpoint for checkpoint in checkpoints_in(folder) if step_of(checkpoint) > step_of(chosen)]
     if not later:
         return
     aside = folder / LATER
@@ -106,7 +106,7 @@ def set_later_aside(folder: Path, chosen: Path) -> None:
     for checkpoint in later:
         remove(aside / checkpoint.name)  # the same step of the same run
         checkpoint.rename(aside / checkpoint.name)
-    names = ", ".join(one.name for one in later)
+    names = ", ".join(checkpoint.name for checkpoint in later)
     print(
         f"train: newer than {chosen.name}, so not used any more: {names}; kept in {aside} until a run "
         "starts from nothing",
@@ -116,10 +116,10 @@ def set_later_aside(folder: Path, chosen: Path) -> None:
 
 def prune(folder: Path, keep: int, best: Path | None = None) -> None:
     """Delete all but the `keep` newest checkpoints and `best`; nothing while the newest can't be read."""
-    found = checkpoints_in(folder)
-    if not found or defect(found[-1]):
+    checkpoints = checkpoints_in(folder)
+    if not checkpoints or defect(checkpoints[-1]):
         return
-    for checkpoint in found[:-keep]:
+    for checkpoint in checkpoints[:-keep]:
         if checkpoint != best:
             remove(checkpoint)
 

@@ -45,16 +45,16 @@ def held_out_answers(evaluations: list[dict[str, Any]], best: int | None) -> dic
     """
     from scipy.stats import binomtest
 
-    found: dict[str, Any] = next(
+    evaluation: dict[str, Any] = next(
         (row for row in reversed(evaluations) if row["step"] == (best or row["step"])), {}
     )
-    measures = found.get("measures", {})
+    measures = evaluation.get("measures", {})
     if "accuracy" not in measures:
         return {}
-    right = round(measures["accuracy"] * found["items"])
-    interval = binomtest(right, found["items"]).proportion_ci(method="wilson")
+    right = round(measures["accuracy"] * evaluation["items"])
+    interval = binomtest(right, evaluation["items"]).proportion_ci(method="wilson")
     sure = {"low": round(float(interval.low), 4), "high": round(float(interval.high), 4)}
-    return {"preferences": {"items": found["items"], "right": right, **measures, **sure}}
+    return {"preferences": {"items": evaluation["items"], "right": right, **measures, **sure}}
 
 
 def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
@@ -86,8 +86,8 @@ def logical_parameters(model: Any) -> int:
         for module in model.modules()
         if hasattr(module, "logical") or nf4_state(module) is not None
     }
-    found = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
-    return sum(quantized.get(key, p.numel()) for key, p in found.items())
+    parameters = {id(p): p for p in (*model.parameters(), model.get_input_embeddings().weight)}
+    return sum(quantized.get(key, p.numel()) for key, p in parameters.items())
 
 
 def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -22,22 +22,22 @@ def data(tokens: Path) -> Check:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    found = {}
+    sizes = {}
     fault = ""
     try:
         expected = json.loads((tokens / "manifest.json").read_text(encoding="utf-8"))["splits"]
         for split in ("train", "val"):
             table = pq.read_table(tokens / f"{split}.parquet", columns=["seq_lengths"])
             lengths = pc.sum(pc.list_flatten(table["seq_lengths"])).as_py() or 0
-            found[split] = {"packed_rows": table.num_rows, "tokens": lengths}
+            sizes[split] = {"packed_rows": table.num_rows, "tokens": lengths}
             wrong = [
                 f"{count} {key} instead of {expected[split][key]}"
-                for key, count in found[split].items()
+                for key, count in sizes[split].items()
                 if count != expected[split][key]
             ]
             if wrong and not fault:
                 fault = f"{split}.parquet has {' and '.join(wrong)}"
-        if not fault and not found["train"]["packed_rows"]:
+        if not fault and not sizes["train"]["packed_rows"]:
             fault = "there is no row to train on"
     except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors are among these
         fault = f"{tokens} is not what stage preprocess writes ({' '.join(str(error).split())[:120]})"
@@ -45,7 +45,7 @@ def data(tokens: Path) -> Check:
         return Check("data", "fail", fault, "run `snakemake --force preprocess`", "Q-TRAIN-001")
     counts = (
         f"{split} {count['packed_rows']:,} rows of {count['tokens']:,} tokens"
-        for split, count in found.items()
+        for split, count in sizes.items()
     )
     return Check("data", "pass", ", ".join(counts))
 

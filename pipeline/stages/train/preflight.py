@@ -110,8 +110,8 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
         state = QuantState(
             scales, torch.Size((NF4_BLOCK, width)), blocksize=NF4_BLOCK, quant_type="nf4", dtype=torch.float32
         )
-        found = dequantize_4bit(torch.zeros(NF4_BLOCK * width // 2, 1, dtype=torch.uint8), state)
-        if not torch.equal(found.view(-1, NF4_BLOCK), -scales[:, None].expand(-1, NF4_BLOCK)):
+        weights = dequantize_4bit(torch.zeros(NF4_BLOCK * width // 2, 1, dtype=torch.uint8), state)
+        if not torch.equal(weights.view(-1, NF4_BLOCK), -scales[:, None].expand(-1, NF4_BLOCK)):
             wrong.append(width)
     of = f"linears of {' and '.join(map(str, wrong or widths))} inputs"
     if wrong:
@@ -157,12 +157,12 @@ def memory_plan(plan: Plan, free: int) -> Check:
 
 def disk_plan(sizes: dict[str, int], free: int) -> Check:
     """The disk plan against what is free; a warning where only the copies in DVC's cache don't fit."""
-    own = int(own_bytes(sizes) * DISK_MARGIN)
+    needed = int(own_bytes(sizes) * DISK_MARGIN)
     copies = int(sizes[CACHE] * DISK_MARGIN)
-    finding = f"training and the stages after it need {disk_gb(own, 1)}, {disk_gb(free, 1)} are free"
-    if own > free:
+    finding = f"training and the stages after it need {disk_gb(needed, 1)}, {disk_gb(free, 1)} are free"
+    if needed > free:
         return Check("disk", "fail", finding, "make room", "Q-TRAIN-006")
-    if own + copies > free:
+    if needed + copies > free:
         more = f"{finding}, {CACHE} may take {disk_gb(copies, 1)} more"
         return Check("disk", "warn", more, "make room, or put the cache on another disk")
     return Check("disk", "pass", finding)

@@ -71,23 +71,23 @@ def gpu(card: Card) -> list[Check]:
 def unused_gpu() -> list[Check]:
     """A warning where the driver shows a GPU and torch sees none, nothing else."""
     try:
-        found = accelerator()
+        card = accelerator()
     except (ToolError, OSError):
         return []
-    if found is None:
+    if card is None:
         return []
     import torch
 
-    finding = f"{found.name} is there, and torch {torch.__version__} sees none: training takes the CPU"
+    finding = f"{card.name} is there, and torch {torch.__version__} sees none: training takes the CPU"
     return [Check("GPU", "warn", finding, "run `make setup TORCH=auto`")]
 
 
-def other_processes(lines: Sequence[Sequence[str]], own: int) -> list[str]:
+def other_processes(lines: Sequence[Sequence[str]], our_pid: int) -> list[str]:
     """nvidia-smi's (pid, name, MiB) of everybody but us, in words."""
     return [
         f"{Path(name).name} (pid {pid}) holds {used} MiB"
         for pid, name, used in (line[:3] for line in lines)
-        if pid != str(own)
+        if pid != str(our_pid)
     ]
 
 
@@ -105,9 +105,9 @@ def arithmetic(card: Card, settings: Training) -> Check:
             else ""
         )
         return Check("arithmetic", "warn", finding + lost, "set it to auto")
-    if card.device == "cuda" and chosen == "bfloat16" and (known := capability()) and known < BFLOAT16_SINCE:
+    if card.device == "cuda" and chosen == "bfloat16" and (arch := capability()) and arch < BFLOAT16_SINCE:
         finding = (
-            f"bfloat16, which a GPU of compute capability {known[0]}.{known[1]} has no units for (8.0 "
+            f"bfloat16, which a GPU of compute capability {arch[0]}.{arch[1]} has no units for (8.0 "
             "and later have): right, but slow"
         )
         return Check(

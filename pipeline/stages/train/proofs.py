@@ -149,10 +149,10 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
 def held_out_before(trainer: Any, file: Path) -> float | None:
     """The loss over held-out rows before the first step, None without rows; on resume that in `file`."""
     if trainer.run.start is None and trainer.held_out:
-        found = trainer.held_out_metrics()["eval_loss"]  # by all processes
+        loss = trainer.held_out_metrics()["eval_loss"]  # by all processes
         if not trainer.leads:
             return None
-        write_json(file, {"eval_loss": found})
+        write_json(file, {"eval_loss": loss})
     return read_json(file, "start again with --no-resume")["eval_loss"] if file.is_file() else None
 
 
@@ -197,9 +197,9 @@ def _epoch(passes: float) -> int:
     return max(1, math.ceil(passes - ROUNDING))
 
 
-def _uneven(what: str, found: Iterable[int], wanted: range, *, skips: bool = True) -> list[str]:
+def _uneven(what: str, values: Iterable[int], wanted: range, *, skips: bool = True) -> list[str]:
     """A sentence on numbers that are there twice, that don't exist, and (with `skips`) that lack."""
-    counted = Counter(found)
+    counted = Counter(values)
     kinds = {
         "repeated": [number for number, times in counted.items() if times > 1],
         "unknown": [number for number in counted if number not in wanted],

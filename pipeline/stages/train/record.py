@@ -105,7 +105,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
     """(key, sentence) of everything in which two records differ."""
     for key in sorted({*old, *new}):
         name = f"{prefix}{key}"
-        before, after = (one.get(key) for one in (old, new))
+        before, after = (record.get(key) for record in (old, new))
         if isinstance(before, dict) and isinstance(after, dict):
             yield from differences(before, after, f"{name}.")
         elif before != after:

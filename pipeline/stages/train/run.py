@@ -86,19 +86,19 @@ def find_start(
     run is there and its inputs, settings or libraries were others, and for a choice that is none; nothing is
     deleted then.
     """
-    known = _read(folder / RUN) if resume else None
-    if resume and known is None and checkpoints_in(folder):
+    previous = _read(folder / RUN) if resume else None
+    if resume and previous is None and checkpoints_in(folder):
         raise ConfigError(
             "Q-TRAIN-028",
             f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another "
             "version's?): start again with `python -m pipeline train --no-resume`, which deletes them",
         )
-    changed = list(differences(known["record"], record)) if known else []
+    changed = list(differences(previous["record"], record)) if previous else []
     hard = [text for key, text in changed if key not in MACHINE]
     if isinstance(resume, Path):
         start: Path | None = _chosen(folder, resume, record, hard)
     else:
-        start = newest_verified(folder) if known and not (hard and known["finished"]) else None
+        start = newest_verified(folder) if previous and not (hard and previous["finished"]) else None
         if start is not None and hard:
             raise ConfigError(
                 "Q-TRAIN-029",
@@ -127,13 +127,13 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
     Raises `ConfigError` for one of another place or run, or whose best adapter is gone, `DataError` for a
     torn one; nothing is moved then.
     """
-    found = {one.resolve(): one for one in checkpoints_in(folder)}
+    checkpoints = {path.resolve(): path for path in checkpoints_in(folder)}
     others = (
-        f"choose one of {', '.join(map(str, found.values()))}"
-        if found
+        f"choose one of {', '.join(map(str, checkpoints.values()))}"
+        if checkpoints
         else "there is none, so leave --resume out"
     )
-    start = found.get(given.resolve()) or found.get((folder / given).resolve())
+    start = checkpoints.get(given.resolve()) or checkpoints.get((folder / given).resolve())
     if start is None:
         raise ConfigError("Q-TRAIN-030", f"{given} is no checkpoint in {folder}: {others}")
     if trouble := defect(start):
@@ -166,8 +166,8 @@ def _best_of(checkpoint: Path) -> str | None:
 
 def run_in(folder: Path) -> str | None:
     """The `run_id` of the run that `folder` holds; None if it holds none."""
-    known = _read(folder / RUN)
-    return run_id(known["record"]) if known else None
+    run = _read(folder / RUN)
+    return run_id(run["record"]) if run else None
 
 
 def finish(folder: Path, record: dict[str, Any]) -> None:
@@ -179,13 +179,13 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        known = parse_object(path.read_bytes())
+        run = parse_object(path.read_bytes())
     except ValueError:
-        known = {}
-    if not isinstance(known.get("record"), dict) or "finished" not in known:
+        run = {}
+    if not isinstance(run.get("record"), dict) or "finished" not in run:
         raise DataError(
             "Q-TRAIN-033",
             f"{path} can't be read, so nobody knows whose checkpoints these are: start again with `python "
             "-m pipeline train --no-resume`",
         )
-    return known
+    return run

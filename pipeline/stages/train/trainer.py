@@ -127,8 +127,8 @@ class QuenchTrainer(Sharing):
             return [float(loss)], sums
 
         with undisturbed(self.model):
-            found = self.figures_of(self.held_out, measure)
-        for (loss_sum,), sums in found:
+            figures = self.figures_of(self.held_out, measure)
+        for (loss_sum,), sums in figures:
             total += loss_sum
             measures.add(sums)
         self.heed_signal()
@@ -173,9 +173,9 @@ class QuenchTrainer(Sharing):
     def is_over(self) -> bool:
         """Whether the step resumed from was the last: the library would do one more before it looks."""
         out_of_patience = any(
-            one.early_stopping_patience_counter >= one.early_stopping_patience
-            for one in self.callback_handler.callbacks
-            if isinstance(one, EarlyStoppingCallback)
+            callback.early_stopping_patience_counter >= callback.early_stopping_patience
+            for callback in self.callback_handler.callbacks
+            if isinstance(callback, EarlyStoppingCallback)
         )
         return self.state.global_step >= self.state.max_steps or out_of_patience
 

@@ -49,15 +49,15 @@ def ask_teacher(run: Run) -> Teacher:
     from transformers import AutoConfig
 
     folder, rows = run.checkpoints / TEACHER, {name: load_rows(run.tokens, name) for name in ("train", "val")}
-    counts = {split: position_counts(found["seq_lengths"]) for split, found in rows.items()}
+    counts = {split: position_counts(dataset["seq_lengths"]) for split, dataset in rows.items()}
     config = AutoConfig.from_pretrained(run.base, local_files_only=True, trust_remote_code=False)
     key = key_of(run.record, min(DISTILL_TOP_K, config.vocab_size))
-    if (found := open_teacher(folder, key, counts)) is not None:
-        return found
+    if (teacher := open_teacher(folder, key, counts)) is not None:
+        return teacher
     make(folder, key, rows, counts, run)
-    made = open_teacher(folder, key, counts)
-    assert made is not None, f"{folder} does not read back as it was written"
-    return made
+    teacher = open_teacher(folder, key, counts)
+    assert teacher is not None, f"{folder} does not read back as it was written"
+    return teacher
 
 
 def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], run: Run) -> None:
@@ -83,9 +83,9 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
         progress("train: the original's answers", positions) as advance,
     ):
         aside.mkdir()
-        for split, found in rows.items():
+        for split, dataset in rows.items():
             with writing(aside, split, sum(counts[split]), top_k) as writer:
-                for batch in batches(found):
+                for batch in batches(dataset):
                     ids, logs = answers(model, batch, top_k)
                     writer.add(ids.cpu().numpy(), logs.cpu().numpy())
                     advance(len(ids))
@@ -153,9 +153,9 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
         logits, _ = block_logits(
             x, rows_between(head, first, last), None if head.bias is None else head.bias[first:last], *rule
         )
-        found, places = take(logits, top_k)
+        top, places = take(logits, top_k)
         others = others.logaddexp(logits.logsumexp(1))
-        merged, merged_ids = torch.cat([best, found], 1), torch.cat([ids, places + first], 1)
+        merged, merged_ids = torch.cat([best, top], 1), torch.cat([ids, places + first], 1)
         best, kept = take(merged, top_k)
         ids = merged_ids.gather(1, kept)
         others = others.logaddexp(merged.logsumexp(1))
@@ -164,9 +164,9 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
 
 def take(values: Any, count: int) -> tuple[Any, Any]:
     """The `count` largest of each row of `values` (P, n), and their places, which then hold −∞."""
-    found, places = values.topk(min(count, values.shape[1]), 1)
+    largest, places = values.topk(min(count, values.shape[1]), 1)
     values.scatter_(1, places, -torch.inf)
-    return found, places
+    return largest, places
 
 
 def roomy_device(file: Path) -> str:

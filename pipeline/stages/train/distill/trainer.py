@@ -56,10 +56,10 @@ class DistillTrainer(QuenchTrainer):
             return [float(self.loss_over(self.model, self._prepare_inputs(dict(batch)), positions)[0])], {}
 
         with undisturbed(self.model):
-            found = self.figures_of(self.held_out, measure)
+            figures = self.figures_of(self.held_out, measure)
         self.answered = counted
         check_not_repacked(self.model)
-        return {"eval_loss": sum(loss for (loss,), _ in found)}
+        return {"eval_loss": sum(loss for (loss,), _ in figures)}
 
 
 def _joined(pieces: tuple[Any, ...]) -> torch.Tensor:

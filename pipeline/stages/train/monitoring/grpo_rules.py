@@ -105,25 +105,25 @@ def length_explosion(run: Run) -> Check:
 
 def divergence(run: Run) -> Check:
     """The divergence from the base."""
-    found = run.measured("kl")[-WINDOW:]
-    if not found:
+    values = run.measured("kl")[-WINDOW:]
+    if not values:
         return unknown("train.grpo.kl_beta is 0, so it is not computed")
-    now = statistics.fmean(found)
+    now = statistics.fmean(values)
     text = (
-        f"{now:.3g} nats a token from the base in the last {len(found)} steps, usual are below {DIVERGENCE}"
+        f"{now:.3g} nats a token from the base in the last {len(values)} steps, usual are below {DIVERGENCE}"
     )
     cause = "lower train.learning_rate or raise train.grpo.kl_beta"
-    if now > BLOWN_UP and len(found) == WINDOW:
+    if now > BLOWN_UP and len(values) == WINDOW:
         return failure(text, cause, "Q-GRPO-013")
     return warning(text, cause) if now > DIVERGENCE else passed(text)
 
 
 def rollout_gap(run: Run) -> Check:
     """How far the rollouts' log-probabilities are from training's."""
-    found = run.measured("gap")[-WINDOW:]
-    if not found:
+    values = run.measured("gap")[-WINDOW:]
+    if not values:
         return unknown("no token was trained yet")
-    now = statistics.fmean(found)
+    now = statistics.fmean(values)
     text = f"{now:.3g} nats a token between training's log-probabilities and the rollouts'"
     if now <= GAP:
         return passed(text)

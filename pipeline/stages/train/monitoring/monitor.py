@@ -42,7 +42,7 @@ class Run:
 
     def measured(self, name: str) -> list[float]:
         """What a method measures beside its loss under this name, by step; without steps that had none."""
-        return [one[name] for one in self.measures if name in one]
+        return [step[name] for step in self.measures if name in step]
 
     def add(self, row: dict[str, Any]) -> None:
         """Take in a row of the metrics log."""
@@ -58,8 +58,8 @@ class Run:
 
 def median(values: Sequence[float]) -> float:
     """The median of those that are finite, NaN if none is: among NaN, sorting gives any order."""
-    known = [value for value in values if math.isfinite(value)]
-    return statistics.median(known) if known else math.nan
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median(finite) if finite else math.nan
 
 
 Rules = dict[str, Callable[[Run], Check]]
@@ -115,8 +115,8 @@ class Monitor:
 
     def _is_new(self, check: Check) -> bool:
         """Keep the check unless a worse one is known; whether it is a new warning or failure."""
-        known = self._found.get(check.name)
-        now, before = SEVERITY[check.verdict], SEVERITY[known.verdict] if known else -1
+        kept = self._found.get(check.name)
+        now, before = SEVERITY[check.verdict], SEVERITY[kept.verdict] if kept else -1
         # the first of two warnings is kept, the newest of two others
         if now > before or now == before < SEVERITY["warn"]:
             self._found[check.name] = check

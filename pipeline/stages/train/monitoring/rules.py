@@ -186,7 +186,7 @@ def speed(run: Run) -> Check:
 
 def chosen(run: Run) -> Check:
     """Whether the chosen answers have become less likely than they were, as the loss of pairs allows."""
-    gains = [found["chosen_gain"] for found in run.measures if "chosen_gain" in found]
+    gains = [step["chosen_gain"] for step in run.measures if "chosen_gain" in step]
     if len(gains) < WINDOW:
         return unknown(f"no reference, or fewer than {WINDOW} steps")
     gain = median(gains[-WINDOW:])

@@ -96,9 +96,9 @@ def overfitting(run: Run) -> Check:
     """The eval loss 2 % above its lowest twice in a row while the training loss is lower than it was then."""
     if len(run.evaluations) < 2:
         return unknown("fewer than two evaluations")
-    best_step, best, trained_then = min(run.evaluations, key=lambda found: found[1])
+    best_step, best, trained_then = min(run.evaluations, key=lambda row: row[1])
     step, loss, trained = run.evaluations[-1]
-    rising = all(found[1] > best * RISEN and found[0] > best_step for found in run.evaluations[-2:])
+    rising = all(row[1] > best * RISEN and row[0] > best_step for row in run.evaluations[-2:])
     if not (rising and trained < trained_then):
         return passed(f"eval loss {loss:.3g} at step {step}, lowest {best:.3g} at step {best_step}")
     text = (

@@ -20,21 +20,21 @@ def sample(
     model says and what was to be learned, both without the end-of-turn token; "…" at the end of one means
     that it goes on. The model and the random numbers are left as they were (`undisturbed`).
     """
-    found = []
+    samples = []
     # the work of a single token is too small to be shared: threads wait longer than it takes
     with undisturbed(model), one_thread():
         for ids, labels in sequences:
             start, end = _first_turn(labels)
             answer = _greedy(model, ids[:start], tokenizer.eos_token_id, max_new_tokens)
             prompt = tokenizer.decode(ids[:start])
-            found.append(
+            samples.append(
                 {
                     "prompt": prompt if len(prompt) <= PROMPT_LETTERS else "…" + prompt[-PROMPT_LETTERS:],
                     "answer": _text(tokenizer, answer, max_new_tokens),
                     "reference": _text(tokenizer, ids[start:end], max_new_tokens),
                 }
             )
-    return found
+    return samples
 
 
 @contextmanager

@@ -46,37 +46,37 @@ class PreferenceCollator:
     def other_batch(self, numbers: list[int]) -> Batch:
         """The prompts of these packed rows with other answers: ids, labels and positions (1, T)."""
         rows = [self.with_others(number) for number in numbers]
-        found = self.plain(rows)
-        return {name: found[name] for name in ("input_ids", "labels", "position_ids")} | _shapes(rows)
+        batch = self.plain(rows)
+        return {name: batch[name] for name in ("input_ids", "labels", "position_ids")} | _shapes(rows)
 
     def with_others(self, number: int) -> PackedRow:
         """A packed row whose sequences have the answers behind them, no longer than the longest row."""
         mine = _sequences(self.rows[number])
-        made = [
-            _with_answer(one, self.other(number, one, [*mine[place + 1 :], *mine[:place]]))
-            for place, one in enumerate(mine)
+        sequences = [
+            _with_answer(sequence, self.other(number, sequence, [*mine[place + 1 :], *mine[:place]]))
+            for place, sequence in enumerate(mine)
         ]
-        made = _shortened(made, mine, self.longest)
+        sequences = _shortened(sequences, mine, self.longest)
         return {
-            "input_ids": [token for ids, _ in made for token in ids],
-            "labels": [label for _, labels in made for label in labels],
-            "seq_lengths": [len(ids) for ids, _ in made],
+            "input_ids": [token for ids, _ in sequences for token in ids],
+            "labels": [label for _, labels in sequences for label in labels],
+            "seq_lengths": [len(ids) for ids, _ in sequences],
             "row": number,
             "row_ids": [],
         }
 
-    def other(self, number: int, one: Answered, near: list[Answered]) -> Answered:
+    def other(self, number: int, sequence: Answered, near: list[Answered]) -> Answered:
         """The nearest sequence with another prompt: of `near`, those of the packed row `number`, else of the
         rows after it; itself where there is no other prompt.
         """
-        prompt = _prompt(one)
-        if found := next((other for other in near if _prompt(other) != prompt), None):
-            return found
+        prompt = _prompt(sequence)
+        if nearest := next((other for other in near if _prompt(other) != prompt), None):
+            return nearest
         for step in range(1, len(self.rows)):
             follower = _sequences(self.rows[(number + step) % len(self.rows)])
-            if found := next((other for other in follower if _prompt(other) != prompt), None):
-                return found
-        return one
+            if nearest := next((other for other in follower if _prompt(other) != prompt), None):
+                return nearest
+        return sequence
 
 
 def _shapes(rows: list[PackedRow]) -> Batch:
@@ -87,8 +87,8 @@ def _shapes(rows: list[PackedRow]) -> Batch:
     }
 
 
-def _prompt(one: Answered) -> list[int]:
-    return one[0][: _answer_start(one[1])]
+def _prompt(sequence: Answered) -> list[int]:
+    return sequence[0][: _answer_start(sequence[1])]
 
 
 def _sequences(row: PackedRow) -> list[Answered]:
@@ -105,16 +105,16 @@ def _with_answer(sequence: Answered, other: Answered) -> Answered:
     return ids[:start] + other_ids[begin:], [IGNORED] * start + other_labels[begin:]
 
 
-def _shortened(made: list[Answered], own: list[Answered], longest: int) -> list[Answered]:
-    """The sequences with `longest` tokens together at most, as the `own` ones have: what is over is taken off
-    the ends of those that are longer than their own.
+def _shortened(sequences: list[Answered], originals: list[Answered], longest: int) -> list[Answered]:
+    """The sequences with `longest` tokens together at most, as the `originals` have: what is over is taken
+    off the ends of those that are longer than their own.
     """
-    over, found = sum(len(ids) for ids, _ in made) - longest, []
-    for (ids, labels), (before, _) in zip(made, own, strict=True):
+    over, shortened = sum(len(ids) for ids, _ in sequences) - longest, []
+    for (ids, labels), (before, _) in zip(sequences, originals, strict=True):
         end = len(ids) - max(0, min(over, len(ids) - len(before)))
         over -= len(ids) - end
-        found.append((ids[:end], labels[:end]))
-    return found
+        shortened.append((ids[:end], labels[:end]))
+    return shortened
 
 
 def _answer_start(labels: list[int]) -> int:

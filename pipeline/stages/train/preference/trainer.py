@@ -55,24 +55,24 @@ class Reference:
 
         Each packed row is asked by itself, so that its numbers don't depend on what else is in the batch.
         """
-        found, start = [], 0
+        logps, start = [], 0
         for answers, tokens in zip(batch["row_answers"], batch["row_tokens"], strict=True):
             row = {part: batch[part][:, start : start + tokens] for part in PARTS}
-            found += self._of_row(tuned, model, row, answers)
+            logps += self._of_row(tuned, model, row, answers)
             start += tokens
-        return torch.tensor(found, device=batch["input_ids"].device)
+        return torch.tensor(logps, device=batch["input_ids"].device)
 
     def _of_row(self, tuned: Any, model: Any, row: Batch, answers: int) -> list[float]:
         name = json_hash({part: row[part].tolist() for part in PARTS})
         if self.again or name not in self.known:
             with undisturbed(tuned), without_tuner(tuned):
-                found, _ = likelihoods(model, row, answers)
-            if not bool(found.isfinite().all()):
+                logps, _ = likelihoods(model, row, answers)
+            if not bool(logps.isfinite().all()):
                 raise GateError(
                     "Q-TRAIN-020",
                     "the reference's answers are no numbers: run stage base again, its weights are damaged",
                 )
-            self.known[name] = found.tolist()
+            self.known[name] = logps.tolist()
             if self.file is not None:
                 self.file.append({"key": self.key, "row": name, "logps": self.known[name]})
         return self.known[name]
@@ -137,13 +137,13 @@ class PreferenceTrainer(QuenchTrainer):
 
 def measured(chosen: Likelihoods, rejected: Likelihoods, margins: Any, has_reference: bool) -> Sums:
     """Sums of what is measured of pairs or answers: whether they are told right, and how likely they are."""
-    found: Sums = {
+    sums: Sums = {
         "accuracy": ((margins > 0).float().sum(), len(margins)),
         "margin": (margins.sum(), len(margins)),
         "chosen_logp": (chosen.logps.sum(), len(chosen.logps)),
         "rejected_logp": (rejected.logps.sum(), len(rejected.logps)),
     }
     if has_reference:  # by how much each has become likelier than it was
-        found["chosen_gain"] = chosen.ratio.sum(), len(chosen.logps)
-        found["rejected_gain"] = rejected.ratio.sum(), len(rejected.logps)
-    return found
+        sums["chosen_gain"] = chosen.ratio.sum(), len(chosen.logps)
+        sums["rejected_gain"] = rejected.ratio.sum(), len(rejected.logps)
+    return sums

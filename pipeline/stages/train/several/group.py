@@ -58,8 +58,8 @@ class Group:
     def share_cores(self) -> None:
         """Leave the others on this machine their share of the threads that PyTorch would use."""
         self._threads = torch.get_num_threads()
-        own = self.rank.cores or self._threads // self.rank.local_count
-        torch.set_num_threads(max(1, min(own, self._threads)))
+        cores = self.rank.cores or self._threads // self.rank.local_count
+        torch.set_num_threads(max(1, min(cores, self._threads)))
 
     # --- notes, before there are gradients -----------------------------------------------------------------
 
@@ -75,9 +75,9 @@ class Group:
             if trouble := self._read(TROUBLE):
                 raise ConfigError("Q-TRAIN-038", trouble)
 
-    def follow(self, own: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """The others: what rank 0 began with, once `own()`, this process's record of the run, is found to be
-        the same as its `alike`; None if rank 0 has nothing to do.
+    def follow(self, record: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """The others: what rank 0 began with, once `record()`, this process's record of the run, is found to
+        be the same as its `alike`; None if rank 0 has nothing to do.
 
         Raises `ConfigError` if the records differ.
         """
@@ -86,7 +86,7 @@ class Group:
             return None
         self._begun = True
         plan: dict[str, Any] = json.loads(text)
-        mine, theirs = own(), plan["alike"]
+        mine, theirs = record(), plan["alike"]
         theirs["threads"] = mine["threads"]  # of this machine; each micro-batch is the work of one process
         if differing := [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]:
             sentence = (
@@ -179,17 +179,17 @@ class Group:
 
     def gathered(self, values: torch.Tensor) -> torch.Tensor:
         """The `values` (n,) of all processes: (processes, n), in the order of their ranks."""
-        found = values.new_empty(self.count * len(values))
+        output = values.new_empty(self.count * len(values))
         with self.noticing():
-            dist.all_gather_single(found, values)
-        return found.view(self.count, -1)
+            dist.all_gather_single(output, values)
+        return output.view(self.count, -1)
 
     def dealt(self, values: torch.Tensor) -> torch.Tensor:
         """Of `values` (n,) this process's part from all processes: (processes, n ÷ processes)."""
-        found = torch.empty_like(values)
+        output = torch.empty_like(values)
         with self.noticing():
-            dist.all_to_all_single(found, values)
-        return found.view(self.count, -1)
+            dist.all_to_all_single(output, values)
+        return output.view(self.count, -1)
 
     @contextmanager
     def noticing(self) -> Iterator[None]:

@@ -67,17 +67,17 @@ class Sharing(Stopping):
         batches, mine = self.step_batches[start : start + self.group.count], self.group.rank.number
         stats, self.stats = self.stats, StepStats()
         try:
-            found: list[Figures] = []
+            figures: list[Figures] = []
             if mine < len(batches):
                 with drawn_for(self.args.seed, self.state.global_step, start + mine):
                     loss = super().training_step(model, batches[mine], items)
-                found = [([float(loss), float(self.stats.loss_sum)], self.stats.measures.sums())]
+                figures = [([float(loss), float(self.stats.loss_sum)], self.stats.measures.sums())]
             elif self.sharded:
                 self.run_along(model, batches[0], items)
         finally:
             self.stats = stats
         losses = []
-        for batch, ((loss, total), sums) in zip(batches, self.of_all(found, len(batches)), strict=True):
+        for batch, ((loss, total), sums) in zip(batches, self.of_all(figures, len(batches)), strict=True):
             losses.append(torch.tensor(loss, device=self.args.device))
             self.stats.add(batch, torch.tensor(total, device=self.args.device), sums)
         self.gradients.add_round()
@@ -96,28 +96,28 @@ class Sharing(Stopping):
         """What `measure` gives of each of `batches`, which all have, every process measuring its share."""
         if self.group is None:
             return [measure(batch) for batch in batches]
-        found = [measure(batch) for batch in batches[self.group.rank.number :: self.group.count]]
-        if self.sharded and len(found) * self.group.count < len(batches):
+        figures = [measure(batch) for batch in batches[self.group.rank.number :: self.group.count]]
+        if self.sharded and len(figures) * self.group.count < len(batches):
             measure(batches[0])  # others have one more
-        return self.of_all(found, len(batches))
+        return self.of_all(figures, len(batches))
 
-    def of_all(self, found: list[Figures], count: int) -> list[Figures]:
+    def of_all(self, figures: list[Figures], count: int) -> list[Figures]:
         """The figures of all `count` batches in their order, from those of each process's share.
 
         A process without a share has other names for them; it writes nothing. Ends the run where a signal
         has come to one of the processes.
         """
         assert self.group is not None
-        names = sorted(found[0][1]) if found else []
+        names = sorted(figures[0][1]) if figures else []
         # a signal between two exchanges would have this process make another one than the others
         with self.interruption.deferred():
-            losses, measures = self.meet(len(found[0][0]) if found else 0, len(names))
+            losses, measures = self.meet(len(figures[0][0]) if figures else 0, len(names))
             names = names or [str(number) for number in range(measures)]
             width, share = losses + 2 * measures, -(-count // self.group.count)
             sent = torch.zeros(share, width, dtype=torch.float64)  # holds every float32 and count as it is
-            for row, (own, sums) in enumerate(found):
+            for row, (batch_losses, sums) in enumerate(figures):
                 pairs = [float(value) for name in names for value in sums[name]]
-                sent[row] = torch.tensor([*own, *pairs], dtype=torch.float64)
+                sent[row] = torch.tensor([*batch_losses, *pairs], dtype=torch.float64)
             rows = self.group.gathered(sent.view(-1)).view(self.group.count, share, width)
         return [
             _figures(rows[place % self.group.count, place // self.group.count].tolist(), losses, names)

@@ -85,18 +85,18 @@ class Stopping(Tuning):
         """The maximum of each of `MET` numbers over processes. After a signal to one, all save and stop."""
         assert self.group is not None
         with self.interruption.deferred():
-            found = self._say(self.interruption.received or 0, *numbers)
-        if signals := [number for number in found[:, 0].tolist() if number]:
+            rows = self._say(self.interruption.received or 0, *numbers)
+        if signals := [number for number in rows[:, 0].tolist() if number]:
             self._told = True
             self.interruption.hear(signals[0])
             self.save_and_stop()
-        if len({*found[:, 1].tolist()}) > 1:
+        if len({*rows[:, 1].tolist()}) > 1:
             raise GateError(
                 "Q-TRAIN-039",
-                f"the processes are at different steps ({found[:, 1].tolist()}): start again with `python -m "
+                f"the processes are at different steps ({rows[:, 1].tolist()}): start again with `python -m "
                 "pipeline train --no-resume`",
             )
-        return [int(number) for number in found[:, 2:].max(0).values]
+        return [int(number) for number in rows[:, 2:].max(0).values]
 
     def heed_signal(self) -> None:
         """Where a signal waits: save the state after the newest optimizer step and raise `Stopped`. Where the
