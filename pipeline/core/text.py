@@ -130,9 +130,9 @@ def percent(value: Any) -> str:
     )
 
 
-def plural(number: int, one: str, many: str = "") -> str:
-    """1 row, 2 rows, 1,000 rows; without `many` it is `one` with an s."""
-    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+def plural(number: int, noun: str, many: str = "") -> str:
+    """1 row, 2 rows, 1,000 rows; without `many` it is `noun` with an s."""
+    return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
 
 
 def words(identifier: Any) -> str:

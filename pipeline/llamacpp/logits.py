@@ -91,17 +91,19 @@ class GgufModel:
             for end in range(1, len(ids) + 1):
                 rows_of.setdefault(tuple(ids[:end]), []).append(number)
         wanted = [[tuple(ids[: position + 1]) for position in positions] for ids, positions in rows]
-        asked = {beginning for of_row in wanted for beginning in of_row}
+        needed = {beginning for of_row in wanted for beginning in of_row}
         self._need_room(len(rows_of))
         self.keep(0)
         logits = self._decode(
             [
-                Token(beginning[-1], len(beginning) - 1, beginning in asked, of)
+                Token(beginning[-1], len(beginning) - 1, beginning in needed, of)
                 for beginning, of in rows_of.items()
             ]
         )
-        place = {one: number for number, one in enumerate(one for one in rows_of if one in asked)}
-        return [logits[[place[one] for one in of_row]] for of_row in wanted]
+        place = {
+            prefix: number for number, prefix in enumerate(prefix for prefix in rows_of if prefix in needed)
+        }
+        return [logits[[place[prefix] for prefix in of_row]] for of_row in wanted]
 
     def _decode(self, tokens: Sequence[Token]) -> Floats:
         """The logits after the wanted ones of these tokens, in llama.cpp's own memory."""

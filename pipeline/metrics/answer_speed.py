@@ -84,15 +84,17 @@ class OtherLoad:
 def cpu_time() -> CpuTime:
     """As of now; children that have ended and were waited for count as own."""
     machine = psutil.cpu_times()._asdict()
-    own = 0.0
+    process_seconds = 0.0
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):
         try:
-            own += sum(process.cpu_times()[:4])  # user, system, and of ended children user, system
+            process_seconds += sum(
+                process.cpu_times()[:4]
+            )  # user, system, and of ended children user, system
         except psutil.NoSuchProcess:
             continue
     return CpuTime(
-        own,
+        process_seconds,
         sum(machine.get(name, 0.0) for name in IDLE),
         sum(seconds for name, seconds in machine.items() if name not in COUNTED_TWICE),
     )

@@ -92,6 +92,6 @@ def is_number(value: Any) -> bool:
 
 
 FIGURES = {  # filters of the templates
-    one.__name__: one
-    for one in (number, percent, points, signed, probability, significant, size, count, duration)
+    function.__name__: function
+    for function in (number, percent, points, signed, probability, significant, size, count, duration)
 }

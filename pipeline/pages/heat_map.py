@@ -39,10 +39,10 @@ def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
     needs, None where no figure is above 0.
     """
     cells = by_cell(figures)
-    known = [fmean(values) for values in cells.values() if values]
-    if not any(known):
+    averages = [fmean(values) for values in cells.values() if values]
+    if not any(averages):
         return None
-    low, high = min(value for value in known if value), max(known)
+    low, high = min(value for value in averages if value), max(averages)
     layers = range(max(layer for layer, _ in cells) + 1)
     rows = []
     for module in modules_of(cells):
@@ -61,7 +61,7 @@ def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
             }
         )
     means = ", ".join(f"{row['module']} {row['mean']}" for row in rows)
-    least, most = shown(min(known)), shown(high)
+    least, most = shown(min(averages)), shown(high)
     steps = range(STEPS + 1 if high > low else 1)
     return {
         "rows": rows,
@@ -70,7 +70,7 @@ def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
         "every": next(step for step in (1, 5, 10, 20, 50, 100) if len(layers) <= 24 * step or step == 100),
         # the figures between the steps
         "bounds": [shown(low * (high / low) ** (step / STEPS)) for step in steps],
-        "marks": {"nothing learned": 0 in known, "not measured": not all(cells.values())},
+        "marks": {"nothing learned": 0 in averages, "not measured": not all(cells.values())},
         "description": f"{len(layers)} layers, {least} to {most}; means by module: {means}.",
     }
 

@@ -159,16 +159,16 @@ def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], ch
     picks its place first and is bold. The figure must have been laid out.
     """
     points = {
-        one.model: axes.transData.transform(
-            [(one.size, one.value), (one.size, one.low), (one.size, one.high)]
+        place.model: axes.transData.transform(
+            [(place.size, place.value), (place.size, place.low), (place.size, place.high)]
         )
-        for one in places
+        for place in places
     }
     taken: list[Box] = [(at[0][0] - 5, at[1][1] - 5, at[0][0] + 5, at[2][1] + 5) for at in points.values()]
     frame = axes.get_window_extent()
-    for one in sorted(places, key=lambda place: (place.model != chosen, place.size, -place.value)):
-        (x, y), (_, low), (_, high) = points[one.model]
-        half = len(one.model) * LETTER / 2
+    for place in sorted(places, key=lambda place: (place.model != chosen, place.size, -place.value)):
+        (x, y), (_, low), (_, high) = points[place.model]
+        half = len(place.model) * LETTER / 2
         spots = [(x, high + 11), (x, low - 11), (x + 9 + half, y), (x - 9 - half, y)]
         spots += [spot for step in range(24, 64, 13) for spot in ((x, high + step), (x, low - step))]
         spots += [(x + side * (9 + half), y + step) for step in range(-104, 105, 13) for side in (1, -1)]
@@ -181,16 +181,16 @@ def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], ch
         )
         taken.append((across - half, up - HEIGHT / 2, across + half, up + HEIGHT / 2))
         axes.annotate(
-            one.model,
-            (one.size, one.value),
+            place.model,
+            (place.size, place.value),
             xytext=(across - x, up - y),
             textcoords="offset points",
             ha="center",
             va="center",
-            color=colors[one.model],
+            color=colors[place.model],
             annotation_clip=False,
             parse_math=False,  # a name is no formula
-            fontweight="bold" if one.model == chosen else "normal",
+            fontweight="bold" if place.model == chosen else "normal",
         )
 
 
@@ -199,9 +199,9 @@ def _covered(box: Box, taken: Sequence[Box], frame: Any) -> float:
     covered.
     """
     shared = sum(
-        max(0.0, min(box[2], one[2]) - max(box[0], one[0]))
-        * max(0.0, min(box[3], one[3]) - max(box[1], one[1]))
-        for one in taken
+        max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
+        * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))
+        for other in taken
     )
     inside = max(0.0, min(box[2], frame.x1) - max(box[0], frame.x0)) * max(
         0.0, min(box[3], frame.y1 + 10) - max(box[1], frame.y0 - 2)

@@ -175,8 +175,8 @@ def answers_by_server(train: Training) -> bool:
 
 def made_file(setup: Setup) -> int:
     """Bytes of the GGUF that is made for llama-server, until training has ended; 0 where none is."""
-    made = setup.train.rollout_type
-    return level_bytes(setup.shape, made) if made and answers_by_server(setup.train) else 0
+    kind = setup.train.rollout_type
+    return level_bytes(setup.shape, kind) if kind and answers_by_server(setup.train) else 0
 
 
 def server_parts(setup: Setup) -> list[Part]:

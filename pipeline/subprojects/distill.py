@@ -69,10 +69,10 @@ def distill_scales(
     data: Path,
     *,
     seed: int | None = None,
-    made: Path | None = None,
+    original: Path | None = None,
 ) -> None:
     """`distilled_gguf` without the file: the trained scales are in `models/adapter/` of `project`. Raises
-    `DataError` before it trains if the level is not the file `made`.
+    `DataError` before it trains if the level is not the file `original`.
     """
     final = data / "final"
     for path in (source, final / "train.jsonl", final / "val.jsonl"):
@@ -82,8 +82,8 @@ def distill_scales(
     values = changed_params(params, changes)
     open_subproject(project, values, {})
     run_stage(project, "base")
-    if made:
-        check_same(project / "models/base" / MODEL_FILE, made)
+    if original:
+        check_same(project / "models/base" / MODEL_FILE, original)
     rows_of(project, params, data, changes["train"]["seed"])
     values["train"]["target_modules"] = targets(project / "models/base" / MODEL_FILE)
     open_subproject(project, values, {})

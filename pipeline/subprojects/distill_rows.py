@@ -197,7 +197,7 @@ def text_bytes(row: Row) -> int:
     """
     said = sum(len(text.encode()) + OF_A_TURN for _, text in texts(row))
     more = [turn.get(key) for turn in row["messages"] for key in ("reasoning_content", "tool_calls")]
-    return said + sum(len(orjson.dumps(one)) for one in (row.get("tools"), *more) if one)
+    return said + sum(len(orjson.dumps(part)) for part in (row.get("tools"), *more) if part)
 
 
 def texts(row: Row) -> Iterator[tuple[str, str]]:

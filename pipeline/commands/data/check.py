@@ -45,8 +45,8 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
         inside = place.relative_to(raw.resolve()) if place.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
             yield path, safe(str(inside or path.name))
-        elif found := files_below(path):
-            yield from ((one, safe(str((inside or Path()) / name))) for name, one in found)
+        elif contents := files_below(path):
+            yield from ((file, safe(str((inside or Path()) / name))) for name, file in contents)
         else:
             raise DataError(
                 "Q-COMMANDS-016",

@@ -43,16 +43,16 @@ def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, 
     rows = enumerate(read_rows(source), start=1)
     if wanted is not None:
         number = int(wanted) if re.fullmatch(r"[0-9]{1,15}", wanted) else None  # an id has 16 digits
-        found = next(
+        numbered = next(
             ((at, row) for at, row in rows if at == number or wanted in (row["id"], row["source"])), None
         )
-        if found is None:
+        if numbered is None:
             raise DataError(
                 "Q-COMMANDS-019",
                 f"{source} has no row {wanted!r}: name an id, a source (FILE:LINE) or a number from 1 to "
                 "the number of rows",
             )
-        yield found
+        yield numbered
         count -= 1
     yield from islice(rows, count)
 
@@ -144,9 +144,9 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
         View(
             " ".join(filter(None, (title, f"answer {text.part}" if text.part else ""))),
             _parted(text.text, text.spans),
-            _counted(one),
+            _counted(sequence),
         )
-        for text, one in zip(texts, encoded, strict=True)
+        for text, sequence in zip(texts, encoded, strict=True)
     ]
 
 

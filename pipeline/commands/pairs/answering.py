@@ -111,11 +111,11 @@ def _ask(
     request |= {"temperature": sampling.temperature, "max_tokens": settings.max_new_tokens}
 
     def answer(number: int) -> dict[str, Any]:
-        own = {
+        options = {
             "seed": _seed(sampling.seed, row, number),
             "cache_prompt": server.parallel == 1 and number > 0,
         }
-        choice = server.post("/v1/chat/completions", request | own)["choices"][0]
+        choice = server.post("/v1/chat/completions", request | options)["choices"][0]
         said = choice["message"]
         reasoning = {"reasoning_content": said["reasoning_content"]} if said.get("reasoning_content") else {}
         return {

@@ -92,13 +92,13 @@ def counts(
     """What became of every request and every answer, and mean scores: of the best, the worst and all answers
     that count, over the requests that have two or more.
     """
-    usable = [[one["score"] for one in mine if problem_of(one) is None] for mine in scored]
+    usable = [[answer["score"] for answer in mine if problem_of(answer) is None] for mine in scored]
     groups = [mine for mine in usable if len(mine) > 1]
-    problems = Counter(problem for mine in scored for one in mine if (problem := problem_of(one)))
+    problems = Counter(problem for mine in scored for answer in mine if (problem := problem_of(answer)))
     return {
         "requests": len(outcomes),
-        "pairs": sum(isinstance(one, dict) for one in outcomes),
-        "no_pair": dict(sorted(Counter(one for one in outcomes if isinstance(one, str)).items())),
+        "pairs": sum(isinstance(outcome, dict) for outcome in outcomes),
+        "no_pair": dict(sorted(Counter(outcome for outcome in outcomes if isinstance(outcome, str)).items())),
         "answers_left_out": dict(sorted(problems.items())),
         "best_score": round(fmean(map(max, groups)), 4) if groups else None,
         "mean_score": round(fmean(map(fmean, groups)), 4) if groups else None,

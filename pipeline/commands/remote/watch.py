@@ -100,11 +100,11 @@ def _need_whole(mirror: Mirror, gone: int) -> None:
 def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
     """Send what is missing there, and start."""
     line, root = mirror.line, mirror.root
-    own = state(root) if resume else Upload()
+    upload = state(root) if resume else Upload()
     attempt = uuid.uuid4().hex
     for _ in range(STALLED):
-        send(line, root, [parcel, own])
-        if not own.places:
+        send(line, root, [parcel, upload])
+        if not upload.places:
             for path in STATE:
                 remove(root / path)  # of a finished run, or of one that is not wanted: as train does here
         started: Started = line.ask(
@@ -112,7 +112,7 @@ def _begin(mirror: Mirror, parcel: Upload, *, resume: bool) -> None:
             run=mirror.run,
             attempt=attempt,
             inputs=parcel.places,
-            state=own.places,
+            state=upload.places,
             words=[STAGE] if resume else [STAGE, "--no-resume"],
         )
         if not started.damaged:

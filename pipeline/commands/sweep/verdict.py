@@ -152,15 +152,15 @@ def decide(values: Values, *, maximize: bool, metric: str, left_out: str = "") -
     """The winner by its mean, what can't be told from it, and a sentence. `values` has two seeds at least,
     the same for all; `left_out` says in a sentence which finalists are missing there, and why.
     """
-    seeds = sorted(set.intersection(*(set(one) for one in values.values())))
-    table = {trial: [one[seed] for seed in seeds] for trial, one in values.items()}
-    means = {trial: mean_of(found) for trial, found in table.items()}
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
+    table = {trial: [by_seed[seed] for seed in seeds] for trial, by_seed in values.items()}
+    means = {trial: mean_of(scores) for trial, scores in table.items()}
     winner = (max if maximize else min)(means, key=lambda trial: means[trial]["mean"])
     others = [trial for trial in table if trial != winner]
     tests = {trial: compared(table[winner], table[trial]) for trial in others}
     # raised by all pairs: which of them the winner is in, the same values have chosen
     pairs = list(combinations(table, 2))
-    raised = holm([compared(table[one], table[two])["p_value"] for one, two in pairs])
+    raised = holm([compared(table[first], table[second])["p_value"] for first, second in pairs])
     for pair, p_value in zip(pairs, raised, strict=True):
         if winner in pair:
             tests[sum(pair) - winner]["p_value"] = p_value
@@ -168,8 +168,8 @@ def decide(values: Values, *, maximize: bool, metric: str, left_out: str = "") -
     return {
         "winner": winner,
         "seeds": seeds,
-        "means": {str(trial): one for trial, one in means.items()},
-        "differences": {str(trial): one for trial, one in tests.items()},
+        "means": {str(trial): mean for trial, mean in means.items()},
+        "differences": {str(trial): test for trial, test in tests.items()},
         "alike": alike,
         "sentence": f"{sentence(winner, means[winner], others, alike, seeds, metric)} {left_out}".rstrip(),
     }

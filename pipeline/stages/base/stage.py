@@ -156,12 +156,12 @@ def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path) -> Path:
                 return find_in_package(chosen.model, file)
         return named
     name = Path(file or chosen.model).name
-    found = NamedFile(name, chosen.sha256, [*_first_place(chosen), *chosen.places]).get(unfinished, root)
+    origin = NamedFile(name, chosen.sha256, [*_first_place(chosen), *chosen.places]).get(unfinished, root)
     # under its own name: what is printed, and what reads it by its ending, needs no hash
     link = unfinished / name
     unfinished.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
-    link.symlink_to(found.absolute())
+    link.symlink_to(origin.absolute())
     return link
 
 

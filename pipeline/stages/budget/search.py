@@ -117,15 +117,15 @@ def prompts(rows: Sequence[Encoded]) -> list[Prompt]:
     return sequences
 
 
-def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
-    """Which of the file `own` and the best fixed level of at most its budget is closer to 16 bit; {"chosen":
+def compete(maker: Maker, task: Task, made_file: Path) -> dict[str, Any]:
+    """Which of `made_file` and the best fixed level of at most its budget is closer to 16 bit; {"chosen":
     "own" or "level", figures}.
 
     Of the `LARGEST` largest levels that fit, the best is that which diverges least on these rows: at 7B Q4_1
     is larger than Q4_K_M, and worse.
     """
     with judging(maker, prompts(task.rows)) as divergence:
-        rows = divergence(own)
+        rows = divergence(made_file)
         measured: list[tuple[float, str, int, list[float]]] = []
         file = maker.scratch / "rival.gguf"
         for level in rivals(task.shape, task.file, maker.imatrix is not None):
@@ -135,14 +135,14 @@ def compete(maker: Maker, task: Task, own: Path) -> dict[str, Any]:
                 measured.append((float(np.mean(theirs)), level, size, theirs))
             if len(measured) == LARGEST:
                 break
-    found: dict[str, Any] = {"kld": float(np.mean(rows)), "rival": None, "chosen": "own"}
+    outcome: dict[str, Any] = {"kld": float(np.mean(rows)), "rival": None, "chosen": "own"}
     if measured:
         kld, level, size, theirs = min(measured)
         difference = paired(theirs, rows)
-        found["rival"] = {"level": level, "bytes": size, "kld": kld, **difference}
-        found["others"] = {other: one for one, other, *_ in measured if other != level}
-        found["chosen"] = "own" if is_closer(difference) else "level"
-    return found
+        outcome["rival"] = {"level": level, "bytes": size, "kld": kld, **difference}
+        outcome["others"] = {other: kld for kld, other, *_ in measured if other != level}
+        outcome["chosen"] = "own" if is_closer(difference) else "level"
+    return outcome
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:

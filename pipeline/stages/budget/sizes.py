@@ -41,8 +41,8 @@ def offered(header: Header) -> dict[str, dict[str, int]]:
     and only warn.
     """
     sizes = {}
-    for name, (shape, own) in header.tensors.items():
-        own_type = GGMLQuantizationType(own).name
+    for name, (shape, type_id) in header.tensors.items():
+        own_type = GGMLQuantizationType(type_id).name
         types = [kind for kind in MENU if shape[0] % GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0] == 0]
         sizes[name] = {
             kind: padded(header, name, shape, kind)

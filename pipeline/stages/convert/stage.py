@@ -116,10 +116,10 @@ def convert(
             header=HeaderFields(
                 target.removesuffix(f"-{type}"),
                 pre.name,
-                {**shared, **own, **folder_fields(source), "quench.tokenizer.found_by": pre.found_by},
+                {**shared, **more, **folder_fields(source), "quench.tokenizer.found_by": pre.found_by},
             ),
         )
-        for source, target, pre, own in written
+        for source, target, pre, more in written
     }
     lora, config = folder / f"{name}-lora.gguf", read_json(adapter / "adapter_config.json", AGAIN)
     if why := merged_only(config):

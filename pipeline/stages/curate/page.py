@@ -109,17 +109,17 @@ def _tokens(tokens: Mapping[str, Any]) -> str:
     bins = tokens["histogram"]
     marks = []
     for label, value in (("half of the rows", tokens["p50"]), ("19 of 20 rows", tokens["p95"])):
-        at = next((i for i, one in enumerate(bins) if one["from"] <= (value or 0) < one["to"]), None)
+        at = next((i for i, bar in enumerate(bins) if bar["from"] <= (value or 0) < bar["to"]), None)
         if value is not None and at is not None:
             marks.append(
                 (f"{label}: {value:,}", at + (value - bins[at]["from"]) / (bins[at]["to"] - bins[at]["from"]))
             )
-    summary = "; ".join(f"{one['from']:,} to {one['to']:,}: {one['rows']:,}" for one in bins if one["rows"])
+    summary = "; ".join(f"{bar['from']:,} to {bar['to']:,}: {bar['rows']:,}" for bar in bins if bar["rows"])
     return bars(
         "tokens",
         "Rows by length in tokens",
         summary,
-        [(f"{one['from']:,}", one["rows"]) for one in bins],
+        [(f"{bar['from']:,}", bar["rows"]) for bar in bins],
         edges=True,
         marks=marks,
     )

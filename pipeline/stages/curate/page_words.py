@@ -56,8 +56,8 @@ def verdict(stats: CurationReport) -> str:
     sentences = [f"Left out: {listed(named)}." if total else "Nothing was left out."]
     if stats.parts_added:
         sentences.append(f"Splitting long rows added {plural(stats.parts_added, 'row')}.")
-    if made := (stats.pairs or {}).get("made"):
-        sentences.append(f"Scored rows made {plural(made, 'pair')}.")
+    if pairs := (stats.pairs or {}).get("made"):
+        sentences.append(f"Scored rows made {plural(pairs, 'pair')}.")
     train, val, test = (stats.splits[split] for split in SPLITS)
     monitoring, measuring = (
         f"{count(val)} for monitoring it",
@@ -93,14 +93,14 @@ def warnings(stats: CurationReport) -> list[str]:
 def pairs_sentence(pairs: Mapping[str, Any]) -> str:
     """How many pairs `curate.pairs` made of rows with a reward, and why other rows are in none."""
     others = [f"{count(rows)} {words(why)}" for why, rows in most(pairs["rows"]) if why != "paired"]
-    made, scored = (
-        plural(number, one) for number, one in ((pairs["made"], "pair"), (pairs["scored_rows"], "row"))
+    pair_count, scored = (
+        plural(number, noun) for number, noun in ((pairs["made"], "pair"), (pairs["scored_rows"], "row"))
     )
     why = f"; rows in none: {listed(others)}" if others else ""
-    return f"{made} made of {scored} with a reward{why}."
+    return f"{pair_count} made of {scored} with a reward{why}."
 
 
 def taken_out(rule: str, rows: int) -> str:
     """What a rule took out: 512 near duplicates."""
-    _, one, many = RULES.get(rule, ("", f"row by {words(rule)}", f"rows by {words(rule)}"))
-    return plural(rows, one, many)
+    _, noun, many = RULES.get(rule, ("", f"row by {words(rule)}", f"rows by {words(rule)}"))
+    return plural(rows, noun, many)

@@ -81,8 +81,8 @@ def make_pairs(
     answers = np.fromiter(_answers(rows, candidates, decisions), ANSWER)
     pairs.rows["not_trained"] = len(candidates) - len(answers)
     answers = answers[np.lexsort((answers["row"], -answers["reward"], answers["request"]))]
-    for own in pieces(answers, answers["request"]):
-        pairs.made += _pairs_of(own, clusters.first, pairs.rows)
+    for group in pieces(answers, answers["request"]):
+        pairs.made += _pairs_of(group, clusters.first, pairs.rows)
     pairs.made.sort()
     return pairs
 

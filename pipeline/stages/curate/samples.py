@@ -89,8 +89,11 @@ def _sample(rows: Rows, index: int) -> dict[str, Any]:
 
 def answer_samples(rows: Rows, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """Requests that have several answers."""
-    pairs = [[request_and_answer(rows.row(row)) for row in own[:4]] for own in requests]
-    return [{"prompt": _cut(own[0][0]), "answers": [_cut(answer) for _, answer in own]} for own in pairs]
+    pairs = [[request_and_answer(rows.row(row)) for row in request[:4]] for request in requests]
+    return [
+        {"prompt": _cut(request[0][0]), "answers": [_cut(answer) for _, answer in request]}
+        for request in pairs
+    ]
 
 
 def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:

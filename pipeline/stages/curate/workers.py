@@ -23,11 +23,11 @@ _failure: QuenchError | None = None  # or why it couldn't
 
 class Workers:
     """Maps functions `(state, block) → result` over blocks: in the processes of `pool`, each with a state of
-    its own, or without a pool in this process with the state `own`.
+    its own, or without a pool in this process with `state`.
     """
 
-    def __init__(self, pool: ProcessPoolExecutor | None, processes: int, own: Any = None) -> None:
-        self.pool, self.processes, self.own = pool, processes, own
+    def __init__(self, pool: ProcessPoolExecutor | None, processes: int, state: Any = None) -> None:
+        self.pool, self.processes, self.own = pool, processes, state
 
     def map(self, work: Callable[[Any, Block], Result], blocks: Iterable[Block]) -> Iterator[Result]:
         """Results in the order of `blocks`, which are asked for only as fast as results are taken. Raises

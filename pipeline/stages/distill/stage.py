@@ -81,7 +81,7 @@ def main(params: Params, root: Path, level: str) -> None:
             raise absent(path, root)
     check_distillable(source)
     need_disk(project.parent, size_of(source) + 4 * size_of(plain))
-    distill_scales(project, params, source, level, root / "data", made=plain)
+    distill_scales(project, params, source, level, root / "data", original=plain)
     made_from = write(project, plain, target)
     report = figures(project / "reports/train.json")
     rows = read_json(project / ROWS, "run the stage again")

@@ -24,12 +24,12 @@ def lora(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Toolc
     `lineage` is models/base.json. Raises `DataError` if the base's file is not the one that was trained on,
     `ToolError` if the converter fails, `MachineError` if the disk is too small.
     """
-    found, model = file_trained_on(base, adapter, lineage), base / MODEL_FILE
+    trained_on, model = file_trained_on(base, adapter, lineage), base / MODEL_FILE
     need_disk(target.parent, (adapter / "adapter_model.safetensors").stat().st_size)
     fields = {
         **base_fields(lineage, tools),
         **adapter_fields(adapter),
-        BASE_FILE: found,
+        BASE_FILE: trained_on,
         "general.name": target.stem,
     }
     with publishing(target, lambda written: matching_adapter(model, written)) as aside:

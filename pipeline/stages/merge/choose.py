@@ -183,7 +183,7 @@ def figures(divergence: Divergence, points: list[float | None] | None, evaluate:
     """One merge at one level for reports/merge.json: means with their 95 % intervals."""
     low, high = interval(divergence.kld_rows)
     task = None
-    if measured := [one for one in points or () if one is not None]:
+    if measured := [point for point in points or () if point is not None]:
         worst, best = interval(measured)
         task = {
             "scorer": evaluate.scorer,

@@ -25,7 +25,7 @@ def write(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Tool
     Raises `DataError` if the base's file is not the one that was trained on, `MachineError` if the disk is
     too small.
     """
-    found = file_trained_on(base, adapter, lineage)
+    trained_on = file_trained_on(base, adapter, lineage)
     if not is_scales(adapter):
         raise DataError(
             "Q-TUNED-001",
@@ -35,7 +35,7 @@ def write(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Tool
     fields = {
         **base_fields(lineage, tools),
         **adapter_fields(adapter),
-        BASE_FILE: found,
+        BASE_FILE: trained_on,
         "general.name": target.stem,
     }
     write_tuned(base / MODEL_FILE, target, file_scales(base, adapter), fields)

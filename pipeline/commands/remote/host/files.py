@@ -99,12 +99,12 @@ def snapshot(run: str, paths: list[str], skip: list[str]) -> None:
     say(files={place: (name, size) for place, (_, size, _, name) in entries.items()})
 
 
-def kept(path: Path, place: str, out: Path, known: list[Any] | None) -> list[Any]:
-    """[inode, size, date, sha256] of a file that now is in `out` too; read only if it is not `known`."""
+def kept(path: Path, place: str, out: Path, entry: list[Any] | None) -> list[Any]:
+    """[inode, size, date, sha256] of a file that now is in `out` too; not read if it is `entry`'s."""
     state = path.stat()
     key = [state.st_ino, state.st_size, state.st_mtime_ns]
-    if known and known[:-1] == key and (out / known[-1]).exists():
-        return known
+    if entry and entry[:-1] == key and (out / entry[-1]).exists():
+        return entry
     aside = out / "aside"
     aside.unlink(missing_ok=True)
     # a published checkpoint never changes, and may be deleted at any time; the rest grows

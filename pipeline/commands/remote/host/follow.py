@@ -73,7 +73,7 @@ class Tail:
             return
 
 
-CALLS = {one.__name__: one for one in (check, wanted, start, look, follow, snapshot, runs, stop, clean)}
+CALLS = {call.__name__: call for call in (check, wanted, start, look, follow, snapshot, runs, stop, clean)}
 
 
 def main(name: str, /, **given: Any) -> None:

@@ -48,8 +48,8 @@ def parts(row: Row) -> Iterator[Part]:
     for field in TURN_LISTS:
         for number, turn in enumerate(row.get(field, ()), start=1):
             role = turn["role"]
-            asked = role == "user" and number < last and field == "messages"
-            yield Part(role, turn["content"], asked, field, number)
+            in_request = role == "user" and number < last and field == "messages"
+            yield Part(role, turn["content"], in_request, field, number)
             if "reasoning_content" in turn:
                 yield Part(role, turn["reasoning_content"], False, field, number, "reasoning_content")
             if "tool_calls" in turn:

@@ -119,7 +119,7 @@ def _preference(value: Value, *sides: str) -> Content:
     if chosen == rejected:
         raise BadRow("no_preference", "chosen and rejected are the same")
     both = zip(chosen[:-1], rejected[:-1], strict=False)  # each side keeps a turn
-    common = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
+    common = [shared for shared, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
     stated = [turn for turn in prompt if turn["role"] != "system"]
     repeated = [turn for turn in common if turn["role"] != "system"][: len(stated)]
     if repeated == stated:  # both sides are complete conversations
