@@ -294,8 +294,8 @@ def offload(run: Run) -> None:
     if "nf4_step_peak_gib" in run.figures:
         saved = run.figures["nf4_step_peak_gib"] - run.figures["offloaded_peak_gib"]
         run.note(offload_saved_gib=saved)
-        if planned := run.figures["offloaded_saving_planned_gib"]:  # of one layer nothing is saved
-            run.note(offload_saved_of_planned=saved / planned)
+        if not run.smoke:  # of one layer next to nothing is saved
+            run.note(offload_saved_of_planned=saved / run.figures["offloaded_saving_planned_gib"])
 
 
 def several(run: Run) -> None:

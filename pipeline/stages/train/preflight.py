@@ -45,7 +45,7 @@ def check_shared(settings: Training, count: int) -> None:
             raise ConfigError(
                 "Q-TRAIN-040",
                 "train.offload: shared shares the base's weights out among processes, and this is one alone: "
-                "start several (--processes, or QUENCH_PROCESSES in the environment), or set it to false",
+                "start several (--processes, or QUENCH_PROCESSES in the environment), or set it to none",
             )
         return
     if settings.method == "grpo":

@@ -37,7 +37,7 @@ NAMES = {
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
 # where weights lie changes no byte, as the number of processes doesn't: a run may go on with it changed
-NO_PART = {"device", "machine"}  # the device itself is in the record
+NO_PART = {"offload", "device", "machine"}  # the device itself is in the record
 # but then the base is quantized in main memory, whose sums a GPU makes in another order
 ELSEWHERE = ", base quantized in main memory"
 # a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
@@ -71,9 +71,11 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
 
 
 def settings_part(settings: Training) -> dict[str, Any]:
-    """What of the settings is compared. A run may go on with its base shared out or not."""
+    """What of the settings the adapter depends on; the type of the rollouts' GGUF only where one is drawn
+    with.
+    """
     values = settings.model_dump(mode="json", exclude=NO_PART)
-    return values | {"offload": "none"} if settings.shares_base else values
+    return values | ({} if values["grpo"]["rollouts"] == "llama-server" else {"rollout_type": None})
 
 
 def device_name(settings: Training) -> str | None:

@@ -57,7 +57,8 @@ def test_a_gpu_says_that_nf4_was_made_in_main_memory(monkeypatch: pytest.MonkeyP
     assert (
         device_name(settings) == device_name(shared.model_copy(update={"quantization": "gguf"})) == "a card"
     )
-    assert settings_part(shared) == settings_part(settings)
+    elsewhere = [settings.model_copy(update={"offload": where}) for where in ("shared", "embeddings", 3)]
+    assert [settings_part(other) for other in elsewhere] == 3 * [settings_part(settings)]
     assert device_name(shared) != "a card" and str(device_name(shared)).startswith("a card, ")
 
 
