@@ -146,9 +146,8 @@ def test_every_stage_and_a_preempted_training(cluster: Slurm, project: Path, tmp
         assert file_hash(here / file) == file_hash(project / file), file
 
 
-@pytest.mark.parametrize(
-    "trials", [1, pytest.param(2, marks=pytest.mark.exhaustive)]
-)  # and two seeds of the finalist
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("trials", [1, 2])  # and two seeds of the finalist
 def test_a_sweep_whose_trial_is_preempted(trials: int, cluster: Slurm, project: Path) -> None:
     """Each trial is a job; what SLURM queues again goes on, and the figures are those of one machine."""
     space = {"keys": {"train.learning_rate": [1e-4, 1e-3]}, "finalists": 1, "trials": trials, "seeds": 2}
