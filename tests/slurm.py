@@ -60,6 +60,8 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 MessageTimeout=60
+# seconds after which an ended job is forgotten: a slow machine takes more than the default of 300 for a test
+MinJobAge=3600
 BatchStartTimeout=60
 JobRequeue=1
 PreemptType=preempt/partition_prio
