@@ -41,13 +41,12 @@ class Has(NamedTuple):
 
 class Only(NamedTuple):
     """`keys`, or all keys of a section or group, act only if one of `either` holds; `refused`: any value but
-    the default is an error where none does. The value `always` acts in any case.
+    the default is an error where none does.
     """
 
     keys: tuple[str, ...]
     either: tuple[Has, ...]
     refused: bool = False
-    always: Any = None
 
     @property
     def condition(self) -> str:
@@ -106,7 +105,7 @@ CONDITIONS = (
         ("train.warmup_ratio",),
         (Has("train.lr_scheduler_type", ("cosine", "linear", "constant_with_warmup")),),
     ),
-    Only(("train.offload",), (Has("train.device", ("auto", "gpu")),), always="shared"),
+    Only(("train.offload",), (Has("train.device", ("auto", "gpu")), Has("train.offload", ("shared",)))),
     Only(("merge", "convert.type"), (MERGED,)),
     Only(("merge.rows", "merge.task_rows"), (Has("merge.base", ("auto",)),)),
     Only(("merge.rows", "merge.task_rows"), (NF4,)),
@@ -154,12 +153,7 @@ def refused(params: Section) -> Iterator[str]:
 
 def _missing(params: Section, key: str) -> Iterator[Only]:
     """The conditions of which none is met, so that the setting does nothing."""
-    return (
-        only
-        for only in _about(key)
-        if (only.always is None or _at(params, key) != only.always)
-        and not any(_holds(params, has) for has in only.either)
-    )
+    return (only for only in _about(key) if not any(_holds(params, has) for has in only.either))
 
 
 @cache
