@@ -24,7 +24,7 @@ import tiny
 import unit_tier
 from forked import converters_in_forks
 from kept import STORE, kept
-from needed import pytest_terminal_summary  # noqa: F401 (a hook)
+from needed import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 (hooks)
 from plots_once import forget_plots, plots_once  # noqa: F401 (fixtures)
 
 from pipeline.llamacpp.converters import HeaderFields, to_gguf

@@ -1,9 +1,10 @@
-"""What some tests need and not every machine has. Such a test is skipped there, and a table at the end of the
-run counts by what it lacks. `pytest --unmeasured` runs the tests that the last run counted so.
+"""What some tests need and not every machine has: a program, or time. Such a test is skipped there, and a table
+at the end of the run counts by what it lacks. `pytest --unmeasured` runs the tests that the last run counted so.
 """
 
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import pytest
 
 REASON = "not measured: needs "
 KEPT = "quench/unmeasured"  # in pytest's cache: the tests in the table
+STARTED = time.monotonic()  # of this run, or of this worker of it
 
 
 def need(what: str) -> str:
@@ -36,11 +38,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests that the last run skipped for want of what they need",
     )
+    parser.addoption(
+        "--begin-within",
+        type=float,
+        metavar="SECONDS",
+        help="skip, as not measured, each test that would begin later than this after the start",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--unmeasured") and config.cache:
         config.args[:] = config.cache.get(KEPT, [])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that time has run out for, before its fixtures are made."""
+    limit = item.config.getoption("--begin-within")
+    if limit is not None and time.monotonic() - STARTED > limit:
+        pytest.skip(need("more time"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -54,6 +54,8 @@ def test_skips_are_counted_and_run_later(tmp_path: Path, workers: str) -> None:
             env=environment,
         ).stdout
 
+    output = run("test_some.py", "--begin-within", "0")
+    assert re.search(r"\b4 skipped", output) and re.search(r" 4 +need more time", output), output
     output = run("test_some.py")
     assert re.search(r"\b3 skipped", output) and re.search(r" 2 +need quench-tool", output), output
     (programs / "quench-tool").write_text("#!/bin/sh\n")

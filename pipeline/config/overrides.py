@@ -135,12 +135,14 @@ def _text(file: Path) -> str:
     return file.read_bytes().decode("utf-8")
 
 
-def _with(text: str, given: Given) -> str:
-    """`text` with these settings."""
+def _with(text: str, given: Given, dropped: Sequence[Key] = ()) -> str:
+    """`text` with the settings `given`, without those at `dropped`, each of which comes before what holds it."""
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.preserve_quotes, yaml.width = True, 1 << 16
     values = yaml.load(text) or {}
+    for place in dropped:
+        value_at(values, place[:-1]).pop(place[-1])
     for place, value in given.items():
         put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)
     written = StringIO()
@@ -172,12 +174,16 @@ def upgraded(file: Path) -> list[str]:
     now, and what it was if that is something else. A value whose key has another name goes there: of several
     values the first in the table, of several lists all, or what `TAKEN` makes of them.
 
-    Raises `ConfigError` if the rest is wrong, or where they can't be taken out of this text.
+    Raises `ConfigError` if the rest is wrong, or where a former value can't become another key's.
     """
     file = file.resolve()  # a link stays one
     values, lines = read_strict(file)
     places: list[Key] = [place for name in GONE if (place := tuple(name.split("."))) in lines]
-    left, dropped, moved = deepcopy(values), list(places), dict[Key, Any]()
+    sections = values.items() if isinstance(values, Mapping) else ()
+    empty: list[Key] = [(name,) for name, held in sections if not held and _is_former_section(name)]
+    left, dropped, moved = deepcopy(values), [*places, *empty], dict[Key, Any]()
+    for place in empty:
+        left.pop(place[0])
     for place in places:
         gone, value = GONE[".".join(place)], value_at(left, place[:-1]).pop(place[-1])
         if gone.new_name and value != gone.now:
@@ -195,12 +201,20 @@ def upgraded(file: Path) -> list[str]:
     for place, value in moved.items():
         put(left, place, value)
     checked(file, left, {})
-    if places:
-        text = without(_text(file), lines, dropped)
-        names = ", ".join(f"{'.'.join(place)} (line {lines[place]})" for place in places)
+    if dropped:
+        names = ", ".join(f"{'.'.join(place)} (line {lines[place]})" for place in [*places, *empty])
         problem = f"{names} can't be taken out of the text of {file}: edit it"
-        _write(file, _with(text, moved) if moved else text, left, problem)
-    return [_sentence(place, value_at(values, place)) for place in places]
+        text = without(_text(file), lines, dropped)
+        try:
+            _write(file, _with(text, moved) if moved else text, left, problem)
+        except ConfigError:  # keys share lines, or none are left: comments at what goes may go too
+            _write(file, _with(_text(file), moved, dropped), left, problem)
+    sentences = [_sentence(place, value_at(values, place)) for place in places]
+    return sentences + [f"{name} is gone: {reasons(name)[0]}" for (name,) in empty]
+
+
+def _is_former_section(name: str) -> bool:
+    return name not in Params.model_fields and bool(reasons(name))
 
 
 def _taken(new_name: str, value: Any, values: Any) -> Any:

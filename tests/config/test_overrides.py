@@ -179,9 +179,10 @@ def test_former_settings_that_are_one_now(former: str, tmp_path: Path) -> None:
     gone = {sentence.partition(" is gone: ")[0].rpartition(".")[2] for sentence in upgraded(file)}
     assert gone == {*re.findall(r"(\w+): [^{]", former)} - {"layers", "lora_variants"}
     assert ONE_NOW[former] in load_params(file).model_dump()[former.partition(":")[0]].values()
-    file.write_text(yaml.safe_dump(values, default_flow_style=True))  # on one line: to be edited by hand
-    with pytest.raises(ConfigError, match="Q-CONFIG-005"):
-        upgraded(file)
+    by_lines = load_params(file)
+    file.write_text(yaml.safe_dump(values, default_flow_style=True))  # on one line
+    upgraded(file)
+    assert load_params(file) == by_lines
 
 
 @pytest.mark.parametrize(
@@ -206,13 +207,15 @@ def test_a_former_setting_that_can_not_become_the_new_one_stays(mixed: str, tmp_
     assert file.read_text() == text
 
 
-def test_former_settings_beside_others_stay_if_they_share_a_line(tmp_path: Path) -> None:
+def test_what_stands_beside_former_settings_stays(tmp_path: Path) -> None:
     file = tmp_path / "params.yaml"
-    text = "train:\n  method: grpo\n  grpo: {clip_low: 0.1, group_size: 4}\n"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match="Q-CONFIG-005"):
-        upgraded(file)
-    assert file.read_text() == text
+    file.write_text("train:\n  method: grpo  # mine\n  grpo: {clip_low: 0.1, group_size: 4}\n")
+    assert len(upgraded(file)) == 1
+    assert file.read_text() == "train:\n  method: grpo  # mine\n  grpo: {group_size: 4}\n"
+    for nothing_left in ("train:\n  shuffle: true\n", "imatrix: {}\n", "imatrix:\n  tokens: 5\n"):
+        file.write_text(nothing_left)
+        assert len(upgraded(file)) == 1
+        assert load_params(file) == Params()
     file.write_text("evaluate:\n  prompt_lengths:\n  - 16\n  - 32\n  task_rows: 8\n")
     assert len(upgraded(file)) == 1
     assert file.read_text() == "evaluate:\n  task_rows: 8\n"
