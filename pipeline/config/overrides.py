@@ -136,7 +136,7 @@ def _text(file: Path) -> str:
 
 
 def _with(text: str, given: Given, dropped: Sequence[Key] = ()) -> str:
-    """`text` with the settings `given`, without those at `dropped`, each of which comes before what holds it."""
+    """`text` with the settings `given`, without those at `dropped` (a key before its section)."""
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.preserve_quotes, yaml.width = True, 1 << 16
