@@ -229,12 +229,12 @@ def preferences(train: Train | None, limit: float | None) -> Check | None:
     """Whether training tells held-out pairs (KTO: answers) right; nothing where it compared none."""
     if limit is None or train is None or not METHODS[train.method].preferences:
         return None
-    rule, told = Rule("preferences", limit), train.preferences
-    if told is None:
+    rule, figures = Rule("preferences", limit), train.preferences
+    if figures is None:
         sentence = "No held-out pair says whether preferences were learned: raise curate.val_fraction."
         return rule.check("not measured", sentence)
     sentence = (
-        f"Training tells {share_text(told.accuracy)} of {told.items} held-out pairs or answers right "
-        f"({share_text(told.low)} to {share_text(told.high)}); at least {share_text(limit)} are wanted."
+        f"Training tells {share_text(figures.accuracy)} of {figures.items} held-out pairs or answers right "
+        f"({share_text(figures.low)} to {share_text(figures.high)}); at least {share_text(limit)} are wanted."
     )
-    return rule.check(told.high >= limit, sentence, told.accuracy)
+    return rule.check(figures.high >= limit, sentence, figures.accuracy)

@@ -79,8 +79,8 @@ def uncounted(adapter: Path) -> str | None:
         *changed_start(read.settings),
         *([f"layer_replication is {replication}"] if replication else []),
     ]
-    told = [words for words in also if not words.startswith("0 ")]
-    return f"Not counted: {listed(told)}." if told else None
+    sentences = [words for words in also if not words.startswith("0 ")]
+    return f"Not counted: {listed(sentences)}." if sentences else None
 
 
 def place_of(tensor: str) -> tuple[int | None, str]:

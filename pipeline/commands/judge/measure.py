@@ -147,8 +147,8 @@ def loaded(file: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
 def reason(log: str) -> str:
     """The line of a server's log that says why it ended, without its prefix."""
     lines = [line.strip() for line in log.splitlines()[1:] if line.strip()]
-    told = [line for word in WHY for line in lines if word in line.lower()]
-    return (told or lines[-1:] or ["its log is empty"])[0][-300:]
+    reasons = [line for word in WHY for line in lines if word in line.lower()]
+    return (reasons or lines[-1:] or ["its log is empty"])[0][-300:]
 
 
 def parse_memory(text: str) -> int:

@@ -110,13 +110,13 @@ class NamedFile:
                 print(f"base: {_fault(refusals[-1])}; asking {self.places[number + 1]}", flush=True)
         else:
             reasons = "; ".join(f"({number}) {_fault(error)}" for number, error in enumerate(refusals, 1))
-            told = (
+            message = (
                 f"none of {len(refusals)} places gave {self.name}: {reasons}: check the network and "
                 "base.places, then run the same command again"
             )
             if any(error.id in ("Q-BASE-030", "Q-BASE-033") for error in refusals):
-                raise DataError("Q-BASE-030", told)
-            raise MachineError("Q-BASE-031", told)
+                raise DataError("Q-BASE-030", message)
+            raise MachineError("Q-BASE-031", message)
         print(f"base: {self.name} ({size_text(file.stat().st_size)}) is from {place}", flush=True)
         if file != part:
             return file  # a file of this machine stays where it is

