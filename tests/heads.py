@@ -26,6 +26,12 @@ SCALES = {
     GgmlType.F16: (),
     GgmlType.BF16: (),
 }
+# of models whose logits are scaled or bounded
+LOGIT_RULES = [
+    {"final_logit_softcapping": 3.0},
+    {"logits_scaling": 8.0},
+    {"logit_scale": 0.25, "final_logit_softcapping": 2.0},
+]
 INPUTS, OUTPUTS = 512, 96
 
 

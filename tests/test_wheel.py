@@ -1,5 +1,5 @@
-"""The wheel, installed in an environment of its own, and projects without code: two at once, either tool goes
-on where the other stopped, and an upgrade that changes one stage.
+"""The wheel, installed in an environment of its own, and projects without code: either tool goes on where the
+other stopped, an upgrade changes one stage, and two run at once.
 
 The environment gets Quench from the wheel alone; the packages that it needs are those of this environment
 (tests/test_installed.py installs them).
@@ -81,28 +81,35 @@ def test_what_the_page_says_makes_a_project(programs: Path, tmp_path: Path) -> N
     assert (tmp_path / "my-assistant/data/raw/pydoc.jsonl").is_file()
 
 
-def test_projects_without_code(programs: Path, tiny_qwen2: Path, tmp_path: Path) -> None:
-    assert str(programs.parent) in run(
-        programs, tmp_path, "python", "-c", "import pipeline; print(pipeline.__file__)"
-    )
-    for name in ("one", "two"):
-        run(programs, tmp_path, "quench", "new", name)
-        params = tiny.tiny_params(tiny_qwen2)
-        params["quantize"]["levels"], params["evaluate"]["models"] = ["Q4_K_M"], ["F16", "Q4_K_M"]
-        tiny.write_project(tmp_path / name, params)
-    one, two = tmp_path / "one", tmp_path / "two"
-    run(programs, two, "quench", "run", "preprocess", "train.r=8")
+def new_project(programs: Path, folder: Path, name: str, base: Path) -> Path:
+    """What `quench new` makes, with the tiny model's settings and chats."""
+    run(programs, folder, "quench", "new", name)
+    params = tiny.tiny_params(base)
+    params["quantize"]["levels"], params["evaluate"]["models"] = ["Q4_K_M"], ["F16", "Q4_K_M"]
+    return tiny.write_project(folder / name, params)
 
-    # both at once: one is run to the end, the other is trained
+
+def test_a_project_without_code(programs: Path, tiny_qwen2: Path, tmp_path: Path) -> None:
+    words = ("python", "-c", "import pipeline; print(pipeline.__file__)")
+    assert str(programs.parent) in run(programs, tmp_path, *words)
+    root = new_project(programs, tmp_path, "one", tiny_qwen2)
+    run_in_turns(programs, root)
+    assert "didn't change" in run(programs, root, "dvc", "repro")
+    assert not [path for path in root.rglob("*.py") if ".dvc" not in path.parts]
+    upgrade_one_stage(programs, root)
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.mark.exhaustive
+def test_two_projects_at_once_and_other_chats(programs: Path, tiny_qwen2: Path, tmp_path: Path) -> None:
+    one, two = (new_project(programs, tmp_path, name, tiny_qwen2) for name in ("one", "two"))
+    run(programs, two, "quench", "run", "preprocess", "train.r=8")
     training = start(programs, two, "snakemake", "train")
-    run_in_turns(programs, one)
+    run(programs, one, "dvc", "add", "--quiet", "data/raw")
+    run(programs, one, "snakemake")
     assert training.wait() == 0, training.communicate()[0][-4000:]
     for root, rank in ((one, 4), (two, 8)):
         assert json.loads((root / "models/adapter/adapter_config.json").read_text())["r"] == rank
-    assert "didn't change" in run(programs, one, "dvc", "repro")
-    assert not [path for path in one.rglob("*.py") if ".dvc" not in path.parts]
-
-    upgrade_one_stage(programs, one)
     change_the_chats(programs, one)
     shutil.rmtree(tmp_path, ignore_errors=True)
 

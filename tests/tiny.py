@@ -355,6 +355,17 @@ def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: A
     return file
 
 
+FOUR_STEPS = {
+    "bnb_4bit_compute_dtype": "float32",
+    "max_steps": 4,
+    "learning_rate": 1.0e-2,
+    "gradient_accumulation_steps": 1,
+    "eval_steps": 2,
+    "save_steps": 2,
+    "sample_rows": 0,
+}  # of `train`, for bases that are random and train in seconds
+
+
 def tiny_params(base: Path) -> dict[str, Any]:
     """The demo recipe cut down to a run of a minute on the Hugging Face folder `base`; a fresh dict each
     time.

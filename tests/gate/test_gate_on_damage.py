@@ -119,11 +119,13 @@ def test_zeroed_blocks_are_refused(bench: Any) -> None:
     assert {"parity", "kld"} <= refusing(judged(bench, "zeroed", damaged, sixteen))
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_never_ends_its_answers_is_refused_for_just_that(bench: Any, endless: Path) -> None:
     verdict = judged(bench, "endless", bench.level(endless, LEVEL, "endless"), endless)
     assert refusing(verdict) == {"stopped"}  # its 16-bit model doesn't either, so divergence sees nothing
 
 
+@pytest.mark.exhaustive
 def test_a_level_of_another_model_is_refused(bench: Any, endless: Path) -> None:
     other = bench.level(endless, LEVEL, "endless")
     assert {"parity", "kld", "task_drop"} <= refusing(judged(bench, "other", other, bench.gguf("F16")))

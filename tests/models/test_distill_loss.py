@@ -8,7 +8,7 @@ import pytest
 import torch
 from draws import draws
 from gguf import GGMLQuantizationType as GgmlType
-from heads import HIDDEN, VOCABULARY, all_trained, models
+from heads import HIDDEN, LOGIT_RULES, VOCABULARY, all_trained, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -98,14 +98,7 @@ def test_value_and_gradients_are_the_formulas(
         compare(model, taught(model, top_k), sft_weight)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"final_logit_softcapping": 3.0},
-        {"logits_scaling": 8.0},
-        {"logit_scale": 0.25, "final_logit_softcapping": 2.0},
-    ],
-)
+@pytest.mark.parametrize("config", LOGIT_RULES)
 @pytest.mark.parametrize("bias", [False, True])
 def test_factor_softcap_and_bias_are_honored(
     config: dict[str, Any], bias: bool, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def test_a_failed_job_and_a_killed_snakemake(cluster: Slurm, project: Path) -> N
     assert "base" not in json.loads(run(project, "dvc", "status", "--json"))
 
 
+@pytest.mark.exhaustive
 def test_seven_shards_are_jobs(cluster: Slurm, project: Path) -> None:
     """`test_every_stage_and_a_preempted_training` compares the bytes with those of one process."""
     scattered = ("clean", "sketch", "join", "write")
@@ -141,7 +142,7 @@ def test_every_stage_and_a_preempted_training(cluster: Slurm, project: Path, tmp
     for folder in ("data/final", "data/tokens", "models/adapter", "models/merged"):
         assert tree_hash(here / folder) == tree_hash(project / folder), folder
     for file in ("data/clusters.jsonl", "data/changes.jsonl", "reports/data.json", "reports/data.html"):
-        assert file_hash(here / file) == file_hash(project / file), file  # curated by seven shards
+        assert file_hash(here / file) == file_hash(project / file), file  # curated on the cluster
     for file in ("data/rejects.jsonl", "models/gguf/tiny-F16.gguf", "models/gguf/tiny-Q4_K_M.gguf"):
         assert file_hash(here / file) == file_hash(project / file), file
 

@@ -15,7 +15,7 @@ import torch
 import yaml
 from conftest import run_stages
 from killed import kill_at
-from tiny import tiny_gguf, tiny_params, write_project
+from tiny import FOUR_STEPS, tiny_gguf, tiny_params, write_project
 from train_runs import begun, job_in, one_thread, train_in  # noqa: F401 (a fixture)
 
 from pipeline.config.params import load_params
@@ -32,19 +32,7 @@ from pipeline.stages.train.distill.teacher import ask_teacher, batches
 from pipeline.stages.train.run import find_start
 
 TEACHER_TOP_K = "pipeline.stages.train.distill.teacher.DISTILL_TOP_K"
-DISTILL = {
-    "method": "distill",
-    "bnb_4bit_compute_dtype": "float32",
-    "r": 8,
-    "lora_alpha": 16,
-    "lora_dropout": 0.0,
-    "max_steps": 4,
-    "learning_rate": 1.0e-2,
-    "gradient_accumulation_steps": 1,
-    "eval_steps": 2,
-    "save_steps": 2,
-    "sample_rows": 0,
-}
+DISTILL = FOUR_STEPS | {"method": "distill", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0}
 
 
 @pytest.fixture(scope="module")

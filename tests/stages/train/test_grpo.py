@@ -13,7 +13,7 @@ import torch
 from conftest import run_stages
 from gguf import GGUFReader
 from killed import kill_at
-from tiny import tiny_gguf, tiny_params, write_project
+from tiny import FOUR_STEPS, tiny_gguf, tiny_params, write_project
 from train_runs import one_thread, train_in  # noqa: F401 (a fixture)
 
 from pipeline.config.params import load_params
@@ -56,18 +56,14 @@ GRPO = {
     "rollouts": "in-process",
     "mask_truncated": False,
 }
-SETTINGS = {
+SETTINGS = FOUR_STEPS | {
     "method": "grpo",
-    "bnb_4bit_compute_dtype": "float32",
     "r": 8,
     "lora_alpha": 16,
     "lora_dropout": 0.0,
-    "max_steps": 4,
-    "learning_rate": 1.0e-2,
     "gradient_accumulation_steps": 2,
     "eval_steps": 4,
     "save_steps": 1,
-    "sample_rows": 0,
 }
 
 

@@ -39,7 +39,7 @@ sys.exit(main(["train", "--root", sys.argv[1]]))
 """
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen2", marks=pytest.mark.exhaustive), "qwen3"])
 def test_a_step_with_liger_is_a_step_with_plain_pytorch(kind: str, tools: Toolchain, tmp_path: Path) -> None:
     params = tiny.tiny_params(family(kind, tmp_path / "hf", tools))
     params["train"] |= SETTINGS | {"loss": "chunked"}

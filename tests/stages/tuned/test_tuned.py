@@ -10,7 +10,7 @@ import torch
 from conftest import run_stages
 from killed import kill_at
 from safetensors.torch import load_file, save_file
-from tiny import tiny_gguf, tiny_params, write_project
+from tiny import FOUR_STEPS, tiny_gguf, tiny_params, write_project
 from train_runs import one_thread, train_in  # noqa: F401 (a fixture)
 
 from pipeline.config.params import load_params
@@ -26,17 +26,7 @@ from pipeline.models.quantized_model import load_gguf
 from pipeline.models.scales import file_scales, load_scales
 from pipeline.stages.tuned.stage import write
 
-SCALED = {
-    "tuner": "scales",
-    "bnb_4bit_compute_dtype": "float32",
-    "max_steps": 4,
-    "learning_rate": 1.0e-2,
-    "weight_decay": 0.0,
-    "gradient_accumulation_steps": 1,
-    "eval_steps": 2,
-    "save_steps": 2,
-    "sample_rows": 0,
-}
+SCALED = FOUR_STEPS | {"tuner": "scales", "weight_decay": 0.0}
 
 
 @pytest.fixture(scope="module")
