@@ -105,8 +105,7 @@ def test_two_projects_at_once_and_other_chats(programs: Path, tiny_qwen2: Path, 
     one, two = (new_project(programs, tmp_path, name, tiny_qwen2) for name in ("one", "two"))
     run(programs, two, "quench", "run", "preprocess", "train.r=8")
     training = start(programs, two, "snakemake", "train")
-    run(programs, one, "dvc", "add", "--quiet", "data/raw")
-    run(programs, one, "snakemake")
+    run_in_turns(programs, one)
     assert training.wait() == 0, training.communicate()[0][-4000:]
     for root, rank in ((one, 4), (two, 8)):
         assert json.loads((root / "models/adapter/adapter_config.json").read_text())["r"] == rank
