@@ -59,11 +59,11 @@ def arm(death: Death) -> None:
     elif death.place == "signal":
         counted("compute_loss", term, before=True)
     elif death.place == "logged":
-        counted("log", term, before=True)
+        counted("stepped", term, before=True)
     elif death.place == "evaluation":
         counted("held_out_metrics", term, before=True)
     elif death.place == "delay":
-        counted("_save_checkpoint", lambda: threading.Timer(death.delay, kill).start(), before=True)
+        counted("save_checkpoint", lambda: threading.Timer(death.delay, kill).start(), before=True)
     else:
         events = 0
 
@@ -74,7 +74,7 @@ def arm(death: Death) -> None:
                 if events == death.event:
                     kill()
 
-        counted("_save_checkpoint", lambda: sys.addaudithook(hook), before=True)
+        counted("save_checkpoint", lambda: sys.addaudithook(hook), before=True)
 
 
 def copy(project: Path, parent: Path) -> Path:
@@ -84,9 +84,7 @@ def copy(project: Path, parent: Path) -> Path:
 
 
 def same_as(unbroken: Path, root: Path) -> None:
-    """Adapter, curves, metrics log, optimizer, schedule and random state are those of the unbroken run, bit
-    for bit.
-    """
+    """Adapter, curves, metrics log, optimizer and schedule are those of the unbroken run, bit for bit."""
     assert tree_hash(root / "models/adapter") == tree_hash(unbroken / "models/adapter")
     assert (root / "reports/train.csv").read_bytes() == (unbroken / "reports/train.csv").read_bytes()
     output = [
@@ -99,7 +97,7 @@ def same_as(unbroken: Path, root: Path) -> None:
     assert output[0] == output[1]
     last = [checkpoints_in(folder / "models/checkpoints")[-1] for folder in (root, unbroken)]
     assert last[0].name == last[1].name
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+    for name in ("optimizer.pt", "trainer_state.json"):
         assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
 
 

@@ -20,7 +20,7 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
         "pipeline.stages.train.stage",
-        "pipeline.stages.train.callbacks",
+        "pipeline.stages.train.journal",
         "peft",
         "bitsandbytes",
         "datasets",

@@ -5,12 +5,33 @@ job.
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from pipeline.core.text import console
 
 BAR_SECONDS = 0.1  # a bar is redrawn at most this often
 LINE_SECONDS = 15.0  # a log gets a line at most this often
+
+
+@contextmanager
+def terminal_bar(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
+    """Give `show(done)` of a bar on the terminal that standard error is; None where it is none."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    output = console(stderr=True)
+    if not output.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    in_sight = sys.stdout.isatty()  # what is printed into a file stays out of the bar's way
+    with Progress(*columns, console=output, transient=True, redirect_stdout=in_sight) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 @contextmanager
@@ -20,17 +41,6 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
     Writes to standard error.
     """
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    output = console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=output, transient=True) if output.is_terminal else None
-    task = bar.add_task(label, total=total) if bar else None
     started = shown = time.monotonic()
     done = 0
 
@@ -38,11 +48,11 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         nonlocal done, shown
         done += amount
         now = time.monotonic()
-        if now - shown < (BAR_SECONDS if bar else LINE_SECONDS) and (bar is None or done < total):
+        if now - shown < (BAR_SECONDS if show else LINE_SECONDS) and (show is None or done < total):
             return
         shown = now
-        if bar and task is not None:
-            bar.update(task, completed=done)
+        if show:
+            show(done)
         else:
             left = (now - started) * max(total - done, 0) / max(done, 1)
             print(
@@ -51,5 +61,5 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
                 flush=True,
             )
 
-    with bar or nullcontext():
+    with terminal_bar(label, total) as show:
         yield advance

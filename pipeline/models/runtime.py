@@ -3,6 +3,7 @@ memory they take.
 """
 
 import ctypes
+import hashlib
 import os
 import sys
 import warnings
@@ -59,6 +60,21 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def drawn_for(*numbers: int) -> Iterator[None]:
+    """PyTorch's generators as `numbers` alone say (seed, step, micro-batch); afterwards as they were.
+
+    So the dropout of a micro-batch depends neither on those before it nor on the process that computes it.
+    """
+    import torch
+
+    digest = hashlib.sha256(",".join(map(str, numbers)).encode()).digest()
+    cards = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=cards):
+        torch.manual_seed(int.from_bytes(digest[:4]))
+        yield
 
 
 def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from pipeline.config.sections import Training
 from pipeline.config.targets import is_routed, is_target
+from pipeline.gguf.base_files import is_scales
 from pipeline.models.experts.targets import check_mixture
 from pipeline.models.lora import check_adapter, check_targets, put_adapter, saved_changes
 from pipeline.models.qlora import linear_names
-from pipeline.models.scales import check_scales, trained_changes, without_changes, write_changes
+from pipeline.models.scales import check_scales, fill_scales, trained_changes, without_changes, write_changes
 
 
 def put_tuner(model: Any, settings: Training) -> Any:
@@ -77,6 +78,14 @@ def save_trained(model: Any, folder: Path | str) -> None:
     else:
         # embeddings are frozen; without this, PEFT would look for the base on the hub
         model.save_pretrained(folder, save_embedding_layers=False)
+
+
+def load_trained(model: Any, folder: Path) -> None:
+    """Give `model` what `save_trained` wrote into `folder`. Raises `DataError` for another model's scales."""
+    if is_scales(folder):
+        fill_scales(model, folder)
+    else:
+        model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True)
 
 
 def check_tuner(model: Any, settings: Training) -> int:

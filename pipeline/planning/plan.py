@@ -21,7 +21,7 @@ SMALL_RANK = 8
 CACHE = "copies in DVC's cache"
 BASE = "base"
 TOKENIZER = 20_000_000  # tokenizer, template and settings beside weights, generously
-STATE = 100_000  # of a checkpoint: random state, scheduler, marker
+STATE = 100_000  # of a checkpoint: schedule, progress, marker
 
 
 @dataclass(frozen=True)

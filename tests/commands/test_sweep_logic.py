@@ -202,7 +202,7 @@ def test_what_diverges_counts_as_bad_and_what_can_not_be_trained_as_failed(
         if train.learning_rate > 1e-2:
             raise GateError("Q-TRAIN-009", NAN)
         if train.optim == "sgd":
-            raise ConfigError("Q-TRAIN-017", "no")
+            raise ConfigError("Q-TRAIN-016", "no")
         return formula(project, worse)
 
     monkeypatch.setattr(job, "run", bad)

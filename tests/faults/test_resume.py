@@ -91,7 +91,7 @@ def train_and_die(
     if dictated:
         from pipeline.stages.train.trainer import QuenchTrainer
 
-        QuenchTrainer.held_out_metrics = lambda self: {"eval_loss": dictated[self.state.global_step - 1]}
+        QuenchTrainer.held_out_metrics = lambda self: {"eval_loss": dictated[self.step - 1]}
     if death is not None:
         arm(death)
     sys.exit(main(["train", "--root", str(root), *words]))

@@ -61,20 +61,16 @@ def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from pipeline.stages.train.trainer import QuenchTrainer
 
-    def compute_loss(
-        self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        loss, _ = self.loss_over(model, inputs, inputs["items"] * 2)  # of two micro-batches
-        self.stats.add(inputs, loss.detach() * inputs["trained_tokens"] * 2)
+    def compute_loss(self: Any, batch: Any, items: Any) -> Any:
+        loss, _ = self.loss_over(batch, batch["items"] * 2)  # of two micro-batches
+        self.stats.add(batch, loss.detach() * batch["trained_tokens"] * 2)
         return loss
 
     monkeypatch.setattr(QuenchTrainer, "compute_loss", compute_loss)
 
 
 def no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is NaN from the third micro-batch on; transformers would log a mean of the others unless told
-    not to.
-    """
+    """The loss is NaN from the third micro-batch on."""
     from pipeline.stages.train.trainer import QuenchTrainer
 
     real, calls = QuenchTrainer.compute_loss, iter(range(99))
@@ -95,13 +91,11 @@ def loss_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """No gradient reaches the adapter."""
-    from pipeline.stages.train.trainer import QuenchTrainer
 
-    monkeypatch.setattr(
-        QuenchTrainer,
-        "_clip_grad_norm",
-        lambda self, model: [p.grad.zero_() for p in model.parameters() if p.grad is not None] and 0.0,
-    )
+    def clip(weights: Any, limit: float) -> float:
+        return [weight.grad.zero_() for weight in weights] and 0.0
+
+    monkeypatch.setattr("pipeline.stages.train.loop.clip_grad_norm_", clip)
 
 
 def adapter_on_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +202,6 @@ def test_rows_that_a_resume_repeats_are_named(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resumed run that starts its epoch from the first row again."""
-    from transformers import trainer as library
-
     from pipeline.stages.train.trainer import QuenchTrainer
 
     params = yaml.safe_load((root / "params.yaml").read_text())
@@ -226,6 +218,7 @@ def test_rows_that_a_resume_repeats_are_named(
         broken.setattr(QuenchTrainer, "training_step", dies)
         with pytest.raises(SystemError):
             main(["train", "--root", str(root)])
-    monkeypatch.setattr(library, "skip_first_batches", lambda loader, count: loader)
+    batches = QuenchTrainer.batches
+    monkeypatch.setattr(QuenchTrainer, "batches", lambda self, epoch, done: batches(self, epoch, 0))
     assert main(["train", "--root", str(root)]) == 5
     assert "packed row" in capsys.readouterr().err

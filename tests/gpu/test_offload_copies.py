@@ -26,7 +26,7 @@ def steps(base: Path, kept: int | str, **changes: Any) -> tuple[list[float], dic
 
     train = RECIPE.model_copy(update={"offload": kept, "lora_dropout": 0.0} | changes)
     torch.manual_seed(0)
-    # as the trainer does, which must not bring them back
+    # as a library might, which must not bring them back
     model = put_tuner(load_quantized(base, train), train).to("cuda").train()
     if train.gradient_checkpointing:
         causal_model(model).enable_input_require_grads()

@@ -1,9 +1,9 @@
 """Checkpoints that can be trusted: written aside, sealed with every file's hash, renamed; only verified ones
 are resumed.
 
-The trainer's own checkpoints are not atomic, so the newest by name may be torn. Here a checkpoint gets its
-name when all of it is on the disk: files, then the marker with their hashes, fsync, rename. A torn one (a
-disk that lies, a hand that deletes) is set aside, never resumed and never deleted in silence.
+A checkpoint that is written in its place may be torn, and the newest by name. Here it gets its name when all
+of it is on the disk: files, then the marker with their hashes, fsync, rename. A torn one (a disk that lies, a
+hand that deletes) is set aside, never resumed and never deleted in silence.
 """
 
 import shutil

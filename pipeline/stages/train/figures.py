@@ -15,13 +15,13 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The run in figures, from the metrics log's `rows`: those of all parts of a run that was interrupted."""
     steps = [row for row in rows if row["kind"] == "step"]
     evaluations = [row for row in rows if row["kind"] == "eval"]
-    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    best = trainer.progress.best_global_step
     tokens, seconds = sum(row["tokens"] for row in steps), sum(row["seconds"] for row in steps)
     return {
         "device": str(trainer.model.device),
         "loss": trainer.loss,
         "steps": len(steps),
-        "planned_steps": trainer.state.max_steps,
+        "planned_steps": trainer.max_steps,
         "adapter_step": best or len(steps),
         "seconds": round(seconds, 1),
         "tokens": tokens,

@@ -63,7 +63,7 @@ def follow(job: Job) -> None:
         if settings.shares_base:  # each weight is looked at by all
             prove_beforehand(trainer, settings)
         learner.measure_before(trainer)
-        trainer.train(resume_from_checkpoint=str(run.start) if run.start else None)
+        trainer.train()
         if settings.shares_base:
             unchanged_in_file(trainer.model)
 

@@ -20,6 +20,7 @@ from pipeline.models.tensors import nf4_state
 from pipeline.models.tuners import causal_model, check_tuner, trained_numbers
 from pipeline.stages.train.dataset import for_the_model, sequences
 from pipeline.stages.train.monitoring.samples import undisturbed
+from pipeline.stages.train.run import RESTART
 
 PROBE_TOKENS = 48  # of each of the two rows
 # normalized squared error of logits, packed against alone: bfloat16 gives about 1e-5, a leak above 0.1
@@ -96,9 +97,7 @@ def check_not_repacked(model: Any) -> None:
 def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
     """Raise `GateError` unless every finished epoch had every row exactly once, resumed or not."""
     if wrong := epochs_complete(steps, packed_rows):
-        raise GateError(
-            "Q-TRAIN-022", f"{'; '.join(wrong)}: start again with `python -m pipeline train --no-resume`"
-        )
+        raise GateError("Q-TRAIN-022", f"{'; '.join(wrong)}: {RESTART}")
 
 
 def idle_experts(model: Any) -> dict[str, int]:
@@ -153,16 +152,16 @@ def held_out_before(trainer: Any, file: Path) -> float | None:
         if not trainer.leads:
             return None
         write_json(file, {"eval_loss": loss})
-    return read_json(file, "start again with --no-resume")["eval_loss"] if file.is_file() else None
+    return read_json(file, RESTART)["eval_loss"] if file.is_file() else None
 
 
 def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
     """What is proven before the first step, in figures: targets, parameters, finite weights, packing."""
     # what is packed here has no teacher's answers
-    plain = getattr(trainer.data_collator, "plain", trainer.data_collator)
+    plain = getattr(trainer.collate, "plain", trainer.collate)
     return {
         "trainable_parameters": check_tuner(trainer.model, settings),
-        "packing_nmse": check_no_leaks(trainer.model, plain, sequences(trainer.train_dataset, 2)),
+        "packing_nmse": check_no_leaks(trainer.model, plain, sequences(trainer.rows, 2)),
         "float32_cast_bytes_saved": float32_cast_bytes(causal_model(trainer.model)),
         **finite_record(trainer.model),
     }

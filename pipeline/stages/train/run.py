@@ -28,6 +28,8 @@ from pipeline.stages.train.checkpoints import (
 from pipeline.stages.train.record import MACHINE, differences, run_id
 
 RUN = "run.json"
+STATE = "trainer_state.json"  # of a checkpoint: how far the run is
+RESTART = "start again with `python -m pipeline train --no-resume`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ def find_start(
         raise ConfigError(
             "Q-TRAIN-028",
             f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another "
-            "version's?): start again with `python -m pipeline train --no-resume`, which deletes them",
+            f"version's?): {RESTART}, which deletes them",
         )
     changed = list(differences(previous["record"], record)) if previous else []
     hard = [text for key, text in changed if key not in MACHINE]
@@ -104,7 +106,7 @@ def find_start(
                 "Q-TRAIN-029",
                 f"{folder} holds an unfinished run (step {step_of(start)}), and since then "
                 f"{'; '.join(hard)} changed: "
-                "put that back to go on with it, or start again with `python -m pipeline train --no-resume`",
+                f"put that back to go on with it, or {RESTART}",
             )
     if start is None:
         kept = kept_from(record["settings"].get("method"), resume=bool(resume), replay=replay)
@@ -159,7 +161,7 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
 
 def _best_of(checkpoint: Path) -> str | None:
     """The best checkpoint until this one, where training stops early (`train.early_stopping_patience`)."""
-    state = checkpoint / "trainer_state.json"
+    state = checkpoint / STATE
     step = json.loads(state.read_text(encoding="utf-8")).get("best_global_step") if state.is_file() else None
     return f"checkpoint-{step}" if step else None
 
@@ -185,7 +187,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(run.get("record"), dict) or "finished" not in run:
         raise DataError(
             "Q-TRAIN-033",
-            f"{path} can't be read, so nobody knows whose checkpoints these are: start again with `python "
-            "-m pipeline train --no-resume`",
+            f"{path} can't be read, so nobody knows whose checkpoints these are: {RESTART}",
         )
     return run

@@ -38,8 +38,8 @@ class Measures:
 class StepStats:
     """What one optimizer step was made of, micro-batch by micro-batch."""
 
-    def __init__(self) -> None:
-        self.batches = 0  # micro-batches
+    def __init__(self, batches: int = 0) -> None:
+        self.batches = batches  # micro-batches that are done, of other processes too
         self.rows: list[int] = []
         self.row_ids: list[str] = []
         self.tokens = self.trained_tokens = 0

@@ -155,11 +155,11 @@ def gradients(model: Any) -> dict[str, Any]:
 
 def ours(trainer: Any, batches: list[list[int]]) -> dict[str, Any]:
     """The gradients of one optimizer step of these batches of packed rows."""
-    rows = trainer.train_dataset
-    made = [trainer.data_collator([rows[number] for number in batch]) for batch in batches]
+    rows = trainer.rows
+    made = [trainer.collate([rows[number] for number in batch]) for batch in batches]
     items = sum(batch["items"] for batch in made)
     for batch in made:
-        loss, _ = trainer.loss_over(trainer.model, trainer._prepare_inputs(batch), items)
+        loss, _ = trainer.loss_over(batch, items)
         loss.backward()
     return gradients(trainer.model)
 
@@ -181,7 +181,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def prompts(trainer: Any) -> Iterator[tuple[list[int], list[list[int]], list[int]]]:
     """(prompt, answers, roles) of each packed row, as token ids; the answers up to their ends of turn."""
-    for row in trainer.train_dataset:
+    for row in trainer.rows:
         at, answers, prompt = 0, [], []
         for length in row["seq_lengths"]:
             ids, labels = row["input_ids"][at : at + length], row["labels"][at : at + length]
@@ -346,11 +346,11 @@ def test_margin_and_weight_of_the_chosen_answers_are_those_of_the_settings(
     prepared: Path, tmp_path: Path
 ) -> None:
     trainer = made(prepared, tmp_path, "simpo", preference={"beta": 1.0}, sft_weight=0.25)
-    rows = [trainer.train_dataset[number] for number in range(PAIRS)]
-    batch = trainer._prepare_inputs(trainer.data_collator(rows))
+    rows = [trainer.rows[number] for number in range(PAIRS)]
+    batch = trainer.collate(rows)
     with torch.no_grad():
         logps, tokens = likelihoods(trainer.model.get_base_model(), batch, 2 * PAIRS)
-        loss, _ = trainer.loss_over(trainer.model, batch, PAIRS)
+        loss, _ = trainer.loss_over(batch, PAIRS)
     answers = Likelihoods(logps, torch.zeros_like(logps), tokens)
     chosen, rejected = (answers.of(batch["roles"] == role) for role in (CHOSEN, REJECTED))
     expected, _ = pair_losses("simpo", chosen, rejected, 1.0, 0.25)
@@ -372,7 +372,7 @@ def test_a_reference_is_taken_from_the_file_of_the_same_base_only(
 ) -> None:
     first = made(prepared, tmp_path, "dpo")
     disturb(first.model)
-    batch = first.data_collator([first.train_dataset[0]])
+    batch = first.collate([first.rows[0]])
     asked = first.reference.logps(first.model, first.model.get_base_model(), batch)
     (row,) = MetricsLog(tmp_path / "checkpoints/reference.jsonl").rows()
     wrong = row | {"logps": [-1.0, -2.0], "key": "another base's" if changed else row["key"]}
@@ -384,7 +384,7 @@ def test_a_reference_is_taken_from_the_file_of_the_same_base_only(
 
 def test_the_reference_is_the_model_without_its_adapter(prepared: Path, tmp_path: Path) -> None:
     trainer = made(prepared, tmp_path, "dpo")
-    batch = trainer.data_collator([trainer.train_dataset[0]])
+    batch = trainer.collate([trainer.rows[0]])
     model = trainer.model.get_base_model()
     before = likelihoods(model, batch, 2)[0]
     disturb(trainer.model)
@@ -394,11 +394,11 @@ def test_the_reference_is_the_model_without_its_adapter(prepared: Path, tmp_path
 
 def test_a_row_is_asked_once_whatever_batch_it_is_in(prepared: Path, tmp_path: Path) -> None:
     trainer = made(prepared, tmp_path, "dpo")
-    rows, model = trainer.train_dataset, trainer.model.get_base_model()
+    rows, model = trainer.rows, trainer.model.get_base_model()
     for numbers in ([0, 1], [1, 2], [2, 0], [3]):
-        batch = trainer.data_collator([rows[number] for number in numbers])
+        batch = trainer.collate([rows[number] for number in numbers])
         found = trainer.reference.logps(trainer.model, model, batch)
-        alone = [trainer.data_collator([rows[number]]) for number in numbers]
+        alone = [trainer.collate([rows[number]]) for number in numbers]
         each = [trainer.reference.logps(trainer.model, model, one) for one in alone]
         assert torch.equal(found, torch.cat(each))
     assert len(MetricsLog(tmp_path / "checkpoints/reference.jsonl").rows()) == PAIRS
@@ -406,7 +406,7 @@ def test_a_row_is_asked_once_whatever_batch_it_is_in(prepared: Path, tmp_path: P
 
 def test_a_damaged_file_of_the_reference_is_made_again(prepared: Path, tmp_path: Path) -> None:
     trainer = made(prepared, tmp_path, "dpo")
-    batch = trainer.data_collator([trainer.train_dataset[0]])
+    batch = trainer.collate([trainer.rows[0]])
     asked = trainer.reference.logps(trainer.model, trainer.model.get_base_model(), batch)
     file = tmp_path / "checkpoints/reference.jsonl"
     file.write_bytes(b"\0\0\0\n" + file.read_bytes())

@@ -26,12 +26,12 @@ def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(prepared: Path, tmp_p
         tmp_path,
         settings(r=4, lora_variants=["lora_plus"], learning_rate=1e-3, weight_decay=0.03),
     )
-    groups = [group for group in made.create_optimizer().param_groups if group["params"]]
+    groups = [group for group in made.optimizer.param_groups if group["params"]]
     names = {id(parameter): name for name, parameter in made.model.named_parameters()}
     for group in groups:
         parts = {"lora_B" in names[id(parameter)] for parameter in group["params"]}
         assert parts in ({True}, {False})
-        assert group["lr"] == (16e-3 if parts == {True} else 1e-3)
+        assert group["initial_lr"] == (16e-3 if parts == {True} else 1e-3)
         assert group["weight_decay"] == 0.03
     training = sum(parameter.requires_grad for parameter in made.model.parameters())
     assert sum(len(group["params"]) for group in groups) == training

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,12 +18,15 @@ from safetensors.torch import load_file, save_file
 from train_runs import run, settings, train_in, trainer_in
 
 from pipeline.config.sections import Training
+from pipeline.config.sections.values import Optimizer
 from pipeline.core.errors import ConfigError, DataError, GateError, Stopped, ToolError
 from pipeline.core.interruption import Interruption
+from pipeline.models.tuners import save_trained
 from pipeline.planning.duration import total_steps, warmup_steps
-from pipeline.stages.train.assembly import training_arguments
-from pipeline.stages.train.callbacks import check_mean
+from pipeline.stages.train.assembly import check_settings
 from pipeline.stages.train.figures import CURVE, curve
+from pipeline.stages.train.journal import check_mean
+from pipeline.stages.train.loop import kind_of
 from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
 from pipeline.stages.train.several.stopping import Stopping
 
@@ -46,30 +49,25 @@ WHERE: dict[str, Callable[[Any], Any]] = {  # where each setting ends up in the 
     "target_modules": lambda made: sorted(
         {name.split(".")[-2] for name, _ in made.model.named_modules() if name.endswith("lora_A")}
     ),
-    "num_train_epochs": lambda made: made.args.num_train_epochs,
-    "max_steps": lambda made: made.args.max_steps,
-    "per_device_train_batch_size": lambda made: made.get_train_dataloader().total_batch_size,
-    "gradient_accumulation_steps": lambda made: made.args.gradient_accumulation_steps,
-    "learning_rate": lambda made: made.create_optimizer().param_groups[0][
-        "initial_lr" if "initial_lr" in made.optimizer.param_groups[0] else "lr"
-    ],
-    "lr_scheduler_type": lambda made: made.args.lr_scheduler_type.value,
-    "weight_decay": lambda made: max(group["weight_decay"] for group in made.create_optimizer().param_groups),
-    "max_grad_norm": lambda made: made.args.max_grad_norm,
-    "neftune_noise_alpha": lambda made: made.neftune_noise_alpha,
-    "gradient_checkpointing": lambda made: (
-        made.args.gradient_checkpointing
-        and (made.args.gradient_checkpointing_kwargs.get("every_n_layers", True))
-    ),
+    "learning_rate": lambda made: made.optimizer.param_groups[0]["initial_lr"],
+    "weight_decay": lambda made: max(group["weight_decay"] for group in made.optimizer.param_groups),
+    "neftune_noise_alpha": lambda made: made.model.get_input_embeddings().neftune_noise_alpha,
+    "gradient_checkpointing": lambda made: made.model.is_activation_checkpointing,
     "lora_variants": lambda made: [
         name for name in ("dora", "rslora") if getattr(made.model.peft_config["default"], f"use_{name}")
     ],
     "rank_pattern": lambda made: made.model.peft_config["default"].rank_pattern,
-    "save_steps": lambda made: made.args.save_steps,
-    "eval_steps": lambda made: made.args.eval_steps,
-    "seed": lambda made: made.args.seed if made.args.seed == made.args.data_seed else None,
 }
 ELSEWHERE = {
+    "num_train_epochs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "lr_scheduler_type",
+    "max_grad_norm",
+    "save_steps",
+    "eval_steps",
+    "seed",
     "device",
     "rollout_type",
     "warmup_ratio",
@@ -98,49 +96,34 @@ def test_every_value_of_the_8gb_recipe_reaches_the_trainer(prepared: Path, tmp_p
     recipe = settings("qwen2.5-7b-8gb", **here)
     assert {*WHERE, *ELSEWHERE} == set(Training.model_fields)
     made = trainer_in(prepared, tmp_path, recipe)
+    made.begin()
     for name, find in WHERE.items():
         wanted = getattr(recipe, name)
         assert find(made) == (sorted(wanted) if isinstance(wanted, list) else wanted), name
-    assert made.args.gradient_checkpointing_kwargs == {"use_reentrant": False}
     assert {parameter.dtype for parameter in made.model.parameters() if parameter.requires_grad} == {
         torch.float32
     }
 
 
-def test_the_recipe_names_what_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import Trainer
-
+def test_the_recipe_names_what_needs_a_gpu() -> None:
     recipe = settings("qwen2.5-7b-8gb")
     assert (recipe.optim, recipe.loss) == ("paged_adamw_8bit", "liger")
-    arguments = training_arguments(
-        settings("qwen2.5-7b-8gb", optim="adamw_torch"), tmp_path, rows=2891, held_out=10
-    )
-    assert arguments.warmup_steps == warmup_steps(recipe, 2891) == 109  # a tenth of 1,086
+    assert warmup_steps(recipe, 2891) == 109  # a tenth of 1,086
     assert total_steps(recipe, 2891) == 1086
-    arguments.optim = recipe.optim
-    made, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    assert made.__module__.startswith("bitsandbytes")
-    assert (options["is_paged"], options["optim_bits"]) == (True, 8)
 
 
-def test_of_several_gpus_the_first_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers would split each batch among all of them, and the model's loss knows nothing of it."""
-    from transformers import TrainingArguments
+@pytest.mark.parametrize("optim", [name for name in get_args(Optimizer) if name != "auto"])
+def test_optimizers_are_those_of_transformers(optim: str, tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
 
-    def two_gpus(self: Any) -> int:
-        return int(vars(self).get("_n_gpu") or 2)
-
-    monkeypatch.setattr(TrainingArguments, "n_gpu", property(two_gpus))
-    made = training_arguments(settings("demo", optim="adamw_torch"), tmp_path, rows=100, held_out=10)
-    assert (made.n_gpu, made.train_batch_size) == (1, made.per_device_train_batch_size)
+    arguments = TrainingArguments(output_dir=str(tmp_path), optim=optim, learning_rate=3e-4, report_to="none")
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    assert kind_of(optim) == (kind, {name: value for name, value in options.items() if name != "lr"})
 
 
-def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_a_gpu_optimizer_without_a_gpu_is_one_sentence() -> None:
     with pytest.raises(ToolError, match="Q-TRAIN-014"):
-        training_arguments(settings(optim="paged_adamw_8bit"), tmp_path, rows=10, held_out=1)
+        check_settings(settings(optim="paged_adamw_8bit"), rows=10, held_out=1, cuda=False)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +139,10 @@ def test_a_gpu_optimizer_without_a_gpu_is_one_sentence(
     ],
 )
 def test_settings_that_cannot_be_are_one_sentence(
-    changes: dict[str, Any], held_out: int, error: type[Exception], words: str, tmp_path: Path
+    changes: dict[str, Any], held_out: int, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        training_arguments(settings(**changes), tmp_path, rows=10, held_out=held_out)
+        check_settings(settings(**changes), rows=10, held_out=held_out, cuda=False)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +323,8 @@ def test_the_best_adapter_is_published_when_the_loss_rises_again(
 
     def held_out_metrics(self: Any) -> dict[str, float]:
         weights = dict(self.model.named_parameters())
-        kept[self.state.global_step] = weights[f"{matrix}.default.weight"].detach().clone()
-        return {"eval_loss": dictated[self.state.global_step]}
+        kept[self.step] = weights[f"{matrix}.default.weight"].detach().clone()
+        return {"eval_loss": dictated[self.step]}
 
     monkeypatch.setattr(QuenchTrainer, "held_out_metrics", held_out_metrics)
     report = run(
@@ -378,6 +361,16 @@ def test_what_a_run_leaves(prepared: Path, tmp_path: Path) -> None:
     assert all(finding["level"] in ("ok", "warn", "not measured") for finding in report["monitoring"])
 
 
+def test_a_checkpoint_of_another_training_loop_is_refused(prepared: Path, tmp_path: Path) -> None:
+    made = trainer_in(prepared, tmp_path, settings())
+    save_trained(made.model, tmp_path)
+    made.write_state(tmp_path)
+    made.read_state(tmp_path)
+    torch.save(made.optimizer.state_dict(), tmp_path / "optimizer.pt")  # as transformers' Trainer has it
+    with pytest.raises(ConfigError, match="Q-TRAIN-029"):
+        made.read_state(tmp_path)
+
+
 def test_the_curve_has_a_line_a_step() -> None:
     step = dict.fromkeys(CURVE, 1) | {"kind": "step"}
     rows = curve([step | {"step": 1}, step | {"step": 2}, {"kind": "eval", "step": 2, "eval_loss": 0.5}])
@@ -387,8 +380,9 @@ def test_the_curve_has_a_line_a_step() -> None:
 
 def test_a_signal_of_ones_own_does_not_cut_the_checkpoint_short_that_anothers_asked_for() -> None:
     class Trainer(Stopping):
+        step = 3
+
         def __init__(self, interruption: Interruption) -> None:
-            self.state: Any = SimpleNamespace(global_step=3)
             self.group: Any = SimpleNamespace(
                 gathered=lambda mine: torch.tensor([[0, 3, 0, 0], [15, 3, 0, 0]])
             )
@@ -396,7 +390,7 @@ def test_a_signal_of_ones_own_does_not_cut_the_checkpoint_short_that_anothers_as
 
         def save_newest(self) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
-            saved.append(self.state.global_step)
+            saved.append(self.step)
 
     saved: list[int] = []
     with Interruption() as interruption, pytest.raises(Stopped):

@@ -41,25 +41,37 @@ class DistillCollator:
 class DistillTrainer(QuenchTrainer):
     """Trains with (1 − w) · KL + w · cross entropy, means over the step; w is `train.sft_weight`."""
 
+    answered = 1  # the assistant's tokens in the optimizer step
+
+    def optimize(self, micro_batches: list[Batch]) -> dict[str, float]:
+        """One optimizer step, of whose micro-batches the assistant's tokens are counted first."""
+        self.answered = answered_in(micro_batches)
+        return super().optimize(micro_batches)
+
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """A batch's share of a mean over `items` positions and the step's tokens of the assistant."""
-        answered, weight = max(int(self.answered), 1), self.settings.sft_weight
-        return distill_loss(model, for_the_model(inputs), weight, items, answered), {}
+        weight = self.settings.sft_weight
+        return distill_loss(model, for_the_model(inputs), weight, items, max(self.answered, 1)), {}
 
     def held_out_metrics(self) -> dict[str, Any]:
         """The same loss over all held-out rows, as if they were one step."""
         positions = sum(batch["items"] for batch in self.held_out)
         counted = self.answered
-        self.answered = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in self.held_out)
+        self.answered = answered_in(self.held_out)
 
         def measure(batch: Batch) -> Figures:
-            return [float(self.loss_over(self.model, self._prepare_inputs(dict(batch)), positions)[0])], {}
+            return [float(self.loss_over(batch, positions)[0])], {}
 
         with undisturbed(self.model):
             figures = self.figures_of(self.held_out, measure)
         self.answered = counted
         check_not_repacked(self.model)
         return {"eval_loss": sum(loss for (loss,), _ in figures)}
+
+
+def answered_in(batches: list[Batch]) -> int:
+    """The assistant's tokens in batches."""
+    return sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
 
 
 def _joined(pieces: tuple[Any, ...]) -> torch.Tensor:

@@ -14,7 +14,6 @@ from pipeline.stages.train.grpo.losses import Group, trained
 from pipeline.stages.train.grpo.rewards import Answer, Question, Rewards, advantages, seed_of
 from pipeline.stages.train.grpo.rollouts import Request, Source
 from pipeline.stages.train.grpo.rounds import (
-    RESTART,
     Completion,
     Round,
     differences,
@@ -24,7 +23,7 @@ from pipeline.stages.train.grpo.rounds import (
     write_round,
 )
 from pipeline.stages.train.record import run_id
-from pipeline.stages.train.run import Run
+from pipeline.stages.train.run import RESTART, Run
 from pipeline.stages.train.step_stats import Batch
 
 # (batch of prompts, their groups, with the adapter off) → log-probabilities of the trained completions

@@ -15,8 +15,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import parse_object, to_line
 from pipeline.core.publish import publishing
 from pipeline.stages.train.checkpoints import ROUNDS
-
-RESTART = "start again with `python -m pipeline train --no-resume`"
+from pipeline.stages.train.run import RESTART
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import torch
 
 from pipeline.models.chunked_loss import token_logps
 from pipeline.models.tuners import causal_model, without_tuner
-from pipeline.planning.duration import steps_per_epoch
 from pipeline.stages.train.grpo.drawing import Rounds
 from pipeline.stages.train.grpo.losses import (
     Group,
@@ -38,25 +37,33 @@ class GrpoTrainer(QuenchTrainer):
 
     # --- rounds -----------------------------------------------------------------------------------------
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, device: Any) -> Any:
-        """The optimizer step's batches with their completions, and what its loss is divided by."""
+    def next_batches(self, batches: Iterator[Batch]) -> list[Batch]:
+        """The optimizer step's batches with their completions, from `batches` of prompts."""
         if not self.waiting:
-            self.waiting = self.next_round(epoch_iterator)
-        batches, self.waiting = self.waiting[:num_batches], self.waiting[num_batches:]
-        return batches, torch.tensor(max(sum(batch["items"] for batch in batches), 1), device=device)
+            self.waiting = self.next_round(batches)
+        count = self.settings.gradient_accumulation_steps
+        now, self.waiting = self.waiting[:count], self.waiting[count:]
+        return now
+
+    def items_of(self, batches: list[Batch]) -> int:
+        """What the loss of an optimizer step is divided by."""
+        return max(super().items_of(batches), 1)
 
     def next_round(self, prompts: Iterator[Batch]) -> list[Batch]:
         """The batches of the round that the next step is in; those of them that are left, where a run goes on
         inside a round. A round ends with its epoch.
         """
-        step = self.state.global_step
-        done = step % steps_per_epoch(self.settings, len(self.train_dataset)) % self.grpo.steps_per_round
-        left = (self.grpo.steps_per_round - done) * self.args.gradient_accumulation_steps
+        step = self.step
+        done = step % self.epoch_steps % self.grpo.steps_per_round
+        left = (self.grpo.steps_per_round - done) * self.settings.gradient_accumulation_steps
         batches = list(islice(prompts, left))
         if done:
             rollouts = self.rounds.begun(step - done, list(chain(*(batch["rows"] for batch in batches))))
         else:
-            rollouts = self.rounds.at(self.model, step, batches, self.measure, self.heed_signal, self.resumed)
+            with self.autocast():
+                rollouts = self.rounds.at(
+                    self.model, step, batches, self.measure, self.heed_signal, self.resumed
+                )
         self.resumed = False
         return [training_batch(batch, groups, self.grpo) for batch, groups in shared(batches, rollouts)]
 
@@ -65,13 +72,13 @@ class GrpoTrainer(QuenchTrainer):
         lengths = [len(completion.ids) for group in groups for completion in trained(group, self.grpo)]
         if not lengths:
             return []
-        inputs = self._prepare_inputs(forward_parts(training_batch(prompts, groups, self.grpo)))
+        inputs = self.on_device(forward_parts(training_batch(prompts, groups, self.grpo)))
         with (
             undisturbed(self.model),
             without_tuner(self.model) if reference else nullcontext(),
-            self.accelerator.autocast(),
+            self.autocast(),
         ):
-            logps = token_logps(causal_model(self.accelerator.unwrap_model(self.model)), inputs)
+            logps = token_logps(causal_model(self.model), inputs)
         return [piece.tolist() for piece in logps.cpu().split(lengths)]
 
     # --- the loss ---------------------------------------------------------------------------------------
@@ -96,7 +103,8 @@ class GrpoTrainer(QuenchTrainer):
         """The mean reward of one completion for each held-out prompt, always with the same seeds; its
         negative is the loss that early stopping goes by.
         """
-        reward = self.rounds.watched(self.model, self.held_out)
+        with self.autocast():
+            reward = self.rounds.watched(self.model, self.held_out)
         items = sum(len(batch["rows"]) for batch in self.held_out)
         return {"eval_loss": -reward, "items": items, "measures": {"reward": reward}}
 

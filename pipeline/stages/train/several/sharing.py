@@ -7,13 +7,13 @@ is checked at every checkpoint. A signal that one process got is known to all af
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from pipeline.core.errors import GateError
-from pipeline.stages.train.randomness import drawn_for
+from pipeline.stages.train.run import RESTART
 from pipeline.stages.train.several.group import Group
 from pipeline.stages.train.several.stopping import Stopping
 from pipeline.stages.train.step_stats import Batch, StepStats, Sums
@@ -25,70 +25,54 @@ NOTHING = -0.0  # x + -0.0 is x, bit for bit; + 0.0 is not, for -0.0
 class Sharing(Stopping):
     """Trains with the processes of `group`, None: alone."""
 
-    stats: StepStats
-
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
-        self.gradients = GradientSum(self.trained_parameters(), self.group) if self.group else None
-        self.step_batches: list[Batch] = []
+        self.gradients = GradientSum(self.trained, self.group) if self.group else None
         self.round_losses: list[torch.Tensor] = []
-
-    def trained_parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The parameters that train, in the model's order."""
-        return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     # --- micro-batches --------------------------------------------------------------------------------------
 
-    def get_batch_samples(self, *arguments: Any, **more: Any) -> Any:
-        """The optimizer step's micro-batches, which every process has, and what its loss is divided by."""
-        self.step_batches, items = super().get_batch_samples(*arguments, **more)
-        return self.step_batches, items
-
-    def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(self, batch: Batch, items: Any) -> torch.Tensor:
         """One forward and backward; then a signal that waits is heard. With other processes, the first
         micro-batch of a round stands for all of them.
         """
-        place, count = self.stats.batches, self.group.count if self.group else 1
         if self.group is None:
-            with drawn_for(self.args.seed, self.state.global_step, place):
-                loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+            loss = super().training_step(batch, items)
             self.heed_signal()
             return loss
         if not self.round_losses:
-            self.round_losses = self.round(model, place, num_items_in_batch)
-            if place + count >= len(self.step_batches):
+            start = self.stats.batches
+            self.round_losses = self.round(start, items)
+            if start + self.group.count >= len(self.step_batches):
                 assert self.gradients is not None
                 self.gradients.finish()
         return self.round_losses.pop(0)
 
-    def round(self, model: Any, start: int, items: Any) -> list[torch.Tensor]:
+    def round(self, start: int, items: Any) -> list[torch.Tensor]:
         """The losses of the micro-batches from `start`, one a process, whose gradients are added up."""
         assert self.group is not None and self.gradients is not None
         batches, mine = self.step_batches[start : start + self.group.count], self.group.rank.number
-        stats, self.stats = self.stats, StepStats()
+        stats, self.stats = self.stats, StepStats(start + mine)
         try:
             figures: list[Figures] = []
             if mine < len(batches):
-                with drawn_for(self.args.seed, self.state.global_step, start + mine):
-                    loss = super().training_step(model, batches[mine], items)
-                figures = [([float(loss), float(self.stats.loss_sum)], self.stats.measures.sums())]
+                own_loss = super().training_step(batches[mine], items)
+                figures = [([float(own_loss), float(self.stats.loss_sum)], self.stats.measures.sums())]
             elif self.sharded:
-                self.run_along(model, batches[0], items)
+                self.run_along(batches[0], items)
         finally:
             self.stats = stats
         losses = []
         for batch, ((loss, total), sums) in zip(batches, self.of_all(figures, len(batches)), strict=True):
-            losses.append(torch.tensor(loss, device=self.args.device))
-            self.stats.add(batch, torch.tensor(total, device=self.args.device), sums)
+            losses.append(torch.tensor(loss, device=self.device))
+            self.stats.add(batch, torch.tensor(total, device=self.device), sums)
         self.gradients.add_round()
         return losses
 
-    def run_along(self, model: Any, batch: Batch, items: Any) -> None:
+    def run_along(self, batch: Batch, items: Any) -> None:
         """Forward and backward of a batch that is another's, for the layers that are shared out."""
-        with drawn_for(self.args.seed, self.state.global_step, 0):
-            super().training_step(model, batch, items)
-        for parameter in self.trained_parameters():
-            parameter.grad = None
+        super().training_step(batch, items)
+        self.optimizer.zero_grad()
 
     # --- figures of all -------------------------------------------------------------------------------------
 
@@ -129,15 +113,15 @@ class Sharing(Stopping):
         if self.group is None:
             return
         digest = hashlib.blake2b(digest_size=7)  # and a sign fit in 64 bits
-        for parameter in self.trained_parameters():
+        for parameter in self.trained:
             digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         mine = int.from_bytes(digest.digest())
         largest, smallest = self.meet(mine, -mine)
         if largest != -smallest:
             raise GateError(
                 "Q-TRAIN-039",
-                f"after step {self.state.global_step} the processes have trained different weights: start "
-                "again with `python -m pipeline train --no-resume`, on cards of one kind",
+                f"after step {self.step} the processes have trained different weights: {RESTART}, on cards "
+                "of one kind",
             )
 
 

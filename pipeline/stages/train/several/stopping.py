@@ -1,72 +1,19 @@
-"""What stands between transformers' Trainer and ours: only what trains is written and read back; how fast
-LoRA's B learns; where processes meet, and how a signal to one of them stops all at the same step.
-"""
+"""Where processes meet, and how a signal to one of them stops all at the same step."""
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer
 
 from pipeline.core.errors import GateError, Stopped
-from pipeline.gguf.base_files import is_scales
-from pipeline.models.scales import fill_scales
-from pipeline.models.tuners import save_trained
-from pipeline.stages.train.run import Run
+from pipeline.stages.train.loop import Loop
+from pipeline.stages.train.run import RESTART
 from pipeline.stages.train.several.group import Group, Lost
 
-# B's learning rate by A's, as the paper on LoRA+ recommends (Hayou et al. 2024, arXiv:2402.12354)
-LORA_PLUS_RATIO = 16
 MET = 2  # numbers that are told at every meeting beside the signal and the step
 
 
-class Tuning(Trainer):  # type: ignore[misc]
-    """Trains in `run` what its tuner put on the base, which alone is written and read back: base, tokenizer
-    and arguments are known by their hashes. Settings of the optimizer that the library lacks are here too.
-    """
-
-    def __init__(self, *, run: Run, **rest: Any) -> None:
-        super().__init__(**rest)
-        self.run, self.settings = run, run.settings
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write what was trained into `output_dir`."""
-        save_trained(self.model, output_dir or self.args.output_dir)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if is_scales(Path(resume_from_checkpoint)):
-            fill_scales(model or self.model, Path(resume_from_checkpoint))
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        best = Path(self.state.best_model_checkpoint)
-        if is_scales(best):
-            fill_scales(self.model, best)
-        else:
-            super()._load_best_model()
-
-    def create_optimizer(self, model: Any = None) -> Any:
-        """The library's optimizer, or with LoRA+ the same, in which B has a learning rate of its own."""
-        if "lora_plus" not in self.settings.lora_variants or self.optimizer is not None:
-            return super().create_optimizer(model)
-        from peft.optimizers import create_loraplus_optimizer
-
-        model = model or self.model
-        kind, options = self.get_optimizer_cls_and_kwargs(self.args, model)
-        self.optimizer: Any = create_loraplus_optimizer(
-            model,
-            kind,
-            lr=options.pop("lr"),
-            loraplus_lr_ratio=LORA_PLUS_RATIO,
-            loraplus_weight_decay=self.args.weight_decay,
-            **options,
-        )
-        return self.optimizer
-
-
-class Stopping(Tuning):
+class Stopping(Loop):
     """Trains with the processes of the run's `group`, None: alone. `leads` is whether this process writes,
     `sharded` whether the base is shared out: then all run its layers as often as any.
 
@@ -93,8 +40,7 @@ class Stopping(Tuning):
         if len({*rows[:, 1].tolist()}) > 1:
             raise GateError(
                 "Q-TRAIN-039",
-                f"the processes are at different steps ({rows[:, 1].tolist()}): start again with `python -m "
-                "pipeline train --no-resume`",
+                f"the processes are at different steps ({rows[:, 1].tolist()}): {RESTART}",
             )
         return [int(number) for number in rows[:, 2:].max(0).values]
 
@@ -115,7 +61,7 @@ class Stopping(Tuning):
         raise self._stopped
 
     def _stop(self) -> Stopped:
-        step, number = self.state.global_step, self.interruption.received
+        step, number = self.step, self.interruption.received
         assert number is not None, "no signal has come"
         with suppress(Lost):  # who is gone needs no telling
             if self.group is not None and not self._told:
@@ -136,4 +82,4 @@ class Stopping(Tuning):
         """What all processes say: (processes, 2 + MET): the signal that has come, the step, two numbers."""
         assert self.group is not None
         signal, *rest = numbers
-        return self.group.gathered(torch.tensor([signal, self.state.global_step, *rest]))
+        return self.group.gathered(torch.tensor([signal, self.step, *rest]))

@@ -4,19 +4,18 @@ line now and then where there is no terminal.
 
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from transformers import TrainerCallback
 
 from pipeline.core.checks import refuse
 from pipeline.core.errors import GateError
 from pipeline.core.metrics_log import MetricsLog
-from pipeline.models.runtime import give_back_holes, memory_used
+from pipeline.core.progress import terminal_bar
+from pipeline.models.runtime import memory_used
 from pipeline.stages.train.monitoring.monitor import Monitor
-from pipeline.stages.train.randomness import random_state
 from pipeline.stages.train.step_stats import StepStats
-from pipeline.stages.train.trainer import QuenchTrainer
 
 # the metrics log's field → its name in TensorBoard
 STEP_CURVES = {
@@ -27,7 +26,6 @@ STEP_CURVES = {
     "trained_tokens": "trained_tokens",
     "memory_bytes": "memory_bytes",
 }
-TRIMMED_EVERY = 2  # forwards: after five the holes had grown by 0.4 GB of 3.8, after 16 by 2.3 of 5.8
 SAME_LOSS = 1e-4  # relative; float32 sums in another order
 
 
@@ -73,57 +71,40 @@ def loss_text(loss: float) -> str:
     return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.3g}"
 
 
-class StepCallback(TrainerCallback):  # type: ignore[misc]
-    """Keeps each step's statistics and random state. Set `trainer` once it is made."""
+class Journal:
+    """Writes every step and evaluation of a run of `max_steps` down, and stops it where a monitoring rule
+    fails. `processes` are how many share a step, None: one works alone.
+    """
 
-    trainer: QuenchTrainer
-    forwards = 0
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Start the step's statistics; evaluations and checkpoints in between don't count for its speed."""
-        self._before_forward()
-        self.trainer.stats = StepStats()
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Another forward of the same step comes."""
-        self._before_forward()
-
-    def _before_forward(self) -> None:
-        # with a GPU a step's tensors are there, and looking through main memory for holes would hold it up
-        if self.forwards % TRIMMED_EVERY == 0 and self.trainer.args.device.type == "cpu":
-            give_back_holes()
-        self.forwards += 1
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Keep the random state for a checkpoint of this step; have the last step evaluated always."""
-        self.trainer.after_step = random_state()
-        if state.global_step >= state.max_steps and self.trainer.held_out:
-            control.should_evaluate = True
-
-
-class MetricsCallback(StepCallback):
-    """Writes every step and evaluation down, and stops the run where a monitoring rule fails."""
-
-    def __init__(self, metrics_log: MetricsLog, board: Board, monitor: Monitor) -> None:
+    def __init__(
+        self,
+        metrics_log: MetricsLog,
+        board: Board,
+        monitor: Monitor,
+        *,
+        max_steps: int,
+        processes: int | None,
+    ) -> None:
         self.metrics_log, self.board, self.monitor = metrics_log, board, monitor
+        self.max_steps, self.processes = max_steps, processes
+        self.began, self.first = time.monotonic(), 0
+        self.show: Callable[[int], None] | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Start the clock of the run: evaluations, checkpoints and rollouts count for what is left of it."""
-        self.began, self.first = time.monotonic(), state.global_step
+    @contextmanager
+    def begun(self, step: int) -> Iterator[None]:
+        """Inside, steps after `step` come; all that is done counts for the time that is left."""
+        self.began, self.first = time.monotonic(), step
+        with terminal_bar("train", self.max_steps) as self.show:
+            yield
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **rest: Any) -> None:
-        """Write the step down."""
-        if "loss" not in logs:
-            return
-        stats = self.trainer.stats
+    def step(self, step: int, figures: dict[str, float], stats: StepStats) -> None:
+        """Write a step down: `figures` are epoch, loss, learning_rate, and grad_norm."""
         seconds = time.monotonic() - stats.started
         row = {
             "kind": "step",
-            "step": state.global_step,
-            "epoch": round(state.epoch, 6),
-            "loss": logs["loss"],
-            "learning_rate": logs["learning_rate"],
-            "grad_norm": logs["grad_norm"],
+            "step": step,
+            **figures,
+            "epoch": round(figures["epoch"], 6),
             "tokens": stats.tokens,
             "trained_tokens": stats.trained_tokens,
             "rows": stats.rows,
@@ -131,34 +112,35 @@ class MetricsCallback(StepCallback):
             "seconds": round(seconds, 3),
             "tokens_per_second": round(stats.tokens / seconds, 1),
             "memory_bytes": memory_used(),
-            **({"processes": self.trainer.group.count} if self.trainer.group else {}),
+            **({"processes": self.processes} if self.processes else {}),
             **({"weightless": True} if stats.weightless else {}),
             **stats.measures.record(stats.items),
         }
         self.metrics_log.append(row)
         self.board.step(row)
         self.judge(row)
-        check_mean(state.global_step, logs["loss"], float(stats.loss_sum), stats.items)
-        tenth = max(1, state.max_steps // 10)
-        if args.disable_tqdm and (state.global_step % tenth == 0 or state.global_step == 1):
-            step_seconds = (time.monotonic() - self.began) / (state.global_step - self.first)
-            left = (state.max_steps - state.global_step) * step_seconds
+        check_mean(step, figures["loss"], float(stats.loss_sum), stats.items)
+        tenth = max(1, self.max_steps // 10)
+        if self.show:
+            self.show(step)
+        elif step % tenth == 0 or step == 1:
+            left = (self.max_steps - step) * (time.monotonic() - self.began) / (step - self.first)
             print(
-                f"train: step {state.global_step} of {state.max_steps}, loss {loss_text(row['loss'])}, "
+                f"train: step {step} of {self.max_steps}, loss {loss_text(row['loss'])}, "
                 f"learning rate {row['learning_rate']:.1e}, "
                 f"{row['tokens_per_second']:.0f} tokens/s, about {left:.0f} s left",
                 flush=True,
             )
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, Any], **rest: Any) -> None:
-        """Write the evaluation down."""
-        row = {"kind": "eval", "step": state.global_step, **metrics}
+    def evaluation(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write an evaluation of the held-out rows down."""
+        row = {"kind": "eval", "step": step, **metrics}
         self.metrics_log.append(row)
         self.board.evaluation(row)
         self.judge(row)
-        if args.disable_tqdm:
+        if self.show is None:
             print(
-                f"train: step {state.global_step} of {state.max_steps}, loss on the held-out rows "
+                f"train: step {step} of {self.max_steps}, loss on the held-out rows "
                 f"{loss_text(row['eval_loss'])}",
                 flush=True,
             )

@@ -1,4 +1,4 @@
-"""pipeline.stages.train.callbacks: the events read back as TensorBoard reads them, and what a step costs."""
+"""pipeline.stages.train.journal: the events read back as TensorBoard reads them, and what a step costs."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from training_logs import eval_row, step_row
 
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.callbacks import STEP_CURVES, Board, StepCallback
+from pipeline.stages.train.journal import STEP_CURVES, Board
 
 SAMPLES = [{"prompt": "user\n2 + 3?", "reference": "5", "answer": "<b>6</b>\n# no heading"}]
 
@@ -70,7 +70,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from test_callbacks import written
+from test_journal import written
 written(Path(sys.argv[1]), range(1, 300), None)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -105,9 +105,10 @@ def test_a_resumed_run_has_no_point_twice(tmp_path: Path, checkpoint: int) -> No
 
 @pytest.mark.parametrize(("device", "times"), [("cpu", 2), ("cuda", 0)])
 def test_memory_is_trimmed_on_a_cpu_alone(device: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.stages.train.callbacks.give_back_holes", trim := Mock())
-    callback = StepCallback()
-    callback.trainer = Mock(**{"args.device.type": device})
+    from pipeline.stages.train.trainer import QuenchTrainer
+
+    monkeypatch.setattr("pipeline.stages.train.trainer.give_back_holes", trim := Mock())
+    given = Mock(forwards=0, **{"device.type": device, "loss_over.return_value": (0.0, {})})
     for _ in range(4):
-        callback.on_substep_end(None, None, None)
+        QuenchTrainer.compute_loss(given, {}, 1)
     assert trim.call_count == times

@@ -1,0 +1,247 @@
+"""The training loop: rows in an order drawn from the seed, micro-batches whose gradients add up to an
+optimizer step, and what a checkpoint holds of it.
+
+Order, optimizers, schedule, clipping and the scale of float16's loss are those of transformers' Trainer
+(5.23), so runs end in the same bytes as under it. No random state is kept: each draw of a step is seeded by
+the run's seed, the step and the micro-batch (`drawn_for`).
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import BatchSampler
+
+from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError
+from pipeline.core.publish import read_json, write_json
+from pipeline.models.runtime import drawn_for
+from pipeline.models.tuners import load_trained
+from pipeline.planning.duration import steps_per_epoch, total_steps, warmup_steps
+from pipeline.stages.train.run import RESTART, STATE, Run
+from pipeline.stages.train.step_stats import Batch, StepStats
+
+OPTIMIZER = "optimizer.pt"  # of a checkpoint: the states of optimizer, schedule and scaler
+# B's learning rate by A's, as the paper on LoRA+ recommends (Hayou et al. 2024, arXiv:2402.12354)
+LORA_PLUS_RATIO = 16
+# names of parameters that weight decay would only pull away from what they are for
+NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|[._])norm($|\.)")
+
+
+@dataclass
+class Progress:
+    """How far a run is: optimizer steps, and with early stopping the lowest loss on the held-out rows, the
+    step that had it, and the evaluations since.
+    """
+
+    global_step: int = 0
+    best_loss: float | None = None
+    best_global_step: int | None = None
+    evaluations_since: int = 0
+
+
+class Loop:
+    """Trains in `run` what its tuner put on `model`, on batches that `collate` makes of `rows`."""
+
+    def __init__(self, *, run: Run, model: Any, rows: Any, collate: Any) -> None:
+        self.run, self.settings = run, run.settings
+        self.model, self.rows, self.collate = model, rows, collate
+        self.device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        self.max_steps = total_steps(self.settings, len(rows))
+        self.epoch_steps = steps_per_epoch(self.settings, len(rows))
+        self.epoch_batches = math.ceil(len(rows) / self.settings.per_device_train_batch_size)
+        self.progress, self.stats = Progress(), StepStats()
+        self.step_batches: list[Batch] = []  # the optimizer step's micro-batches
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer: Any = make_optimizer(model, self.settings)
+        self.schedule: Any = make_schedule(self.optimizer, self.settings, len(rows))
+        self.scaler = torch.amp.GradScaler("cuda", enabled=self.compute_dtype() == torch.float16)
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that are done."""
+        return self.progress.global_step
+
+    # --- rows -----------------------------------------------------------------------------------------------
+
+    def batches(self, epoch: int, done: int) -> Iterator[Batch]:
+        """The micro-batches of a pass over the rows, without those of its first `done` optimizer steps."""
+        chance = torch.Generator().manual_seed(self.settings.seed + epoch)
+        order = torch.randperm(len(self.rows), generator=chance).tolist()
+        batches = BatchSampler(order, self.settings.per_device_train_batch_size, drop_last=False)
+        for numbers in islice(batches, done * self.settings.gradient_accumulation_steps, None):
+            yield self.collate([self.rows[number] for number in numbers])
+
+    def next_batches(self, batches: Iterator[Batch]) -> list[Batch]:
+        """The next optimizer step's micro-batches, fewer at the end of a pass."""
+        return list(islice(batches, self.settings.gradient_accumulation_steps))
+
+    def items_of(self, batches: list[Batch]) -> int:
+        """What the loss of an optimizer step is a mean over: tokens, pairs or answers."""
+        return sum(batch["items"] for batch in batches)
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    def epoch(self) -> None:
+        """Train to the end of the pass, or of the run."""
+        number, done = divmod(self.step, self.epoch_steps)
+        batches = self.batches(number, done)
+        for position in range(done, self.epoch_steps):
+            figures = self.optimize(self.next_batches(batches))
+            self.progress.global_step += 1
+            passed = min((position + 1) * self.settings.gradient_accumulation_steps, self.epoch_batches)
+            self.stepped({"epoch": number + passed / self.epoch_batches, **figures})
+            if self.is_over():
+                return
+
+    def optimize(self, micro_batches: list[Batch]) -> dict[str, float]:
+        """One optimizer step: its loss, learning_rate, and grad_norm, the gradient's before clipping."""
+        self.step_batches, self.stats = micro_batches, StepStats()
+        items = torch.tensor(self.items_of(micro_batches), device=self.device)
+        total = torch.tensor(0.0, device=self.device)
+        for batch in micro_batches:
+            total += self.training_step(batch, items)
+        self.scaler.unscale_(self.optimizer)
+        norm = float(clip_grad_norm_(self.trained, self.settings.max_grad_norm or math.inf))
+        rate, scale = self.schedule.get_last_lr()[0], self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.scaler.get_scale() >= scale:  # else float16 overflowed, and no step was made
+            self.schedule.step()
+        self.optimizer.zero_grad()
+        return {"loss": float(total), "learning_rate": rate, "grad_norm": norm}
+
+    def training_step(self, batch: Batch, items: Any) -> torch.Tensor:
+        """Forward and backward of a micro-batch of an optimizer step over `items`; its share of the loss."""
+        self.model.train()
+        with drawn_for(self.settings.seed, self.step, self.stats.batches):
+            loss = self.compute_loss(batch, items)
+            torch.autograd.backward(self.scaler.scale(loss))
+        return loss.detach()
+
+    def compute_loss(self, batch: Batch, items: Any) -> torch.Tensor:
+        """The sum of a micro-batch's losses ÷ `items`, a scalar."""
+        raise NotImplementedError
+
+    def stepped(self, row: dict[str, float]) -> None:
+        """What follows an optimizer step: it is written down, evaluated, saved."""
+        raise NotImplementedError
+
+    def is_over(self) -> bool:
+        """Whether the last step is done, or the held-out rows have not got better for long enough."""
+        patience = self.settings.early_stopping_patience
+        impatient = patience is not None and self.progress.evaluations_since >= patience
+        return self.step >= self.max_steps or impatient
+
+    def evaluated(self, loss: float) -> None:
+        """Count an evaluation of the held-out rows, where training may stop early."""
+        if self.settings.early_stopping_patience is None:
+            return
+        best, progress = self.progress.best_loss, self.progress
+        if loss < (math.inf if best is None else best):
+            progress.best_loss, progress.best_global_step, progress.evaluations_since = loss, self.step, 0
+        else:
+            progress.evaluations_since += 1
+
+    # --- device ---------------------------------------------------------------------------------------------
+
+    def compute_dtype(self) -> torch.dtype:
+        """What a GPU computes in; on a CPU nothing is cast."""
+        named: torch.dtype = getattr(torch, self.settings.bnb_4bit_compute_dtype)
+        return named if self.device.type == "cuda" else torch.float32
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Products in `compute_dtype`, sums in float32."""
+        dtype = self.compute_dtype()
+        return nullcontext() if dtype == torch.float32 else torch.autocast("cuda", dtype)
+
+    def on_device(self, value: Any) -> Any:
+        """A batch with its tensors where the model computes."""
+        if isinstance(value, torch.Tensor):
+            return value.to(self.device)
+        return (
+            {name: self.on_device(part) for name, part in value.items()} if isinstance(value, dict) else value
+        )
+
+    # --- checkpoints ----------------------------------------------------------------------------------------
+
+    def write_state(self, folder: Path) -> None:
+        """Write what was trained, and what goes on from it, into `folder`."""
+        parts = {"optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, folder / OPTIMIZER)
+        write_json(folder / STATE, asdict(self.progress))
+
+    def read_state(self, checkpoint: Path) -> None:
+        """Be where the run was when `checkpoint` was written. Raises `ConfigError` for another version's."""
+        load_trained(self.model, checkpoint)
+        # not to the card, where it would be twice for a while: optimizers put there what belongs there
+        states = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
+        if "schedule" not in states:
+            raise ConfigError(
+                "Q-TRAIN-029",
+                f"{checkpoint} is of a version with another training loop: put that version back to go on "
+                f"with it, or {RESTART}",
+            )
+        self.optimizer.load_state_dict(states["optimizer"])
+        self.schedule.load_state_dict(states["schedule"])
+        if states["scaler"]:  # none where the run was on a CPU
+            self.scaler.load_state_dict(states["scaler"])
+        self.progress = Progress(**read_json(checkpoint / STATE, RESTART))
+
+
+def make_optimizer(model: Any, settings: Training) -> Any:
+    """The optimizer of what trains in `model`; with LoRA+ B has a learning rate of its own."""
+    kind, options = kind_of(settings.optim)
+    if "lora_plus" in settings.lora_variants:
+        from peft.optimizers import create_loraplus_optimizer
+
+        return create_loraplus_optimizer(
+            model,
+            kind,
+            lr=settings.learning_rate,
+            loraplus_lr_ratio=LORA_PLUS_RATIO,
+            loraplus_weight_decay=settings.weight_decay,
+            **options,
+        )
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    plain = {name for name, _ in trained if NOT_DECAYED.search(name.lower())}
+    groups = [
+        {
+            "params": [weight for name, weight in trained if name not in plain],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [weight for name, weight in trained if name in plain], "weight_decay": 0.0},
+    ]
+    return kind(groups, lr=settings.learning_rate, **options)
+
+
+def kind_of(optim: str) -> tuple[Any, dict[str, Any]]:
+    """The class that `train.optim` names, and its options."""
+    betas, eps = (0.9, 0.999), 1e-8
+    if optim == "sgd":
+        return torch.optim.SGD, {}
+    if optim.startswith("adamw_torch"):
+        return torch.optim.AdamW, {"betas": betas, "eps": eps} | ({"fused": True} if "fused" in optim else {})
+    from bitsandbytes.optim import AdamW, Lion
+
+    options = {"betas": betas, "optim_bits": 8 if "8bit" in optim else 32, "is_paged": "paged" in optim}
+    return (Lion, options) if "lion" in optim else (AdamW, options | {"eps": eps})
+
+
+def make_schedule(optimizer: Any, settings: Training, rows: int) -> Any:
+    """The learning rate's schedule over a complete run on `rows` training rows."""
+    from transformers import get_scheduler
+
+    return get_scheduler(
+        settings.lr_scheduler_type,
+        optimizer=optimizer,
+        num_warmup_steps=warmup_steps(settings, rows),
+        num_training_steps=total_steps(settings, rows),
+    )
