@@ -20,7 +20,7 @@ class Death:
     operation or after `delay` seconds.
     """
 
-    place: str  # step | save | delay: SIGKILL; loaded | signal | logged | evaluation: SIGTERM
+    place: str  # step | save | delay: SIGKILL; loaded | signal | logged | evaluation | evaluated: SIGTERM
     count: int
     event: int = 0
     delay: float = 0.0
@@ -60,6 +60,8 @@ def arm(death: Death) -> None:
         counted("compute_loss", term, before=True)
     elif death.place == "logged":
         counted("stepped", term, before=True)
+    elif death.place == "evaluated":
+        counted("evaluated", term, before=True)
     elif death.place == "evaluation":
         counted("held_out_metrics", term, before=True)
     elif death.place == "delay":

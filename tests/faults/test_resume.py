@@ -184,7 +184,7 @@ def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> No
     [
         pytest.param(Death("signal", 12), 5, id="mid-step", marks=pytest.mark.slow),
         pytest.param(Death("signal", 15), 7, id="step's start", marks=pytest.mark.slow),
-        pytest.param(Death("logged", 4), 3, id="just after an evaluation", marks=pytest.mark.slow),
+        pytest.param(Death("evaluated", 1), 3, id="just after an evaluation", marks=pytest.mark.slow),
         pytest.param(Death("evaluation", 2), 6, id="evaluating"),
     ],
 )
