@@ -24,7 +24,7 @@ from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss, weighted_loss
 from pipeline.models.liger_loss import fused_loss
 from pipeline.models.runtime import give_back_holes
-from pipeline.models.tuners import causal_model, load_trained, save_trained
+from pipeline.models.tuners import causal_model, load_trained
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes
 from pipeline.stages.train.dataset import for_the_model
 from pipeline.stages.train.journal import Journal
@@ -195,7 +195,6 @@ class QuenchTrainer(Sharing):
         remove(folder / WRITING)
         try:
             written.mkdir(parents=True)
-            save_trained(self.model, written)
             self.write_state(written)
         except Exception as error:  # PyTorch and safetensors have errors of their own for a full disk
             remove(folder / WRITING)

@@ -21,7 +21,6 @@ from pipeline.config.sections import Training
 from pipeline.config.sections.values import Optimizer
 from pipeline.core.errors import ConfigError, DataError, GateError, Stopped, ToolError
 from pipeline.core.interruption import Interruption
-from pipeline.models.tuners import save_trained
 from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.stages.train.assembly import check_settings
 from pipeline.stages.train.figures import CURVE, curve
@@ -363,7 +362,6 @@ def test_what_a_run_leaves(prepared: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_training_loop_is_refused(prepared: Path, tmp_path: Path) -> None:
     made = trainer_in(prepared, tmp_path, settings())
-    save_trained(made.model, tmp_path)
     made.write_state(tmp_path)
     made.read_state(tmp_path)
     torch.save(made.optimizer.state_dict(), tmp_path / "optimizer.pt")  # as transformers' Trainer has it
