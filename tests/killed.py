@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 300  # that a run may take
+# the server imports before a child could say so (`pipeline.models.runtime.silence_libraries`)
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
