@@ -115,8 +115,7 @@ def check_settings(settings: Train, *, rows: int, held_out: int, cuda: bool) -> 
             f"train.optim is {settings.optim}, which needs a GPU, and this machine has none: set it to "
             "adamw_torch",
         )
-    lacks_bfloat16 = torch.cuda.is_available() and not torch.cuda.is_bf16_supported()
-    if lacks_bfloat16 and settings.bnb_4bit_compute_dtype == "bfloat16":
+    if cuda and settings.bnb_4bit_compute_dtype == "bfloat16" and not torch.cuda.is_bf16_supported():
         raise ConfigError(
             "Q-TRAIN-017",
             "train.bnb_4bit_compute_dtype is bfloat16, which this GPU doesn't have: set it to float16",

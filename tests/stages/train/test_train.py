@@ -125,6 +125,13 @@ def test_a_gpu_optimizer_without_a_gpu_is_one_sentence() -> None:
         check_settings(settings(optim="paged_adamw_8bit"), rows=10, held_out=1, cuda=False)
 
 
+def test_bfloat16_on_a_gpu_without_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: False)
+    with pytest.raises(ConfigError, match="Q-TRAIN-017"):
+        check_settings(settings(bnb_4bit_compute_dtype="bfloat16"), rows=10, held_out=1, cuda=True)
+    check_settings(settings(bnb_4bit_compute_dtype="float16"), rows=10, held_out=1, cuda=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "held_out", "error", "words"),
     [
