@@ -34,7 +34,6 @@ GRPO = {
     "group_size": 4,
     "max_new_tokens": 8,
     "rollouts": "in-process",
-    "mask_truncated": False,
 }
 PREFERENCES = {"dpo": "Held-out pairs told right", "kto": "Held-out answers judged right"}
 METHODS = {"dpo": "dpo", "kto": "kto", "grpo": "grpo", "rewarded": "sft"}

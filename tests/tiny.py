@@ -392,7 +392,7 @@ def tiny_params(base: Path) -> dict[str, Any]:
             "sample_rows": 1,
         },
         "convert": {"name": "tiny"},
-        "merge": {"base": "16-bit", "rows": 8, "task_rows": 0},
+        "merge": {"base": "16-bit"},
         "machine": {"threads": 1},
         "parity": {"conversations": 4, "rows": 2, "depth": "standard"},
         "quantize": {"levels": ["Q4_K_M", "Q5_K_M"]},

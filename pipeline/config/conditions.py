@@ -70,7 +70,6 @@ class Idle(NamedTuple):
 
 
 MERGED = Has("base.quantization", ("nf4", "none"))
-NF4 = Has("base.quantization", ("nf4",))
 GGUF = Has("base.quantization", ("gguf",))
 LORA = Has("train.tuner", ("lora",))
 SEEDS = Has("compare.seeds")
@@ -107,8 +106,6 @@ CONDITIONS = (
     ),
     Only(("train.offload",), (Has("train.device", ("auto", "gpu")), Has("train.offload", ("shared",)))),
     Only(("merge", "convert.type"), (MERGED,)),
-    Only(("merge.rows", "merge.task_rows"), (Has("merge.base", ("auto",)),)),
-    Only(("merge.rows", "merge.task_rows"), (NF4,)),
     Only(("quantize.levels",), (MERGED,)),
     Only(("quantize.tensor_types",), (MERGED, Has("base.level"))),
     Only(("distill",), DISTILLED),

@@ -69,9 +69,14 @@ GONE: Mapping[str, Gone] = {
     "train.grpo.scale_rewards": Gone(True, "train.grpo.loss: dr_grpo doesn't scale"),
     "train.grpo.clip_low": Gone(0.2, "the ratio is clipped as in DAPO"),
     "train.grpo.clip_high": Gone(0.28, "the ratio is clipped as in DAPO"),
+    "train.grpo.mask_truncated": Gone(False, "a completion that was cut off counts with its reward"),
     "train.grpo.correction_cap": Gone(2.0, "rollouts are corrected by a factor of 2 at most"),
     "lora.type": Gone("F16", "the adapter's GGUF is in F16"),
     "merge.dtype": Gone("float16", "convert.type says it: F16 is float16, BF16 is bfloat16"),
+    "merge.rows": Gone(16, "16 held-out rows choose between two merges"),
+    "merge.task_rows": Gone(
+        0, "the divergence from the trained model chooses a merge; stage evaluate scores the task"
+    ),
     "merge.levels": Gone(["Q4_K_M"], "a merge is chosen at the first of quantize.levels"),
     "convert.base": Gone(
         True,

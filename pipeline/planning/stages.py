@@ -12,6 +12,7 @@ from pipeline.config.budgets import is_budget
 from pipeline.config.ggml_types import TYPES
 from pipeline.config.params import Params
 from pipeline.config.sections import UNTUNED
+from pipeline.config.sections.models import MERGE_ROWS
 from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import ConfigError, QuenchError
 from pipeline.core.hardware import first_gpu, main_memory, usable_cores
@@ -106,7 +107,7 @@ def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
                 return None
             return LIBRARIES + weights + (table // 2 if shape.tied else 0) + file
         case "merge" if params.merge.base == "auto":  # the merged model's F16, and logits of the trained one
-            return LIBRARIES + CONTEXT + weights + params.merge.rows * row
+            return LIBRARIES + CONTEXT + weights + MERGE_ROWS * row
         case "convert":  # float16 is copied; a published folder is in bfloat16, and goes through float32
             return CONVERTER + table // 2 + (0 if params.base.gguf_name else table)
         case "quantize":  # a matrix as it is, in float32 and quantized

@@ -46,10 +46,10 @@ def quench(*words: str | Path) -> Any:
 
 
 def test_params_lists_them_with_what_each_would_need(tmp_path: Path) -> None:
-    root = project(tmp_path, merge={"rows": 8}, distill={"max_steps": 50})
+    root = project(tmp_path, merge={"base": "nf4"}, distill={"max_steps": 50})
     named = json.loads(quench("config", "show", "--idle", "--json", "--root", root).stdout)
-    assert list(named) == ["merge.rows", "distill.max_steps"]
-    assert quench("config", "show", "merge", "--idle", "--root", root).stdout == f"{named['merge.rows']}\n"
+    assert list(named) == ["merge.base", "distill.max_steps"]
+    assert quench("config", "show", "merge", "--idle", "--root", root).stdout == f"{named['merge.base']}\n"
     assert json.loads(quench("config", "show", "serve", "--idle", "--json", "--root", root).stdout) == {}
 
 
@@ -67,7 +67,7 @@ def test_layers_that_llama_cpp_would_ignore_are_named(
 
 def test_the_plan_says_them_and_is_silent_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.commands.plan.first_gpu", lambda: None)
-    words = ["config", "plan", "--vram", "8", "--root", project(tmp_path, merge={"rows": 8})]
+    words = ["config", "plan", "--vram", "8", "--root", project(tmp_path, merge={"base": "nf4"})]
     (sentence,) = json.loads(quench(*words, "--json").stdout)["idle"].values()
     assert sentence in quench(*words).stdout
     project(tmp_path)
@@ -75,7 +75,7 @@ def test_the_plan_says_them_and_is_silent_without(tmp_path: Path, monkeypatch: p
 
 
 def test_snakemake_says_them_before_it_plans(tmp_path: Path) -> None:
-    root = project(tmp_path, "demo-gguf", merge={"rows": 8})
+    root = project(tmp_path, "demo-gguf", merge={"base": "nf4"})
     done = subprocess.run(
         [sys.executable, "-c", "from pipeline.workflow.prepare import prepare; prepare()"],
         cwd=root,
@@ -85,11 +85,11 @@ def test_snakemake_says_them_before_it_plans(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(PROJECT), "PATH": ""},
     )
     assert "Q-WORKFLOW-013" in done.stderr  # no data: nothing else kept it from planning
-    assert "merge.rows" in done.stderr
+    assert "merge.base" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("stage", "said"), [("base", ["merge.rows"]), ("lora", []), ("parity", ["parity.max_kld_level"])]
+    ("stage", "said"), [("base", ["merge.base"]), ("lora", []), ("parity", ["parity.max_kld_level"])]
 )
 def test_a_stage_says_those_of_its_section_and_the_first_those_of_no_stage(
     tmp_path: Path,
@@ -100,7 +100,7 @@ def test_a_stage_says_those_of_its_section_and_the_first_those_of_no_stage(
 ) -> None:
     monkeypatch.delenv(RUN, raising=False)
     base = {"source": "gguf", "model": "missing.gguf", "quantization": "gguf"}
-    root = project(tmp_path, "demo-gguf", base=base, merge={"rows": 8}, parity={"max_kld_level": 2.0})
+    root = project(tmp_path, "demo-gguf", base=base, merge={"base": "nf4"}, parity={"max_kld_level": 2.0})
     assert main([stage, "--root", str(root)]) != 0  # nothing is there to work on
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if "acts only if" in line] == said

@@ -410,7 +410,7 @@ def test_what_is_sent_is_enough_for_rollouts_in_process(prepared: Path, tmp_path
     root = Path(shutil.copytree(prepared, tmp_path / "home"))
     values = yaml.safe_load((root / "params.yaml").read_text())
     values["train"] |= {"method": "grpo", "lora_dropout": None, "max_steps": 2, "sample_rows": 0}
-    grpo = {"rollouts": "in-process", "rewards": {REWARD: 1.0}, "max_new_tokens": 8, "mask_truncated": False}
+    grpo = {"rollouts": "in-process", "rewards": {REWARD: 1.0}, "max_new_tokens": 8}
     values["train"]["grpo"] = grpo
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     for split in ("train", "val"):

@@ -38,8 +38,6 @@ def test_no_recipe_sets_what_does_nothing(path):
     [
         (ADAPTER, {"merge": {"base": "nf4"}}, "base.quantization is nf4 or none"),
         (SCALES, {"merge": {"base": "nf4"}}, "base.quantization is nf4 or none"),
-        (UNQUANTIZED, {"merge": {"rows": 8}}, "base.quantization is nf4"),
-        ({"merge": {"base": "16-bit"}}, {"merge": {"task_rows": 8}}, "merge.base is auto"),
         (SCALES, {"quantize": {"levels": ["Q4_0"]}}, "base.quantization is nf4 or none"),
         (ADAPTER, {"quantize": {"tensor_types": {"attn_v": "q8_0"}}}, "base.level is set"),
         (ADAPTER, {"convert": {"type": "BF16"}}, "base.quantization is nf4 or none"),
@@ -67,7 +65,6 @@ def test_a_setting_of_another_graph_is_named_with_what_it_would_need(project, se
     "parts",
     [
         ({"base": {"level": "Q4_0"}}, ADAPTER, {"quantize": {"tensor_types": {"attn_v": "q8_0"}}}),
-        ({"merge": {"rows": 8, "task_rows": 8}},),
         (
             {"quantize": {"levels": ["Q4_K_M", "Q5_K_M", "Q4_0"], "distill": ["Q4_0"]}},
             {"distill": {"max_steps": 9}},

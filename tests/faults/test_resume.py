@@ -47,7 +47,6 @@ GRPO = {
     "group_size": 4,
     "max_new_tokens": 8,
     "rollouts": "in-process",
-    "mask_truncated": False,
     "steps_per_round": 2,
 }
 

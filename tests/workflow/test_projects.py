@@ -145,7 +145,7 @@ def test_an_upgrade_names_what_has_run_and_what_follows_it(root: Path) -> None:
 
 def test_an_upgrade_sees_other_defaults_and_an_edited_graph(root: Path) -> None:
     settings, stages = lock_values(root), {name: dict[str, Any]() for name in stages_in("merged")}
-    del settings["merge"]["rows"]
+    del settings["merge"]["base"]
     settings["train"] |= {"r": 7, "former": 1}
     for name in ("merge", "train"):
         stages[name] = {"params": {"params.lock.yaml": {name: settings[name]}}}
@@ -155,7 +155,7 @@ def test_an_upgrade_sees_other_defaults_and_an_edited_graph(root: Path) -> None:
     graph["stages"]["imatrix"]["deps"].pop()
     (root / "dvc.yaml").write_text(yaml.safe_dump(graph))
     reasons = again(root, "--yes")
-    assert "merge.rows" in reasons["merge"] and "derived.deciding_level" in reasons["merge"]
+    assert "merge.base" in reasons["merge"] and "derived.deciding_level" in reasons["merge"]
     assert "train.r" in reasons["train"] and "train.former" in reasons["train"]
     assert "dvc.yaml" in reasons["imatrix"] and "curate" not in reasons
     assert "dvc.yaml" not in again(root).get("imatrix", "")

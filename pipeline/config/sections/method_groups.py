@@ -58,7 +58,6 @@ class Grpo(Section):
     kl_beta: Annotated[float, Field(ge=0, le=10)] = key(
         0.0, "weight of the KL divergence from the base, 0.001 to 0.1; 0: none, and a forward less"
     )
-    mask_truncated: bool = key(True, "leave completions that hit max_new_tokens out of the loss")
 
     def problems(self) -> Iterator[str]:
         """Rewards that are none, or a program that is not asked."""

@@ -10,7 +10,6 @@ from pipeline.config.ggml_types import LEVELS, WITH_SCALES
 from pipeline.config.levels import DISTILLED, split_level, tensor_type_problem
 from pipeline.config.sections.values import (
     UNTUNED,
-    Count,
     ModelLevels,
     Section,
     SixteenBit,
@@ -20,6 +19,7 @@ from pipeline.config.sections.values import (
 
 FILE_NAME = "a name for files: 1 to 64 letters, digits, dots, - and _, a letter or a digit first"
 IMATRIX_TOKENS = 100_000  # of the training rows: 195 chunks of 512
+MERGE_ROWS = 16  # of data/final/val.jsonl: held-out rows by which one of two merges is chosen
 DECIDING = "Q4_K_M"  # the level at which most models are served
 
 
@@ -27,13 +27,7 @@ class Merge(Section):
     base: Literal["16-bit", "nf4", "auto"] = key(
         "auto",
         "weights the adapter is added to: 16-bit (the base's 16 bit) | nf4 (the base as training saw it) | "
-        "auto (measures both at the first of quantize.levels)",
-    )
-    rows: Count = key(
-        32, "auto only: rows of data/final/val.jsonl whose divergence from the trained model is measured"
-    )
-    task_rows: Annotated[int, Field(ge=0, le=10**9)] = key(
-        24, "auto only: rows of data/final/val.jsonl answered and scored at the deciding level; 0: none"
+        "auto (what diverges less from the trained model, both measured at the first of quantize.levels)",
     )
 
 

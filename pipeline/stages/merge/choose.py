@@ -5,16 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.chat.selection import answerable_rows, encoded_rows
-from pipeline.chat.tokens import Row, load_tokenizer, trained_positions
+from pipeline.chat.selection import encoded_rows
+from pipeline.chat.tokens import load_tokenizer, trained_positions
 from pipeline.config.params import Params
-from pipeline.config.sections import Evaluate, Merge
+from pipeline.config.sections.models import MERGE_ROWS
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk, publishing, remove, scratch_folder
 from pipeline.llamacpp.converters import HeaderFields, Quantizing, quantize_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.metrics.answers import answer_rows, score_answers
 from pipeline.metrics.divergence import Divergence, Prompt, gguf_divergence, thinned
 from pipeline.metrics.forward import trained_logits
 from pipeline.metrics.intervals import interval
@@ -25,50 +24,30 @@ NAMES: Mapping[MergeBase, str] = {"16-bit": "16-bit base", "nf4": "NF4 base"}
 SCRATCH = ".merging"  # beside the merged model
 # in the order of measuring: the second, which is mostly the closer one, needn't be made again
 MERGE_BASES: tuple[MergeBase, MergeBase] = "16-bit", "nf4"
-# of a merge, by 16-bit type and level: divergence, and the task's points by row
-Found = dict[str, tuple[Divergence, list[float | None] | None]]
+Divergences = dict[str, Divergence]  # of a merge, by 16-bit type and level
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One merge at one level: per row mean divergence (nats), same first choices, the task's points."""
+def decide(sixteen_bit: Sequence[float], nf4: Sequence[float], level: str) -> tuple[MergeBase, str]:
+    """(winner, a sentence why), by each merge's mean divergence from the trained model (nats) on the same
+    rows, at the deciding level.
 
-    klds: Sequence[float]
-    same_top: float
-    points: Sequence[float | None] | None  # a row's None: not measured
-
-
-def decide(sixteen_bit: Measured, nf4: Measured, level: str) -> tuple[MergeBase, str]:
-    """(winner, a sentence why); both were measured on the same rows.
-
-    The rule, in this order, at the deciding level and row by row (paired, 95 % intervals of the mean
-    difference):
-
-    1. where the task was scored on at least `FEWEST` rows and the interval of the difference leaves out 0,
-       the higher score wins;
-    2. else, where the interval of the difference in divergence from the trained model leaves out 0 (again on
-       at least `FEWEST` rows), the closer one wins;
-    3. else the 16-bit weights: they are the published ones, and nothing speaks for others.
+    The closer one wins where the 95 % interval of the mean difference, row by row on at least `FEWEST` rows,
+    leaves out 0; else the 16-bit weights: they are the published ones, and nothing speaks for others.
     """
-    pairs = zip(sixteen_bit.points or (), nf4.points or (), strict=True)
-    better = [100 * (a - b) for a, b in pairs if a is not None and b is not None]
-    closer = [b - a for a, b in zip(sixteen_bit.klds, nf4.klds, strict=True)]
-    task = ", and the task's scores can't be told apart" if better else ""
-    measures = (
-        (better, "does the task better by {:.1f} to {:.1f} points, {} rows"),
-        (closer, f"is closer to the trained model by {{:.4f}} to {{:.4f}} nats, {{}} rows{task}"),
-    )
-    for differences, verdict in measures:
-        low, high = interval(differences) if len(differences) >= FEWEST else (0.0, 0.0)
-        if low > 0 or high < 0:
-            merge_base: MergeBase = "16-bit" if low > 0 else "nf4"
-            ends = (low, high) if low > 0 else (-high, -low)  # as seen from the winner: both positive
-            what = verdict.format(*ends, len(differences))
-            return merge_base, f"At {level} the merge into the {NAMES[merge_base]} {what}"
+    differences = [b - a for a, b in zip(sixteen_bit, nf4, strict=True)]
+    rows = len(differences)
+    low, high = interval(differences) if rows >= FEWEST else (0.0, 0.0)
+    if low <= 0 <= high:
+        return (
+            "16-bit",
+            f"At {level} {rows} rows can't tell the two merges apart, so it is the base's own 16-bit weights",
+        )
+    merge_base: MergeBase = "16-bit" if low > 0 else "nf4"
+    least, most = sorted((abs(low), abs(high)))  # as seen from the winner
     return (
-        "16-bit",
-        f"At {level} {len(closer)} rows can't tell the two merges apart, so it is the base's own 16-bit "
-        "weights",
+        merge_base,
+        f"At {level} the merge into the {NAMES[merge_base]} is closer to the trained model by {least:.4f} to "
+        f"{most:.4f} nats, {rows} rows",
     )
 
 
@@ -95,17 +74,17 @@ def merge_the_better(
     """
     base, adapter, merged = (root / "models" / name for name in ("base", "adapter", "merged"))
     rows = root / "data/final/val.jsonl"
-    prompts, task_rows = held_out(rows, adapter, params.merge, params.evaluating)
+    prompts = held_out(rows, adapter, params.evaluating.ctx_size)
     need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
         first, last = MERGE_BASES
         with trained_logits(base=base, adapter=adapter, prompts=prompts, scratch=scratch) as reference:
             make(first, scratch / first)
-            measured = {first: measure(scratch / first, reference, task_rows, params, tools, root)}
+            measured = {first: measure(scratch / first, reference, params, tools)}
             remove(scratch / first)
             record = make(last, scratch / last)
-            measured[last] = measure(scratch / last, reference, task_rows, params, tools, root)
-        choice = choose(measured, params.quantize.deciding, params.evaluating)
+            measured[last] = measure(scratch / last, reference, params, tools)
+        choice = choose(measured, params.quantize.deciding)
         if choice.merge_base == first:
             remove(scratch / last)
             record = make(first, scratch / first)
@@ -114,9 +93,11 @@ def merge_the_better(
     return choice, record
 
 
-def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tuple[list[Prompt], list[Row]]:
-    """(prompts with the positions that training teaches, the task's rows) from a split not trained on."""
-    encoded = encoded_rows(load_tokenizer(adapter), rows, merge.rows, evaluate.ctx_size)
+def held_out(rows: Path, adapter: Path, context: int) -> list[Prompt]:
+    """Rows of `context` tokens at most from a split not trained on, with the positions that training
+    teaches.
+    """
+    encoded = encoded_rows(load_tokenizer(adapter), rows, MERGE_ROWS, context)
     prompts = [Prompt(row.ids, thinned(trained_positions(row))) for row in encoded]
     if not prompts:
         raise DataError(
@@ -124,74 +105,39 @@ def held_out(rows: Path, adapter: Path, merge: Merge, evaluate: Evaluate) -> tup
             f"{rows} has no chat that merge.base auto can measure: set it to 16-bit or nf4, or raise "
             "curate.val_fraction",
         )
-    scored = merge.task_rows and evaluate.scorer != "none"
-    return prompts, answerable_rows(rows, merge.task_rows) if scored else []
+    return prompts
 
 
-def measure(
-    merged: Path, reference: Any, task_rows: list[Row], params: Params, tools: Toolchain, root: Path
-) -> Found:
-    """{16-bit type and the level that decides: (divergence from the trained model, the task's points by
-    row)}; the task is scored at that level only.
-
-    `reference` has the trained model's logits on held-out prompts. The GGUFs are made beside `merged` and
-    deleted. `root` is the project's: scorers of the user's own and the judge's key lie below it.
+def measure(merged: Path, reference: Any, params: Params, tools: Toolchain) -> Divergences:
+    """{16-bit type and the level that decides: divergence from the trained model}, whose logits on held-out
+    prompts `reference` has. The GGUFs are made beside `merged` and deleted.
     """
-    evaluate, kind = params.evaluating, params.convert.type
-    source = merged.with_name(f"{merged.name}-{kind}.gguf")
+    threads, kind, level = params.machine.threads, params.convert.type, params.quantize.deciding
+    source, gguf = (merged.with_name(f"{merged.name}-{name}.gguf") for name in (kind, level))
     header = HeaderFields(merged.name, find_pre_tokenizer(merged, tools).name)
     to_gguf(tools, merged, source, kind, header)
-    measured: Found = {
-        kind: (gguf_divergence(reference, source, threads=evaluate.threads, tools=tools), None)
-    }
-    level = params.quantize.deciding
-    gguf = merged.with_name(f"{merged.name}-{level}.gguf")
+    measured: Divergences = {kind: gguf_divergence(reference, source, threads=threads, tools=tools)}
     options = Quantizing(tensor_types=params.quantize.tensor_types)
-    quantize_gguf(Llama(tools, evaluate.threads), source, gguf, level, options)
-    divergence, points = gguf_divergence(reference, gguf, threads=evaluate.threads, tools=tools), None
-    if task_rows:
-        answers = answer_rows(gguf, task_rows, evaluate, tools)
-        score_answers(
-            answers,
-            evaluate.scorer,
-            judge=evaluate.judge,
-            external=evaluate.external,
-            root=root,
-        )
-        points = [answer["score"] for answer in answers]
-    measured[level] = (divergence, points)
+    quantize_gguf(Llama(tools, threads), source, gguf, level, options)
+    measured[level] = gguf_divergence(reference, gguf, threads=threads, tools=tools)
     remove(gguf)
     remove(source)
     return measured
 
 
-def choose(measured: Mapping[MergeBase, Found], level: str, evaluate: Evaluate) -> Choice:
+def choose(measured: Mapping[MergeBase, Divergences], level: str) -> Choice:
     """Take the better of both merges, by figures against the trained model; see `decide`."""
-    sixteen_bit, nf4 = (
-        Measured(divergence.kld_rows, divergence.same_top, points)
-        for divergence, points in (measured[merge_base][level] for merge_base in ("16-bit", "nf4"))
-    )
-    merge_base, reason = decide(sixteen_bit, nf4, level)
+    merge_base, reason = decide(measured["16-bit"][level].kld_rows, measured["nf4"][level].kld_rows, level)
     candidates = {
-        name: {model: figures(*pair, evaluate) for model, pair in models.items()}
+        name: {model: figures(divergence) for model, divergence in models.items()}
         for name, models in measured.items()
     }
     return Choice(merge_base, reason, level, candidates)
 
 
-def figures(divergence: Divergence, points: list[float | None] | None, evaluate: Evaluate) -> dict[str, Any]:
+def figures(divergence: Divergence) -> dict[str, Any]:
     """One merge at one level for reports/merge.json: means with their 95 % intervals."""
     low, high = interval(divergence.kld_rows)
-    task = None
-    if measured := [point for point in points or () if point is not None]:
-        worst, best = interval(measured)
-        task = {
-            "scorer": evaluate.scorer,
-            "score": round(sum(measured) / len(measured), 4),
-            "low": round(worst, 4),
-            "high": round(best, 4),
-            "rows": len(measured),
-        }
     return {
         "kld_mean": divergence.kld,
         "kld_low": low,
@@ -201,5 +147,4 @@ def figures(divergence: Divergence, points: list[float | None] | None, evaluate:
         "nmse": divergence.nmse,
         "rows": len(divergence.kld_rows),
         "positions": divergence.positions,
-        "task": task,
     }

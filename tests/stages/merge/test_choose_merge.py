@@ -32,11 +32,11 @@ def test_one_merge_is_there_at_a_time(
         calls.append(merge_base)
         return {"merge_base": merge_base}
 
-    def measure(merged: Path, *_: Any) -> choose.Found:
+    def measure(merged: Path, *_: Any) -> choose.Divergences:
         assert (merged / "weights").read_text() == merged.name
         kld = [0.1 if merged.name == better else 0.3] * 40
         return {
-            level: (Divergence(kld, kld[0], 1.0, 0.9, 0.1, 40, 0, (5, 5)), None)
+            level: Divergence(kld, kld[0], 1.0, 0.9, 0.1, 40, 0, (5, 5))
             for level in ("F16", PARAMS.quantize.deciding)
         }
 
@@ -46,7 +46,7 @@ def test_one_merge_is_there_at_a_time(
 
     (tmp_path / "models").mkdir()
     monkeypatch.setattr(choose, "measure", measure)
-    monkeypatch.setattr(choose, "held_out", lambda *_: ([], []))
+    monkeypatch.setattr(choose, "held_out", lambda *_: [])
     monkeypatch.setattr(choose, "trained_logits", reference)
     choice, record = choose.merge_the_better(make, PARAMS, tmp_path, None)  # type: ignore[arg-type]
     assert (choice.merge_base, record, calls) == (better, {"merge_base": better}, made)

@@ -54,7 +54,6 @@ GRPO = {
     "max_new_tokens": 12,
     "steps_per_round": 2,
     "rollouts": "in-process",
-    "mask_truncated": False,
 }
 SETTINGS = FOUR_STEPS | {
     "method": "grpo",

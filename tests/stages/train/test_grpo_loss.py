@@ -95,7 +95,7 @@ def test_loss_and_gradient_are_trls(loss: str, kl_beta: float) -> None:
     }
     theirs = GRPOTrainer._compute_loss(trl(loss, kl_beta, logps), None, inputs)
     theirs.backward()
-    settings = Grpo(loss=loss, kl_beta=kl_beta, max_new_tokens=6, group_size=4, mask_truncated=False)
+    settings = Grpo(loss=loss, kl_beta=kl_beta, max_new_tokens=6, group_size=4)
     ours_at = logps.detach().clone().requires_grad_()
     kept = mask.bool()
     terms = policy_terms(

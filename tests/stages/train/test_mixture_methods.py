@@ -27,7 +27,6 @@ GRPO = {
     "max_new_tokens": 6,
     "steps_per_round": 2,
     "rollouts": "in-process",
-    "mask_truncated": False,
 }
 SETTINGS = {
     "bnb_4bit_compute_dtype": "float32",

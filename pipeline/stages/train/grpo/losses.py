@@ -84,18 +84,11 @@ class PromptCollator:
 
 def trained(group: Group, settings: Grpo) -> list[Completion]:
     """The completions of a group that are in the loss: none of a group of equal rewards, unless the
-    divergence is in the loss too, and none that was cut off, if these are masked.
+    divergence is in the loss too. One that was cut off counts as the others do.
     """
     if not settings.kl_beta and not teaches([completion.reward for completion in group]):
         return []
-    return unmasked(group, settings)
-
-
-def unmasked(group: Group, settings: Grpo) -> list[Completion]:
-    """The completions whose tokens the loss is divided by, so a group of equal rewards counts although it is
-    skipped: the update is the same as if it were not.
-    """
-    return [completion for completion in group if completion.stopped or not settings.mask_truncated]
+    return list(group)
 
 
 def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> Batch:
@@ -120,8 +113,8 @@ def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> B
         ],
         "reference": [completion.reference or [] for _, completion in pairs],
     }
-    counted = [completion for group in groups for completion in unmasked(group, settings)]
-    tokens_counted = sum(len(completion.ids) for completion in counted)
+    # a group of equal rewards counts although it is skipped: the update is the same as if it were not
+    tokens_counted = sum(len(completion.ids) for group in groups for completion in group)
     return {
         **{name: torch.tensor([list(chain(*rows))], dtype=torch.long) for name, rows in flat.items()},
         **{name: torch.tensor(list(chain(*rows)), dtype=torch.float32) for name, rows in tokens.items()},

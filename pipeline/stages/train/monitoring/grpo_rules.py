@@ -94,10 +94,6 @@ def length_explosion(run: Run) -> Check:
     first, now = statistics.fmean(lengths[:WINDOW]), statistics.fmean(lengths[-WINDOW:])
     share = statistics.fmean(cut[-WINDOW:])
     text = f"{now:.0f} tokens a completion, {first:.0f} at first, {share:.0%} cut off"
-    if share == 1 and run.settings.grpo.mask_truncated:
-        return failure(
-            text, "all are masked, so nothing is trained: raise train.grpo.max_new_tokens", "Q-GRPO-012"
-        )
     if now > LONGER * first or share > CUT:
         return warning(text, "raise train.grpo.max_new_tokens, or reward short answers")
     return passed(text)
