@@ -160,7 +160,7 @@ def small(work: Path) -> dict[str, Path]:
     folders = {"quantized": work / "quantized", "NF4": work / "NF4"}
     trained_on = {"quantized": {"quantization": "gguf", "level": "Q4_K_M"}, "NF4": {"quantization": "nf4"}}
     for side, folder in folders.items():
-        chosen = Base(source="package", model=PACKAGE, file=FILE, **trained_on[side])
+        chosen = Base(model=PACKAGE, file=FILE, **trained_on[side])
         base(chosen, target=folder, record=work / f"{side}.json", root=work)
     return folders
 

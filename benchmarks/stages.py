@@ -66,9 +66,9 @@ def main() -> None:
         root.mkdir(parents=True, exist_ok=True)
         if given.shape and not (root / "random").exists():
             write_base(root / "random", given.shape)
-        base = {"source": "path", "model": str(root / "random")}
+        base = {"model": str(root / "random")}
         if given.base:
-            base = {"source": "gguf", "model": str(given.base.resolve())}
+            base = {"model": str(given.base.resolve())}
         lay(root, base, given.steps)
         failed = {}
         for stage in STAGES:

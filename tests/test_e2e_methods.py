@@ -64,7 +64,7 @@ def test_a_method_s_figure_is_reported_gated_shipped_and_its_model_served(
     kind: str, tools: Toolchain, tmp_path: Path
 ) -> None:
     params = tiny_params(tiny_gguf(tmp_path / "source.gguf", llama__context_length=1024))
-    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
+    params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
     params["parity"] |= {"rows": 1}  # near ties of a random model change sides: fewer positions, more slack
     params["curate"] |= {"drop_duplicates": "exact"}
     params["preprocess"] |= {"max_length": 256}

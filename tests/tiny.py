@@ -373,7 +373,6 @@ def tiny_params(base: Path) -> dict[str, Any]:
     params: dict[str, Any] = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     small: dict[str, dict[str, Any]] = {
         "base": {
-            "source": "path",
             "model": str(base),
             "revision": None,
             "file": None,
@@ -416,7 +415,7 @@ def gguf_params(gguf: Path) -> dict[str, Any]:
     fresh dict each time.
     """
     params = tiny_params(gguf)
-    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_K_M"}
+    params["base"] |= {"quantization": "gguf", "level": "Q4_K_M"}
     params["evaluate"] |= {"models": ["source", "base", "adapter"]}
     return params
 

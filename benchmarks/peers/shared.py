@@ -173,10 +173,10 @@ def prepare(folder: Path, gguf: Path) -> None:
     project, rows = folder / "project", folder / "rows"
     for place in (project / "data" / "raw", rows):
         place.mkdir(parents=True, exist_ok=True)
-    source = f"{{source: gguf, model: {gguf.resolve()}}}"
+    source = f"{{model: {gguf.resolve()}}}"
     text = (HERE / "tools" / "quench.yaml").read_text(encoding="utf-8").replace("SEED", "42")
     params, log = project / "params.yaml", folder / "prepare.log"
-    params.write_text(text.replace("{source: path, model: base}", source), encoding="utf-8")
+    params.write_text(text.replace("{model: base}", source), encoding="utf-8")
     made = [sys.executable, PROJECT / "examples/pydoc.py", "--out", project / "data/raw/pydoc.jsonl"]
     run(made, project, log, {"PYTHONPATH": str(PROJECT)})
     for name in ("base", "curate"):

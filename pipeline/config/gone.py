@@ -21,6 +21,10 @@ VARIANTS = "train.lora_variants names rslora, dora, gaussian and lora_plus"
 OFFLOAD = "train.offload has none, embeddings, a number of layers and shared"
 EXPERTS = "train.experts names the routed experts' matrices and the router"
 GONE: Mapping[str, Gone] = {
+    "base.source": Gone(
+        "hub",
+        "base.revision makes it the hub's, base.file a package's, an ending .gguf a file, else a folder",
+    ),
     "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
     "curate.max_tokens": Gone(1024, "rows have preprocess.max_length tokens at most"),
     "curate.refusals": Gone("reject", REJECT, "curate.reject"),

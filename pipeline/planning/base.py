@@ -96,8 +96,9 @@ def find_shape(params: Params, root: Path) -> Shape:
     Raises `ConfigError` where neither is known, `DataError` for a file that can't be read.
     """
     base = params.base
-    if base.source == "path":
-        return load_shape(root / expanded(base.model, "base.model") / "config.json")
+    folder = root / expanded(base.model, "base.model")
+    if base.source == "path" and folder.is_dir():
+        return load_shape(folder / "config.json")
     if is_here(base, root):
         return load_shape(root / "models" / "base" / "config.json")
     if (file := own_file(base, root)) is not None:

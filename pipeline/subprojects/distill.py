@@ -154,7 +154,6 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
     }
     return {
         "base": {
-            "source": "gguf",
             "model": str(source.resolve()),
             "revision": None,
             "file": None,

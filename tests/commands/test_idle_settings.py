@@ -99,7 +99,7 @@ def test_a_stage_says_those_of_its_section_and_the_first_those_of_no_stage(
     said: list[str],
 ) -> None:
     monkeypatch.delenv(RUN, raising=False)
-    base = {"source": "gguf", "model": "missing.gguf", "quantization": "gguf"}
+    base = {"model": "missing.gguf", "quantization": "gguf"}
     root = project(tmp_path, "demo-gguf", base=base, merge={"base": "nf4"}, parity={"max_kld_level": 2.0})
     assert main([stage, "--root", str(root)]) != 0  # nothing is there to work on
     lines = capsys.readouterr().out.splitlines()

@@ -32,7 +32,6 @@ from pipeline.workflow.ledger import params_of
 
 Settings = dict[str, Any]
 GGUF: Settings = {"base.quantization": "gguf", "evaluate.models": ["base", "adapter"]}
-ELSEWHERE: Settings = dict.fromkeys(("base.revision", "base.file", "base.sha256")) | {"base.places": []}
 SEEDS: Settings = {"compare.seeds": [1, 2]}
 SERVER: Settings = {"train.method": "grpo", **GGUF}
 JUDGE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
@@ -46,7 +45,6 @@ class Other(NamedTuple):
 
 
 KEYS = {
-    "base.source": Other("path", {"base.model": "folder", **ELSEWHERE}),
     "base.model": Other("owner/other"),
     "base.revision": Other("0" * 40),
     "base.file": Other("other.gguf"),

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.config.ggml_types import LEVELS
 from pipeline.config.params import Params, load_params
+from pipeline.config.sections import Base
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import read_strict
@@ -83,32 +84,9 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"train": {"lora_dropout": float("nan")}}, "train.lora_dropout", "nan"),
         ({"base": {"trust_remote_code": True}}, "base", "trust_remote_code is never on"),
         ({"base": {"trust_remote_code": False}}, "base", "remove the key"),
-        (
-            {"base": {"source": "hub", "model": "a/b", "revision": "main", "file": None}},
-            "base",
-            "'main'.*needs a commit, 40 hexadecimal digits",
-        ),
-        (
-            {"base": {"source": "hub", "model": "a/b", "revision": COMMIT[1:], "file": None}},
-            "base",
-            "needs a commit",
-        ),
-        (
-            {"base": {"source": "hub", "model": "a/b", "revision": None, "file": None}},
-            "base",
-            "needs a commit",
-        ),
-        ({"base": {"source": "gguf"}}, "base", "only source hub has one"),
-        (
-            {"base": {"source": "package", "revision": None, "sha256": None, "places": [], "file": None}},
-            "base",
-            "file is missing",
-        ),
-        (
-            {"base": {"source": "path", "revision": None, "sha256": None, "places": []}},
-            "base",
-            "only source package, and a hub repository of GGUF files, have one",
-        ),
+        ({"base": {"revision": "main"}}, "base.revision", "'main'.*a commit: write its 40 hexadecimal"),
+        ({"base": {"revision": COMMIT[1:]}}, "base.revision", "a commit"),
+        ({"base": {"source": "hub"}}, "base.source", "base.revision makes it the hub's"),
         ({"base": {"sha256": None}}, "base", "places are named and sha256 is null"),
         ({"base": {"sha256": SHA256, "places": [{}]}}, "base.places.0", "exactly one of the keys"),
         (
@@ -147,7 +125,6 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             {
                 "base": {
                     "sha256": SHA256,
-                    "source": "hub",
                     "revision": COMMIT,
                     "file": "a-00001-of-00002.gguf",
                 }
@@ -156,11 +133,10 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "one of several parts",
         ),
         (
-            {"base": {"source": "hub", "revision": COMMIT, "file": "config.json"}},
+            {"base": {"revision": COMMIT, "file": "config.json"}},
             "base",
             "names one GGUF file",
         ),
-        ({"base": {"source": "pickle"}}, "base.source", "'pickle'"),
         (
             {"quantize": {"levels": ["Q4_K_M", "Q9_Z"]}},
             "quantize.levels",
@@ -245,7 +221,7 @@ def test_one_mistake_is_one_line_with_its_path_and_the_reason(load, sections, pa
     ("text", "words"),
     [
         (
-            "base:\n  source: hub\nbase:\n  source: path\n",
+            "base:\n  tie: auto\nbase:\n  tie: keep\n",
             "line 3, column 1: key 'base' is written twice, in line 1 too",
         ),
         ("train:\n  r: 8\n  s: 1\n  r: 16\n", "line 4, column 3: key 'r' is written twice, in line 2"),
@@ -543,8 +519,22 @@ def test_the_default_model_has_its_file_and_another_has_none(load):
     assert (other.file, other.sha256, other.places) == (None, None, [])
     older = load(f"base: {{revision: {COMMIT}}}").base
     assert (older.file, older.sha256) == (None, None)
-    with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  base: file is missing"):
-        load("base: {source: package, model: another-package}")
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "file", "source", "gguf"),
+    [
+        ("a/b", COMMIT, None, "hub", None),
+        ("a/b.gguf", COMMIT, "x.gguf", "hub", "x.gguf"),
+        ("a-package", None, "x.gguf", "package", "x.gguf"),
+        ("a-package.gguf", None, "x.gguf", "package", "x.gguf"),
+        ("a/b.gguf", None, None, "gguf", "a/b.gguf"),
+        ("a/b", None, None, "path", None),
+    ],
+)
+def test_what_a_model_is_follows_from_the_keys_beside_it(model, revision, file, source, gguf):
+    base = Base(model=model, revision=revision, file=file)
+    assert (base.source, base.gguf_name) == (source, gguf)
 
 
 def test_a_missing_file_and_one_that_is_not_utf8_say_what_to_do(tmp_path):
@@ -688,7 +678,7 @@ def test_a_judge_gives_no_rewards_whether_it_has_an_address_or_not(load):
 
 
 def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
-    gguf = {"quantization": "gguf", "source": "gguf", "model": "x.gguf", "level": None}
+    gguf = {"quantization": "gguf", "model": "x.gguf", "level": None}
     for train, refused in (
         (DORA, "set that to nf4"),
         ({"modules_to_save": ["norm"]}, "set that to nf4"),

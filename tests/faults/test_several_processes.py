@@ -203,7 +203,7 @@ def test_distilled_scales(tmp_path: Path) -> None:
     out.
     """
     params = tiny_params(tiny_gguf(tmp_path / "source.gguf"))
-    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
+    params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
     params["preprocess"] |= {"max_length": 256}
     params["evaluate"] |= {"models": ["source", "base", "tuned"]}
     params["train"] |= CHANGES | {"method": "distill", "tuner": "scales", "num_train_epochs": 1.0}

@@ -218,7 +218,7 @@ def test_the_users_own_file_is_read_before_stage_base_has_run(
 
 
 def mine(**given: Any) -> dict[str, Any]:
-    return {"source": "gguf", "model": "mine.gguf", "revision": None, "file": None, **given}
+    return {"model": "mine.gguf", "revision": None, "file": None, **given}
 
 
 def test_what_stage_base_made_is_read(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     assert refused.value.id == "Q-PLANNING-002"
 
 
-HUB = {"source": "hub", "model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "revision": "a" * 40}
+HUB = {"model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "revision": "a" * 40}
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_the_command_plans_the_base_that_is_here(tmp_path: Path) -> None:
     record.write_text(json.dumps({"model": "another/base", "revision": None}))
     assert parameters() == 494_032_768  # what is here is another base, so the published shape is taken
     assert parameters("--config", folder / "config.json") == tiny
-    write_params(tmp_path, "qwen2.5-0.5b", base={"source": "path", "model": "models/base", "revision": None})
+    write_params(tmp_path, "qwen2.5-0.5b", base={"model": "models/base", "revision": None})
     assert parameters() == tiny
 
 

@@ -25,7 +25,7 @@ def test_the_plan_is_near_what_was_seen(model: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pipeline.config.params.fast_dtype", lambda device: "bfloat16")  # as it was there
     params = load_params(PROJECT / "recipes/demo.yaml")
     if "random" in model:  # a folder of safetensors, and no GGUF
-        folder = params.base.model_copy(update={"source": "path", "file": None, "model": "random"})
+        folder = params.base.model_copy(update={"file": None, "model": "random"})
         params = params.model_copy(update={"base": folder})
     plan = plan_run(params, read_shape(MODELS[model]["config"]), tmp_path, main_memory())
     planned = dict(planned_stages(params, plan))

@@ -197,7 +197,7 @@ def test_what_jobs_on_other_machines_left_is_taken_at_the_end(root: Path, tiny_q
     def base_of(model: Path) -> "subprocess.CompletedProcess[str]":
         settings = yaml.safe_load((root / "params.yaml").read_text())
         none = dict.fromkeys(("revision", "file", "sha256")) | {"places": []}
-        settings["base"] |= {"source": "path", "model": str(model)} | none
+        settings["base"] |= {"model": str(model)} | none
         (root / "params.yaml").write_text(yaml.safe_dump(settings))
         environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "QUENCH_REMOTE": "1"}
         environment |= {"PYTHONPATH": str(PROJECT)}

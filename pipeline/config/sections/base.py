@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import model_validator
 
 from pipeline.config.levels import level_problem, split_level
-from pipeline.config.sections.places import Packages, Place, Sha256
+from pipeline.config.sections.places import Commit, Packages, Place, Sha256
 from pipeline.config.sections.values import (
     INSIDE,
     Location,
@@ -19,7 +19,6 @@ from pipeline.config.sections.values import (
 
 # the base of recipe demo: Qwen's own file, and packages with its parts for machines that don't reach the hub
 DEMO: dict[str, Any] = {
-    "source": "hub",
     "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
     "revision": "ebb2015119c907b064c512bf053e945850b5875f",
     "file": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
@@ -37,17 +36,15 @@ def _of_the_demo(name: str, otherwise: Any = None) -> Callable[[dict[str, Any]],
 
 
 class Base(Section):
-    source: Literal["hub", "path", "gguf", "package"] = key(
-        DEMO["source"], "where the base model comes from: hub | path | gguf | package"
-    )
     model: Location = key(
         DEMO["model"],
-        "hub: OWNER/NAME; path: a Hugging Face folder; gguf: a GGUF file; package: an installed Python "
-        "package",
+        "where the base model comes from: OWNER/NAME on the hub (with revision) | a Hugging Face folder | a "
+        "file that ends in .gguf | an installed Python package (with file)",
     )
-    revision: str | None = key(
+    revision: Commit | None = key(
         _of_the_demo("revision"),
-        "hub only: the commit, 40 hexadecimal digits (a branch or a tag can move, a commit can't)",
+        "the hub's commit, 40 hexadecimal digits (a branch or a tag can move, a commit can't); null: the "
+        "model is on this machine",
     )
     file: (
         Annotated[
@@ -60,18 +57,17 @@ class Base(Section):
         | None
     ) = key(
         _of_the_demo("file"),
-        "package: the GGUF inside the package; hub: the GGUF in the repository, null for a repository of "
-        "safetensors; else null",
+        "the GGUF in the hub's repository or inside the package; null: the repository, or what model names",
     )
     sha256: Sha256 | None = key(
         _of_the_demo("sha256"),
-        "the sha256 of the one file that source and file name, which is refused if it has another; it is "
+        "the sha256 of the one file that model and file name, which is refused if it has another; it is "
         "kept in the user's cache by that hash, so no other project fetches it; null: not checked (a hub's "
         "file is what the commit lists)",
     )
     places: list[Place] = key(
         _of_the_demo("places", []),
-        "other ways to the same file, tried in order if the source can't give it (needs sha256): {hub: "
+        "other ways to the same file, tried in order if model can't give it (needs sha256): {hub: "
         "OWNER/NAME, revision: COMMIT, file: NAME} | {url: https://… or s3://…} | {path: FILE} | "
         "{packages: 'NAME{n}==VERSION', count: 6, part: 'NAME{n}'} (the parts of Python packages, "
         "joined: the name of each part, or its path in the wheel; {n} is 1 to count, {n:02} 01, 02 …)",
@@ -83,7 +79,7 @@ class Base(Section):
         "is then served with the adapter's GGUF beside it, or with trained scales: nothing is merged)",
     )
     level: str | None = key(
-        None, "gguf only: the level that the source's GGUF is quantized to first; null: the file unchanged"
+        None, "gguf only: the level that the model's GGUF is quantized to first; null: the file unchanged"
     )
     tie: Literal["auto", "keep"] = key(
         "auto",
@@ -100,22 +96,19 @@ class Base(Section):
             )
         return values
 
+    @property
+    def source(self) -> Literal["hub", "package", "gguf", "path"]:
+        """What `model` names: the hub has commits, a package has a file inside, a GGUF its ending; else it is
+        a folder.
+        """
+        if self.revision is not None:
+            return "hub"
+        if self.file is not None:
+            return "package"
+        return "gguf" if self.model.endswith(".gguf") else "path"
+
     def problems(self) -> Iterator[str]:
-        """What the source needs and lacks, or has and can't use."""
-        if self.source == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
-            yield (
-                f"revision is {self.revision!r}: source hub needs a commit, 40 hexadecimal digits (a "
-                "branch or tag can move)"
-            )
-        if self.source != "hub" and self.revision is not None:
-            yield f"revision is {self.revision!r}, but only source hub has one: set it to null"
-        if self.source == "package" and not self.file:
-            yield "file is missing: source package needs the name of the GGUF inside the package"
-        if self.source not in ("package", "hub") and self.file is not None:
-            yield (
-                f"file is {self.file!r}, but only source package, and a hub repository of GGUF files, have "
-                "one: set it to null"
-            )
+        """What the model lacks, or has and can't use."""
         if self.source == "hub" and self.file is not None and not self.file.endswith(".gguf"):
             yield (
                 f"file is {self.file!r}: of a hub repository it names one GGUF file; for one of safetensors "
@@ -151,15 +144,10 @@ class Base(Section):
             yield f"sha256 is set and {named!r} is one of several parts: set it to null, or join them first"
 
     def _of_a_gguf(self) -> Iterator[str]:
-        if self.source == "path":
+        if self.gguf_name is None:
             yield (
-                "quantization is gguf and source is path, a Hugging Face folder: name a GGUF file with "
-                "source gguf, or set it to nf4"
-            )
-        if self.source == "hub" and self.file is None:
-            yield (
-                "file is None: source hub with quantization gguf needs the name of one GGUF file in the "
-                "repository"
+                f"quantization is gguf and {self.model!r} is a folder or a repository: name a GGUF file (a "
+                "repository's in file), or set it to nf4"
             )
         problem = level_problem(self.level) if self.level is not None else None
         if problem or (self.level is not None and split_level(self.level)[1]):

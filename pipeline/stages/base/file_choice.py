@@ -65,7 +65,7 @@ def choose_gguf(names: list[str], file: str, source: str) -> list[str]:
         raise DataError(
             "Q-BASE-008",
             f"{file!r} is in a subfolder of {source}, which is not fetched: download it and name it as "
-            "base.model, with base.source gguf",
+            "base.model, with revision and file null",
         )
     if missing := [part for part in parts if part not in top]:
         raise no_such_file(missing[0], names, source)

@@ -39,12 +39,13 @@ def copy_folder(source: Path, folder: Path) -> None:
     """Copy the model files of a local Hugging Face folder.
 
     Copied, not hard-linked: two names of one file share its bytes, so whatever writes in `models/base` later
-    would change the user's own model. Raises `DataError` if `source` is no folder or a file can't be read.
+    would change the user's own model. Raises `DataError` if `source` is not a folder or a file can't be read.
     """
     if not source.is_dir():
         raise DataError(
             "Q-BASE-026",
-            f"{source} is no folder: base.model names the Hugging Face folder when base.source is path",
+            f"{source} is not a folder: name a Hugging Face folder or a file that ends in .gguf in "
+            "base.model, for a hub repository its commit in base.revision, for a package a file in base.file",
         )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
     check_config(read_object(source / "config.json"), str(source))

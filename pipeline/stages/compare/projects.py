@@ -108,7 +108,6 @@ def level_settings(
 ) -> Settings:
     """What the sub-project of `open_level` differs in."""
     base = {
-        "source": "gguf",
         "model": str(root.resolve() / FOLDER / job.name / file),
         "revision": None,
         "file": None,

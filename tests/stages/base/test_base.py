@@ -45,7 +45,7 @@ def gguf_file(tmp_path_factory):
 def llama_folder(gguf_file, tools, tmp_path_factory):
     """The same model as a Hugging Face folder of 40 KB."""
     folder = tmp_path_factory.mktemp("llama") / "hf"
-    base(Base(source="gguf", model=str(gguf_file)), target=folder, record=folder.with_suffix(".json"))
+    base(Base(model=str(gguf_file)), target=folder, record=folder.with_suffix(".json"))
     return folder
 
 
@@ -59,9 +59,9 @@ def folder(llama_folder, tmp_path):
 def bring(tmp_path):
     """Run the stage into tmp_path; the facts it recorded."""
 
-    def run(source, model, **more):
+    def run(model, **more):
         target, record = tmp_path / "models" / "base", tmp_path / "models" / "base.json"
-        chosen = Base(source=source, model=str(model), **more)
+        chosen = Base(model=str(model), **more)
         facts = base(chosen, target=target, record=record, root=tmp_path)
         assert json.loads(record.read_text(encoding="utf-8")) == facts
         assert facts["files"] == digests(target)
@@ -87,7 +87,7 @@ def rewrite(path, **values):
 
 
 def test_a_folder_is_copied_file_by_file_and_recorded(whole_qwen2, bring, tmp_path):
-    facts = bring("path", whole_qwen2)
+    facts = bring(whole_qwen2)
     added = [*tiny.QWEN_ADDED]
     assert facts["files"] == digests(whole_qwen2)
     assert facts["architecture"] == {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
@@ -121,7 +121,7 @@ def test_nothing_that_runs_or_is_pickled_is_copied(folder, bring):
     (folder / "original").mkdir()
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model\n")
     (folder / "LICENSE").write_text("MIT\n")
-    facts = bring("path", folder)
+    facts = bring(folder)
     assert set(facts["files"]) == {
         "LICENSE",
         "README.md",
@@ -172,7 +172,7 @@ def test_a_gguf_becomes_a_folder_whose_logits_are_llama_cpps(gguf_file, bring, t
     import torch
     from transformers import AutoModelForCausalLM
 
-    facts = bring("gguf", gguf_file)
+    facts = bring(gguf_file)
     assert (facts["dtype"], facts["license"], facts["vocab_size"]) == ("float16", "apache-2.0", 261)
     assert (facts["bos_token"], facts["eos_token"], facts["pad_token"]) == (
         "<|im_start|>",
@@ -208,14 +208,14 @@ def test_a_package_is_searched_without_running_its_code(gguf_file, bring, tmp_pa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-pack\nVersion: 1.0\n")
     (info / "RECORD").write_text("tinypack/__init__.py,,\ntinypack/tiny.gguf,,\n")
     monkeypatch.syspath_prepend(str(site))
-    assert bring("package", "tiny-pack", file="tiny.gguf")["source"] == "package"
+    assert bring("tiny-pack", file="tiny.gguf")["source"] == "package"
     with pytest.raises(DataError, match="Q-BASE-009"):
-        bring("package", "tiny-pack", file="other.gguf")
+        bring("tiny-pack", file="other.gguf")
 
 
 def test_a_package_that_is_not_installed_names_the_remedy(bring):
     with pytest.raises(ToolError, match="Q-BASE-028"):
-        bring("package", "no-such-pack", file="x.gguf")
+        bring("no-such-pack", file="x.gguf")
 
 
 def test_a_tokenizer_that_transformers_cuts_wrongly_is_repaired_or_refused(
@@ -264,7 +264,7 @@ def test_a_matrix_rounded_twice_is_unpacked_once_with_the_finer_values(
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    facts, tensors = bring("gguf", rounded_twice), gguf_tensors(rounded_twice)[1]
+    facts, tensors = bring(rounded_twice), gguf_tensors(rounded_twice)[1]
     head, embeddings = tensors["output.weight"], tensors["token_embd.weight"]
     farthest = facts["tied"].pop("farthest_row")
     assert facts["tied"] == {
@@ -307,7 +307,7 @@ def test_a_head_of_its_own_stays_one(rounded_twice, bring, tmp_path, change):
         change_rows(file, "output.weight", lambda rows: np.vstack([rows[:-1], [[0, 126, *rows[-1, 2:]]]]))
         assert one_matrix(*gguf_tensors(file)) is None
         return
-    facts = bring("gguf", file, tie="keep" if change == "kept" else "auto")
+    facts = bring(file, tie="keep" if change == "kept" else "auto")
     assert facts["tied"] is None
     assert facts["parameters"] == read_header(file).parameters
     assert not json.loads((tmp_path / "models/base/config.json").read_text())["tie_word_embeddings"]
@@ -333,7 +333,7 @@ def hub(llama_folder, monkeypatch):
 
 def test_the_hub_is_asked_through_hf_endpoint_by_the_stage_itself(llama_folder, tmp_path):
     params = tiny.tiny_params(llama_folder)
-    params["base"] |= {"source": "hub", "model": REPO, "revision": COMMIT, "file": None}
+    params["base"] |= {"model": REPO, "revision": COMMIT, "file": None}
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(params))
     with fake_hub(llama_folder) as server:
         env = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
@@ -357,7 +357,7 @@ def test_the_hub_is_asked_through_hf_endpoint_by_the_stage_itself(llama_folder, 
 def test_only_safe_files_are_fetched(hub, bring):
     for name in ("pytorch_model.bin", "modeling_x.py", "training_args.pt", "onnx/model.safetensors"):
         hub.files[name] = hub.listed[name] = b"never"
-    facts = bring("hub", REPO, revision=COMMIT)
+    facts = bring(REPO, revision=COMMIT)
     assert (
         {name for name, _ in hub.served}
         == set(facts["files"])
@@ -368,11 +368,11 @@ def test_only_safe_files_are_fetched(hub, bring):
 def test_a_broken_download_goes_on_where_it_stopped(hub, bring, llama_folder, tmp_path):
     hub.broken["model.safetensors"] = 20_480
     with pytest.raises(MachineError, match="Q-BASE-021"):
-        bring("hub", REPO, revision=COMMIT)
+        bring(REPO, revision=COMMIT)
     assert not (tmp_path / "models" / "base").exists()
     hub.broken.clear()
     hub.served.clear()
-    assert bring("hub", REPO, revision=COMMIT)["files"] == digests(llama_folder)
+    assert bring(REPO, revision=COMMIT)["files"] == digests(llama_folder)
     assert hub.served == [("model.safetensors", 20_480)]  # the rest
 
 
@@ -381,9 +381,9 @@ def test_a_file_that_differs_from_the_listing_is_thrown_away_and_fetched_again(h
     good = hub.files[name]
     hub.files[name] = good[:-1] + bytes([good[-1] ^ 1])
     with pytest.raises(DataError, match="Q-BASE-022"):
-        bring("hub", REPO, revision=COMMIT)
+        bring(REPO, revision=COMMIT)
     hub.files[name] = good
-    bring("hub", REPO, revision=COMMIT)
+    bring(REPO, revision=COMMIT)
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_a_file_that_differs_from_the_listing_is_thrown_away_and_fetched_again(h
 def test_a_refusing_hub_is_one_sentence(hub, bring, refusal, error, code, words):
     hub.refusal = refusal
     with pytest.raises(error, match=words) as raised:
-        bring("hub", REPO, revision=COMMIT)
+        bring(REPO, revision=COMMIT)
     assert raised.value.exit_code == code
     assert "\n" not in str(raised.value)
 
@@ -407,7 +407,7 @@ def test_a_refusing_hub_is_one_sentence(hub, bring, refusal, error, code, words)
 def test_a_gguf_in_a_subfolder_is_not_fetched(hub, bring):
     hub.files["Q4/tiny.gguf"] = hub.listed["Q4/tiny.gguf"] = b"GGUF"
     with pytest.raises(DataError, match="Q-BASE-008"):
-        bring("hub", REPO, revision=COMMIT, file="Q4/tiny.gguf", quantization="gguf")
+        bring(REPO, revision=COMMIT, file="Q4/tiny.gguf", quantization="gguf")
     assert hub.served == []
 
 
@@ -415,18 +415,18 @@ def test_a_hub_out_of_reach_is_the_environments_fault(hub, bring):
     hub.shutdown()
     hub.server_close()
     with pytest.raises(MachineError, match="Q-BASE-021"):
-        bring("hub", REPO, revision=COMMIT)
+        bring(REPO, revision=COMMIT)
 
 
 def test_a_hub_name_that_is_none_is_a_config_error(hub, bring):
     with pytest.raises(ConfigError, match="Q-BASE-017"):
-        bring("hub", "a/b/c", revision=COMMIT)
+        bring("a/b/c", revision=COMMIT)
 
 
 def test_a_pickle_only_repository_is_refused_before_anything_is_fetched(hub, bring):
     hub.listed["pytorch_model.bin"] = hub.listed.pop("model.safetensors")
     with pytest.raises(DataError, match="Q-BASE-006"):
-        bring("hub", REPO, revision=COMMIT)
+        bring(REPO, revision=COMMIT)
     assert hub.served == []
 
 
@@ -437,7 +437,7 @@ def test_a_repository_with_its_own_code_is_refused_before_its_weights_are_fetche
     }
     hub.files["config.json"] = hub.listed["config.json"] = json.dumps(config).encode()
     with pytest.raises(DataError, match="Q-BASE-010"):
-        bring("hub", REPO, revision=COMMIT)
+        bring(REPO, revision=COMMIT)
     assert [name for name, _ in hub.served] == ["config.json"]
 
 
@@ -445,7 +445,7 @@ def test_a_mixture_of_experts_is_refused_before_its_weights_are_fetched(hub, bri
     config = json.loads(hub.files["config.json"]) | {"model_type": "gpt_oss", "num_local_experts": 128}
     hub.files["config.json"] = hub.listed["config.json"] = json.dumps(config).encode()
     with pytest.raises(DataError, match="Q-MODELS-010"):
-        bring("hub", REPO, revision=COMMIT)
+        bring(REPO, revision=COMMIT)
     assert [name for name, _ in hub.served] == ["config.json"]
 
 
@@ -453,7 +453,7 @@ def test_a_gguf_of_a_mixture_is_refused_by_what_the_hub_says_of_it(hub, bring):
     hub.files["model.gguf"] = hub.listed["model.gguf"] = b"GGUF"
     hub.gguf = {"architecture": "granitemoe"}
     with pytest.raises(DataError, match="Q-MODELS-010"):
-        bring("hub", REPO, revision=COMMIT, file="model.gguf", quantization="gguf")
+        bring(REPO, revision=COMMIT, file="model.gguf", quantization="gguf")
     assert hub.served == []
 
 
@@ -515,10 +515,10 @@ def pickled(folder):
 def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_nothing(
     folder, bring, llama_folder, tmp_path, spoil, words
 ):
-    before = bring("path", llama_folder)
+    before = bring(llama_folder)
     spoil(folder)
     with pytest.raises(DataError, match=f"(?s){words}") as raised:
-        bring("path", folder)
+        bring(folder)
     assert "\n" not in str(raised.value)
     assert ".base.writing" not in str(raised.value)
     assert digests(tmp_path / "models" / "base") == before["files"]
@@ -527,7 +527,7 @@ def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_n
 
 @pytest.mark.slow
 def test_a_bent_folder_is_a_sentence_or_the_same_model(llama_folder, bring, tmp_path):
-    facts, tried, accepted = bring("path", llama_folder), 0, 0
+    facts, tried, accepted = bring(llama_folder), 0, 0
     for what, file, bent in some(bent_folders()):
         source = Path(shutil.copytree(llama_folder, tmp_path / f"bent{tried}"))
         if isinstance(bent, dict):
@@ -535,7 +535,7 @@ def test_a_bent_folder_is_a_sentence_or_the_same_model(llama_folder, bring, tmp_
         (source / file).write_bytes(bent)
         tried += 1
         try:
-            found = bring("path", source)
+            found = bring(source)
         except QuenchError:
             continue
         except BaseException as error:
@@ -547,7 +547,7 @@ def test_a_bent_folder_is_a_sentence_or_the_same_model(llama_folder, bring, tmp_
 
 def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring, tmp_path):
     (folder / "generation_config.json").unlink()
-    bring("path", folder)
+    bring(folder)
     assert json.loads((tmp_path / "models" / "base" / "generation_config.json").read_text()) == {
         "bos_token_id": 259,
         "eos_token_id": 260,
@@ -556,7 +556,7 @@ def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring
 
 
 def test_the_same_source_gives_the_same_bytes(gguf_file, bring):
-    assert bring("gguf", gguf_file) == bring("gguf", gguf_file)
+    assert bring(gguf_file) == bring(gguf_file)
 
 
 # --- foreign GGUF files ---
@@ -581,7 +581,7 @@ def test_the_same_source_gives_the_same_bytes(gguf_file, bring):
 def test_a_gguf_that_would_lose_something_is_refused(tmp_path, bring, changed, words):
     file = tiny.tiny_gguf(tmp_path / "odd.gguf", **changed)
     with pytest.raises(DataError, match=words):
-        bring("gguf", file)
+        bring(file)
     assert not (tmp_path / "models" / "base").exists()
 
 
@@ -615,16 +615,16 @@ def test_a_crafted_gguf_is_given_up_at_once(tmp_path, bring, data):
     (tmp_path / "bad.gguf").write_bytes(data)
     start = time.monotonic()
     with pytest.raises(DataError, match="Q-MODELS-001"):
-        bring("gguf", tmp_path / "bad.gguf")
+        bring(tmp_path / "bad.gguf")
     assert time.monotonic() - start < 10
 
 
 def test_a_missing_or_cut_off_gguf_is_one_sentence(tmp_path, bring, gguf_file):
     with pytest.raises(DataError, match="Q-MODELS-002"):
-        bring("gguf", tmp_path / "none.gguf")
+        bring(tmp_path / "none.gguf")
     (tmp_path / "cut.gguf").write_bytes(gguf_file.read_bytes()[:-100])
     with pytest.raises(DataError, match="Q-MODELS-001"):
-        bring("gguf", tmp_path / "cut.gguf")
+        bring(tmp_path / "cut.gguf")
 
 
 @settings(max_examples=draws(200), deadline=2000)

@@ -46,7 +46,6 @@ def bring(tmp_path: Path) -> Bring:
 
     def run(file: Path, level: str | None = None) -> dict[str, Any]:
         chosen = Base(
-            source="gguf",
             model=str(file),
             quantization="gguf",
             level=level,
@@ -58,7 +57,7 @@ def bring(tmp_path: Path) -> Bring:
 
 def unpacked(file: Path, folder: Path) -> Path:
     """The file as a Hugging Face folder, as the graph of merged models reads it; the folder."""
-    chosen = Base(source="gguf", model=str(file))
+    chosen = Base(model=str(file))
     base(chosen, target=folder, record=folder.with_suffix(".json"))
     return folder
 
@@ -138,7 +137,7 @@ def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
     gguf_file: Path, tmp_path: Path, tools: Toolchain, quantization: Literal["gguf", "nf4"]
 ) -> None:
     file, tried, accepted = tmp_path / "odd.gguf", 0, 0
-    chosen = Base(source="gguf", model=str(file), quantization=quantization)
+    chosen = Base(model=str(file), quantization=quantization)
     for field, value in some(odd_variants(gguf_file)):
         change_field(gguf_file, file, field, value)
         tried += 1
@@ -180,14 +179,11 @@ def test_a_tensor_type_that_cannot_be_trained_on_is_named(
 def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
-    with pytest.raises(
-        ValidationError, match="source is path, a Hugging Face folder: name a GGUF file with source gguf"
-    ):
+    with pytest.raises(ValidationError, match="is a folder or a repository: name a GGUF file"):
         Base.model_validate(tiny_params["base"] | {"quantization": "gguf"})
-    with pytest.raises(ValidationError, match="needs the name of one GGUF file in the repository"):
+    with pytest.raises(ValidationError, match="'a/b' is a folder or a repository"):
         Base.model_validate(
             {
-                "source": "hub",
                 "model": "a/b",
                 "revision": "0" * 40,
                 "file": None,

@@ -533,7 +533,6 @@ def test_the_base_is_the_same_bytes_from_wherever_it_came(
     write_wheel(index, 1, data[:9_000])
     write_wheel(index, 2, data[9_000:])
     keys: dict[str, Any] = {
-        "source": "hub",
         "model": REPO,
         "revision": COMMIT,
         "file": NAME,
@@ -564,8 +563,8 @@ def test_a_gguf_of_the_hub_is_unpacked_without_a_hash_too(
     hub: FakeHub, gguf_file: Path, tmp_path: Path
 ) -> None:
     hub.files[NAME] = hub.listed[NAME] = gguf_file.read_bytes()
-    facts = bring(tmp_path / "hub", source="hub", model=REPO, revision=COMMIT, file=NAME)
-    ours = bring(tmp_path / "own", source="gguf", model=str(gguf_file), file=None)
+    facts = bring(tmp_path / "hub", model=REPO, revision=COMMIT, file=NAME)
+    ours = bring(tmp_path / "own", model=str(gguf_file), file=None)
     assert facts["files"] == ours["files"] and NAME not in facts["files"]
 
 
@@ -575,7 +574,7 @@ def test_another_model_under_the_same_name_is_refused_unless_it_is_the_one_named
     other = tiny.tiny_gguf(tmp_path / "tiny.gguf", llama__rope__freq_base=5000.0)
     hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (gguf_file, other)]
     assert hashes[0] != hashes[1]
-    keys: dict[str, Any] = {"source": "gguf", "model": str(other), "file": None}
+    keys: dict[str, Any] = {"model": str(other), "file": None}
     with pytest.raises(DataError, match="Q-BASE-030"):
         bring(tmp_path / "project", **keys, sha256=hashes[0])
     assert not (tmp_path / "project" / "base").exists()
@@ -588,7 +587,7 @@ def test_another_model_under_the_same_name_is_refused_unless_it_is_the_one_named
 def test_what_is_no_gguf_is_said_of_its_name(tmp_path: Path, cache: Path) -> None:
     cache.mkdir(parents=True)
     (cache / SHA256).write_bytes(DATA)
-    keys: dict[str, Any] = {"source": "gguf", "model": "some.gguf", "file": None, "sha256": SHA256}
+    keys: dict[str, Any] = {"model": "some.gguf", "file": None, "sha256": SHA256}
     with pytest.raises(DataError, match=r"Q-MODELS-001.*some\.gguf") as raised:
         bring(tmp_path / "project", **keys)
     assert SHA256 not in str(raised.value)
@@ -597,7 +596,7 @@ def test_what_is_no_gguf_is_said_of_its_name(tmp_path: Path, cache: Path) -> Non
 def test_a_package_that_is_not_installed_is_had_elsewhere(
     index: Path, tmp_path: Path, gguf_file: Path
 ) -> None:
-    keys: dict[str, Any] = {"source": "package", "model": "no-such-pack", "file": "tiny.gguf"}
+    keys: dict[str, Any] = {"model": "no-such-pack", "file": "tiny.gguf"}
     digest = hashlib.sha256(gguf_file.read_bytes()).hexdigest()
     bring(tmp_path / "project", **keys, sha256=digest, places=[{"path": str(gguf_file)}])
     with pytest.raises(ToolError, match="Q-BASE-028"):

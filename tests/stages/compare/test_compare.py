@@ -530,7 +530,7 @@ def test_a_job_that_nobody_asks_for_is_refused_before_it_runs(
         (
             {
                 "compare": {"seeds": [1]},
-                "base": {"source": "gguf", "model": "a.gguf", "quantization": "gguf"},
+                "base": {"model": "a.gguf", "quantization": "gguf"},
                 "evaluate": {"models": ["adapter"]},
             },
             "where the 16-bit base is",

@@ -45,7 +45,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # answers that are not all alike, for Q4_0 to damage
     steep = {"token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)}
     params = tiny_params(tiny_gguf(root / "source.gguf", tensors=steep))
-    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
+    params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
     params["curate"] |= {"drop_duplicates": "exact"}
     params["preprocess"] |= {"max_length": 256}
     params["evaluate"] |= {"models": ["source", "base", "adapter"]}

@@ -71,7 +71,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose base is a one-layer Llama at Q4_0, up to `preprocess`. Read only."""
     root = tmp_path_factory.mktemp("grpo")
     params = tiny_params(tiny_gguf(root / "source.gguf"))
-    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
+    params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
     params["curate"] |= {"drop_duplicates": "exact"}
     params["preprocess"] |= {"max_length": 256}
     params["evaluate"] |= {"models": ["source", "base", "adapter"]}

@@ -39,7 +39,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"blk.0.attn_{name}.weight": random.normal(0, 0.2, (16, 32)).astype(np.float16) for name in "kv"
     }
     params = tiny_params(tiny_gguf(root / "source.gguf", tensors=halves, llama__attention__head_count_kv=2))
-    params["base"] |= {"source": "gguf", "quantization": "gguf", "level": "Q4_0"}
+    params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
     params["curate"] |= {"drop_duplicates": "exact"}
     params["preprocess"] |= {"max_length": 256}
     params["train"] |= SCALED
