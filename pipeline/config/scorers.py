@@ -22,8 +22,6 @@ def scorer_problems(spellings: Sequence[str], has_judge: bool, has_external: boo
     """A sentence for each thing that can't be in a list of scorers; `has_judge`, `has_external`:
     evaluate.judge, evaluate.external is set. No file is opened.
     """
-    if twice := sorted({name for name in spellings if spellings.count(name) > 1}):
-        yield f"{', '.join(twice)} is named twice: leave it out once"
     for spelling in spellings:
         kind, colon, argument = spelling.partition(":")
         if kind in PLAIN and colon:

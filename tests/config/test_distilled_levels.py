@@ -36,7 +36,6 @@ def test_a_distilled_level_is_named_behind_its_own_and_has_its_limits() -> None:
         ({"levels": ["Q4_0-imatrix"], "distill": ["Q4_0-imatrix"]}, "without an importance matrix"),
         ({"levels": ["Q4_0", "base-Q4_0"], "distill": ["base-Q4_0"]}, "base-Q4_0"),
         ({"levels": ["TQ1_0"], "distill": ["TQ1_0"]}, "no scales that could learn"),
-        ({"distill": ["Q4_0", "Q4_0"]}, "twice"),
         ({"levels": ["Q4_0-distilled"], "distill": []}, "quantize.distill"),
         ({"distill": []}, "evaluate.models names Q4_0-distilled"),
     ],

@@ -537,6 +537,22 @@ def test_what_a_model_is_follows_from_the_keys_beside_it(model, revision, file, 
     assert (base.source, base.gguf_name) == (source, gguf)
 
 
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        *(("curate.repair", "turns"), ("curate.reject", "garbage"), ("curate.languages", "en")),
+        *(("curate.personal", "ip"), ("curate.decontaminate", "a.jsonl"), ("train.lora_variants", "dora")),
+        *(("train.modules_to_save", "norm"), ("train.experts", "router"), ("quantize.budgets", "1GB")),
+        *(("quantize.distill", "Q4_0"), ("compare.seeds", 1), ("compare.strategies", "lora_level")),
+        *(("evaluate.models", "F16"), ("evaluate.scorers", "rouge_l"), ("evaluate.harness", "arithmetic")),
+    ],
+)
+def test_a_list_has_nothing_twice(load, key, name):
+    section, _, last = key.partition(".")
+    with pytest.raises(ConfigError, match=rf"{key}: .*names {name} twice"):
+        load(f"{section}: {{{last}: [{name}, {name}]}}")
+
+
 def test_a_missing_file_and_one_that_is_not_utf8_say_what_to_do(tmp_path):
     with pytest.raises(ConfigError, match="Q-CONFIG-001"):
         load_params(tmp_path / "params.yaml")
@@ -618,10 +634,8 @@ DORA, RSLORA = {"lora_variants": ["dora"]}, {"lora_variants": ["rslora"]}
         ({"lora_variants": ["pissa_niter_4"]}, {}, "a base that was changed"),
         ({"lora_variants": ["orthogonal"]}, {}, "B is not 0"),
         ({"lora_variants": ["kaiming"]}, {}, "'gaussian' or 'lora_plus'"),
-        ({"lora_variants": ["dora", "dora"]}, {}, "names a variant twice"),
         ({"modules_to_save": ["norm"]}, {}, "parity.depth full"),
         ({"modules_to_save": ["lm_head"]}, {}, "no gradient of the head"),
-        ({"modules_to_save": ["norm", "norm"]}, {}, "names a module twice"),
         ({"modules_to_save": ["q_proj"]}, {}, "'input_layernorm'"),
         ({"modules_to_save": ["norm"], "lora_variants": ["lora_plus"]}, {}, "as fast as B"),
         ({"modules_to_save": ["norm"], "loss": "liger"}, {}, "replace norms"),

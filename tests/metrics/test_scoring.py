@@ -344,7 +344,6 @@ def test_a_function_that_is_not_there_is_one_sentence(root: Path, spelling: str,
         (["python:a/../../f.py:g"], "write python:FILE.py:FUNCTION"),
         (["judge"], "evaluate.judge is null"),
         (["external"], "evaluate.external is null"),
-        (["rouge_l", "exact_match", "rouge_l"], "rouge_l is named twice"),
     ],
 )
 def test_a_list_that_cannot_be_is_one_sentence(spellings: list[str], words: str) -> None:

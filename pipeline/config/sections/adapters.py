@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainValidator
 
+from pipeline.config.sections.values import ONCE
 from pipeline.core.text import quoted
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
@@ -72,7 +73,7 @@ def _variants(value: Any) -> Any:
                 f"names {name}, with which B is not 0 at the start, by which it is told that B has learned: "
                 "take it out, or name gaussian"
             )
-    return _once("variant", value)
+    return value
 
 
 def _saved(value: Any) -> Any:
@@ -82,18 +83,13 @@ def _saved(value: Any) -> Any:
                 f"names {name}, and only norms can: the losses here make no gradient of the head, and "
                 "embeddings are often the head too. Take it out"
             )
-    return _once("module", value)
-
-
-def _once(kind: str, value: Any) -> Any:
-    if isinstance(value, list) and len(set(map(str, value))) < len(value):
-        raise ValueError(f"names a {kind} twice: name it once")
     return value
 
 
 Targets = Annotated[list[str] | str, PlainValidator(_targets)]
 Ranks = Annotated[dict[str, int], PlainValidator(_ranks)]
 TrainedLayers = Annotated[list[int] | str | None, PlainValidator(_layers)]
-Variants = Annotated[list[Literal["rslora", "dora", "gaussian", "lora_plus"]], BeforeValidator(_variants)]
+Variant = Literal["rslora", "dora", "gaussian", "lora_plus"]
+Variants = Annotated[list[Variant], BeforeValidator(_variants), ONCE]
 Norm = Literal["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
-Saved = Annotated[list[Norm], BeforeValidator(_saved)]
+Saved = Annotated[list[Norm], BeforeValidator(_saved), ONCE]

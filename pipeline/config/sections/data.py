@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pipeline.config.sections.values import (
+    ONCE,
     Format,
     Fraction,
     GuardFile,
@@ -16,6 +17,10 @@ from pipeline.config.sections.values import (
     key,
 )
 
+Language = Annotated[
+    str, fits("[a-z]{2,3}", "a language: write its ISO 639 code in small letters, en for example")
+]
+
 
 class CurateKeys(Section):
     formats: dict[str, Format] = key(
@@ -24,29 +29,25 @@ class CurateKeys(Section):
         "query_response}; formats: auto | messages | sharegpt | alpaca | prompt_completion | "
         "query_response | input_output | text | preference | kto | prompt",
     )
-    repair: list[Literal["turns", "control_tokens", "overlong"]] = key(
+    repair: Annotated[list[Literal["turns", "control_tokens", "overlong"]], ONCE] = key(
         ["turns", "control_tokens", "overlong"],
         "rows to repair, not reject: turns (out of order: join neighbors of one side, drop what follows the "
         "last answer), control_tokens (the base's, inside text: break them up with a space), overlong (above "
         "preprocess.max_length: split conversations between exchanges, the system turn repeated, and texts "
         "between sentences); [] rejects all three",
     )
-    reject: list[Literal["refusals", "garbage"]] = key(
+    reject: Annotated[list[Literal["refusals", "garbage"]], ONCE] = key(
         ["refusals"],
         'rows to reject: refusals (the answer is nothing but a stock one, "As an AI language model, I cannot '
         '…"), garbage (endless repetition, hardly a letter, broken encoding); [] rejects neither',
     )
-    languages: list[
-        Annotated[
-            str, fits("[a-z]{2,3}", "a language: write its ISO 639 code in small letters, en for example")
-        ]
-    ] = key(
+    languages: Annotated[list[Language], ONCE] = key(
         [], 'languages to keep, as ISO 639 codes, e.g. [en, de]; [] keeps all (needs the extra "languages")'
     )
     secrets: Literal["redact", "reject", "keep"] = key(
         "redact", "keys, tokens and passwords: redact | reject (the row) | keep"
     )
-    personal: list[Literal["email", "phone", "ip", "iban", "card"]] = key(
+    personal: Annotated[list[Literal["email", "phone", "ip", "iban", "card"]], ONCE] = key(
         ["email", "phone", "ip", "iban", "card"],
         "kinds of personal data to redact: email, phone, ip, iban, card; [] keeps all",
     )
@@ -54,7 +55,7 @@ class CurateKeys(Section):
     drop_duplicates: Literal["near", "exact", "none"] = key(
         "near", "duplicates to drop: near (and exact ones; the best of a cluster stays) | exact | none"
     )
-    decontaminate: list[GuardFile] = key(
+    decontaminate: Annotated[list[GuardFile], ONCE] = key(
         [],
         "files below data/guard that training must not share 13 words in a row with, as with the test split "
         "(benchmarks, private tests), e.g. [mmlu.jsonl]",

@@ -1,14 +1,15 @@
 """What is measured of the models: sections `compare`, `parity`, `evaluate`."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from pipeline.config.scorers import scorer_problems
 from pipeline.config.sections.values import (
     AUTO,
     NAME_PART,
+    ONCE,
     Count,
     Divergence,
     GpuLayers,
@@ -32,22 +33,15 @@ TASK_NAME = "the name of a task: it is what the task's file gives under task, no
 TaskName = Annotated[str, fits("[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,199}", TASK_NAME)]
 
 
-def each_once(named: list[Any]) -> list[Any]:
-    """`named`, in which nothing is twice."""
-    if len(set(named)) < len(named):
-        raise ValueError(f"{named} names one twice, which would measure nothing new: name each once")
-    return named
-
-
 class Compare(Section):
-    seeds: Annotated[list[Seed], Field(max_length=100), AfterValidator(each_once)] = key(
+    seeds: Annotated[list[Seed], Field(max_length=100), ONCE] = key(
         [],
         "seeds with which each strategy is trained, to see which is best on your data, e.g. [42, 43, "
         "44]; []: not measured (what a seed costs stands at compare.strategies; each strategy and level is "
         "measured besides)",
     )
     levels: PlainLevels = key(["Q4_K_M"], "levels at which the strategies are compared, in llama.cpp's names")
-    strategies: Annotated[list[StrategyName], AfterValidator(each_once)] = key(
+    strategies: Annotated[list[StrategyName], ONCE] = key(
         ["merged_16", "merged_nf4", "lora_nf4", "lora_level", "scales_level"],
         "strategies to compare: merged_16 (an adapter trained on NF4, merged into 16 bit, then quantized) | "
         "merged_nf4 (the same, merged into NF4) | lora_nf4 (the same on the base's level): one training a "
@@ -120,7 +114,7 @@ class External(Section):
 class EvaluateKeys(Section):
     """Section `evaluate`."""
 
-    models: Annotated[list[str], Field(min_length=1, max_length=100)] = key(
+    models: Annotated[list[str], Field(min_length=1, max_length=100), ONCE] = key(
         ["base-F16", "F16", "Q4_K_M", "Q5_K_M"],
         "models to measure: F16, base-F16 (the untuned base) and the levels above, spelled as there; with "
         "base.quantization gguf: adapter (the GGUF with its adapter) or, if scales train, tuned (the GGUF "
@@ -128,7 +122,7 @@ class EvaluateKeys(Section):
     )
     perplexity_rows: Count = key(64, "held-out rows for perplexity and divergence")
     task_rows: Count = key(64, "held-out rows answered and scored")
-    scorers: Annotated[list[str], Field(max_length=20)] = key(
+    scorers: Annotated[list[str], Field(max_length=20), ONCE] = key(
         ["rouge_l"],
         "how answers are scored, the first decides: exact_match | json_fields (share of fields equal) | "
         "rouge_l (words in the same order: for chats whose answers can be put in other words) | "
@@ -153,7 +147,7 @@ class EvaluateKeys(Section):
         "general ability, base against tuned: builtin (120 questions) | a JSONL file of questions below "
         "data/evaluation | none",
     )
-    harness: Annotated[list[TaskName], Field(max_length=100)] = key(
+    harness: Annotated[list[TaskName], Field(max_length=100), ONCE] = key(
         [],
         "tasks of lm-evaluation-harness below data/evaluation/harness, by name (needs the extra "
         '"harness"); [] runs none',

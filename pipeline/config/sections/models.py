@@ -9,6 +9,7 @@ from pipeline.config.budgets import budget_problem
 from pipeline.config.ggml_types import LEVELS, WITH_SCALES
 from pipeline.config.levels import DISTILLED, split_level, tensor_type_problem
 from pipeline.config.sections.values import (
+    ONCE,
     UNTUNED,
     ModelLevels,
     Section,
@@ -54,13 +55,13 @@ class Quantize(Section):
         "{attn_v: q8_0}",
     )
 
-    distill: list[str] = key(
+    distill: Annotated[list[str], ONCE] = key(
         [],
         "levels whose scales are taught the 16-bit model's own answers: spelled as in levels, made beside "
         "them as LEVEL-distilled (see section distill), e.g. [Q4_0]; []: none",
     )
 
-    budgets: Annotated[list[str], Field(max_length=20)] = key(
+    budgets: Annotated[list[str], Field(max_length=20), ONCE] = key(
         [],
         "levels made to measure, named by the size that each may have: 4.2GB or 500MB (of the file) | "
         "4.6bpw (bits per weight) | fits-8GB-at-8192 (memory when served with so many tokens); types are "
@@ -72,8 +73,6 @@ class Quantize(Section):
     def _budgets_can_be_read(cls, budgets: list[str]) -> list[str]:
         if problems := [problem for text in budgets if (problem := budget_problem(text))]:
             raise ValueError("; ".join(problems))
-        if len(set(budgets)) < len(budgets):
-            raise ValueError(f"{budgets} names a budget twice: name each once")
         return budgets
 
     @field_validator("tensor_types")
@@ -99,8 +98,6 @@ class Quantize(Section):
                 f"distill names {', '.join(fixed)}, whose blocks have no scales that could learn: name "
                 "levels of Q2_K to Q8_0 or IQ4"
             )
-        elif len(set(self.distill)) < len(self.distill):
-            yield f"distill {self.distill} names a level twice: name each once"
 
     @property
     def tuned(self) -> list[str]:

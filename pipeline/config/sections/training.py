@@ -10,6 +10,7 @@ from pipeline.config.sections.adapters import Ranks, Saved, Targets, TrainedLaye
 from pipeline.config.sections.method_groups import Grpo, Preference
 from pipeline.config.sections.shipping import Machine
 from pipeline.config.sections.values import (
+    ONCE,
     Count,
     Offload,
     Optimizer,
@@ -90,7 +91,7 @@ class Train(Section):
         "lora only: norms that train whole beside the adapter: input_layernorm, post_attention_layernorm, "
         "q_norm, k_norm, norm (the last one); has to be merged",
     )
-    experts: list[Literal["gate_proj", "up_proj", "down_proj", "router"]] | None = key(
+    experts: Annotated[list[Literal["gate_proj", "up_proj", "down_proj", "router"]] | None, ONCE] = key(
         None,
         "mixtures of experts only: what gets an adapter of the routed experts' matrices and the router (it "
         "chooses a token's experts); []: none; null: the matrices in target_modules, which else means "

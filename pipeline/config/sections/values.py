@@ -26,6 +26,13 @@ def fits(pattern: str, needed: str) -> AfterValidator:
     return AfterValidator(partial(_check_text, pattern, needed))
 
 
+def _each_once(values: list[Any] | None) -> list[Any] | None:
+    if values and (twice := list(dict.fromkeys(value for value in values if values.count(value) > 1))):
+        raise ValueError(f"names {', '.join(map(str, twice))} twice: name each once")
+    return values
+
+
+ONCE = AfterValidator(_each_once)  # a list in which nothing is twice
 # bounds beyond which a number is a slip of the keyboard, or what it would make fits no machine
 Fraction = Annotated[float, Field(ge=0, le=1)]
 SplitFraction = Annotated[float, Field(ge=0, le=0.5)]

@@ -52,9 +52,7 @@ def test_what_is_no_budget_is_refused(text: str) -> None:
         Quantize(budgets=[text])
 
 
-def test_the_same_budget_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        Quantize(budgets=["1GB", "1GB"])
+def test_a_budget_is_a_level_of_the_tuned_model() -> None:
     assert Quantize(levels=["Q4_0"], budgets=["1GB"]).tuned == ["Q4_0", "1GB"]
 
 

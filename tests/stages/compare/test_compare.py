@@ -517,8 +517,6 @@ def test_a_job_that_nobody_asks_for_is_refused_before_it_runs(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"compare": {"seeds": [1, 1]}}, "names one twice"),
-        ({"compare": {"strategies": [MERGED_16] * 2}}, "names one twice"),
         ({"compare": {"strategies": ["best"]}}, "is 'best', input should be 'merged_16'"),
         ({"compare": {"strategies": {"nf4": [MERGED_16]}}}, "one list of names .`quench config upgrade`"),
         (
