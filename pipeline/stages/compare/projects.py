@@ -24,6 +24,7 @@ from typing import Any
 from pipeline.config.ggml_types import TYPES
 from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, UNTUNED, Train
+from pipeline.config.sections.base import keys_of_file
 from pipeline.config.strategies import FOLDER, Job
 from pipeline.config.targets import LORA_ONLY
 from pipeline.core.errors import ConfigError, DataError
@@ -107,12 +108,7 @@ def level_settings(
     params: Params, root: Path, job: Job, file: str = LEVEL_FILE, *, scales: bool = False
 ) -> Settings:
     """What the sub-project of `open_level` differs in."""
-    base = {
-        "model": str(root.resolve() / FOLDER / job.name / file),
-        "revision": None,
-        "file": None,
-        "quantization": "gguf",
-    }
+    base = keys_of_file(root.resolve() / FOLDER / job.name / file)
     offload = params.train.offload
     # a GGUF's embeddings can't be moved
     train: dict[str, Any] = {"offload": "none" if offload == "embeddings" else offload, "seed": job.seed}

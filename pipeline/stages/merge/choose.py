@@ -37,7 +37,7 @@ def decide(sixteen_bit: Sequence[float], nf4: Sequence[float], level: str) -> tu
     differences = [b - a for a, b in zip(sixteen_bit, nf4, strict=True)]
     rows = len(differences)
     low, high = interval(differences) if rows >= FEWEST else (0.0, 0.0)
-    if low <= 0 <= high:
+    if not (low > 0 or high < 0):
         return (
             "16-bit",
             f"At {level} {rows} rows can't tell the two merges apart, so it is the base's own 16-bit weights",
@@ -74,7 +74,7 @@ def merge_the_better(
     """
     base, adapter, merged = (root / "models" / name for name in ("base", "adapter", "merged"))
     rows = root / "data/final/val.jsonl"
-    prompts = held_out(rows, adapter, params.evaluating.ctx_size)
+    prompts = held_out(rows, adapter, params.preprocess.max_length)
     need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
         first, last = MERGE_BASES

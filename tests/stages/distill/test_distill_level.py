@@ -18,6 +18,7 @@ from tiny import tiny_gguf, tiny_params, write_project
 from pipeline.__main__ import main as run_here
 from pipeline.chat.rows import row_id
 from pipeline.config.params import Params, load_params
+from pipeline.config.sections.places import LocalFile
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.gguf.provenance import ADAPTER, DISTILL
@@ -352,13 +353,18 @@ def test_the_graph_leaves_out_what_is_said_of_data_raw_alone() -> None:
         assert param == " -".join(("curate", *OF_RAW))
 
 
-def test_the_sub_project_trains_as_section_distill_says(ready: Path) -> None:
+def test_the_sub_project_trains_as_section_distill_says(ready: Path, tmp_path: Path) -> None:
     params = load_params(ready / "params.yaml")
-    changes = distill.settings(params, Path("/x/F16.gguf"), Q4_0, 7)
+    # the project's base is found by its hash, and the file is a link to DVC's copy, which has no ending
+    places = [LocalFile(path="other.gguf")]
+    base = params.base.model_copy(update={"model": "a.gguf", "sha256": "0" * 64, "places": places})
+    (tmp_path / "F16.gguf").symlink_to(tmp_path / "0f16")
+    changes = distill.settings(params.model_copy(update={"base": base}), tmp_path / "F16.gguf", Q4_0, 7)
     made = Params.model_validate(
         params.model_dump(mode="json")
         | {section: params.model_dump(mode="json")[section] | keys for section, keys in changes.items()}
     )
     assert (made.graph, made.train.method, made.train.tuner) == ("tuned", "distill", "scales")
     assert (made.train.max_steps, made.train.learning_rate, made.train.seed) == (6, RATE, 7)
+    assert (made.base.source, made.base.sha256, made.base.places) == ("gguf", None, [])
     assert made.base.level == Q4_0 and made.quantize.tensor_types == TYPES and not made.quantize.distill

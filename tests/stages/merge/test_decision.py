@@ -18,6 +18,7 @@ FAR = [value + 0.2 for value in SAME]
         (FAR, [value + row % 2 - 0.5 for row, value in enumerate(FAR)], "16-bit", "can't tell"),
         (FAR[:8], SAME[:8], "nf4", "8 rows"),
         (FAR[:7], SAME[:7], "16-bit", "7 rows can't tell"),  # too few are no evidence
+        ([float("nan"), *FAR], [0.1, *SAME], "16-bit", "can't tell"),
     ],
 )
 def test_the_rule(sixteen_bit: list[float], nf4: list[float], winner: str, words: str) -> None:
