@@ -272,8 +272,8 @@ def stepper(base: Path, settings: Training) -> Callable[[int, bool], int | None]
 
     from pipeline.models.chunked_loss import chunked_loss
     from pipeline.models.liger_loss import apply_liger, choose_loss, fused_loss
-    from pipeline.models.lora import lora_config
     from pipeline.models.qlora import load_quantized
+    from pipeline.models.tuners.lora import lora_config
 
     loss = choose_loss(settings.loss)
     if loss == "liger":

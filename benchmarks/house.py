@@ -30,7 +30,7 @@ CEILINGS = {
     "modules of 250 lines and more": 0,
     "functions of more than 6 parameters": 6,
     "parameters that are dict[str, Any]": 57,
-    "lines of tests": 59_450,
+    "lines of tests": 59_470,
     "tests that import other tests": 0,
     "inner symbols that tests use": 568,
     "sentences that tests assert": 70,

@@ -9,10 +9,10 @@ from peft import get_peft_model
 
 from pipeline.config.sections import Training
 from pipeline.models.chunked_loss import chunked_loss
-from pipeline.models.lora import lora_config
 from pipeline.models.qlora import (
     load_quantized,
 )
+from pipeline.models.tuners.lora import lora_config
 
 
 def settings(**changes: Any) -> Training:

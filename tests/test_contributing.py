@@ -111,6 +111,33 @@ assert jobs_at_work(Path()) == []
 Path(".snakemake/lsf_logs").mkdir(parents=True)
 assert jobs_at_work(Path()) == ["train (LSF job 17, run)"]
 """,  # noqa: E501
+    "tuner": f"""
+import sys, pytest, torch
+from pathlib import Path
+sys.path.append({str(PROJECT / "tests")!r})
+from qlora import sixteen
+from tiny import untied_qwen2
+from pipeline.config.params import Params
+from pipeline.models.qlora import load_quantized
+from pipeline.models.tuners import TUNERS, put_tuner, tuner_in, tuner_on
+recipe = sixteen(tuner="norms", modules_to_save=["input_layernorm", "norm"], layers="1-")
+base, ids, adapter = untied_qwen2(Path("base"), layers=3), torch.arange(24)[None], Path("adapter")
+model = put_tuner(load_quantized(base, recipe), recipe)
+weights = [weight for weight in model.parameters() if weight.requires_grad]
+assert TUNERS["norms"].check(model, recipe) == sum(weight.numel() for weight in weights) == 3 * 64
+optimizer, losses = torch.optim.AdamW(weights, lr=0.01), []
+for _ in range(4):
+    losses.append(model(input_ids=ids, labels=ids).loss)
+    losses[-1].backward()
+    optimizer.step()
+assert losses[-1] < losses[0] and all(change.any() for _, change, _ in tuner_on(model).numbers(model))
+tuner_on(model).save(model, adapter)
+again = tuner_in(adapter).restore(load_quantized(base, recipe), adapter)
+assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+for settings, why in ((dict(tuner="norms"), "name what trains there"), (dict(modules_to_save=["norm"]), "trained whole")):
+    with pytest.raises(ValueError, match=why):
+        Params.model_validate(dict(train=dict(tuner="norms") | settings, base=dict(quantization="gguf"), evaluate=dict(models=["base", "adapter"])))
+""",  # noqa: E501
     "verb": """
 from typer.testing import CliRunner
 from pipeline.cli import app

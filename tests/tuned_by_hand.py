@@ -10,13 +10,14 @@ import torch
 from gguf_edit import change_fields, change_rows
 from safetensors.torch import load_file, save_file
 
+from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.hashing import file_hash, json_hash
-from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.gguf.tensors import Bytes, gguf_tensors
 from pipeline.models.gguf_names import in_order
 from pipeline.models.quantized_model import load_gguf, tensor_names
-from pipeline.models.scaled_linear import put_scales
+from pipeline.models.tuners.scaled_linear import put_scales
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
 

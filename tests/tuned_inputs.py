@@ -12,8 +12,8 @@ from report_inputs import CHATML_WITH_DEFAULT, answers, change, put, write_evalu
 from shipping import write_lineage
 
 from pipeline.config.params import Params, load_params
+from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.base_files import SCALES_FILE
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields, lineage_fields
 
 RECIPE = adapter_inputs.RECIPE.with_name("demo-scales.yaml")

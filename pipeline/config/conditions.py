@@ -9,12 +9,13 @@ may go from one graph of stages to another and keep its settings of both.
 import json
 from collections.abc import Iterator
 from functools import cache, reduce
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Section
 from pipeline.config.sections.values import group_of, keys_of
-from pipeline.config.targets import LORA_ONLY
+from pipeline.config.tuners import REFUSED_ELSEWHERE, TUNERS, readers
 from pipeline.core.text import listed
 
 
@@ -71,7 +72,6 @@ class Idle(NamedTuple):
 
 MERGED = Has("base.quantization", ("nf4", "none"))
 GGUF = Has("base.quantization", ("gguf",))
-LORA = Has("train.tuner", ("lora",))
 SEEDS = Has("compare.seeds")
 DISTILLED = (
     Has("quantize.distill"),
@@ -82,6 +82,13 @@ DISTILLED = (
 def method(*names: str) -> tuple[Has]:
     """That train.method is one of these."""
     return (Has("train.method", names),)
+
+
+def of_tuners(*keys: str, refused: bool = False) -> Iterator[Only]:
+    """That keys of `train` act only with the tuners that read them."""
+    for tuners, alike in groupby(sorted(keys, key=readers), readers):
+        if len(tuners) < len(TUNERS):
+            yield Only(tuple(f"train.{key}" for key in alike), (Has("train.tuner", tuners),), refused)
 
 
 CONDITIONS = (
@@ -95,10 +102,10 @@ CONDITIONS = (
     Only(("train.sft_weight",), method("distill", "dpo", "ipo", "simpo"), refused=True),
     Only(("train.grpo",), method("grpo"), refused=True),
     Only(("train.grpo.parallel",), (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
-    Only(tuple(f"train.{key}" for key in LORA_ONLY), (LORA,), refused=True),
+    *of_tuners(*REFUSED_ELSEWHERE, refused=True),
     # the others are those of another graph of stages, or wait for another setting
     Only(("base.tie",), (MERGED,)),
-    Only(("train.r", "train.lora_alpha", "train.lora_dropout"), (LORA,)),
+    *of_tuners("r", "lora_alpha", "lora_dropout", "target_modules"),
     Only(("train.num_train_epochs",), (Has("train.max_steps", (-1,)),)),
     Only(
         ("train.warmup_ratio",),

@@ -95,7 +95,7 @@ class Params(sections.Section):
         """
         if self.base.quantization != "gguf":
             return "merged"
-        return "tuned" if self.train.tuner == "scales" else "adapter"
+        return self.train.tuning.graph
 
     @property
     def product(self) -> Product:

@@ -19,11 +19,6 @@ ROUTED = re.compile(r"\.experts\.\d+\.")  # in the path of a routed expert's lin
 GATE = "gate"
 ROUTER = re.compile(rf"(?:.*\.)?mlp\.{GATE}")  # the path of what chooses a token's experts
 PARTS = ("gate_proj", "up_proj", "down_proj")  # of an expert
-LORA_ONLY = (
-    "lora_variants",
-    "modules_to_save",
-    "rank_pattern",
-)
 
 
 def layer_of(path: str) -> int | None:
@@ -45,7 +40,7 @@ def trains_in(layer: int, train: Train) -> bool:
 def is_target(path: str, train: Train) -> bool:
     """Whether the linear at `path` trains."""
     layer = layer_of(path)
-    if layer is None or not trains_in(layer, train):
+    if layer is None or not trains_in(layer, train) or "target_modules" not in train.tuning.settings:
         return False
     if is_router(path):
         return "router" in (train.experts or ())
@@ -144,7 +139,7 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
             f"train.target_modules names {', '.join(unknown)}, which this model's layers have not: take some "
             f"of {', '.join(names)}"
         )
-    elif not hit:
+    elif not hit and "target_modules" in train.tuning.settings:
         also = "" if train.experts is None else f", train.experts {train.experts}"
         yield (
             f"train.target_modules is {train.target_modules!r}{also}, which matches no linear of the layers "

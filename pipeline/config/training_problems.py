@@ -13,11 +13,13 @@ def training_problems(
     """A sentence on each. `full_parity`: the adapter is put on the base's levels; `compared` are the
     strategies that are compared.
     """
-    if train.tuner == "scales" and graph != "tuned":
+    if (trained := train.tuning.inside) and base.quantization != "gguf":
         yield (
-            f"train.tuner is scales and base.quantization is {base.quantization}, which has no "
-            "blocks of a GGUF: set it to gguf, or the tuner to lora"
+            f"train.tuner is {train.tuner} and base.quantization is {base.quantization}, which has no "
+            f"{trained}: set it to gguf, or the tuner to lora"
         )
+    if "target_modules" not in train.tuning.settings and not train.modules_to_save:
+        yield f"train.tuner is {train.tuner}, and train.modules_to_save is []: name what trains there"
     if train.method == "distill" and base.level is None:
         yield (
             "train.method is distill and base.level is null, so there is no original to learn from: "
@@ -58,8 +60,7 @@ def training_problems(
             f"compare.seeds names seeds and train.method is {train.method}, and strategies are compared by "
             "supervised training: set the seeds to []"
         )
-    problem = merged_only(train.model_dump()) if train.tuner == "lora" else None
-    if problem:
+    if problem := merged_only(train.model_dump(include={*train.tuning.settings})):
         yield from _of_merged_only(f"train.{problem}", graph, full_parity, compared)
 
 
@@ -100,7 +101,7 @@ def _of_prompts(train: Train) -> Iterator[str]:
             f"train.train_on_prompt is on and train.method is {train.method}, which learns from the model's "
             "own answers alone: set it to false"
         )
-    problem = merged_only(train.model_dump()) if train.tuner == "lora" else None
+    problem = merged_only(train.model_dump(include={*train.tuning.settings}))
     if problem and train.grpo.rollouts == "llama-server":
         yield (
             f"train.{problem}, with which llama-server can't draw: leave it out, or set train.grpo.rollouts "

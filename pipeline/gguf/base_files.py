@@ -12,8 +12,6 @@ from pipeline.core.publish import read_json
 
 # what is trained on and served, and, if base.level is set, the file that it was quantized from
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
-# in models/adapter, one of them: PEFT's adapter, or the changes of a GGUF's scales
-ADAPTER_FILE, SCALES_FILE = "adapter_model.safetensors", "scales.safetensors"
 DENSE = ("llama", "qwen2", "qwen3")  # the architectures of `gguf.sources` without experts
 TRAINED_ON = (*DENSE, "qwen2moe", "qwen3moe")  # those whose GGUF an adapter can be trained on
 
@@ -24,16 +22,6 @@ def not_dense(fields: Mapping[str, Any]) -> str | None:
     if (fields.get(f"{architecture}.expert_count") or 0) > 1:
         return f"a mixture of experts ({architecture})"
     return None if architecture in DENSE else str(architecture)
-
-
-def is_scales(adapter: Path) -> bool:
-    """Whether the folder holds trained scales, and no adapter."""
-    return (adapter / SCALES_FILE).is_file()
-
-
-def trained_file(adapter: Path) -> Path:
-    """The file in the folder `adapter` with the numbers that were trained."""
-    return adapter / (SCALES_FILE if is_scales(adapter) else ADAPTER_FILE)
 
 
 def file_trained_on(base: Path, adapter: Path, lineage: Path) -> str:

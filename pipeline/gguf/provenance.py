@@ -9,9 +9,9 @@ every machine.
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.tuners import trained_file
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
-from pipeline.gguf.base_files import trained_file
 from pipeline.gguf.file import BUDGET_FIELD, check_gguf
 
 OWN = "quench."

@@ -11,12 +11,11 @@ from typing import Any
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
-from pipeline.gguf.base_files import is_scales
 from pipeline.metrics.divergence import Prompt, Reference, kept_logits
-from pipeline.models.lora import with_adapter
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import give_back_holes
-from pipeline.models.scales import load_scales
+from pipeline.models.tuners import tuner_in
+from pipeline.models.tuners.lora import with_adapter
 
 
 def trained_logits(
@@ -42,10 +41,7 @@ def trained_model(
     trained_in = adapter or settings_of
     assert trained_in, "a base alone needs the settings of a run"
     with quantized_base(base, trained_in) as bare:
-        if adapter and is_scales(adapter):
-            load_scales(model := bare, adapter)
-        else:
-            model = with_adapter(bare, adapter) if adapter else bare
+        model = tuner_in(adapter).restore(bare, adapter) if adapter else bare
         yield (speaker := TorchSpeaker(in_float32(model) if float32 else model))
         speaker.forget()
         del bare, model

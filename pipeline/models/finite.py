@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import GateError
 from pipeline.models.tensors import all_finite, nf4_state, whole
-from pipeline.models.tuners import trained_numbers
+from pipeline.models.tuners import tuner_on
 
 DAMAGED = (
     "Q-MODELS-008",
@@ -53,7 +53,7 @@ def adapter_is_finite(model: Any) -> int:
     """How many tensors were trained, of an adapter or of scales, each proven finite; `GateError` names the
     first that isn't. Cheap at any step.
     """
-    matrices = ((name, weight) for name, weight, _ in trained_numbers(model))
+    matrices = ((name, weight) for name, weight, _ in tuner_on(model).numbers(model))
     return _count_finite(matrices, *DIVERGED)
 
 

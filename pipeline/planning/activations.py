@@ -40,14 +40,14 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
     Inputs named in `without_mask` need no gradient, so their dropout keeps no mask. Linears whose scales
     train keep their inputs alone.
     """
-    train, scaled = setup.train, setup.tunes_scales
+    train = setup.train
     lean = setup.device == "cpu" and train.quantization == "nf4" and not train.use_dora
     shared, apart = list(targets), []
-    if not scaled and (train.dropout or setup.lora_element != setup.element):
+    if train.dropout or setup.lora_element != setup.element:
         shared = [linear for linear in targets if lean and linear in setup.shape.linears]
         apart = [linear for linear in targets if linear not in shared]
     ranks = sum(linear.used * rank_of(linear.path(layer), train) for linear in targets)
-    kept = 0 if scaled else ranks * setup.lora_element
+    kept = 0 if setup.train.tuning.inside else ranks * setup.lora_element
     mask = 1 if setup.device == "cuda" else setup.lora_element  # a bool on CUDA, on the CPU the noise itself
     for linear in apart:
         masked = train.dropout and linear.reads not in without_mask
@@ -55,7 +55,7 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
     # attention keeps its output anyway
     inputs = {linear.reads: linear.used * linear.inputs for linear in shared if linear.reads != "attended"}
     kept += sum(inputs.values()) * setup.element
-    if train.dropout and not scaled:
+    if train.dropout:
         kept += sum(linear.used * linear.inputs for linear in shared)
     return setup.tokens * kept
 
@@ -176,7 +176,7 @@ def recomputed_kept(setup: Setup) -> int:
 
 def autocast_copies(setup: Setup) -> int:
     """Autocast's 16-bit copies of the adapter, which a forward holds to its end."""
-    copied = setup.device == "cuda" and setup.element < FLOAT and not setup.tunes_scales
+    copied = setup.device == "cuda" and setup.element < FLOAT
     return lora_parameters(setup) * setup.element if copied else 0
 
 
@@ -202,7 +202,7 @@ def workspace_bytes(setup: Setup) -> int:
             for linear in setup.shape.linears
         )
         dense = block * setup.element
-        if setup.tunes_scales:  # its gradient too, and in float32, and the derivatives by a scale
+        if setup.train.tuning.inside:  # its gradient too, and in float32, and the derivatives by a scale
             dense += block * (setup.element + 2 * FLOAT) + 2 * block
         return cublas + dense + setup.packed.scratch(setup.device, block)
     if setup.train.quantization != "nf4":

@@ -80,7 +80,7 @@ def flops_per_token(setup: Setup) -> float:
     shape, train, trained = setup.shape, setup.train, enumerate(targets(setup))
     back = 1 - first_trained(setup) / shape.layers
     again = 2 / int(train.gradient_checkpointing) if train.gradient_checkpointing else 0
-    if setup.tunes_scales:  # the gradient of every weight is made, and summed up per scale
+    if setup.train.tuning.inside:  # the gradient of every weight is made, and summed up per scale
         adapter = 2.0 * sum(linear.weights for _, linears in trained for linear in linears)
     else:  # of the routed experts', a token meets that of those it is sent to
         adapter = (6 + again) * sum(

@@ -115,9 +115,7 @@ def lasting_parts(setup: Setup) -> list[Part]:
         Part("offloaded layer", max(away, default=0), f"one at a time; {in_main_memory}"),
         Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
         Part("norms and biases", weights.small_bytes(setup), train.bnb_4bit_compute_dtype),
-        Part(
-            "scales" if setup.tunes_scales else "LoRA", trained, f"{trained // FLOAT:,} parameters, float32"
-        ),
+        Part(setup.train.tuning.called, trained, f"{trained // FLOAT:,} parameters, float32"),
         Part("gradients", trained, "float32"),
         Part("exchanged gradients", exchanged, "a round's and their sum"),
         Part("optimizer", weights.optimizer_bytes(setup), train.optim),
@@ -153,7 +151,7 @@ def step_parts(setup: Setup) -> tuple[Part, list[Part], Part]:
 def assumed_parts(setup: Setup, parts: list[Part], kept: Part) -> list[Part]:
     """What a process takes beside the tensors of `parts`, `kept` among them."""
     if setup.device == "cpu":
-        holes = HOLES_WITH_DROPOUT if setup.train.dropout and not setup.tunes_scales else HOLES
+        holes = HOLES_WITH_DROPOUT if setup.train.dropout else HOLES
         return [
             Part("holes in the heap", int(holes * kept.bytes), f"assumed; {holes:.0%} of what is kept"),
             Part("Python and libraries", CPU_LIBRARIES, "assumed"),

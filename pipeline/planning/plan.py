@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import CHECKPOINTS_KEPT, UNTUNED
 from pipeline.core.hardware import Card
 from pipeline.planning.budget import file_bytes
@@ -224,7 +225,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
         "checkpoints": checkpoint * (CHECKPOINTS_KEPT + 1),
         "adapter": adapter + TOKENIZER,
     }
-    if quantized and setup.tunes_scales:
+    if quantized and not PRODUCTS[setup.train.tuning.graph].with_lora:
         sizes["tuned GGUF"] = quantized.file
     else:
         sizes["LoRA GGUF"] = lora_bytes(setup)

@@ -62,10 +62,10 @@ class Setup:
 
     @property
     def lora_element(self) -> int:
-        """Bytes of an activation in the adapter: float32 where no autocast makes it 16 bit, that is on the
-        CPU.
+        """Bytes of an activation in what trains: float32 in an adapter where no autocast makes it 16 bit,
+        that is on the CPU.
         """
-        return self.element if self.device == "cuda" else FLOAT
+        return self.element if self.device == "cuda" or self.train.tuning.inside else FLOAT
 
     @property
     def packed(self) -> QuantizedBase | None:
@@ -76,11 +76,6 @@ class Setup:
             return None
         assert self.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
         return self.quantized
-
-    @property
-    def tunes_scales(self) -> bool:
-        """Whether the scales of a GGUF's blocks train, not an adapter."""
-        return self.train.tuner == "scales" and self.train.quantization == "gguf"
 
     def at(self, max_length: int, **changes: Any) -> "Setup":
         """The same with rows of `max_length` tokens and other values for keys of `train`."""

@@ -35,7 +35,7 @@ GATHERED = 3
 Linears = tuple[Linear, ...]  # of a layer
 # what `misfits` reads of the settings
 ASKED = {"target_modules", "experts", "layers", "r", "lora_alpha"}
-ASKED |= {"lora_variants", "rank_pattern", "offload"}
+ASKED |= {"lora_variants", "rank_pattern", "offload", "tuner"}
 
 
 def nf4_bytes(weights: int) -> int:
@@ -145,7 +145,7 @@ def _targets(shape: Shape, settings: str) -> tuple[Linears, ...] | str:
 
 def lora_shapes(setup: Setup) -> list[int]:
     """Elements of every tensor of the adapter: A (r × in) and B (out × r) of each targeted linear, under DoRA
-    its magnitudes (out) too.
+    its magnitudes (out) too; none where the linears' own numbers train.
 
     Raises what `targets` does.
     """
@@ -155,7 +155,7 @@ def lora_shapes(setup: Setup) -> list[int]:
             rank = rank_of(linear.path(layer), setup.train)
             magnitudes = [linear.outputs] if setup.train.use_dora else []
             tensors += [rank * linear.inputs, rank * linear.outputs, *magnitudes] * linear.copies
-    return tensors
+    return [] if setup.train.tuning.inside else tensors
 
 
 def saved_norms(setup: Setup) -> list[tuple[int, int]]:
@@ -181,8 +181,7 @@ def saved_norms(setup: Setup) -> list[tuple[int, int]]:
 def first_trained(setup: Setup) -> int:
     """The first layer in which something trains: the ones below have no backward."""
     norms = [layer for layer, _ in saved_norms(setup)]
-    linears = (layer for layer, linears in enumerate(targets(setup)) if linears)
-    return min([next(linears), *norms])
+    return min([layer for layer, linears in enumerate(targets(setup)) if linears] + norms)
 
 
 def lora_parameters(setup: Setup) -> int:
@@ -202,9 +201,8 @@ def trained_tensors(setup: Setup) -> list[int]:
     Raises `ConfigError` for a target that the layers don't have, `AssertionError` if scales train and how
     many there are is missing.
     """
-    matrices = lora_shapes(setup)
-    if not setup.tunes_scales:
-        return matrices + [size for _, size in saved_norms(setup)]
+    if not setup.train.tuning.inside:
+        return lora_shapes(setup) + [size for _, size in saved_norms(setup)]
     assert setup.quantized, "the scales of a GGUF train, and how many it has is missing"
     trained = {
         f"blk.{layer}.{NAMES[linear.name]}"

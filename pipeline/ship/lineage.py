@@ -14,11 +14,11 @@ from pydantic import Field
 
 from pipeline.chat.manifest import NAME
 from pipeline.config.sections import TUNED
+from pipeline.config.tuners import ADAPTER_FILE, SCALES_FILE, trained_file
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.gate.inputs import Inputs, read_record
 from pipeline.gate.records import Name, Number, Sha256, Shape
-from pipeline.gguf.base_files import ADAPTER_FILE, SCALES_FILE, trained_file
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
 
 ADAPTER, BASE, MERGED, TOKENS = "models/adapter", "models/base.json", "models/merged", "data/tokens"

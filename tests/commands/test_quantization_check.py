@@ -41,11 +41,11 @@ from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.places import PROJECT
 from pipeline.metrics.level_limits import PUBLISHED_KLD
 from pipeline.models.finite import adapter_is_finite, finite_record, nf4_linears, outputs_watched
-from pipeline.models.lora import lora_config
 from pipeline.models.nf4_weights import nf4_check, weight_lines
 from pipeline.models.qlora import load_quantized
 from pipeline.models.tensors import tensor_bytes
 from pipeline.models.tuners import put_tuner
+from pipeline.models.tuners.lora import lora_config
 from pipeline.planning.shape import load_shape
 from pipeline.stages.train.checkpoints import publish_checkpoint
 

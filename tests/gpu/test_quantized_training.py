@@ -25,8 +25,8 @@ def gradients(base: Path, device: str, dtype: str) -> dict[str, torch.Tensor]:
     from peft import get_peft_model
 
     from pipeline.models.chunked_loss import chunked_loss
-    from pipeline.models.lora import check_adapter, lora_config
     from pipeline.models.qlora import load_quantized
+    from pipeline.models.tuners.lora import check_adapter, lora_config
 
     train = RECIPE.model_copy(
         update={"bnb_4bit_compute_dtype": dtype, "lora_dropout": 0.0, "offload": "none"}

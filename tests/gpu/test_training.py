@@ -26,8 +26,8 @@ def test_a_step_in_nf4_is_finite_and_the_embeddings_stay_where_they_are_told(
 
     from benchmarks.random_base import write_base
     from pipeline.models.chunked_loss import chunked_loss
-    from pipeline.models.lora import check_adapter, lora_config
     from pipeline.models.qlora import load_quantized
+    from pipeline.models.tuners.lora import check_adapter, lora_config
 
     train = RECIPE.model_copy(update={"offload": "embeddings" if on_cpu else "none"})
     model = (

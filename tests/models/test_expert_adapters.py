@@ -26,7 +26,7 @@ from pipeline.models.experts.separate import load_model
 from pipeline.models.experts.targets import expert_number, together
 from pipeline.models.qlora import load_quantized
 from pipeline.models.quantized_linear import QuantizedLinear
-from pipeline.models.tuners import check_tuner, put_tuner, save_trained
+from pipeline.models.tuners import TUNERS, put_tuner, tuner_on
 
 KINDS = ("Qwen2Moe", "Qwen3Moe", "Mixtral")
 UP = "model.layers.1.mlp.experts.2.up_proj.weight"
@@ -114,7 +114,9 @@ def test_routed_and_shared_experts_are_told_apart(
     has_shared = "Qwen2" in base.name
     wanted = {"self_attn.q_proj", *(f"mlp.experts.{part}" for part in routed)}
     assert adapters(model) == wanted | {f"mlp.shared_expert.{part}" for part in shared if has_shared}
-    assert check_tuner(model, train) == sum(one.numel() for one in model.parameters() if one.requires_grad)
+    assert TUNERS["lora"].check(model, train) == sum(
+        one.numel() for one in model.parameters() if one.requires_grad
+    )
 
 
 def test_an_expert_without_its_adapter_is_noticed(base: Path) -> None:
@@ -123,7 +125,7 @@ def test_an_expert_without_its_adapter_is_noticed(base: Path) -> None:
     expert = model.get_base_model().model.layers[1].mlp.experts.get_submodule("3")
     expert["up_proj"] = expert["up_proj"].base_layer
     with pytest.raises(AssertionError, match=r"layers\.1\.mlp\.experts\.3\.up_proj"):
-        check_tuner(model, train)
+        TUNERS["lora"].check(model, train)
 
 
 @pytest.mark.parametrize("changed", [{"experts": []}, {"experts": ["up_proj"]}, {"experts": ["router"]}])
@@ -284,7 +286,7 @@ def test_peft_puts_the_folder_on_transformers_own_qwen3(tmp_path: Path) -> None:
     """Whose fused experts need other names: PEFT knows how to convert them."""
     base = write_base(tmp_path / "base", "Qwen3Moe")
     model = adapted(base, settings(target_modules=["q_proj"], experts=[*PARTS, "router"]))
-    save_trained(model, tmp_path / "adapter")
+    tuner_on(model).save(model, tmp_path / "adapter")
     own = AutoModelForCausalLM.from_pretrained(base).float()
     theirs = PeftModel.from_pretrained(own, tmp_path / "adapter").eval()
     assert torch.allclose(logits(model.eval()), logits(theirs), atol=1e-5)

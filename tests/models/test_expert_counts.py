@@ -10,7 +10,7 @@ from merging import write_base
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.separate import load_model
-from pipeline.models.tuners import check_tuner, put_tuner
+from pipeline.models.tuners import TUNERS, put_tuner
 from pipeline.planning.setup import Setup
 from pipeline.planning.shape import load_shape
 from pipeline.planning.weights import lora_parameters
@@ -55,7 +55,7 @@ def tuned(base: Path, train: Training) -> Any:
 )
 def test_the_planner_counts_what_trains(base: Path, changed: dict[str, Any]) -> None:
     train = settings(**changed)
-    assert counted(base, train) == check_tuner(tuned(base, train), train)
+    assert counted(base, train) == TUNERS["lora"].check(tuned(base, train), train)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_planner_counts_what_trains(base: Path, changed: dict[str, Any]) -> 
 )
 def test_a_shared_expert_is_called_as_in_the_model(tmp_path: Path, changed: dict[str, Any]) -> None:
     base, train = write_base(tmp_path, "Qwen2Moe"), settings(**changed)
-    assert counted(base, train) == check_tuner(tuned(base, train), train)
+    assert counted(base, train) == TUNERS["lora"].check(tuned(base, train), train)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_a_mixture_cannot_have_is_refused(
 
 def test_experts_of_different_layers_may_differ(base: Path) -> None:
     train = settings(rank_pattern={r"layers\.1\.mlp\.experts\.\d+\.up_proj": 2})
-    assert counted(base, train) == check_tuner(tuned(base, train), train)
+    assert counted(base, train) == TUNERS["lora"].check(tuned(base, train), train)
 
 
 def test_where_no_expert_is_left_the_setting_is_named(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from pipeline.models.finite import finite_record
 from pipeline.models.offload import OffloadedWeight, Resident
 from pipeline.models.qlora import load_quantized
 from pipeline.models.runtime import one_thread
-from pipeline.models.scales import unchanged_in_file
-from pipeline.models.tuners import causal_model, check_tuner, put_tuner, save_trained
+from pipeline.models.tuners import TUNERS, causal_model, put_tuner
+from pipeline.models.tuners.scales import unchanged_in_file
 
 sys.path.insert(0, str(PROJECT))
 
@@ -65,7 +65,7 @@ def held(model: Any) -> list[int]:
 def test_loss_and_gradients_are_those_without_it(base: Path, changes: dict[str, Any]) -> None:
     plain, model = (tuned(base, settings(**changes | more)) for more in ({}, {"offload": 3}))
     assert len(weights(model)) == 3 * LINEARS and sum(held(model)) == 0
-    assert check_tuner(model, settings(**changes | {"offload": 3})) == sum(
+    assert TUNERS["lora"].check(model, settings(**changes | {"offload": 3})) == sum(
         one.numel() for one in plain.parameters() if one.requires_grad
     )
     for _ in range(2):  # the second time some of the first one's are still there
@@ -148,7 +148,7 @@ def test_what_moves_the_model_leaves_them_where_they_are(base: Path) -> None:
 
 def test_the_saved_adapter_has_the_same_bytes(base: Path, tmp_path: Path) -> None:
     for kept in ("none", 3):
-        save_trained(tuned(base, settings(offload=kept)), tmp_path / str(kept))
+        TUNERS["lora"].save(tuned(base, settings(offload=kept)), tmp_path / str(kept))
     one, other = (tmp_path / str(kept) / "adapter_model.safetensors" for kept in ("none", 3))
     assert one.read_bytes() == other.read_bytes()
 

@@ -13,7 +13,6 @@ from tiny import untied_qwen2
 from transformers import Qwen2ForCausalLM
 
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.qlora import (
     check_quantized,
     float32_cast_bytes,
@@ -21,6 +20,7 @@ from pipeline.models.qlora import (
     keep_embeddings_on_cpu,
     load_quantized,
 )
+from pipeline.models.tuners.lora import check_adapter, lora_config
 
 
 @pytest.fixture(scope="module")

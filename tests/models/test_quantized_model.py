@@ -28,10 +28,10 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.chunked_loss import check_head, chunked_loss
-from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from pipeline.models.quantized_model import in_order, load_gguf
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
+from pipeline.models.tuners.lora import check_adapter, lora_config
 
 LEVELS = ("F16", "Q8_0", "Q4_K_M")
 IDS = torch.arange(48).reshape(2, 24) * 37 % 2000

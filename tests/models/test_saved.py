@@ -11,9 +11,9 @@ from tiny import untied_qwen2
 
 from pipeline.core.errors import ConfigError
 from pipeline.models.liger_loss import choose_loss
-from pipeline.models.lora import saved_modules, with_adapter
 from pipeline.models.qlora import load_quantized
-from pipeline.models.tuners import check_tuner, put_tuner, save_trained, trained_numbers, without_tuner
+from pipeline.models.tuners import TUNERS, put_tuner, tuner_on
+from pipeline.models.tuners.lora import saved_modules, with_adapter
 
 LAYERS, HIDDEN = 3, 64
 IDS = torch.arange(24)[None]
@@ -45,10 +45,10 @@ def test_the_named_norms_of_the_layers_that_train_are_trained(
     recipe = sixteen(target_modules=["q_proj"], **changes)
     model = put_tuner(load_quantized(base, recipe), recipe)
     plain = recipe.model_copy(update={"modules_to_save": []})
-    without = check_tuner(put_tuner(load_quantized(base, plain), plain), plain)
-    assert check_tuner(model, recipe) - without == norms * HIDDEN
+    without = TUNERS["lora"].check(put_tuner(load_quantized(base, plain), plain), plain)
+    assert TUNERS["lora"].check(model, recipe) - without == norms * HIDDEN
     with pytest.raises(AssertionError, match="trains whole"):
-        check_tuner(model, plain)
+        TUNERS["lora"].check(model, plain)
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
@@ -63,19 +63,19 @@ def test_they_learn_what_16_bits_would_lose_and_the_base_keeps_its_own(
     before = logits(bare)
     model = put_tuner(bare, recipe)
     assert torch.equal(logits(model), before)
-    assert not any(change.any() for name, change, _ in trained_numbers(model) if "norm" in name)
+    assert not any(change.any() for name, change, _ in tuner_on(model).numbers(model) if "norm" in name)
     with torch.no_grad():
         for copy in saved_modules(model).values():
             copy.weight.mul_(1 + 2**-12)  # bfloat16 has 2⁻⁷
         for copy in list(saved_modules(model).values())[:1]:
             copy.weight.mul_(1.5)
-    assert all(change.any() for name, change, _ in trained_numbers(model) if "norm" in name)
+    assert all(change.any() for name, change, _ in tuner_on(model).numbers(model) if "norm" in name)
     changed = logits(model)
     assert not torch.equal(changed, before)
-    with without_tuner(model):
+    with tuner_on(model).without(model):
         assert torch.equal(logits(model), before)
     assert torch.equal(logits(model), changed)
-    save_trained(model, tmp_path)
+    tuner_on(model).save(model, tmp_path)
     assert {one.dtype for one in load_file(tmp_path / "adapter_model.safetensors").values()} == {
         torch.float32
     }

@@ -15,8 +15,8 @@ from pipeline.gguf.scales import LARGEST, SMALLEST, changed_scales, stored_scale
 from pipeline.gguf.tensors import SCALES
 from pipeline.models import quantized_linear
 from pipeline.models.quantized_linear import QuantizedLinear
-from pipeline.models.scaled_linear import ScaledLinear, put_scales, rescaled
-from pipeline.models.tuners import without_tuner
+from pipeline.models.tuners import tuner_on
+from pipeline.models.tuners.scaled_linear import ScaledLinear, put_scales, rescaled
 
 INPUTS, OUTPUTS = 512, 48
 TYPES = [GgmlType(number) for number in SCALES]
@@ -196,7 +196,7 @@ def test_without_what_was_trained_the_file_answers_and_then_it_is_back() -> None
     linear, given = scaled(GgmlType.Q4_0), torch.randn(3, INPUTS)
     model = torch.nn.Sequential(linear)
     trained = model(given)
-    with without_tuner(model):
+    with tuner_on(model).without(model):
         file = QuantizedLinear(linear.weight, linear.ggml_type, linear.bias, compute_dtype=torch.float32)
         assert torch.equal(model(given), file(given)) and not torch.equal(model(given), trained)
     assert torch.equal(model(given), trained)

@@ -25,10 +25,10 @@ from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.models.finite import finite_record
 from pipeline.models.offload import is_frozen_linear
-from pipeline.models.scales import unchanged_in_file
 from pipeline.models.sharded import shard
 from pipeline.models.tensors import whole
-from pipeline.models.tuners import causal_model, save_trained
+from pipeline.models.tuners import causal_model, tuner_on
+from pipeline.models.tuners.scales import unchanged_in_file
 
 GGUF: list[dict[str, Any]] = [{}, {"tuner": "scales"}]
 CASES = {
@@ -97,7 +97,7 @@ def compared(folder: Path, recipe: Any, out: Path) -> dict[str, Any]:
     found["finite"] = finite_record(model) == finite_record(plain)
     found["unchanged"] = unchanged_in_file(model) is unchanged_in_file(plain)
     for one, name in ((plain, "plain"), (model, "model")):
-        save_trained(one, out / name)
+        tuner_on(one).save(one, out / name)
     saved = [next((out / name).glob("*.safetensors")).read_bytes() for name in ("plain", "model")]
     found["saved"] = saved[0] == saved[1]
     return found

@@ -14,9 +14,9 @@ from tiny import untied_qwen2
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
 from pipeline.models.chunked_loss import chunked_loss
-from pipeline.models.lora import check_adapter, lora_config
 from pipeline.models.qlora import load_quantized
-from pipeline.models.tuners import check_tuner, put_tuner
+from pipeline.models.tuners import TUNERS, put_tuner
+from pipeline.models.tuners.lora import check_adapter, lora_config
 
 LAYERS, SIZE = 4, {"q_proj": 64 + 64, "k_proj": 64 + 32, "v_proj": 64 + 32, "o_proj": 64 + 64}
 SIZE |= {"gate_proj": 64 + 128, "up_proj": 64 + 128, "down_proj": 128 + 64}
@@ -49,7 +49,7 @@ def adapted_layers(model: Any) -> set[int]:
 def test_the_first_layers_have_no_adapter_and_the_rest_learns_as_always(base: Path) -> None:
     frozen = tuned(base, sixteen(layers="2-"))
     assert adapted_layers(frozen) == {2, 3}
-    assert check_tuner(frozen, sixteen(layers="2-")) == 2 * 4 * sum(SIZE.values())
+    assert TUNERS["lora"].check(frozen, sixteen(layers="2-")) == 2 * 4 * sum(SIZE.values())
     plain = adapted(base, sixteen())
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
@@ -122,7 +122,7 @@ def test_what_the_model_has_not_is_refused(base: Path, changes: dict[str, Any]) 
 )
 def test_the_count_is_the_formulas(base: Path, changes: dict[str, Any], parameters: int) -> None:
     recipe = sixteen(**changes)
-    assert check_tuner(tuned(base, recipe), recipe) == parameters
+    assert TUNERS["lora"].check(tuned(base, recipe), recipe) == parameters
 
 
 def test_a_rank_or_a_scale_that_is_another_is_found(base: Path) -> None:

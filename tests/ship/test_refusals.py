@@ -21,9 +21,9 @@ from tiny_lora import tiny_lora
 from pipeline.commands import ship as command
 from pipeline.commands.project import Project
 from pipeline.config.params import Params
+from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.base_files import SCALES_FILE
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields
 
 LEVEL, BASE, LORA = "models/gguf/demo-Q4_K_M.gguf", "models/base/model.gguf", "models/gguf/demo-lora.gguf"

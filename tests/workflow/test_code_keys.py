@@ -340,7 +340,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "the loss of distilling": ("models/distill_loss.py", other("distill_loss"), {"train.distill"}),
     "the trainer": ("stages/train/trainer.py", other("QuenchTrainer"), TRAINING | LEARNERS),
     "processes that share a training": ("stages/train/several/group.py", other("open_group"), TRAINING),
-    "the adapter": ("models/tuners.py", other("put_tuner"), TRAINING),
+    "the adapter": ("models/tuners/__init__.py", other("put_tuner"), TRAINING),
     # what several stages share
     "publishing": ("core/publish.py", other("remove"), EVERY),
     "scoring": ("metrics/text.py", other("exact_match"), SCORING),

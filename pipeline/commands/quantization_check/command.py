@@ -41,10 +41,10 @@ from pipeline.core.checks import Check, refuse
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
-from pipeline.models.lora import adapter_config, check_adapter, lora_config
 from pipeline.models.nf4_weights import weight_lines
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import use_all_cores
+from pipeline.models.tuners.lora import adapter_config, check_adapter, lora_config
 from pipeline.planning.shape import KNOWN, Shape, load_shape
 from pipeline.stages.parity.check import KEYS
 from pipeline.stages.train.input_files import complete_base

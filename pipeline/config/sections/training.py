@@ -22,6 +22,7 @@ from pipeline.config.sections.values import (
     group,
     key,
 )
+from pipeline.config.tuners import TUNERS, TunerName, Tuning
 from pipeline.core.cpu import ComputeDtype
 
 # tokens per position whose probability by the original is kept under train.method distill: more are truer and
@@ -48,10 +49,8 @@ class Train(Section):
         "distill only: share of the usual loss on what the assistant says, 0 to 1 | dpo, ipo and simpo: "
         "weight of that loss on the chosen answers, against their becoming less likely; orpo has its own",
     )
-    tuner: Literal["lora", "scales"] = key(
-        "lora",
-        "what trains: lora (an adapter) | scales (the scales of a GGUF's blocks: what ships is one GGUF of "
-        "the same size and speed as the base's; needs base.quantization gguf)",
+    tuner: TunerName = key(
+        "lora", f"what trains: {' | '.join(f'{name} ({tuner.words})' for name, tuner in TUNERS.items())}"
     )
     device: Literal["auto", "cpu", "gpu"] = key(
         "auto", "auto (the GPU that PyTorch sees, else the CPU) | cpu | gpu (none: an error)"
@@ -180,6 +179,11 @@ class Train(Section):
         return float(given if given is not None else METHODS[self.method].beta or 0.0)
 
     @property
+    def tuning(self) -> Tuning:
+        """What trains."""
+        return TUNERS[self.tuner]
+
+    @property
     def use_dora(self) -> bool:
         """Whether the lengths of rows train too."""
         return "dora" in self.lora_variants
@@ -201,7 +205,9 @@ class Train(Section):
 
     @property
     def dropout(self) -> float:
-        """`lora_dropout`, or the method's own."""
+        """`lora_dropout`, or the method's own; 0 where the tuner has none."""
+        if "lora_dropout" not in TUNERS[self.tuner].settings:
+            return 0.0
         return METHODS[self.method].dropout if self.lora_dropout is None else self.lora_dropout
 
     def problems(self) -> Iterator[str]:
@@ -209,7 +215,7 @@ class Train(Section):
         learning = METHODS[self.method]
         if self.method == "distill" and self.sft_weight > 1:
             yield f"sft_weight is {self.sft_weight:g}, and of method distill it is a share: set it to 0 to 1"
-        if self.method == "grpo" and self.tuner == "lora" and self.lora_dropout:
+        if self.method == "grpo" and self.lora_dropout and "lora_dropout" in TUNERS[self.tuner].settings:
             yield (
                 f"lora_dropout is {self.lora_dropout:g}, and method grpo compares likelihoods before and "
                 "after a step, in which the dropout would be all: set it to 0.0 or null"

@@ -78,9 +78,9 @@ REFUSED: Sequence[tuple[bool, Callable[[Train], object], str]] = (
     ),
     (
         True,
-        lambda train: train.tuner == "scales",
-        "train.tuner is scales, and this base is a mixture of experts, whose scales can't be trained: set it "
-        "to lora",
+        lambda train: not train.tuning.mixtures,
+        "train.tuner is {0.tuner}, and this base is a mixture of experts, whose {0.tuner} can't be trained: "
+        "set it to lora",
     ),
 )
 

@@ -26,7 +26,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import TUNED, UNTUNED, Train
 from pipeline.config.sections.base import keys_of_file
 from pipeline.config.strategies import FOLDER, Job
-from pipeline.config.targets import LORA_ONLY
+from pipeline.config.tuners import REFUSED_ELSEWHERE
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, publishing, remove, write_json
@@ -117,7 +117,7 @@ def level_settings(
             "tuner": "scales",
             "learning_rate": LEARNING_RATE,
             "weight_decay": 0.0,
-            **{name: getattr(Train(), name) for name in LORA_ONLY},
+            **{key: getattr(Train(), key) for key in REFUSED_ELSEWHERE},
         }
     return {"base": base, "evaluate": {"models": [TUNED if scales else "adapter"]}, "train": train}
 

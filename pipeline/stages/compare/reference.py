@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.config.tuners import trained_file
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.publish import publishing, read_json, write_json
 from pipeline.core.text import screen
-from pipeline.gguf.base_files import trained_file
 from pipeline.metrics.divergence import Prompt, Reference
 
 FOLDER, LOGITS, PROMPTS = "reference", "logits", "prompts.json"

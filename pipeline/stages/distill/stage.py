@@ -11,16 +11,17 @@ from typing import Any
 
 from pipeline.config.levels import DISTILLED
 from pipeline.config.params import Params
+from pipeline.config.tuners import trained_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, read_json, remove, write_json
 from pipeline.core.text import plural
-from pipeline.gguf.base_files import DENSE, MODEL_FILE, not_dense, trained_file
+from pipeline.gguf.base_files import DENSE, MODEL_FILE, not_dense
 from pipeline.gguf.provenance import DISTILL, provenance
 from pipeline.gguf.tuned_file import write_tuned
 from pipeline.models.base_header import checked_header
-from pipeline.models.scales import file_scales
+from pipeline.models.tuners.scales import file_scales
 from pipeline.subprojects.distill import FOLDER, ROWS, check_same, distill_scales
 from pipeline.subprojects.processes import size_of
 

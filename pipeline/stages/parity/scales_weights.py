@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.checks import Check
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import read_json
-from pipeline.gguf.base_files import MODEL_FILE, is_scales
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.header import Header, tensor_bytes
 from pipeline.gguf.provenance import DISTILL, OWN, STANDARD
 from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
-from pipeline.models.scales import file_scales
+from pipeline.models.tuners.scales import file_scales
 from pipeline.stages.parity.check import exact
 
 TITLE = "Base's file and trained scales → tuned file"
@@ -25,7 +26,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
     """All of the file `tuned` against the GGUF in `base` with the scales of `adapter`, by blocks of rows."""
-    if not is_scales(adapter):
+    if not (adapter / SCALES_FILE).is_file():
         cause = "Training left an adapter: set train.tuner to scales, then run `snakemake`."
         return exact(TITLE, 1, "differences", f"{adapter.name}/ holds no trained scales", cause, WHAT)
     (old, before), (new, after) = gguf_tensors(base / MODEL_FILE), gguf_tensors(tuned)

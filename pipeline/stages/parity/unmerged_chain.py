@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config.products import PRODUCTS
 from pipeline.config.targets import alpha_alone
+from pipeline.config.tuners import trained_file
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
-from pipeline.gguf.base_files import MODEL_FILE, trained_file
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.gguf.tensors import gguf_tensors
@@ -29,13 +31,12 @@ PREFIX = "base_model.model."
 @dataclass(frozen=True)
 class Made:
     """What is made of what was trained, so that llama.cpp can serve it: `title` of the hand-over, the file's
-    name in a sentence, what makes it again, and the `train.tuner` that it is made for.
+    name in a sentence, and what makes it again.
     """
 
     title: str
     file: str
     again: str
-    tuner: str
 
     @property
     def titles(self) -> dict[str, str]:
@@ -43,18 +44,8 @@ class Made:
         return {"outputs_bare": BARE_TITLE, "outputs_served": self.title}
 
 
-LORA = Made(
-    "Trained model → base GGUF with LoRA GGUF",
-    "the adapter's GGUF",
-    "run `snakemake --force lora`",
-    tuner="lora",
-)
-TUNED = Made(
-    "Trained model → tuned GGUF",
-    "the tuned file",
-    "run `snakemake --force tuned`",
-    tuner="scales",
-)
+LORA = Made("Trained model → base GGUF with LoRA GGUF", "the adapter's GGUF", "run `snakemake --force lora`")
+TUNED = Made("Trained model → tuned GGUF", "the tuned file", "run `snakemake --force tuned`")
 
 
 @dataclass(frozen=True)
@@ -101,7 +92,7 @@ def base_file(chain: UnmergedChain) -> Check:
         f"{gguf.name} was not made of what {chain.adapter.name}/ holds": fields.get(ADAPTER) == weights,
         f"{chain.adapter.name}/ was not trained on a GGUF's blocks": trained_with.quantization == "gguf",
         f"{chain.adapter.name}/ was trained with train.tuner {trained_with.tuner}": (
-            trained_with.tuner == chain.made.tuner
+            PRODUCTS[trained_with.tuning.graph].with_lora == bool(chain.lora)
         ),
     }
     wrong = [fault for fault, holds in claims.items() if not holds]

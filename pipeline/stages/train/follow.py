@@ -34,7 +34,7 @@ def follow(job: Job) -> None:
     Raises `ConfigError` if this process has other inputs, `Stopped` after a signal to any process, `Lost` if
     another process is gone.
     """
-    from pipeline.models.scales import unchanged_in_file
+    from pipeline.models.tuners.scales import unchanged_in_file
     from pipeline.stages.train.assembly import make_trainer
 
     settings, group = job.settings, job.group

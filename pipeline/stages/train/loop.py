@@ -23,7 +23,7 @@ from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.runtime import drawn_for
-from pipeline.models.tuners import load_trained, save_trained
+from pipeline.models.tuners import tuner_in, tuner_on
 from pipeline.planning.duration import steps_per_epoch, total_steps, warmup_steps
 from pipeline.stages.train.run import RESTART, STATE, Run
 from pipeline.stages.train.step_stats import Batch, StepStats
@@ -174,14 +174,14 @@ class Loop:
 
     def write_state(self, folder: Path) -> None:
         """Write what was trained, and what goes on from it, into `folder`."""
-        save_trained(self.model, folder)
+        tuner_on(self.model).save(self.model, folder)
         parts = {"optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
         torch.save({name: part.state_dict() for name, part in parts.items()}, folder / OPTIMIZER)
         write_json(folder / STATE, asdict(self.progress))
 
     def read_state(self, checkpoint: Path) -> None:
         """Be where the run was when `checkpoint` was written. Raises `ConfigError` for another version's."""
-        load_trained(self.model, checkpoint)
+        tuner_in(checkpoint).load(self.model, checkpoint)
         # not to the card, where it would be twice for a while: optimizers put there what belongs there
         states = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
         if "schedule" not in states:

@@ -15,9 +15,9 @@ from pipeline.core.publish import read_json, write_json
 from pipeline.models.experts.targets import expert_of, together
 from pipeline.models.finite import finite_record
 from pipeline.models.qlora import float32_cast_bytes
-from pipeline.models.scales import unchanged_in_file
 from pipeline.models.tensors import nf4_state
-from pipeline.models.tuners import causal_model, check_tuner, trained_numbers
+from pipeline.models.tuners import TUNERS, causal_model, tuner_on
+from pipeline.models.tuners.scales import unchanged_in_file
 from pipeline.stages.train.dataset import for_the_model, sequences
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.run import RESTART
@@ -105,7 +105,7 @@ def idle_experts(model: Any) -> dict[str, int]:
     empty for a dense model. Idle ones are named on stderr.
     """
     learned: dict[str, bool] = {}
-    for name, weight, from_zero in trained_numbers(model):
+    for name, weight, from_zero in tuner_on(model).numbers(model):
         if from_zero and (expert := expert_of(name)):
             learned[expert] = learned.get(expert, False) or bool(weight.detach().any())
     idle = len(learned) - sum(learned.values())
@@ -121,7 +121,7 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
     """Refuse what can't have learned: no step, a tensor not finite, a lora_B or scales' change still 0."""
     if not steps:
         raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
-    trained = list(trained_numbers(model))
+    trained = list(tuner_on(model).numbers(model))
     norms = {name: float(weight.detach().norm()) for name, weight, _ in trained}
     if broken := [name for name, norm in norms.items() if not math.isfinite(norm)]:
         raise GateError(
@@ -160,7 +160,7 @@ def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
     # what is packed here has no teacher's answers
     plain = getattr(trainer.collate, "plain", trainer.collate)
     return {
-        "trainable_parameters": check_tuner(trainer.model, settings),
+        "trainable_parameters": TUNERS[settings.tuner].check(trainer.model, settings),
         "packing_nmse": check_no_leaks(trainer.model, plain, sequences(trainer.rows, 2)),
         "float32_cast_bytes_saved": float32_cast_bytes(causal_model(trainer.model)),
         **finite_record(trainer.model),

@@ -8,7 +8,6 @@ curves) and `reports/train.jsonl` (every step); TensorBoard events in `reports/t
 in `models/checkpoints/` on the way. Command: `python -m pipeline train`
 """
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -19,6 +18,7 @@ from pipeline.chat.manifest import check_manifest
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.params import Params
+from pipeline.config.tuners import trained_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
@@ -26,9 +26,8 @@ from pipeline.core.locks import inputs_below
 from pipeline.core.metrics_log import MetricsLog, write_rows
 from pipeline.core.publish import publishing, remove, write_json
 from pipeline.core.ranks import Rank
-from pipeline.gguf.base_files import is_scales, trained_file
 from pipeline.models.runtime import use_all_cores
-from pipeline.models.tuners import save_trained
+from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, TEACHER, read_notes, step_of
 from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.follow import follow, same_in_all
@@ -129,25 +128,10 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
         if not trained_file(folder).stat().st_size:
             raise DataError("Q-TRAIN-034", f"{folder} holds nothing that was trained")
 
-    for config in getattr(model, "peft_config", {}).values():
-        config.base_model_name_or_path = "models/base"
     with publishing(adapter, check) as aside:
-        save_trained(model, aside)
+        tuner_on(model).save(model, aside)
         tokenizer.save_pretrained(aside)
-        if not is_scales(aside):
-            tidy_adapter(aside)
         write_json(aside / "run.json", record)
-
-
-def tidy_adapter(folder: Path) -> None:
-    """Make PEFT's folder the same bytes in every run, without its empty model card (`ship` writes one)."""
-    config_file = folder / "adapter_config.json"
-    settings = json.loads(config_file.read_text(encoding="utf-8"))
-    if not isinstance(settings["target_modules"], str):
-        # PEFT has a set, whose order changes from run to run
-        settings["target_modules"] = sorted(settings["target_modules"])
-    write_json(config_file, settings)
-    (folder / "README.md").unlink(missing_ok=True)
 
 
 def main(

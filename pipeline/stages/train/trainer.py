@@ -24,7 +24,7 @@ from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss, weighted_loss
 from pipeline.models.liger_loss import fused_loss
 from pipeline.models.runtime import give_back_holes
-from pipeline.models.tuners import causal_model, load_trained
+from pipeline.models.tuners import causal_model, tuner_in
 from pipeline.stages.train.checkpoints import WRITING, defect, prune, publish_checkpoint, read_notes
 from pipeline.stages.train.dataset import for_the_model
 from pipeline.stages.train.journal import Journal
@@ -136,7 +136,7 @@ class QuenchTrainer(Sharing):
             return
         if trouble := defect(best):
             raise DataError("Q-TRAIN-035", f"{best}, the best adapter, is torn ({trouble}): {RESTART}")
-        load_trained(self.model, best)
+        tuner_in(best).load(self.model, best)
 
     # --- evaluation -----------------------------------------------------------------------------------------
 

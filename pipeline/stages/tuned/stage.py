@@ -9,13 +9,14 @@ Command: `python -m pipeline tuned`
 from pathlib import Path
 
 from pipeline.config.params import Params
+from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.errors import DataError
-from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE, file_trained_on, is_scales
+from pipeline.gguf.base_files import MODEL_FILE, file_trained_on
 from pipeline.gguf.provenance import BASE_FILE, adapter_fields
 from pipeline.gguf.tuned_file import write_tuned
 from pipeline.llamacpp.converters import base_fields
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
-from pipeline.models.scales import file_scales
+from pipeline.models.tuners.scales import file_scales
 
 
 def write(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Toolchain) -> None:
@@ -26,7 +27,7 @@ def write(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Tool
     too small.
     """
     trained_on = file_trained_on(base, adapter, lineage)
-    if not is_scales(adapter):
+    if not (adapter / SCALES_FILE).is_file():
         raise DataError(
             "Q-TUNED-001",
             f"{adapter} does not hold trained scales ({SCALES_FILE}): set train.tuner to scales, then run "

@@ -19,15 +19,16 @@ from tiny import tiny_gguf
 from transformers import AutoConfig
 from tuned_by_hand import train_by_chance, tune_by_hand
 
+from pipeline.config.tuners import ADAPTER_FILE, SCALES_FILE
 from pipeline.core.errors import GateError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.base_files import ADAPTER_FILE, SCALES_FILE
 from pipeline.gguf.tensors import Bytes
 from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.forward import trained_model
 from pipeline.models.quantized_linear import QuantizedLinear
 from pipeline.models.quantized_model import load_gguf
-from pipeline.models.scales import file_scales, load_scales
+from pipeline.models.tuners import TUNERS
+from pipeline.models.tuners.scales import file_scales
 from pipeline.stages.parity.scales_weights import scales_weights
 from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file
 
@@ -82,7 +83,7 @@ def test_the_tuned_file_is_the_model_that_was_trained(chain: UnmergedChain) -> N
         load_gguf(chain.base, compute_dtype=torch.float32, device="cpu", name=name)
         for name in ("model.gguf", "tuned.gguf")
     )
-    load_scales(ours, chain.adapter)
+    TUNERS["scales"].restore(ours, chain.adapter)
     held = dict(theirs.named_modules())
     compared = list(load_file(chain.adapter / SCALES_FILE))
     for path in compared:

@@ -48,8 +48,8 @@ def make(tiny_qwen2: Path, settings: Training) -> Callable[[], Any]:
         import torch
         from peft import get_peft_model
 
-        from pipeline.models.lora import lora_config
         from pipeline.models.qlora import load_quantized
+        from pipeline.models.tuners.lora import lora_config
 
         model = load_quantized(tiny_qwen2, settings)
         torch.manual_seed(0)

@@ -15,15 +15,17 @@ from train_runs import one_thread, train_in  # noqa: F401 (a fixture)
 
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
+from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.gguf.tensors import SCALES, gguf_tensors
 from pipeline.gguf.tuned_file import header_with, write_tuned
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.quantized_model import load_gguf
-from pipeline.models.scales import file_scales, load_scales
+from pipeline.models.tuners import TUNERS
+from pipeline.models.tuners.scales import file_scales
 from pipeline.stages.tuned.stage import write
 
 SCALED = FOUR_STEPS | {"tuner": "scales", "weight_decay": 0.0}
@@ -107,7 +109,7 @@ def test_the_file_is_what_was_trained_and_the_base_but_for_its_scales(
     base = project / "models/base"
     # what is computed with it is what was trained, to the last bit
     in_training = base_model(project)
-    load_scales(in_training, trained / "adapter")
+    TUNERS["scales"].restore(in_training, trained / "adapter")
     folder = tmp_path / "served"
     folder.mkdir()
     for file in base.glob("*.json"):
@@ -224,7 +226,7 @@ def test_scales_of_another_file_are_refused(
     changes = load_file(trained / "adapter" / SCALES_FILE)
     save_file({name: one[:, :-1].contiguous() for name, one in changes.items()}, adapter / SCALES_FILE)
     with pytest.raises(DataError, match="Q-MODELS-033"):
-        load_scales(base_model(project), adapter)
+        TUNERS["scales"].restore(base_model(project), adapter)
     doubles = {name: one.double() for name, one in changes.items()}
     for numbers in (doubles, {"model.embed_tokens": torch.zeros(1, 1, 1)}, {"lm_head": torch.zeros(1, 1, 1)}):
         save_file(numbers, adapter / SCALES_FILE)

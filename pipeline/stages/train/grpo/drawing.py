@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from pipeline.core.errors import DataError, GateError
-from pipeline.models.tuners import trained_numbers
+from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.grpo.losses import Group, trained
 from pipeline.stages.train.grpo.rewards import Answer, Question, Rewards, advantages, seed_of
 from pipeline.stages.train.grpo.rollouts import Request, Source
@@ -188,7 +188,7 @@ class Rounds:
 def sha_of(model: Any) -> str:
     """sha256 of everything that trains in `model`, as it is now."""
     digest = hashlib.sha256()
-    for name, weight, _ in trained_numbers(model):
+    for name, weight, _ in tuner_on(model).numbers(model):
         digest.update(name.encode())
         digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

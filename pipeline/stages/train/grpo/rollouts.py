@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pipeline.config.products import ModelFiles
+from pipeline.config.products import PRODUCTS, ModelFiles
 from pipeline.core.errors import ToolError
 from pipeline.core.publish import read_json, write_json
 from pipeline.gguf.base_files import MODEL_FILE
@@ -22,8 +22,8 @@ from pipeline.llamacpp.converters import FloatType, HeaderFields, lora_to_gguf, 
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.models.scales import file_scales
-from pipeline.models.tuners import save_trained
+from pipeline.models.tuners import tuner_on
+from pipeline.models.tuners.scales import file_scales
 from pipeline.stages.train.checkpoints import ROLLOUTS
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.run import Run
@@ -174,8 +174,8 @@ class ServerSource:
     def learned(self, model: Any, scratch: Path) -> tuple[Path, Path | None]:
         """The file to serve and the adapter to put on it, from `model` as it is now."""
         adapter = scratch / "adapter"
-        save_trained(model, adapter)
-        if self.settings.tuner == "scales":
+        tuner_on(model).save(model, adapter)
+        if not PRODUCTS[self.settings.tuning.graph].with_lora:
             write_tuned(self.model, scratch / "tuned.gguf", file_scales(self.run.base, adapter), {})
             return scratch / "tuned.gguf", None
         lora_to_gguf(self.tools, adapter, self.run.base, scratch / "lora.gguf", "F16")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.models.chunked_loss import token_logps
-from pipeline.models.tuners import causal_model, without_tuner
+from pipeline.models.tuners import causal_model, tuner_on
 from pipeline.stages.train.grpo.drawing import Rounds
 from pipeline.stages.train.grpo.losses import (
     Group,
@@ -75,7 +75,7 @@ class GrpoTrainer(QuenchTrainer):
         inputs = self.on_device(forward_parts(training_batch(prompts, groups, self.grpo)))
         with (
             undisturbed(self.model),
-            without_tuner(self.model) if reference else nullcontext(),
+            tuner_on(self.model).without(self.model) if reference else nullcontext(),
             self.autocast(),
         ):
             logps = token_logps(causal_model(self.model), inputs)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import WINDOW, Rules, Run, failure, passed, unknown, warning
 from pipeline.stages.train.monitoring.rules import finite_gradient, finite_loss, gradient_alarm, speed
-from pipeline.stages.train.monitoring.run_rules import finite_eval_loss, hint, rank
+from pipeline.stages.train.monitoring.run_rules import finite_eval_loss, rank, usual_rate
 
 CONSTANT_STEPS = 5  # without any variance from the start: chance would not do it
 SAME = 0.8  # of the groups
@@ -143,12 +143,8 @@ GRPO_STEP: Rules = {
     "rollout gap": rollout_gap,
     "gradient alarm": gradient_alarm,
     "speed": speed,
-    "learning rate": hint(
-        "learning_rate",
-        5e-6,
-        2e-4,
-        "higher forgets, lower hardly learns: 2.0e-5 is a good start, 1.0e-4 for a small model",
-        (1e-4, 1e-2, "higher forgets, lower hardly learns: 1.0e-3 is a good start"),
+    "learning rate": lambda run: usual_rate(
+        run, run.settings.tuning.grpo, "higher forgets, lower hardly learns"
     ),
     "rank": rank,
 }

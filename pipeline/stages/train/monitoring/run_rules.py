@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from pipeline.config.sections import Train
+from pipeline.config.tuners import Rates
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import (
     USUAL_LOSS,
@@ -17,54 +18,42 @@ from pipeline.stages.train.monitoring.monitor import (
     warning,
 )
 
-PREFERENCE_RATES = (5e-7, 1e-4)
 FALLEN = 0.98  # a loss that is not at least 2 % lower has not fallen
 RISEN = 1.02
 FEW = 4  # steps at the very start that are also taken as its start
 
 
-def hint(
-    key: str, low: float, high: float, cause: str, scales: tuple[float, float, str] | None = None
-) -> Callable[[Run], Check]:
-    """A rule for one setting of `train` that is usually between `low` and `high`; `scales` stands for all
-    three if the scales of a GGUF's blocks train.
+def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Callable[[Run], Check]:
+    """A rule for one setting of `train` that is usually between `low` and `high`; `whose` that is, if not the
+    tuner's.
     """
 
     def rule(run: Run) -> Check:
-        value, inside = getattr(run.settings, key), run.settings.tuner == "scales"
-        least, most, why = scales if scales and inside else (low, high, cause)
-        text = (
-            f"train.{key} is {value:g}, usual for {'scales' if inside else 'LoRA'} are {least:g} to {most:g}"
-        )
-        return passed(text) if least <= value <= most else warning(text, why)
+        value, usual = getattr(run.settings, key), whose or run.settings.tuning.called
+        text = f"train.{key} is {value:g}, usual for {usual} are {low:g} to {high:g}"
+        return passed(text) if low <= value <= high else warning(text, cause)
 
     return rule
 
 
-_learning_rate = hint(
-    "learning_rate",
-    1e-4,
-    3e-4,
-    "higher learns fast and forgets, lower may not learn: 2.0e-4 is a good start",
-    (1e-3, 1e-2, "higher learns fast and forgets, lower may not learn: 5.0e-3 is a good start"),
-)
-
-
 def learning_rate(run: Run) -> Check:
     """The peak learning rate: usual for preferences is a fraction of the usual one."""
-    if not run.preferences or run.settings.tuner == "scales":
-        return _learning_rate(run)
-    (low, high), rate, method = PREFERENCE_RATES, run.settings.learning_rate, run.settings.method
-    text = f"train.learning_rate is {rate:g}, usual for {method} are {low:g} to {high:g}"
-    if low <= rate <= high:
-        return passed(text)
-    return warning(text, "a higher one makes the chosen answers less likely too: 2.0e-5 is a good start")
+    tuning, method = run.settings.tuning, run.settings.method
+    if run.preferences and (rates := tuning.preferences):
+        return usual_rate(run, rates, "a higher one makes the chosen answers less likely too", method)
+    return usual_rate(run, tuning.rates, "higher learns fast and forgets, lower may not learn")
+
+
+def usual_rate(run: Run, rates: Rates, cause: str, whose: str = "") -> Check:
+    """`hint` for the learning rate."""
+    low, high, start = rates
+    return hint("learning_rate", low, high, f"{cause}: {start}", whose)(run)
 
 
 def rank(run: Run) -> Check:
-    """The adapter's rank; scales have none."""
-    if run.settings.tuner == "scales":
-        return passed("scales have no rank")
+    """The adapter's rank, where the tuner has one."""
+    if "r" not in run.settings.tuning.settings:
+        return passed(f"{run.settings.tuning.called} have no rank")
     return hint("r", 8, 64, "less holds little, more costs memory for nothing: set it to 16")(run)
 
 

@@ -12,7 +12,7 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import sums_by_sequence, token_logps
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
-from pipeline.models.tuners import without_tuner
+from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.dataset import OTHERS, PARTS, for_the_model
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.step_stats import Batch, Sums
@@ -65,7 +65,7 @@ class Reference:
     def _of_row(self, tuned: Any, model: Any, row: Batch, answers: int) -> list[float]:
         name = json_hash({part: row[part].tolist() for part in PARTS})
         if self.again or name not in self.known:
-            with undisturbed(tuned), without_tuner(tuned):
+            with undisturbed(tuned), tuner_on(tuned).without(tuned):
                 logps, _ = likelihoods(model, row, answers)
             if not bool(logps.isfinite().all()):
                 raise GateError(

@@ -9,25 +9,16 @@ alone would be every norm: here it is told entire paths.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import product
 from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import (
-    is_routed,
-    is_router,
-    is_target,
-    layer_of,
-    left_out,
-    misfits,
-    rank_of,
-    scale_of,
-    trains_in,
-)
+from pipeline.config.targets import is_routed, is_target, layer_of, left_out, rank_of, scale_of, trains_in
 from pipeline.core.errors import ConfigError
+from pipeline.core.publish import read_json, write_json
 from pipeline.models.experts.targets import narrowed, plain_targets
 from pipeline.models.qlora import linear_names
 
@@ -81,26 +72,6 @@ def put_adapter(model: Any, train: Training) -> Any:
     return model
 
 
-def check_targets(model: Any, train: Training) -> None:
-    """Raise `ConfigError` where `train` names linears, layers or patterns that `model` (without an adapter
-    yet) has not.
-    """
-    linears = [name for name, module in model.named_modules() if hasattr(module, "in_features")]
-    if problem := next(misfits(train, linears, len(model.model.layers)), None):
-        raise ConfigError("Q-MODELS-026", problem)
-    if not isinstance(train.target_modules, str):
-        return
-    pattern = re.compile(train.target_modules)
-    inside = {name for name in linears if ".layers." in name and not is_router(name)}
-    others = (name for name, _ in model.named_modules() if name and name not in inside)
-    if other := next((name for name in others if pattern.fullmatch(name)), None):
-        raise ConfigError(
-            "Q-MODELS-026",
-            f"train.target_modules is {train.target_modules!r}, which matches {other} too, and that is no "
-            "linear of a layer: make the pattern narrower",
-        )
-
-
 def check_adapter(model: Any, train: Training) -> int:
     """The number of trainable parameters, proven to be Σ r·(in + out) over every target of every layer that
     trains (LoRA, arXiv:2106.09685), under DoRA Σ r·(in + out) + out, each at its own r and scale; and the
@@ -149,7 +120,7 @@ def check_adapter(model: Any, train: Training) -> int:
         rank_of(name, train) * (layer.in_features + layer.out_features)
         + (layer.out_features if train.use_dora else 0)
         for name, layer in matched.items()
-    ) + check_saved(model, saved_paths(model.get_base_model(), train))
+    ) + check_saved(model, train)
     if trainable != expected:
         raise AssertionError(f"{trainable} parameters are trainable, {expected} by the formula")
     return int(trainable)
@@ -230,16 +201,39 @@ def with_adapter(model: Any, adapter: Path, name: str = "default", *, trainable:
     return tuned
 
 
-def check_saved(model: Any, wanted: Sequence[str]) -> int:
+def check_saved(model: Any, train: Training) -> int:
     """The number of parameters that train whole. Raises `AssertionError` unless they are the float32 weights
-    of exactly the `wanted` modules.
+    of exactly the modules that `train` names.
     """
     import torch
 
     copies = saved_modules(model)
-    if wrong := sorted(copies.keys() ^ set(wanted)):
+    if wrong := sorted(copies.keys() ^ set(saved_paths(model.get_base_model(), train))):
         raise AssertionError(f"{wrong[0]} trains whole and should not, or the other way round")
     weights = [weight for copy in copies.values() for weight in copy.parameters()]
     if any(weight.dtype != torch.float32 or weight.dim() != 1 for weight in weights):
         raise AssertionError("a module that trains whole is no norm in float32")
     return sum(weight.numel() for weight in weights)
+
+
+def adapter_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:
+    """The adapter's matrices, of which B starts at 0, and what norms have learned; see `Tuner`."""
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            yield name, weight, "lora_B" in name
+    yield from ((name, change, True) for name, change in saved_changes(model))
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write PEFT's folder, the same bytes in every run, without its empty model card (`ship` writes one)."""
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = "models/base"
+    # embeddings are frozen; without this, PEFT would look for the base on the hub
+    model.save_pretrained(folder, save_embedding_layers=False)
+    config_file = folder / "adapter_config.json"
+    settings = read_json(config_file, "run `snakemake --force train`")
+    if not isinstance(settings["target_modules"], str):
+        # PEFT has a set, whose order changes from run to run
+        settings["target_modules"] = sorted(settings["target_modules"])
+    write_json(config_file, settings)
+    (folder / "README.md").unlink(missing_ok=True)

@@ -5,15 +5,16 @@ The folder holds `scales.safetensors`: by the linear's name the change of its sc
 block, rows in transformers' order, blocks of a row).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
 from pipeline.config.targets import is_target, trains_in
+from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.errors import ConfigError, DataError, GateError
-from pipeline.gguf.base_files import MODEL_FILE, SCALES_FILE
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.tensors import SCALES
 from pipeline.models.tensors import whole
 
@@ -22,9 +23,17 @@ AGAIN = "run `snakemake --force train`"
 
 def trained_changes(model: Any) -> dict[str, Any]:
     """The changes of all scales that train, by the linear's name; none under LoRA."""
-    from pipeline.models.scaled_linear import ScaledLinear
+    from pipeline.models.tuners.scaled_linear import ScaledLinear
 
     return {name: module.change for name, module in model.named_modules() if isinstance(module, ScaledLinear)}
+
+
+def train_scales(model: Any, settings: Training) -> Any:
+    """`model` with scales that train in every target."""
+    from pipeline.models.tuners.scaled_linear import put_scales
+
+    put_scales(model, lambda path: is_target(path, settings))
+    return model
 
 
 @contextmanager
@@ -41,12 +50,12 @@ def without_changes(model: Any) -> Iterator[None]:
             change.data.copy_(before)
 
 
-def write_changes(changes: Mapping[str, Any], folder: Path) -> None:
-    """Write the `changes` of a model's scales into `folder`, the same bytes for the same numbers."""
+def save_scales(model: Any, folder: Path) -> None:
+    """Write the changes of a model's scales into `folder`."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = {name: change.detach().cpu().contiguous() for name, change in changes.items()}
+    numbers = {name: change.detach().cpu().contiguous() for name, change in trained_changes(model).items()}
     save_file(numbers, folder / SCALES_FILE)
 
 
@@ -92,14 +101,15 @@ def _of_another_model(folder: Path, name: str) -> DataError:
     )
 
 
-def load_scales(model: Any, adapter: Path) -> None:
-    """Put the scales that were trained in the folder `adapter` into a model of `load_gguf`. Raises
-    `DataError` if they are not its own.
+def load_scales(model: Any, adapter: Path) -> Any:
+    """A model of `load_gguf` with the scales that were trained in the folder `adapter`. Raises `DataError` if
+    they are not its own.
     """
-    from pipeline.models.scaled_linear import put_scales
+    from pipeline.models.tuners.scaled_linear import put_scales
 
     put_scales(model, {name for name, _ in read_changes(adapter)}.__contains__)
     fill_scales(model, adapter)
+    return model
 
 
 def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
@@ -140,7 +150,7 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
 
 def check_scales(model: Any, settings: Training) -> int:
     """The number of trainable parameters, proven to be the scales of every target in every layer that trains
-    and no others. Raises as `check_tuner`.
+    and no others. See `Tuner`.
     """
     changes = trained_changes(model)
     if wrong := sorted(name for name in changes if not is_target(name, settings)):
@@ -165,7 +175,7 @@ def unchanged_in_file(model: Any) -> bool:
     """Whether scales train and each is still the file's once it is rounded to float16."""
     import torch
 
-    from pipeline.models.scaled_linear import ScaledLinear
+    from pipeline.models.tuners.scaled_linear import ScaledLinear
 
     scaled = [module for module in model.modules() if isinstance(module, ScaledLinear)]
     # of all: where the base is shared out, the other processes wait for each

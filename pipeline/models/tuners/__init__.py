@@ -1,0 +1,142 @@
+"""What trains on a frozen base (`train.tuner`), put on models in PyTorch. Callers ask a `Tuner`, not what it
+is.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.config.sections import Training
+from pipeline.config.targets import is_routed, is_router, misfits
+from pipeline.config.tuners import TunerName, tuner_of
+from pipeline.core.errors import ConfigError
+from pipeline.models.experts.targets import check_mixture
+from pipeline.models.qlora import linear_names
+from pipeline.models.tuners import lora, scales
+
+
+class Tuner(NamedTuple):
+    """One way to train; `is_on` says whether a model does.
+
+    `put` gives the base of `load_quantized` with what trains, its start drawn from the random state; `check`
+    the number of parameters, proven to be what the settings ask for in every layer and no others. `numbers`
+    are what was trained: (name, tensor, whether it is 0 as long as nothing was learned). `save` writes them
+    into a folder, the same bytes for the same numbers. `load` gives them to a model that trains, `restore` to
+    a base that answers. Inside of `without` a model is what it was before.
+
+    `put` and `check` raise `ConfigError` for what the base hasn't, `check` `AssertionError` if anything else
+    trains, `load` and `restore` `DataError` for another model's numbers.
+    """
+
+    is_on: Callable[[Any], bool]
+    put: Callable[[Any, Training], Any]
+    check: Callable[[Any, Training], int]
+    numbers: Callable[[Any], Iterable[tuple[str, Any, bool]]]
+    without: Callable[[Any], AbstractContextManager[Any]]
+    save: Callable[[Any, Path], None]
+    load: Callable[[Any, Path], None]
+    restore: Callable[[Any, Path], Any]
+
+
+LORA = Tuner(
+    is_on=lambda model: hasattr(model, "peft_config"),
+    put=lora.put_adapter,
+    check=lora.check_adapter,
+    numbers=lora.adapter_numbers,
+    without=lambda model: model.disable_adapter(),
+    save=lora.save_adapter,
+    load=lambda model, folder: model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True),
+    restore=lora.with_adapter,
+)
+SCALES = Tuner(
+    is_on=lambda model: bool(scales.trained_changes(model)),
+    put=scales.train_scales,
+    check=scales.check_scales,
+    numbers=lambda model: (
+        (f"{name}.change", change, True) for name, change in scales.trained_changes(model).items()
+    ),
+    without=scales.without_changes,
+    save=scales.save_scales,
+    load=scales.fill_scales,
+    restore=scales.load_scales,
+)
+
+
+TUNERS: Mapping[TunerName, Tuner] = {
+    "lora": LORA,
+    "scales": SCALES,
+}
+
+
+def tuner_on(model: Any) -> Tuner:
+    """The tuner that a model trains by."""
+    return next((tuner for tuner in TUNERS.values() if tuner.is_on(model)), LORA)
+
+
+def tuner_in(folder: Path) -> Tuner:
+    """The tuner that wrote what is in the folder."""
+    return TUNERS[tuner_of(folder)]
+
+
+def put_tuner(model: Any, settings: Training) -> Any:
+    """The frozen base of `load_quantized` with what trains on it; an adapter's start is drawn from the random
+    state. Layers below the first that trains run without autograd, and those that are offloaded have their
+    weights in main memory.
+
+    Raises `ConfigError` for targets or layers that the model lacks, `DataError` if a linear has no scales.
+    """
+    check_targets(model, settings)
+    check_mixture(settings, mixture=any(map(is_routed, linear_names(model))))
+    model = TUNERS[settings.tuner].put(model, settings)
+    stop_gradients(causal_model(model))
+    if settings.offloaded_layers:
+        from pipeline.models.offload import offload
+
+        offload(causal_model(model), settings.offloaded_layers)
+    return model
+
+
+def check_targets(model: Any, train: Training) -> None:
+    """Raise `ConfigError` where `train` names linears, layers or patterns that `model` (without an adapter
+    yet) has not.
+    """
+    linears = [name for name, module in model.named_modules() if hasattr(module, "in_features")]
+    if problem := next(misfits(train, linears, len(model.model.layers)), None):
+        raise ConfigError("Q-MODELS-026", problem)
+    if not isinstance(train.target_modules, str):
+        return
+    pattern = re.compile(train.target_modules)
+    inside = {name for name in linears if ".layers." in name and not is_router(name)}
+    others = (name for name, _ in model.named_modules() if name and name not in inside)
+    if other := next((name for name in others if pattern.fullmatch(name)), None):
+        raise ConfigError(
+            "Q-MODELS-026",
+            f"train.target_modules is {train.target_modules!r}, which matches {other} too, and that is no "
+            "linear of a layer: make the pattern narrower",
+        )
+
+
+def stop_gradients(model: Any) -> int:
+    """Run the layers of `model` (a causal language model) before the first with a parameter that trains
+    without autograd: they keep no activation, and the next layer's input needs no gradient. Their number.
+
+    PyTorch alone would not notice that nothing before learns under gradient checkpointing, where transformers
+    makes the embeddings' output ask for a gradient (`PreTrainedModel.enable_input_require_grads`): every
+    layer would be recomputed and walked back through.
+    """
+    import torch
+
+    layers = model.model.layers
+    trains = [any(parameter.requires_grad for parameter in layer.parameters()) for layer in layers]
+    first = trains.index(True) if any(trains) else 0
+    for layer in layers[:first]:
+        # over the class's own forward, which is where transformers puts its checkpointing
+        layer.forward = torch.no_grad()(layer.forward)
+    return first
+
+
+def causal_model(model: Any) -> Any:
+    """The causal language model itself, below PEFT's wrapping if there is one."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
