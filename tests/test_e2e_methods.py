@@ -36,7 +36,7 @@ GRPO = {
     "rollouts": "in-process",
     "mask_truncated": False,
 }
-PREFERENCES = {"dpo": "Held-out pairs told right", "kto": "Held-out answers judged right"}
+PREFERENCES = {"dpo": "Held-out pairs ranked correctly", "kto": "Held-out answers judged correctly"}
 METHODS = {"dpo": "dpo", "kto": "kto", "grpo": "grpo", "rewarded": "sft"}
 
 
