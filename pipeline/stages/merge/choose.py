@@ -53,7 +53,7 @@ def decide(sixteen_bit: Measured, nf4: Measured, level: str) -> tuple[MergeBase,
     pairs = zip(sixteen_bit.points or (), nf4.points or (), strict=True)
     better = [100 * (a - b) for a, b in pairs if a is not None and b is not None]
     closer = [b - a for a, b in zip(sixteen_bit.klds, nf4.klds, strict=True)]
-    task = ", and the task's scores can't be told apart" if better else ""
+    task = ", and the task's scores do not differ measurably" if better else ""
     measures = (
         (better, "does the task better by {:.1f} to {:.1f} points, {} rows"),
         (closer, f"is closer to the trained model by {{:.4f}} to {{:.4f}} nats, {{}} rows{task}"),
@@ -63,8 +63,8 @@ def decide(sixteen_bit: Measured, nf4: Measured, level: str) -> tuple[MergeBase,
         if low > 0 or high < 0:
             merge_base: MergeBase = "16-bit" if low > 0 else "nf4"
             ends = (low, high) if low > 0 else (-high, -low)  # as seen from the winner: both positive
-            what = verdict.format(*ends, len(differences))
-            return merge_base, f"At {level} the merge into the {NAMES[merge_base]} {what}"
+            claim = verdict.format(*ends, len(differences))
+            return merge_base, f"At {level} the merge into the {NAMES[merge_base]} {claim}"
     return (
         "16-bit",
         f"At {level} {len(closer)} rows can't tell the two merges apart, so it is the base's own 16-bit "

@@ -20,7 +20,7 @@ FULL = [1.0] * ROWS
             (SAME, HALF),
             (FAR, HALF[::-1]),
             "16-bit",
-            "closer to the trained model by 0.2000 to 0.2000 nats, 40 rows, and the task's scores can't",
+            "closer to the trained model by 0.2000 to 0.2000 nats, 40 rows, and the task's scores do not",
         ),
         (
             (FAR, None),
