@@ -192,9 +192,9 @@ def is_ours(name: str) -> bool:
 
 
 def _arguments(function: Function) -> list[ast.arg]:
-    given = function.args
-    every = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
-    return [argument for argument in every if argument]
+    spec = function.args
+    ordered = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
+    return [argument for argument in ordered if argument]
 
 
 def take_out_comments(tree: ast.Module, imports: dict[str, str]) -> None:

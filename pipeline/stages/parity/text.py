@@ -139,14 +139,14 @@ def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
 
 def kind(text: Text) -> str:
     """How a text of llama-server's differs from training's, in words."""
-    ours, theirs = text.ours, text.theirs
-    if ours.split() and "".join(ours.split()) == "".join(theirs.split()):
-        extra = len(theirs) - len(ours)
+    trained, served = text.ours, text.theirs
+    if trained.split() and "".join(trained.split()) == "".join(served.split()):
+        extra = len(served) - len(trained)
         longer = f"its white space is {abs(extra)} characters {'longer' if extra > 0 else 'shorter'}"
         return longer if extra else "it has other white space"
-    start = common_start(ours, theirs)
-    end = common_start(ours[start:][::-1], theirs[start:][::-1])
-    less, more = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
+    start = common_start(trained, served)
+    end = common_start(trained[start:][::-1], served[start:][::-1])
+    less, more = trained[start : len(trained) - end], served[start : len(served) - end]
     if less and more:
         return "it says other words"
     word, part = ("more", more) if more else ("less", less)

@@ -138,7 +138,7 @@ def _cells(record: bytes | None, max_bytes: int, notes: Counter[str]) -> list[st
     except csv.Error as error:
         raise BadLine(
             "not_csv",
-            next((ours for theirs, ours in FAULTS.items() if theirs in str(error)), "its quotes don't match"),
+            next((note for cause, note in FAULTS.items() if cause in str(error)), "its quotes don't match"),
         ) from None
     except UnicodeDecodeError as error:
         raise BadLine("not_utf8", f"byte {error.start} is not UTF-8") from None
