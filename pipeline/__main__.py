@@ -38,7 +38,7 @@ def run(
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
     `group` are the processes that train together.
 
-    `shards`: publish what so many jobs have made of curate (`pipeline.stages.curate.shard`). In a job of
+    `shards`: publish what this many jobs have made of curate (`pipeline.stages.curate.shard`). In a job of
     Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has changed; a
     job on another machine leaves a receipt for the one that records. Raises `QuenchError` for what a user can
     fix.
@@ -74,8 +74,8 @@ def run(
     if params_file is None and RUN not in os.environ:
         for sentence in idle_of(name, read.params):
             print(f"{name}: {sentence}")
-    there = [root / path for path in inputs_of(stage, root)]
-    with running(stage, root), inputs_below(root, there):
+    inputs_now = [root / path for path in inputs_of(stage, root)]
+    with running(stage, root), inputs_below(root, inputs_now):
         if not is_remote():
             refresh_keys_for(stage, root)
         reused = reuse(stage, root)
@@ -175,7 +175,7 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
         _say(error, rank, arguments.stage, arguments.root)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{arguments.stage}: stopped by hand; the same command goes on from here", file=sys.stderr)
+        print(f"{arguments.stage}: stopped by hand; the same command resumes it", file=sys.stderr)
         return 130
     return 0
 

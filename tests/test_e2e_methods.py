@@ -35,7 +35,7 @@ GRPO = {
     "max_new_tokens": 8,
     "rollouts": "in-process",
 }
-PREFERENCES = {"dpo": "Held-out pairs told right", "kto": "Held-out answers judged right"}
+PREFERENCES = {"dpo": "Held-out pairs ranked correctly", "kto": "Held-out answers judged correctly"}
 METHODS = {"dpo": "dpo", "kto": "kto", "grpo": "grpo", "rewarded": "sft"}
 
 

@@ -35,13 +35,13 @@ def encode_rows(
             yield row, not_learned(row, method) if unused else plain
         return
     rows = iter(rows)
-    while some := list(islice(rows, TOGETHER)):
+    while batch := list(islice(rows, TOGETHER)):
         answers = [
             list(_chats_of(row, method)) if row.get("kind", "chat") in METHODS[method].rows else []
-            for row in some
+            for row in batch
         ]
         encoded = encode(tokenizer, [chat for answer in answers for _, _, chat in answer])
-        for row, answer in zip(some, answers, strict=True):
+        for row, answer in zip(batch, answers, strict=True):
             parts = [(role, part, next(encoded)[1]) for role, part, _ in answer]
             yield row, _sequences(parts) if parts else not_learned(row, method)
 

@@ -57,8 +57,8 @@ def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             "Q-CHAT-005",
-            f"{path} can't be read ({' '.join(str(error).split())}), so nobody knows what {tokens} was made "
-            f"of: {AGAIN}",
+            f"{path} can't be read ({' '.join(str(error).split())}), so what {tokens} was made of is not "
+            f"known: {AGAIN}",
         ) from error
     for name, digest in recorded["files"].items():
         if not (tokens / name).is_file():

@@ -30,13 +30,13 @@ def as_chat(row: Row) -> Row:
     if row.get("kind") == "prompt":
         turns = [*turns, {"role": "assistant", "content": row["answer"]}]
     last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
-    wanted = [
+    context = [
         turn | {"train": False} if turn["role"] == "assistant" else turn for turn in turns[: max(last, 0)]
     ]
     answer = [
         {key: value for key, value in turn.items() if key != "train"} for turn in turns[last : last + 1]
     ]
-    return {**row, "kind": "chat", "messages": wanted + answer}
+    return {**row, "kind": "chat", "messages": context + answer}
 
 
 def prompt_ids(ids: Sequence[int], labels: Sequence[int]) -> list[int]:
@@ -73,7 +73,7 @@ def with_prompts(
             yield row, why
 
 
-def held_turns(messages: list[Message]) -> list[int]:
+def excluded_turns(messages: list[Message]) -> list[int]:
     """The places of the assistant turns that are read only."""
     return [
         turn
@@ -83,7 +83,7 @@ def held_turns(messages: list[Message]) -> list[int]:
 
 
 def _with_prompt(tokenizer: Any, row: Row, encoded: Encoded) -> Encoded:
-    if row.get("kind", "chat") == "text" or not held_turns(row["messages"]):
+    if row.get("kind", "chat") == "text" or not excluded_turns(row["messages"]):
         return Encoded(encoded.ids, list(encoded.ids), encoded.part)
     if encoded.part is not None:
         raise Unrenderable(

@@ -4,7 +4,7 @@ The ranges come from rendering, not from looking for markers: the text up to an 
 generation prompt) must be a prefix of the text with that turn; what the turn adds, up to and including its
 end-of-turn token, is what is trained. Where the template shows earlier turns differently once more turns
 follow (Qwen3 takes their reasoning out), a conversation is unfolded: one text for each trained turn, ending
-with it, so that each is learned behind the very text that a server shows the model at that point.
+with it, so that each is learned after the exact text that a server shows the model at that point.
 """
 
 import json

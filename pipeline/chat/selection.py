@@ -32,12 +32,12 @@ COMPARED_ROWS = 200
 
 def chats_in(path: Path) -> Iterator[Row]:
     """The chats of a file of rows; where there are none, what stands in for them."""
-    some = False
+    has_chats = False
     for row in read_rows(path):
         if row.get("kind", "chat") == "chat":
-            some = True
+            has_chats = True
             yield row
-    if not some:
+    if not has_chats:
         yield from (chat for row in read_rows(path) if (chat := stand_in(row)))
 
 

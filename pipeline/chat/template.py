@@ -1,4 +1,4 @@
-"""A chat template, which is a program that somebody else wrote: compiled in the sandbox that transformers
+"""A chat template, which is an untrusted program: compiled in the sandbox that transformers
 gives it, and tried once, in a process with limits, before anything renders it without.
 
 transformers' way (utils/chat_template_utils.py) is copied here, since transformers takes a second and 110 MB

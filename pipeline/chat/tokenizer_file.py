@@ -1,5 +1,5 @@
 """The tokenizer.json of a folder, as the library tokenizers loads it. It holds regular expressions and
-replacements that somebody else wrote, and they may take any time and memory: it is tried once, in a process
+replacements from an untrusted source, which may take any time and memory: it is tried once, in a process
 with limits, before anything loads it without.
 
 Run as a script, this tries the file of a folder (it imports nothing of the project).
@@ -98,7 +98,7 @@ def main() -> None:
             return
     except MemoryError:
         pass
-    except BaseException:  # of any kind: a panic is no Exception
+    except BaseException:  # of any kind: a panic is not an Exception
         return
     sys.stdout.write(TOO_MUCH)
 

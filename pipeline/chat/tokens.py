@@ -67,15 +67,15 @@ def load_tokenizer(folder: Path) -> Any:
         )
     plain = plain_tokenizer(folder)
     for text in PROBES:
-        ours, theirs = (
+        loaded, expected = (
             tokenizer(text, add_special_tokens=False)["input_ids"],
             plain.encode(text, add_special_tokens=False).ids,
         )
-        if ours != theirs:
+        if loaded != expected:
             raise DataError(
                 "Q-CHAT-003",
-                f"{folder}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, its tokenizer.json "
-                f"gives {theirs[:8]}: fetch the base again",
+                f"{folder}: transformers' tokenizer gives {loaded[:8]} for {text[:30]!r}, its tokenizer.json "
+                f"gives {expected[:8]}: fetch the base again",
             )
     return tokenizer
 
@@ -107,12 +107,12 @@ def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Enco
     sets one) and its end of text after them, if the last one is trained and has none.
     """
     rows = iter(rows)
-    while some := list(islice(rows, TOGETHER)):
-        rendered = [_rendered(tokenizer, row) for row in some]
+    while batch := list(islice(rows, TOGETHER)):
+        rendered = [_rendered(tokenizer, row) for row in batch]
         encodings = iter(
             _tokenized(tokenizer, [chat.text for each in rendered if isinstance(each, list) for chat in each])
         )
-        for row, each in zip(some, rendered, strict=True):
+        for row, each in zip(batch, rendered, strict=True):
             if isinstance(each, Unrenderable):
                 yield row, each
                 continue
@@ -146,7 +146,7 @@ def _rendered(tokenizer: Any, row: Row) -> list[Rendered] | Unrenderable:
 
 
 def not_learned(row: Row, method: str) -> Unrenderable:
-    """Why a row is none that `method` learns from."""
+    """Why `method` does not learn from a row."""
     return Unrenderable(
         NOT_LEARNED, f"train.method {method} has no use for a row of kind {row.get('kind', 'chat')}"
     )

@@ -1,1 +1,1 @@
-"""The verbs of `quench` that are no stages."""
+"""The verbs of `quench` that are not stages."""

@@ -1,6 +1,6 @@
 """Show how much an adapter changes each layer and module: norms of A, B and of the update s·B·A.
 
-Reads a PEFT folder or an adapter's GGUF, of anybody; with --base also the weights that it changes, for the
+Reads a PEFT folder or any adapter's GGUF; with --base also the weights that it changes, for the
 change relative to them. What else an adapter changes (magnitudes, biases, whole tensors) is named and not
 counted. Writes nothing, needs no params.yaml and no PyTorch.
 

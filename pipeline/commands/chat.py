@@ -27,7 +27,7 @@ from pipeline.serve.key import KEY_FILE, read_key
 
 HELP = (
     "/new forgets the conversation, /quit ends (so do Ctrl-D and Ctrl-C twice), Ctrl-C breaks an answer "
-    "off, \\ goes on in the next line, "
+    "off, \\ continues in the next line, "
     '""" many lines'
 )
 FENCE = '"""'
@@ -69,7 +69,7 @@ def served_model(client: httpx.Client) -> str:
             f"nothing answers on {client.base_url}: start the server with `quench serve` in another terminal",
         ) from None
     except (httpx.RequestError, ValueError, KeyError, IndexError, TypeError):
-        raise ToolError("Q-SERVE-015", f"{what} is no llama-server: {remedy}") from None
+        raise ToolError("Q-SERVE-015", f"{what} is not a llama-server: {remedy}") from None
 
 
 def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
@@ -132,7 +132,7 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
             turn = [*messages, {"role": "user", "content": text}]
             try:
                 messages = [*turn, {"role": "assistant", "content": _answer(client, turn, show)}]
-            except ToolError as error:  # the conversation is unchanged: /new goes on after a full context
+            except ToolError as error:  # the conversation is unchanged: /new helps after a full context
                 show(safe(f"{error}\n", lines=True))
 
 

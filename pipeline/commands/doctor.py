@@ -172,7 +172,7 @@ def room(name: str, free: int, how: str, wanted: float, remedy: str) -> Check:
     """Disk or memory for the demo: bytes that are `free` and `wanted`."""
     finding = f"{free / GB:.1f} GB {how}"
     if free < wanted:
-        return Check(name, "warn", finding, f"the demo wants {wanted / GB:.0f} GB: {remedy}")
+        return Check(name, "warn", finding, f"the demo needs {wanted / GB:.0f} GB: {remedy}")
     return Check(name, "pass", finding)
 
 

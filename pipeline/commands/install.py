@@ -2,7 +2,7 @@
 
 Reads the lock file and `pip config list`. uv is ten times as fast as pip, but doesn't know pip's mirrors,
 certificates and proxies; so they are handed on in uv's own environment variables. What pip and uv say goes to
-`setup.log` in the environment, without names and passwords for an index. What is no wheel is built by the
+`setup.log` in the environment, without names and passwords for an index. What is not a wheel is built by the
 lock's own setuptools. Standard library only: it runs before anything is installed.
 
     python -m pipeline.commands.install requirements.lock
@@ -35,9 +35,9 @@ CUDA_SIZE = "3.3 GB"
 # capabilities it has code for: cu130 none for Pascal and Volta, cu126 none for Blackwell
 CUDA_BUILDS = (("cu130", 580, 7.5, 99.0), ("cu126", 525, 5.0, 9.0))
 ROCM_BUILD = "rocm7.2"
-# without isolation: an isolated build fetches a setuptools that nobody pinned
+# without isolation: an isolated build fetches an unpinned setuptools
 PINNED = ("--require-hashes", "--no-deps", "--no-build-isolation")
-TOOLS = ("uv", "setuptools")  # what installs the rest, and builds what is no wheel
+TOOLS = ("uv", "setuptools")  # what installs the rest, and builds what is not a wheel
 CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*(?=@)")  # in an address
 # pip's setting: uv's variable, and what uv writes between several values
 UV_VARIABLES = {
@@ -58,13 +58,13 @@ def uv_environment(pip_config: str, environment: Mapping[str, str]) -> dict[str,
 
     Every file is pinned by its hash, so any index may give it: "unsafe-best-match" is how pip searches.
     """
-    wanted = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for section in SECTIONS:
         for name, value in re.findall(rf"^{re.escape(section)}\.([a-z-]+)=(.+)$", pip_config, re.MULTILINE):
             if name in UV_VARIABLES:
                 variable, separator = UV_VARIABLES[name]
-                wanted[variable] = separator.join(str(ast.literal_eval(value)).split())
-    return {name: value for name, value in wanted.items() if name not in environment}
+                variables[variable] = separator.join(str(ast.literal_eval(value)).split())
+    return {name: value for name, value in variables.items() if name not in environment}
 
 
 def torch_for(card: Accelerator | None) -> tuple[str, str]:
@@ -183,8 +183,8 @@ def _need_torch(*words: str) -> None:
 
 
 def _pip(*arguments: str) -> bool:
-    """Whether pip did it; it retries twice, for its own five keep somebody without a network waiting for
-    minutes.
+    """Whether pip succeeded; it retries twice: its default, five times, takes minutes without a
+    network.
     """
     return _logged(
         ("pip", *arguments), {"PIP_RETRIES": os.environ.get("PIP_RETRIES", "2"), "PIP_PROGRESS_BAR": "off"}

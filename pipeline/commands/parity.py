@@ -65,8 +65,8 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, BadLine, ValidationError):
         raise DataError(
             "Q-CORE-006",
-            f"{path} is no report of the parity checks: run `snakemake --force parity`, which measures them "
-            "again",
+            f"{path} is not a report of the parity checks: run `snakemake --force parity`, which measures "
+            "them again",
         ) from None
     return report
 

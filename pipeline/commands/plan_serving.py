@@ -66,11 +66,11 @@ def main(params: Params, root: Path, shape: Shape, card: Card | None, *, base: s
         print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         show(params, plans, card, base=base, best=best, advice=advice)
-    wanted = params.serve.ctx_size
-    if wanted > shape.positions:
+    tokens = params.serve.ctx_size
+    if tokens > shape.positions:
         raise ConfigError(
             "Q-COMMANDS-007",
-            f"serve.ctx_size is {wanted:,} and the model has {shape.positions:,} positions: "
+            f"serve.ctx_size is {tokens:,} and the model has {shape.positions:,} positions: "
             f"serve at most {shape.positions:,} tokens",
         )
     if card and all(plan.fits is False for plan in plans.values()):

@@ -1,5 +1,5 @@
-"""Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over someone's
-edits: `quench config use RECIPE`.
+"""Put a ready recipe in place as `params.yaml`, and its graph of stages as `dvc.yaml`, never over a
+user's edits: `quench config use RECIPE`.
 
 Reads `recipes/` (what each changes of the schema's defaults) and `graphs/`. Writes `params.yaml` (what
 differs from the defaults), `params.lock.yaml` (all settings) and `dvc.yaml`. An edited file is one that is
@@ -68,8 +68,8 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
             "Q-COMMANDS-004", f"{target} can't be read ({error.strerror}): correct its rights or move it away"
         ) from error
     changes = unified_diff(old or b"", new, str(target), f"recipe {recipe}")
-    ours = (recipe_text(name).encode() for name in recipe_names())
-    if old is not None and not force and old not in ours:
+    recipes = (recipe_text(name).encode() for name in recipe_names())
+    if old is not None and not force and old not in recipes:
         raise ConfigError(
             "Q-COMMANDS-003",
             f"{target} has edits that are in no recipe: keep a copy, then `quench config use {recipe} "

@@ -73,7 +73,7 @@ def need_port(port: int) -> None:
 def serve(
     served: Served, *, tools: Toolchain, key_file: Path, log: Path, settings: ServeSettings
 ) -> Iterator[Server]:
-    """A healthy server while the body runs, stopped after it.
+    """A ready server while the body runs, stopped after it.
 
     Raises `MachineError` if the port is taken or `log` can't be written, `ToolError` if the server doesn't
     start.

@@ -136,7 +136,7 @@ def check_bundle(folder: Path, key: Path | None) -> int:
         signed = (folder / SIGNATURE).exists()
         unchecked = "it is signed, but no --key tells by whom" if signed else "it is not signed"
         print(
-            f"  But {unchecked}: whoever made it may have written {SCRIPT}, {UNIT} and Modelfile. Read them "
+            f"  But {unchecked}: its maker may have written {SCRIPT}, {UNIT} and Modelfile. Read them "
             "before you run them."
         )
     return 0

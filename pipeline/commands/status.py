@@ -40,7 +40,7 @@ def parse_changes(words: Sequence[str]) -> dict[str, float]:
 
 
 def print_server(params: Params, root: Path) -> None:
-    """Print which model this project's server serves, with which adapters; or why that can't be told."""
+    """Print which model this project's server serves, with which adapters; or why that is unknown."""
     try:
         change_scales(params, root, [])
     except QuenchError as error:

@@ -39,14 +39,14 @@ MOST_FILES = 3  # of a stage's code that are named
 
 def main(root: Path, *, yes: bool) -> None:
     """Say what an upgrade of `root` would run again and, if the user wants it, do it. Raises `ConfigError`
-    where `root` is no project.
+    where `root` is not a project.
     """
     need_folder(root)
     if not is_project(root):
         raise ConfigError(
             "Q-WORKFLOW-025",
-            f"{root.resolve()} is no project made by `quench new`: a checkout of Quench is upgraded by `git "
-            "pull` and `make setup`",
+            f"{root.resolve()} is not a project made by `quench new`: a checkout of Quench is upgraded by "
+            "`git pull` and `make setup`",
         )
     with take_run_lock(root):
         no_stage_at_work(root)
@@ -58,8 +58,8 @@ def _upgrade(root: Path, *, yes: bool) -> None:
     read = read_settings(root)
     reasons = changes(root, read)
     file = root / "dvc.yaml"
-    there = file.read_text(encoding="utf-8") if file.is_file() else ""
-    is_new_graph = there != wanted_text(root, read.params.graph)
+    old_graph = file.read_text(encoding="utf-8") if file.is_file() else ""
+    is_new_graph = old_graph != wanted_text(root, read.params.graph)
     print(f"Quench {version_of(root)} made this project, {installed_version()} is installed.")
     if not reasons and not is_new_graph:
         need_settings(root, read)

@@ -31,7 +31,7 @@ def main(root: Path) -> int:
     if not (root / ".dvc").is_dir():
         raise ConfigError(
             "Q-COMMANDS-015",
-            f"{root.resolve()} is no DVC project, so nothing is recorded: run it in the project's folder",
+            f"{root.resolve()} is not a DVC project, so nothing is recorded: run it in the project's folder",
         )
     be_the_only_one(root)
     no_stage_at_work(root)  # what it writes is not in the record yet
@@ -53,7 +53,7 @@ def main(root: Path) -> int:
         ]
         remove_dead_links(repo)
         update_dvc_state(repo, hashes)
-        for out in unchanged:  # what has changed since, has changed behind its date
+        for out in unchanged:  # what has changed since kept its date
             if out.workspace_status():
                 hashes.suspects.update(Path(out.fs_path, name) for name in changed_files(out, hashes))
         sentences = damage_sentences(repo, hashes, [Path(out.fs_path) for out in outs])

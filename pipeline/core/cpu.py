@@ -46,14 +46,12 @@ def fast_dtype(device: Device) -> ComputeDtype:
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU has instructions for products of bfloat16; False if nobody says (other systems than
-    Linux).
-    """
+    """Whether the CPU has instructions for products of bfloat16; False if unknown (not Linux)."""
     return not INSTRUCTIONS.isdisjoint(instructions(cpuinfo))
 
 
 def instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """What the CPU can do, as Linux names it; nothing if nobody says."""
+    """What the CPU can do, as Linux names it; empty if unknown."""
     fields = cpu_fields(cpuinfo)
     return {word for kind in ("flags", "Features") for word in fields.get(kind, "").split()}
 

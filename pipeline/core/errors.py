@@ -52,13 +52,13 @@ class ToolError(QuenchError):
 
 
 class GateError(QuenchError):
-    """A gate (parity, quality, health) was measured and failed."""
+    """A gate (parity, quality, training) was measured and failed."""
 
     exit_code = 5
 
 
 class MachineError(QuenchError):
-    """The machine can't do it now: disk, memory, or a lock that someone else holds."""
+    """The machine can't do it now: disk, memory, or a lock that another process holds."""
 
     exit_code = 6
 
@@ -69,6 +69,6 @@ class Stopped(KeyboardInterrupt):
     Like Python's own, no `Exception`: libraries swallow those, a model's loader for one.
     """
 
-    def __init__(self, number: int, text: str = "the same command goes on from here") -> None:
+    def __init__(self, number: int, text: str = "the same command resumes it") -> None:
         self.exit_code = 128 + number
         super().__init__(f"stopped by {signal.Signals(number).name}: {text}")

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from pipeline.core.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# within which a signal is the first one again: nobody who insists is as quick
+# a signal this soon after the first is a copy of it: a user's second Ctrl-C comes later
 SAME_SECONDS = 0.5
 
 
@@ -26,7 +26,7 @@ class OutOfTime(Exception):
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """End the body with `OutOfTime` after so many seconds of this process's own CPU, wherever Python can be
+    """End the body with `OutOfTime` after this many seconds of this process's own CPU, wherever Python can be
     interrupted (a regular expression can); in the main thread only, elsewhere there is no limit.
     """
 
@@ -48,7 +48,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 class Interruption:
     """Context manager that takes over `SIGNALS` (in a program's main thread; elsewhere it does nothing)."""
 
-    stopping = False  # whether this process was told to end and is at it
+    stopping = False  # whether this process was signalled and is stopping
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -78,7 +78,7 @@ class Interruption:
             self.waiting = before
 
     def defer(self) -> None:
-        """From here on signals wait in `received`: who ends alone would leave others waiting."""
+        """From here on signals wait in `received`: a process that ends alone leaves its peers waiting."""
         self.waiting = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -51,8 +51,8 @@ def read_raw_lines(
     """Yield (line number from 1, byte offset, line without its newline); None for a line over `max_bytes`.
 
     Splits on b"\\n" alone (str.splitlines would also cut at U+2028, which JSON allows inside strings) and
-    never holds more than `max_bytes` of one line. A byte order mark at the start of the file is no part of
-    its first line. `number` lines and `offset` bytes lie before where `file` now stands.
+    never holds more than `max_bytes` of one line. A byte order mark at the start of the file is not
+    part of the first line. `number` lines and `offset` bytes lie before where `file` now stands.
     """
     while piece := file.readline(max_bytes + 1):
         number += 1

@@ -1,7 +1,7 @@
 """Start the same command as several processes that end together, one a card, on this machine.
 
-What `torchrun --standalone` does, with this project's exit codes, and a store that nobody but this machine
-can reach.
+What `torchrun --standalone` does, with this project's exit codes, and a store that only this machine can
+reach.
 """
 
 import os
@@ -20,7 +20,7 @@ from pipeline.core.errors import MachineError, Stopped
 from pipeline.core.ranks import HERE, LAUNCHED, PROCESSES, STORE_FD, check_cards
 
 LOOK_SECONDS = 0.05
-# after one has failed, or rank 0 has ended: until the others are told to end, and until they are killed. They
+# after one has failed, or rank 0 has ended: until the others get SIGTERM, and until they are killed. They
 # notice it themselves where they talk to each other, and rank 0 saves a checkpoint then
 GRACE_SECONDS, LAST_SECONDS = 10.0, 60.0
 
@@ -49,7 +49,7 @@ def exit_code(ended: dict[int, int], heard: Sequence[int]) -> int:
     failed = [(number, code) for number, code in ended.items() if code]
     if not ended[0] or not failed:
         return 0
-    # that another is gone, and our own signal to one that has not noticed it, are no reasons
+    # a lost peer, and our own signal to one that has not noticed the loss, are not reasons
     noticed = {MachineError.exit_code, *([] if heard else [128 + signal.SIGTERM])}
     if reasons := [code for _, code in failed if code > 0 and code not in noticed]:
         return reasons[0]
@@ -60,8 +60,8 @@ def exit_code(ended: dict[int, int], heard: Sequence[int]) -> int:
         raise Stopped(-code)
     raise MachineError(
         "Q-TRAIN-037",
-        f"process {number} of {len(ended)} was ended by {signal.Signals(-code).name}: the same command goes "
-        "on from the newest checkpoint",
+        f"process {number} of {len(ended)} was ended by {signal.Signals(-code).name}: the same command "
+        "resumes from the newest checkpoint",
     )
 
 
@@ -97,7 +97,7 @@ def _passed_on(processes: "list[subprocess.Popen[bytes]]") -> Iterator[list[int]
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         heard.append(number)
-        _tell(processes, number)
+        _send_signal(processes, number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -108,7 +108,7 @@ def _passed_on(processes: "list[subprocess.Popen[bytes]]") -> Iterator[list[int]
 
 
 def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
-    """{number: exit code} of all, in the order in which they ended; those that ended too late are told to."""
+    """{number: exit code} of all, in the order in which they ended; those that end too late are signalled."""
     ended: dict[int, int] = {}
     over_at, last_words = None, [(GRACE_SECONDS, signal.SIGTERM), (LAST_SECONDS, signal.SIGKILL)]
     while len(ended) < len(processes):
@@ -118,12 +118,12 @@ def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
         if over_at is None and (0 in ended or any(ended.values())):
             over_at = time.monotonic()
         if over_at is not None and last_words and time.monotonic() - over_at > last_words[0][0]:
-            _tell(processes, last_words.pop(0)[1])
+            _send_signal(processes, last_words.pop(0)[1])
         time.sleep(LOOK_SECONDS)
     return ended
 
 
-def _tell(processes: "list[subprocess.Popen[bytes]]", number: int) -> None:
+def _send_signal(processes: "list[subprocess.Popen[bytes]]", number: int) -> None:
     for process in processes:
         if process.poll() is None:
             with suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""Who is at work in a project: one lock file for each running stage and one for the run, in `.quench/`, each
+"""Which processes work in a project: a lock file for each running stage and for the run, in `.quench/`, each
 with its process id.
 
-The kernel gives a dead process's lock back, so nobody ever has to remove one by hand.
+The kernel gives a dead process's lock back, so no lock ever has to be removed by hand.
 """
 
 import errno
@@ -21,7 +21,7 @@ RUN, WORK = (
     "run",
     "work",
 )  # of Snakemake's main process; shared by all that write (`pipeline.workflow.cleanup`)
-LOOK_SECONDS = 0.05  # between two looks at a lock; who only looks holds it for less
+LOOK_SECONDS = 0.05  # between two looks at a lock; a reader holds it for less
 # a link leads to another user's file, a named pipe is waited for
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -39,7 +39,7 @@ def lock_file(name: str, root: Path) -> Path:
 
 def take(path: Path) -> IO[str]:
     """The open file whose lock is now this process's, until it closes it or ends. Raises `Held`, and
-    `OSError` if it is no regular file.
+    `OSError` if it is not a regular file.
     """
     lock = _opened(path, "a+")
     for _ in range(4):
@@ -91,7 +91,7 @@ def _opened(path: Path, mode: str) -> IO[str]:
     lock = open(path, mode, opener=lambda name, flags: os.open(name, flags | PLAIN, 0o666))  # noqa: SIM115 (the caller closes it)
     if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
         lock.close()
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return lock
 
 
@@ -152,13 +152,13 @@ def inputs_below(root: Path, inputs: Iterable[Path] = ()) -> Iterator[None]:
     """A missing file below the folders of artifacts is a sentence (`absent`) and no traceback; so is whatever
     a library raises if one of the `inputs` is gone by then, which DVC may have removed meanwhile.
     """
-    there = [path for path in inputs if path.exists()]
+    present = [path for path in inputs if path.exists()]
     try:
         yield
     except QuenchError:
         raise
     except Exception as error:
-        missing = [path for path in there if not path.exists()]
+        missing = [path for path in present if not path.exists()]
         if isinstance(error, FileNotFoundError):  # safetensors names the file in its text alone
             path = Path(os.fsdecode(error.filename or str(error).rpartition(": ")[2]))
             tops = [(root / top).absolute() for top in ("data", "models", "reports")]

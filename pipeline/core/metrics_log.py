@@ -24,7 +24,7 @@ MEASURED = (
     "tokens_per_second",
     "memory_bytes",
     "processes",  # of a step that several shared; the sums are those of one
-)  # times and memory: they depend on the machine's mood
+)  # times and memory: they vary from run to run
 NO_NUMBERS = {
     "NaN": math.nan,
     "Infinity": math.inf,
@@ -70,7 +70,7 @@ class MetricsLog:
         return [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
 
     def truncate(self, after_step: int, *, evaluated: bool = True) -> None:
-        """Keep the rows up to and including `after_step`: what a resumed run goes on from. Raises `DataError`
+        """Keep the rows up to and including `after_step`: what a resumed run starts from. Raises `DataError`
         if a step lacks.
 
         Without `evaluated`, the evaluation of that very step goes too: the run will do it again.

@@ -20,7 +20,7 @@ import psutil
 from pipeline.core.interruption import Interruption
 
 RUN = "QUENCH_RUN"  # MACHINE:PID of the Snakemake that started the stage (`mark_run`)
-DVC = "DVC_STAGE"  # DVC tells a stage its name in this
+DVC = "DVC_STAGE"  # DVC passes a stage's name in this
 LOOK_SECONDS = 0.5
 
 
@@ -67,7 +67,7 @@ def _owners() -> Iterator[tuple[int, Any]]:
 
 
 def _is_of_dvc(process: Any) -> bool:
-    """Whether DVC started it, which tells what it starts a stage's name, and not itself."""
+    """Whether DVC started it: DVC sets its variable for what it starts, not for itself."""
     try:
         return DVC in process.environ()
     except psutil.Error:  # another user's
@@ -78,7 +78,7 @@ def _end_after(stage: str, pid: int, owner: Any) -> None:
     with suppress(psutil.Error):
         while owner is not None and owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
             time.sleep(LOOK_SECONDS)
-    if Interruption.stopping:  # told to end before: a second signal would cut its checkpoint short
+    if Interruption.stopping:  # signalled before: a second signal would cut its checkpoint short
         return
     with suppress(OSError):
         print(

@@ -15,7 +15,7 @@ from pipeline.core.errors import ConfigError
 PACKAGE = Path(__file__).resolve().parents[1]
 PROJECT = PACKAGE.parent  # the checkout, or the environment's folder of packages
 RESOURCES = PACKAGE / "resources"
-OFF = ("off", "0", "no", "")  # what QUENCH_CACHE says where nobody wants a cache
+OFF = ("off", "0", "no", "")  # values of QUENCH_CACHE that turn the cache off
 
 
 def resource(name: str) -> Path:
@@ -33,7 +33,7 @@ def user_cache() -> Path | None:
     if chosen is not None:
         return None if chosen.lower() in OFF else expanded(chosen, "QUENCH_CACHE").absolute()
     try:
-        # XDG: a relative path is no path
+        # XDG: a relative path is ignored
         return (base if base.is_absolute() else Path.home() / ".cache") / "quench"
     except RuntimeError:
         return None

@@ -45,11 +45,11 @@ def need_disk(folder: Path, predicted_bytes: int) -> None:
             "then run again",
         ) from error
     free = shutil.disk_usage(folder).free
-    wanted = int(predicted_bytes * DISK_MARGIN)
-    if free < wanted:
+    needed = int(predicted_bytes * DISK_MARGIN)
+    if free < needed:
         raise MachineError(
             "Q-CORE-004",
-            f"{folder} needs {size_text(wanted)} and its disk has {size_text(free)} free: "
+            f"{folder} needs {size_text(needed)} and its disk has {size_text(free)} free: "
             "make room, then run the same command again",
         )
 
@@ -58,7 +58,7 @@ def need_disk(folder: Path, predicted_bytes: int) -> None:
 def publishing(target: Path, check: Callable[[Path], object] | None = None) -> Iterator[Path]:
     """Give a temporary sibling of `target` to write to (a file or a folder), then put it in `target`'s place.
 
-    `check` reads the finished sibling back and raises if it is not whole; then nothing is published. If the
+    `check` reads the finished sibling back and raises if it is incomplete; then nothing is published. If the
     body raises, the artifact that was there before stays as it was.
     """
     aside, old = target.with_name(f".{target.name}{WRITING}"), target.with_name(f".{target.name}{OLD}")
@@ -77,7 +77,7 @@ def publishing(target: Path, check: Callable[[Path], object] | None = None) -> I
             raise  # something that the body read
         raise unwritable(error, target) from error
     finally:
-        with suppress(OSError):  # what is left is a scrap, and the error that brought us here says more
+        with suppress(OSError):  # leftovers are swept later; the error at hand says more
             remove(aside)
 
 
@@ -87,7 +87,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
     deleted first. Raises `MachineError` if the body can't write there.
     """
     if not is_scrap(folder.name):
-        raise AssertionError(f"{folder.name} is not in SCRATCH: nobody would remove what a kill leaves")
+        raise AssertionError(f"{folder.name} is not in SCRATCH: nothing would remove what a kill leaves")
     try:
         remove(folder)
         folder.mkdir(parents=True)
@@ -103,7 +103,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Raise `MachineError` if what the body prints (behind `> FILE` on a full disk), or something else that
+    """Raise `MachineError` if what the body prints (to `> FILE` on a full disk), or something else that
     it writes, finds no room.
     """
     try:
@@ -135,8 +135,8 @@ def _is_about(error: OSError, target: Path, aside: Path, old: Path) -> bool:
     """Whether it names no file (a full disk), or the artifact, its sibling or a folder on the way there."""
     if not isinstance(error.filename, str | bytes):
         return True
-    named = Path(os.fsdecode(error.filename))
-    return aside.name in named.parts or named in (target, old, *target.parents)
+    path = Path(os.fsdecode(error.filename))
+    return aside.name in path.parts or path in (target, old, *target.parents)
 
 
 def _swap(aside: Path, target: Path, old: Path) -> None:
@@ -162,8 +162,8 @@ def recover(target: Path, old: Path) -> bool:
 
 
 def is_scrap(name: str) -> bool:
-    """Whether a file or folder of this name is half made: of use to the process that is making it, and to
-    nobody after.
+    """Whether a file or folder of this name is half made: of use only to the process that is making
+    it.
     """
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in SCRAPS)
 
@@ -177,7 +177,7 @@ def read_json(path: Path, remedy: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
-            "Q-CORE-006", f"{path} is missing or no JSON ({type(error).__name__}): {remedy}"
+            "Q-CORE-006", f"{path} is missing or not JSON ({type(error).__name__}): {remedy}"
         ) from error
 
 

@@ -39,7 +39,7 @@ class Rank:
     hosted: bool = False  # torchrun holds the store in which they meet; else rank 0 does
     listening: int | None = None  # file descriptor of the socket that rank 0's store is to use
     launched: bool = False  # by our own launcher, which says why they ended
-    run: str = ""  # tells this run from others that use the same store: the attempt, the step of a job
+    run: str = ""  # the run among those that use the same store: the attempt, the step of a job
     cores: int | None = None  # that are this process's alone; None: those of the machine are shared
 
     @property
@@ -60,7 +60,7 @@ def take_rank() -> Rank | None:
         raise ConfigError(
             "Q-TRAIN-036",
             f"the environment says that this is one of several processes, but not which ({error} is missing "
-            "or no number): start them with `torchrun`, or set MASTER_ADDR and MASTER_PORT for `srun`",
+            "or not a number): start them with `torchrun`, or set MASTER_ADDR and MASTER_PORT for `srun`",
         ) from None
     for name in (*FOREIGN, STORE_FD, LAUNCHED):
         os.environ.pop(name, None)
@@ -70,14 +70,14 @@ def take_rank() -> Rank | None:
     # where another is gone PyTorch would print its C++ stack above the sentence that says so
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if rank.local_count == rank.count:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody else has to reach them
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no other machine has to reach them
     return rank
 
 
 def wanted_processes(stage: str, given: str | None) -> int:
     """How many processes to start for a stage: the option's value, else the environment's for train, else 1.
 
-    Raises `ConfigError` for what is no such number, and for an option that the stage does not have.
+    Raises `ConfigError` for what is not such a number, and for an option that the stage does not have.
     """
     if stage != "train":
         if given is None:
@@ -88,7 +88,7 @@ def wanted_processes(stage: str, given: str | None) -> int:
         name = PROCESSES if given is None else "--processes"
         raise ConfigError(
             "Q-TRAIN-036",
-            f"{text[:40]!r} is no number of processes: give 1 to 999 in {name}, or leave it out",
+            f"{text[:40]!r} is not a number of processes: give 1 to 999 in {name}, or leave it out",
         )
     return int(text)
 
@@ -168,13 +168,13 @@ def _take_card(rank: Rank) -> None:
     cards = _named_cards()
     if cards is None:
         os.environ[CARDS] = str(rank.local)
-    elif len(cards) > 1:  # whoever gave the process one card, or none, has chosen that
+    elif len(cards) > 1:  # one card, or none, was chosen by the caller
         check_cards(rank.local_count)
         os.environ[CARDS] = cards[rank.local]
 
 
 def _named_cards() -> list[str] | None:
-    """The cards that the environment names, none if it says that there is to be no GPU; None if it says
+    """The cards that the environment names, empty if it hides every GPU; None if it names
     nothing.
     """
     if CARDS not in os.environ:

@@ -50,9 +50,9 @@ def close_to_others(tree: Path) -> None:
 
 def _on_the_way(path: Path) -> list[Path]:
     """A path and its parents, as they are named and as links lead to them, from the root on."""
-    named = [*reversed(path.parents), path]
+    as_given = [*reversed(path.parents), path]
     real = path.resolve()
-    return [*named, *(part for part in (*reversed(real.parents), real) if part not in named)]
+    return [*as_given, *(part for part in (*reversed(real.parents), real) if part not in as_given)]
 
 
 def _is_safe(path: Path, *, parent: bool) -> bool:
@@ -65,7 +65,7 @@ def _is_safe(path: Path, *, parent: bool) -> bool:
     if stat.S_ISLNK(status.st_mode):
         return True  # its rights mean nothing
     if parent and status.st_mode & stat.S_ISVTX:
-        return True  # as /tmp: nobody moves what belongs to another
+        return True  # as /tmp: no user can move another's files
     shared = status.st_mode & OTHERS
     return not shared or (shared == stat.S_IWGRP and _is_mine_alone(status.st_gid))
 

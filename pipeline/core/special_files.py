@@ -1,5 +1,5 @@
-"""Files that nobody could read to their end: a named pipe, a socket or a device is waited for, or read,
-without end.
+"""Files that can't be read to their end: a read of a named pipe, a socket or a device may
+block, or never end.
 
 What reads a folder of the user's (curate, DVC when it hashes) opens every file in it, so it is looked through
 before. Nothing is opened here.
@@ -47,7 +47,7 @@ def trouble(path: Path) -> str | None:
         if is_kind(mode):
             return link + words
     if linked and os.path.realpath(path).startswith(KERNEL):
-        return "a link to what the kernel makes up, which may have no end"
+        return "a link to a file of /proc or /sys, which may have no end"
     return None if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
 
 

@@ -3,7 +3,7 @@ fault with its line.
 
 DVC reads the same file by the same library and agrees on every value that is accepted here. Where older
 readers (YAML 1.1: `on`, `010`, `1:30`) or DVC (`2020-01-01`, `1_000`) would take a bare value for something
-else, it is refused, so that it means the same to everybody. Numbers that only YAML 1.2 knows are accepted:
+else, it is refused, so that it means the same to every reader. Numbers that only YAML 1.2 knows are accepted:
 `2e-4`, `0o17`.
 """
 
@@ -89,7 +89,7 @@ def read_value(text: str, where: str) -> Any:
 
 def _text(path: Path) -> str:
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(0, "it is no file")  # a pipe or a device may never begin, or never end
+        raise OSError(0, "it is not a regular file")  # reading a pipe or a device may block, or never end
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:

@@ -1,8 +1,8 @@
-"""Text where people read it: numbers and lists in words; and anybody's text, a name of a file or a tensor, an
-error of a library, a model's answer, so that it can't steer a terminal.
+"""Text where people read it: numbers and lists in words; and untrusted text (a name of a file or a tensor,
+an error of a library, a model's answer), escaped so that it can't steer a terminal.
 
-`screen` is around every program of the project: what it prints, and what its errors say, steers no terminal,
-whoever wrote it. `console` is for what has colors. The rest cuts and quotes for one sentence.
+`screen` is around every program of the project: what it prints, and what its errors say, steers no
+terminal. `console` is for what has colors. The rest cuts and quotes for one sentence.
 """
 
 import re
@@ -23,7 +23,7 @@ SHOWN = 3  # faults in a message
 
 
 def safe(text: str, longest: int | None = None, *, lines: bool = False) -> str:
-    """`text`, or its first `longest` characters, with escapes for what a terminal would obey, JSON's where
+    """`text`, or its first `longest` characters, with control characters escaped, JSON's where
     JSON lets the characters stand; on one line, unless `lines` may stay.
     """
     shown = STEERS.sub(_escape, text if longest is None else text[: longest + 1])
@@ -55,7 +55,7 @@ def screen() -> Iterator[None]:
 
 def console(**options: Any) -> "Console":
     """A console of rich's on standard output, with `stderr` on standard error: its own colors and movements
-    reach the terminal, and nobody else's.
+    reach the terminal, no others.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -105,8 +105,8 @@ def faults(error: Any, name: Callable[[Sequence[str]], str]) -> str:
     for fault in error.errors(include_url=False):
         field, reason = name([str(part) for part in fault["loc"]]), fault["msg"].removeprefix("Value error, ")
         value = "" if fault["type"] in ("missing", "value_error") else f" is {quoted(fault['input'])}"
-        what = safe(f"{reason[0].lower()}{reason[1:]}", 120)
-        sentences.setdefault(field, f"{safe(field, 80)}{value}: {what}")
+        problem = safe(f"{reason[0].lower()}{reason[1:]}", 120)
+        sentences.setdefault(field, f"{safe(field, 80)}{value}: {problem}")
     more = [f"and {len(sentences) - SHOWN} more"] if len(sentences) > SHOWN else []
     return "; ".join([*list(sentences.values())[:SHOWN], *more])
 

@@ -1,7 +1,7 @@
 """What a stage took when it last ran, beside what was planned: memory, time and disk, in
 `.quench/usage/STAGE.json`.
 
-The figures vary from run to run, so they are no output of the stage: nothing becomes out of date by them.
+The figures vary from run to run, so they are not an output of the stage: they make nothing out of date.
 """
 
 import json
@@ -74,7 +74,7 @@ def usage_file(stage: str, root: Path) -> Path:
 
 def peak_of_children() -> int:
     """Bytes of main memory that the largest child which has ended had at most. A child counts what its parent
-    has until it is another program, so it is told only by being larger.
+    has until it calls exec, so its peak is known only if it is larger.
     """
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KILO
 

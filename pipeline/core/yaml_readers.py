@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import yaml
 from ruamel.yaml.resolver import implicit_resolvers
 
-UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)  # what `read_fast` raises of a file that is no YAML
+UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)  # of `read_fast` for a file that is not YAML
 
 
 def read_fast(file: Path) -> Any:
-    """What DVC wrote into `file`, or somebody into dvc.yaml: read as DVC does, without bounds, in C where
+    """What DVC wrote into `file`, or a user into dvc.yaml: read as DVC does, without bounds, in C where
     PyYAML has it (ten times as fast).
     """
     return yaml.load(file.read_bytes(), _Fast)  # noqa: S506 (a SafeLoader)

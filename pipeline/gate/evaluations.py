@@ -113,7 +113,7 @@ class Serving(Shape):
 
 
 class SpeedAt(Shape):
-    """Tokens per second for a prompt of `tokens`, or behind `depth` tokens."""
+    """Tokens per second for a prompt of `tokens`, or after `depth` tokens."""
 
     tokens: Count | None = None
     depth: Count | None = None
@@ -173,7 +173,7 @@ class Evaluation(Shape):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the speeds are no figures of the model, since something else kept the machine busy."""
+        """Whether something else kept the machine busy, so that the speeds say nothing about the model."""
         return bool(self.speed and self.speed.disturbed)
 
 

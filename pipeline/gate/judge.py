@@ -3,8 +3,8 @@ Values in, checks out.
 
 A rule whose limit is null is off and leaves no check. What was not measured never passes. If it should have
 been measured, it fails: divergence always should; task, stops and general ability if the model that it is
-compared with has them. If nobody asked for it (`scorers: []`, `general: none`), the check says "not measured"
-and refuses nothing, since divergence was measured then. The same rules hold for all graphs
+compared with has them. If the settings leave it out (`scorers: []`, `general: none`), the check says "not
+measured" and refuses nothing, since divergence was measured then. The same rules hold for all graphs
 (`pipeline.gate.comparison`).
 
 A drop of the task score or of general ability refuses if its entire 95 % interval is above the limit and

@@ -26,7 +26,7 @@ from pipeline.gate.judge import Judgment, judge
 from pipeline.gate.scores import TOLERANCE, Evidence, Gain, could_fall, gain_over, resolution
 from pipeline.planning.serving import GB, ServingMemory, prompt_cache
 
-MIN_SAME_TOP = 0.9  # share of positions, used if no task score tells levels apart
+MIN_SAME_TOP = 0.9  # share of positions, used if no task score distinguishes levels
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class TrainRun(Shape):
 
 
 class TrainPreferences(Shape):
-    """How held-out pairs or answers were told apart."""
+    """How many held-out pairs or answers were ranked correctly."""
 
     items: Count
     accuracy: Share
@@ -105,7 +105,7 @@ class MergedTensor(Shape):
 
 
 class Merge(Shape):
-    """reports/merge.json; PEFT's own merge tells nothing of its adapters."""
+    """reports/merge.json; PEFT's own merge says nothing about its adapters."""
 
     merge_base: str
     reason: str

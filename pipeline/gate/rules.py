@@ -226,7 +226,7 @@ def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[flo
 
 
 def preferences(train: Train | None, limit: float | None) -> Check | None:
-    """Whether training tells held-out pairs (KTO: answers) right; nothing where it compared none."""
+    """Whether training gets held-out pairs (KTO: answers) right; nothing where it compared none."""
     if limit is None or train is None or not METHODS[train.method].preferences:
         return None
     rule, figures = Rule("preferences", limit), train.preferences
@@ -234,7 +234,7 @@ def preferences(train: Train | None, limit: float | None) -> Check | None:
         sentence = "No held-out pair says whether preferences were learned: raise curate.val_fraction."
         return rule.check("not measured", sentence)
     sentence = (
-        f"Training tells {share_text(figures.accuracy)} of {figures.items} held-out pairs or answers right "
+        f"Training gets {share_text(figures.accuracy)} of {figures.items} held-out pairs or answers right "
         f"({share_text(figures.low)} to {share_text(figures.high)}); at least {share_text(limit)} are wanted."
     )
     return rule.check(figures.high >= limit, sentence, figures.accuracy)

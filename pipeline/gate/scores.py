@@ -76,21 +76,21 @@ class Evidence:
 
             scores, rows = (fmean(pairs[0]), fmean(pairs[1])), len(pairs[0])
             p = compare_scores(*pairs).p_value
-            apart, proof = p < CHANCE, f"more than noise, {p_value(p)} on the same {rows} questions"
+            is_significant, proof = p < CHANCE, f"more than noise, {p_value(p)} on the same {rows} questions"
         else:
             (low, high), (other_low, other_high) = task.interval, against.interval
-            apart, proof = (
+            is_significant, proof = (
                 low > other_high or other_low > high,
                 "the intervals lie apart, so it is more than noise",
             )
-        words = proof if apart else f"the difference is within the noise of {rows} rows"
-        return Standing(scores[0] * 100, scores[1] * 100, apart, words)
+        words = proof if is_significant else f"the difference is within the noise of {rows} rows"
+        return Standing(scores[0] * 100, scores[1] * 100, is_significant, words)
 
 
 @dataclass(frozen=True)
 class Gain:
     """A tuned model against the untuned base. `points` (of 100) is None without a task score, `beats` None if
-    nothing tells."""
+    the score is inconclusive."""
 
     model: str
     points: float | None

@@ -59,15 +59,15 @@ def layout(ggml_type: int) -> Layout:
 
 
 def columns_of(ggml_type: int, stored: int) -> int:
-    """Weights of a row of `stored` bytes. Raises `DataError` if they are no whole blocks, or for a type not
-    known.
+    """Weights of a row of `stored` bytes. Raises `DataError` if they are not whole blocks, or for an
+    unknown type.
     """
     name, weights, size = layout(ggml_type)
     if stored % size:
         raise DataError(
             "Q-GGUF-002",
-            f"a row of {stored} bytes is no whole number of {name}'s blocks of {size} bytes: make the GGUF "
-            "file again",
+            f"a row of {stored} bytes is not a whole number of {name}'s blocks of {size} bytes: make the "
+            "GGUF file again",
         )
     return stored // size * weights
 
@@ -81,7 +81,7 @@ def dequantize(
     Computed in float32 and rounded once, so that every value is that of `gguf.quants.dequantize` rounded
     once. `out`, contiguous, is written and returned where it is given: a large matrix again at every call
     costs more in page faults than in arithmetic. Raises `DataError` for a type that is not in
-    `TRAINABLE_TYPES` and for rows that are no whole blocks.
+    `TRAINABLE_TYPES` and for rows that are not whole blocks.
     """
     columns = columns_of(ggml_type, quantized.shape[-1])
     if out is None:
@@ -108,11 +108,11 @@ def dequantize(
     step = (STEP if quantized.device.type == "cpu" else GPU_STEP) // weights
     rounded = dtype != torch.float32
     scratch = torch.empty(min(step, len(blocks)), weights, device=quantized.device) if rounded else None
-    for some, here in zip(torch.split(blocks, step), torch.split(values, step), strict=True):
-        exact = here if scratch is None else scratch[: len(some)]
-        FORMULAS.get(ggml_type, library)(some, exact, ggml_type)
+    for chunk, chunk_out in zip(torch.split(blocks, step), torch.split(values, step), strict=True):
+        exact = chunk_out if scratch is None else scratch[: len(chunk)]
+        FORMULAS.get(ggml_type, library)(chunk, exact, ggml_type)
         if rounded:
-            here.copy_(exact)
+            chunk_out.copy_(exact)
     return out
 
 
@@ -124,7 +124,7 @@ def has_triton() -> bool:
 
 def words(blocks: Tensor, start: int, end: int, *shape: int) -> Tensor:
     """Bytes [start, end) of each block as int64 words, (blocks, *shape)."""
-    # not contiguous(): of a single block that gives the slice itself, whose start may be no multiple of 8
+    # not contiguous(): of a single block that gives the slice itself, whose start may not be a multiple of 8
     return (
         blocks[:, start:end]
         .clone(memory_format=torch.contiguous_format)
@@ -141,11 +141,11 @@ def halves(blocks: Tensor, start: int) -> Tensor:
 def nibbles(blocks: Tensor, start: int) -> Tensor:
     """The 16 bytes at `start` as 32 values, low nibbles before high ones: int64 words (blocks, 4)."""
     quantized = words(blocks, start, start + 16, 2)
-    both = torch.empty(len(blocks), 2, 2, dtype=torch.int64, device=blocks.device)
+    halves = torch.empty(len(blocks), 2, 2, dtype=torch.int64, device=blocks.device)
     for half, low in enumerate((quantized & LOW, (quantized >> 4).bitwise_and_(LOW))):
         # 16 bytes as one element: four times as fast as two words
-        both.view(torch.complex128)[:, half].copy_(low.view(torch.complex128))
-    return both.view(-1, 4)
+        halves.view(torch.complex128)[:, half].copy_(low.view(torch.complex128))
+    return halves.view(-1, 4)
 
 
 def groups(blocks: Tensor, start: int) -> Tensor:
@@ -153,10 +153,10 @@ def groups(blocks: Tensor, start: int) -> Tensor:
     4).
     """
     quantized = words(blocks, start, start + 128, 4, 4)
-    both = torch.empty(len(blocks), 4, 2, 4, dtype=torch.int64, device=blocks.device)
-    torch.bitwise_and(quantized, LOW, out=both[:, :, 0])
-    torch.bitwise_and(quantized >> 4, LOW, out=both[:, :, 1])
-    return both.view(-1, 8, 4)
+    halves = torch.empty(len(blocks), 4, 2, 4, dtype=torch.int64, device=blocks.device)
+    torch.bitwise_and(quantized, LOW, out=halves[:, :, 0])
+    torch.bitwise_and(quantized >> 4, LOW, out=halves[:, :, 1])
+    return halves.view(-1, 8, 4)
 
 
 @cache

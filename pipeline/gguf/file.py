@@ -13,7 +13,7 @@ from pipeline.gguf.header import Header, NotGguf, read_header, tensor_bytes
 # K- and I-quants pack rows in blocks of 256 weights; other row lengths fall back to types with blocks of 32
 K_BLOCK = 256
 PLAIN_TYPES = ("F32", "F16", "BF16")
-# the field of a GGUF without tensors that stands for one that nothing needs; it says why
+# the field of a placeholder: a GGUF without tensors for one that is not needed; it says why
 NOT_MADE = "quench.not_made"
 # the field of a level made to measure: the budget that its types were chosen for, tensor by tensor
 BUDGET_FIELD = "quench.budget"
@@ -35,7 +35,7 @@ def check_gguf(path: Path) -> Header:
 
 
 def write_not_made(path: Path, why: str) -> None:
-    """Put a GGUF without tensors in the place of one that nothing needs: a stage's outputs are always the
+    """Put a GGUF without tensors in the place of one that is not needed: a stage's outputs are always the
     same files, so that all graphs agree.
     """
     from gguf import GGUFWriter
@@ -69,7 +69,7 @@ def describe(path: Path) -> dict[str, Any]:
     """Bytes, parameters, bits per weight (of the tensors), tensors by type, and those that fell back to
     another type.
 
-    A tensor fell back where its row length is no multiple of 256, so that llama.cpp had to take a type of
+    A tensor fell back where its row length is not a multiple of 256, so that llama.cpp had to take a type of
     smaller blocks than the level's K- or I-quant. The count is llama-quantize's own: an output matrix (or the
     embedding that is tied to it) gets Q8_0 there by rule, which its warning doesn't count.
     """
@@ -79,7 +79,7 @@ def describe(path: Path) -> dict[str, Any]:
     types = {name: GGMLQuantizationType(ggml_type).name for name, (_, ggml_type) in header.tensors.items()}
     file_type = header.fields.get("general.file_type")
     level = LlamaFileType(file_type).name if file_type is not None else ""
-    # types that were chosen for a budget are no fallbacks
+    # types that were chosen for a budget are not fallbacks
     block_level = ("_K" in level or "IQ" in level) and BUDGET_FIELD not in header.fields
     fallbacks: Counter[str] = Counter(
         types[name]

@@ -17,7 +17,7 @@ MAX_HEADER_BYTES = 64 << 20
 # GGUF value types (ggml/docs/gguf.md): struct format by number; 8 is a string, 9 an array
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-# key of a config.json: the field that has its value, behind the architecture's name
+# key of a config.json: the field that has its value, after the architecture's name
 CONFIG_FIELDS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -37,7 +37,7 @@ class NotGguf(ValueError):
 
 
 class UnknownType(NotGguf):
-    """A tensor has a type that the package gguf doesn't know, so that nobody can say where it ends."""
+    """A tensor has a type that the package gguf doesn't know, so its end is unknown."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Header:
     offsets: dict[str, int] = field(default_factory=dict)
     start: int = 0
     alignment: int = 32
-    # first byte of each field and the one behind it; the byte behind the list of tensors
+    # first byte of each field and the one after it; the byte after the list of tensors
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     end: int = 0
 
@@ -92,7 +92,7 @@ class _Cursor:
         return self.texts(count)
 
     def texts(self, count: int) -> list[str]:
-        """`count` texts, each behind its length, in a loop without calls: a vocabulary and its merges are
+        """`count` texts, each after its length, in a loop without calls: a vocabulary and its merges are
         300,000 of them.
         """
         if count * 8 > len(self.data) - self.at:
@@ -102,7 +102,7 @@ class _Cursor:
             start = at + 8
             stop = start + length(data, at)[0] if start <= end else end + 1
             if stop > end:
-                raise NotGguf(f"a text that ends behind the file is announced at byte {at:,}")
+                raise NotGguf(f"a text at byte {at:,} would end after the file")
             texts.append(data[start:stop].decode("utf-8", errors="replace"))
             at = stop
         self.at = at

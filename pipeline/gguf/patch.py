@@ -25,7 +25,7 @@ from pipeline.gguf.tensors import SCALES, Bytes, GgufTensor, gguf_tensors
 
 FORMAT = "quench patch 1"
 COUNTS = 24  # bytes a GGUF begins with: letters, version, number of tensors and of fields
-# the patch's own entries; a tensor's is its name behind WHOLE or CHANGED
+# the patch's own entries; a tensor's is its name after WHOLE or CHANGED
 HEADER, TAIL = "header", "tail"
 WHOLE, CHANGED = "tensor:", "scales:"
 MOST_DIMENSIONS = 3
@@ -76,7 +76,7 @@ def write_patch(base: Path, other: Path, target: Path) -> dict[str, int]:
 def apply_patch(base: Path, patch: Path, target: Path) -> None:
     """Publish as `target` what `patch` makes of `base`, proven to be the file that the patch was taken from.
 
-    Raises `DataError` for a patch that is not whole or belongs to another file, `MachineError` for a full
+    Raises `DataError` for a patch that is incomplete or belongs to another file, `MachineError` for a full
     disk.
     """
     read = read_patch(patch)
@@ -98,8 +98,8 @@ def read_patch(patch: Path) -> Patch:
     try:
         with safe_open(patch, framework="numpy") as file:
             details, names = file.metadata() or {}, list(file.keys())
-            whole = all(_is_ours(name, file.get_slice(name)) for name in names)
-            arrays = {name: file.get_tensor(name) for name in names} if whole else {}
+            is_valid = all(_is_ours(name, file.get_slice(name)) for name in names)
+            arrays = {name: file.get_tensor(name) for name in names} if is_valid else {}
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise DataError(
             "Q-GGUF-018",
@@ -113,14 +113,14 @@ def read_patch(patch: Path) -> Patch:
         or not all(SHA256.fullmatch(details[key]) for key in ("base_sha256", "sha256"))
         or not SIZE.fullmatch(details["bytes"])
     ):
-        raise DataError("Q-GGUF-018", f"{patch} is no patch that `quench model patch` writes: make it again")
+        raise DataError("Q-GGUF-018", f"{patch} is not a patch of `quench model patch`: make it again")
     return {**details, "arrays": arrays}
 
 
 def _is_ours(name: str, entry: Any) -> bool:
     """Whether an entry of a safetensors file is one that a patch has: bytes, of a known kind."""
-    named = name in (HEADER, TAIL) or name.startswith((WHOLE, CHANGED))
-    return named and entry.get_dtype() == "U8" and len(entry.get_shape()) <= MOST_DIMENSIONS
+    is_known = name in (HEADER, TAIL) or name.startswith((WHOLE, CHANGED))
+    return is_known and entry.get_dtype() == "U8" and len(entry.get_shape()) <= MOST_DIMENSIONS
 
 
 def _other_tensors(old: Header, new: Header) -> str | None:
@@ -128,7 +128,7 @@ def _other_tensors(old: Header, new: Header) -> str | None:
     order or alignment.
     """
     if list(old.tensors) == list(new.tensors):
-        unlike = (f"tensor {name}" for name, what in new.tensors.items() if old.tensors[name] != what)
+        unlike = (f"tensor {name}" for name, info in new.tensors.items() if old.tensors[name] != info)
         return next(unlike, "the alignment" if old.alignment != new.alignment else None)
     extra = sorted(old.tensors.keys() ^ new.tensors.keys())
     return f"tensor {extra[0]}" if extra else "the order of the tensors"
@@ -141,10 +141,10 @@ def _changed(before: GgufTensor, after: GgufTensor) -> tuple[str, Bytes] | None:
         return None
     scales: list[Bytes] = []
     for part in rows:
-        some = after.stored(*part)
-        values = _scale_bytes(some, after.ggml_type)
+        new_bytes = after.stored(*part)
+        values = _scale_bytes(new_bytes, after.ggml_type)
         if values is None or not np.array_equal(
-            _with_scales(before.stored(*part), after.ggml_type, values), some
+            _with_scales(before.stored(*part), after.ggml_type, values), new_bytes
         ):
             return WHOLE, after.stored(0, after.rows)
         scales.append(values)
@@ -179,15 +179,15 @@ def _head(path: Path, header: Header) -> bytes:
 
 
 def _tail(path: Path, header: Header) -> bytes:
-    """What a file holds behind its last tensor and that one's padding: nothing, as a rule."""
-    sizes = (tensor_bytes(name, *what) for name, what in header.tensors.items())
+    """What a file holds after its last tensor and that one's padding: nothing, as a rule."""
+    sizes = (tensor_bytes(name, *info) for name, info in header.tensors.items())
     with path.open("rb") as file:
         file.seek(header.start + sum(-(-size // header.alignment) * header.alignment for size in sizes))
         return file.read()
 
 
 def _header_change(old: bytes, new: bytes) -> tuple[tuple[int, int], Bytes]:
-    """((bytes of `old` that stay behind its counts, bytes that stay at its end), the others of `new`)."""
+    """((bytes of `old` that stay after its counts, bytes that stay at its end), the others of `new`)."""
     room = min(len(old), len(new)) - COUNTS
     before, after = (np.frombuffer(text, np.uint8)[COUNTS:] for text in (old, new))
     differs = np.flatnonzero(before[:room] != after[:room])

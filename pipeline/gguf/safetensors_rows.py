@@ -131,7 +131,7 @@ def read_folder(folder: Path) -> dict[str, Entry]:
     if wrong:
         raise DataError(
             "Q-GGUF-007",
-            f"{folder / INDEX} does not say where {min(wrong)} is ({len(wrong)} tensors so): {REMEDY}",
+            f"{folder / INDEX} does not say where {min(wrong)} is ({len(wrong)} tensors): {REMEDY}",
         )
     return entries
 
@@ -146,7 +146,7 @@ def _read_index(folder: Path) -> dict[str, str]:
             return weights
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass  # said below
-    raise DataError("Q-GGUF-007", f"{folder / INDEX} is no index of shards: {REMEDY}")
+    raise DataError("Q-GGUF-007", f"{folder / INDEX} is not an index of shards: {REMEDY}")
 
 
 def read_header(file: Path) -> list[Entry]:

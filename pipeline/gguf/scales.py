@@ -67,9 +67,9 @@ def changed_scales(stored: Tensor, change: Tensor) -> Tensor:
     """
     exact = stored.float()
     magnitude = exact.abs()
-    wanted = magnitude * (1 + change)
+    target = magnitude * (1 + change)
     least = (magnitude / 2).maximum(magnitude.clamp(max=LEAST)).clamp(max=SMALLEST)
-    held = wanted.clamp(max=LARGEST).maximum(least)
+    held = target.clamp(max=LARGEST).maximum(least)
     return torch.copysign(held, exact).half()
 
 

@@ -89,7 +89,7 @@ class Piece:
 
 
 def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list[Piece]]:
-    """{GGUF tensor: the pieces that lie behind each other in it}; the caller has checked that the
+    """{GGUF tensor: the pieces that follow each other in it}; the caller has checked that the
     architecture is `KNOWN`.
 
     A tensor whose name has no place in this architecture is under its own name.
@@ -152,14 +152,14 @@ def _expert_number(name: str) -> tuple[str, int]:
 
 def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
     """{GGUF field: its number by config.json}, of `SETTINGS`; the architecture is `KNOWN`."""
-    architecture, given = (
+    architecture, values = (
         KNOWN[config["architectures"][0]],
         {**config, **(config.get("rope_parameters") or {})},
     )
     return {
-        f"{architecture}.{CONFIG_FIELDS[key]}": given[key]
+        f"{architecture}.{CONFIG_FIELDS[key]}": values[key]
         for key in SETTINGS
-        if isinstance(given.get(key), int | float)
+        if isinstance(values.get(key), int | float)
     }
 
 

@@ -13,7 +13,7 @@ from pipeline.gguf.tensors import gguf_tensors
 
 
 def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatrix: bool) -> None:
-    """Raise `ConfigError` if a type is none that llama-quantize makes, or a pattern is none or is in no
+    """Raise `ConfigError` if llama-quantize does not make a type, or a pattern is invalid or in no
     tensor name of `source`.
     """
     names = check_gguf(source).tensors if tensor_types else {}
@@ -22,14 +22,14 @@ def check_tensor_types(source: Path, tensor_types: Mapping[str, str], with_imatr
         if ggml_type.upper() not in TYPES:
             raise ConfigError(
                 "Q-GGUF-010",
-                f"{key} is {ggml_type}, no type that llama-quantize makes: choose one of "
+                f"{key} is {ggml_type}, which llama-quantize does not make: choose one of "
                 f"{', '.join(sorted(TYPES))}",
             )
         if TYPES[ggml_type.upper()].needs_imatrix and not with_imatrix:
             raise ConfigError(
                 "Q-GGUF-011",
-                f"{key} is {ggml_type}, which needs an importance matrix: write the level with -imatrix "
-                "behind it",
+                f"{key} is {ggml_type}, which needs an importance matrix: append -imatrix to the level's "
+                "name",
             )
         if not any(_finds(pattern, name) for name in names):
             raise ConfigError(
@@ -48,11 +48,11 @@ def prove_tensor_types(level: Path, tensor_types: Mapping[str, str]) -> None:
     left = {name: tensor.type for name, tensor in gguf_tensors(level)[1].items()}
     for pattern, ggml_type in tensor_types.items():
         # as there, the first pattern that matches wins
-        mine = {name: left.pop(name) for name in list(left) if _finds(pattern, name)}
-        if ggml_type.upper() not in mine.values():
+        matched = {name: left.pop(name) for name in list(left) if _finds(pattern, name)}
+        if ggml_type.upper() not in matched.values():
             reason = (
-                f"its tensors have {', '.join(sorted(set(mine.values())))}"
-                if mine
+                f"its tensors have {', '.join(sorted(set(matched.values())))}"
+                if matched
                 else "patterns before it have taken all its tensors"
             )
             raise ConfigError(
@@ -67,5 +67,5 @@ def _finds(pattern: str, name: str) -> bool:
         return re.search(pattern.lower(), name) is not None  # llama-quantize lowers patterns too
     except re.error as error:
         raise ConfigError(
-            "Q-GGUF-014", f"quantize.tensor_types.{pattern} is no regular expression ({error}): correct it"
+            "Q-GGUF-014", f"quantize.tensor_types.{pattern} is not a regular expression ({error}): correct it"
         ) from error

@@ -103,7 +103,7 @@ class GgufTensor:
         from gguf import GGMLQuantizationType, dequantize
 
         stored = self.stored(first, last)
-        try:  # as one long row: the package goes by 16 rows at a time, which takes long for short ones
+        try:  # as one long row: the package takes 16 rows at a time, which takes long for short ones
             flat: Floats = dequantize(stored.reshape(1, -1), GGMLQuantizationType(self.ggml_type))
         except NotImplementedError as error:
             raise DataError(
@@ -120,7 +120,7 @@ class GgufTensor:
 
 def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
     """(header, {name: tensor}) of a GGUF. Raises `DataError` if it is not complete, or its tensors don't lie
-    behind each other in the header's order, each padded to the alignment: llama.cpp loads no such file.
+    one after the other in the header's order, each padded to the alignment: llama.cpp loads no such file.
     """
     header = check_gguf(path)
     tensors, end = {}, 0
@@ -128,7 +128,7 @@ def gguf_tensors(path: Path) -> tuple[Header, dict[str, GgufTensor]]:
         if header.offsets[name] != end:
             raise DataError(
                 "Q-GGUF-003",
-                f"{path} doesn't hold its tensors one behind the other: run the stage that makes it again",
+                f"{path} doesn't hold its tensors one after the other: run the stage that makes it again",
             )
         dimensions = tuple(dropwhile(lambda size: size == 1, reversed(shape)))
         tensors[name] = GgufTensor(name, dimensions, ggml_type, path, header.start + end)

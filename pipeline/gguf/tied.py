@@ -16,7 +16,7 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import NOISE, Floats, GgufTensor
 
 HEAD, EMBEDDINGS = HEADS
-# a row may differ by so many times what rounding to the two types costs; in the official Q4_K_M of
+# a row may differ by this many times what rounding to the two types costs; in the official Q4_K_M of
 # Qwen2.5-Coder-0.5B-Instruct (Q8_0 and Q5_0) the farthest of 151,936 rows differs by 1.08 times
 SLACK = 1.25
 # relative RMSE of the coarsest types that tell, those of 4 bits: below, rounding hides too much
@@ -35,8 +35,8 @@ class OneMatrix:
 
 
 def one_matrix(header: Header, tensors: Mapping[str, GgufTensor], sampled: int = 1) -> OneMatrix | None:
-    """Head and embeddings of a GGUF as one matrix; None where a row differs by more than rounding does, there
-    are no two tables, or the architecture is none that is known to tie them.
+    """Head and embeddings of a GGUF as one matrix; None where a row differs by more than rounding, a
+    table is missing, or the architecture is not known to tie them.
 
     Every row is compared, or, to guess quickly, one block of rows in `sampled`.
     """

@@ -58,10 +58,10 @@ def header_with(path: Path, header: Header, fields: Mapping[str, str | int]) -> 
         for name, span in header.spans.items()
         if name not in fields and not name.startswith(others)
     ]
-    behind = max((end for _, end in header.spans.values()), default=COUNTS)
+    data_end = max((end for _, end in header.spans.values()), default=COUNTS)
     (tensors,) = struct.unpack_from("<Q", old, 8)
     counts = old[:8] + struct.pack("<QQ", tensors, len(kept) + len(fields))
-    new = counts + b"".join(kept) + b"".join(_field(*field) for field in fields.items()) + old[behind:]
+    new = counts + b"".join(kept) + b"".join(_field(*field) for field in fields.items()) + old[data_end:]
     return new + bytes(-len(new) % header.alignment)
 
 

@@ -4,7 +4,7 @@ binding.
 Reads the package index that pip is set up for. Writes `.tools/llama.cpp/VERSION/`: `source/`, `build/`,
 `build.log` and, last, `stamp.json`. A build whose stamp is right and that runs here is used, also one that
 was copied here with the project; one that another checkout made is copied from the user's cache
-(`pipeline.llamacpp.stamp`); an interrupted one goes on where it stopped. With `LLAMA_CPP_HOME` set nothing is
+(`pipeline.llamacpp.stamp`); an interrupted one resumes. With `LLAMA_CPP_HOME` set nothing is
 built, only source and binding are installed.
 
     python -m pipeline.llamacpp.build [auto | cpu | cuda | hip | vulkan | --check-compiler]
@@ -153,9 +153,9 @@ def _forget_foreign_build(home: Path, backend: Backend) -> None:
     """
     cache = home / "build" / "CMakeCache.txt"
     lines = cache.read_text(errors="replace").splitlines() if cache.exists() else []
-    here = f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}"
+    line = f"CMAKE_HOME_DIRECTORY:INTERNAL={home / 'source' / 'vendor' / 'llama.cpp'}"
     switched = {flag for flag in SWITCHES.values() if f"{flag[2:].replace('=', ':BOOL=')}" in lines}
-    moved = lines and (here not in lines or switched != set(SWITCHES.values()).intersection(backend.flags))
+    moved = lines and (line not in lines or switched != set(SWITCHES.values()).intersection(backend.flags))
     finished = (home / "stamp.json").exists() and all(
         (home / "build" / "bin" / tool).exists() for tool in TOOLS
     )

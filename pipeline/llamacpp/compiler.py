@@ -150,7 +150,7 @@ def choose_backend(wanted: str | None) -> Backend:
     """
     if wanted not in (None, "", "auto", *BACKENDS):
         raise ConfigError(
-            "Q-LLAMACPP-022", f"LLAMA={wanted} is no build of llama.cpp: auto, {', '.join(BACKENDS)} are"
+            "Q-LLAMACPP-022", f"LLAMA={wanted} is not a build of llama.cpp: auto, {', '.join(BACKENDS)} are"
         )
     try:
         card = accelerator()
@@ -187,19 +187,19 @@ def try_backend(name: BackendName, card: Accelerator | None) -> Backend | str:
     on = f"for {card.name}" if card else "asked for"
     architecture = card.capability if card else None
     if name == "cuda":
-        tool = _found("nvcc", os.environ.get("CUDACXX"), "/usr/local/cuda/bin/nvcc")
+        tool = _program_path("nvcc", os.environ.get("CUDACXX"), "/usr/local/cuda/bin/nvcc")
         number = architecture.replace(".", "") if architecture and card and card.kind == "cuda" else None
         build = [*([f"-arch=sm_{number}"] if number else []), "check.cu", "-lcublas", "-lcuda"]
         flags = [f"-DCMAKE_CUDA_COMPILER={tool}", *([f"-DCMAKE_CUDA_ARCHITECTURES={number}"] * bool(number))]
         tried = _compiled(tool, "nvcc", [build])
     elif name == "hip":
-        tool = _found("hipcc", "/opt/rocm/bin/hipcc")
+        tool = _program_path("hipcc", "/opt/rocm/bin/hipcc")
         target = architecture if card and card.kind == "rocm" else None
         build = [*([f"--offload-arch={target}"] if target else []), "check.hip", "-lhipblas", "-lrocblas"]
         flags = [f"-DGPU_TARGETS={target}"] if target else []
         tried = _compiled(tool, "hipcc", [build])
     elif name == "vulkan":
-        tool, flags = _found("glslc"), []
+        tool, flags = _program_path("glslc"), []
         tried = _compiled(tool, "glslc", [["-fshader-stage=compute", "check.comp"]]) or _compiled(
             find_compiler(), "c++", [["check.cpp", "-lvulkan"]]
         )
@@ -217,7 +217,7 @@ def version_of(compiler: str) -> str:
     ).stdout.strip()
 
 
-def _found(name: str, *elsewhere: str | None) -> str | None:
+def _program_path(name: str, *elsewhere: str | None) -> str | None:
     """The tool's path: on PATH, else the first of `elsewhere` that is there."""
     return next(filter(None, map(shutil.which, filter(None, (name, *elsewhere)))), None)
 
@@ -243,7 +243,7 @@ def _compiled(tool: str | None, name: str, commands: Sequence[Sequence[str]]) ->
             except (OSError, subprocess.SubprocessError) as error:
                 return f"{name} does not run: {error}"
             if done.returncode != 0:
-                said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-                fault = next((line for line in said if "error" in line.lower()), (said or ["no reason"])[0])
+                lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+                fault = next((line for line in lines if "error" in line.lower()), (lines or ["no reason"])[0])
                 return f"{name} fails: {fault[:160]}"
     return None

@@ -1,5 +1,5 @@
-"""Be one of llama.cpp's converters, with what it has no option for: the pre-tokenizer's name, and metadata
-fields to write.
+"""Run a converter of llama.cpp with settings that it has no option for: the pre-tokenizer's name, and
+metadata fields to write.
 
     python -P pipeline/llamacpp/converter_process.py '{"pre": "qwen2", "fields": {"general.license": "mit"}}'
     path/to/convert_hf_to_gguf.py ARGUMENTS…
@@ -18,13 +18,13 @@ from typing import Any
 
 def main(argv: list[str]) -> None:
     """Set the name and the fields where the converter will look for them, then run it."""
-    given, script, *arguments = json.loads(argv[0]), *argv[1:]
-    if given["pre"]:
+    settings, script, *arguments = json.loads(argv[0]), *argv[1:]
+    if settings["pre"]:
         from conversion.base import TextModel  # type: ignore[import-not-found]  # llama.cpp's package
 
-        TextModel.get_vocab_base_pre = lambda _model, _tokenizer: given["pre"]
-    if given["fields"]:
-        write_more(given["fields"])
+        TextModel.get_vocab_base_pre = lambda _model, _tokenizer: settings["pre"]
+    if settings["fields"]:
+        write_more(settings["fields"])
     if script.endswith("convert_lora_to_gguf.py"):
         stack_each_projection()
     sys.argv = [script, *arguments]
@@ -60,9 +60,9 @@ def stack_experts_of(kind: Any) -> None:
         stack = held.setdefault((match[1], match[3]), {})
         stack[int(match[2])] = data
         if len(stack) == self.find_hparam(["num_local_experts", "num_experts"]):
-            whole = torch.stack([stack[number] for number in sorted(stack)], dim=0)
+            stacked = torch.stack([stack[number] for number in sorted(stack)], dim=0)
             del held[match[1], match[3]]
-            yield from super(kind, self).modify_tensors(whole, f"{match[1]}.{match[3]}.weight", bid)
+            yield from super(kind, self).modify_tensors(stacked, f"{match[1]}.{match[3]}.weight", bid)
 
     def prepare(self: Any) -> None:
         prepare_tensors(self)

@@ -35,7 +35,7 @@ def base_fields(lineage: Path, tools: Toolchain) -> dict[str, str | int]:
 
 @dataclass(frozen=True)
 class HeaderFields:
-    """What a converter is told of a GGUF's header: general.name, tokenizer.ggml.pre (None: it looks the
+    """What a converter gets for a GGUF's header: general.name, tokenizer.ggml.pre (None: it looks the
     pre-tokenizer up in its list of hashes), and fields beside its own, which win.
     """
 
@@ -104,7 +104,7 @@ PLAIN = Quantizing()
 def quantize_gguf(llama: Llama, source: Path, target: Path, level: str, options: Quantizing = PLAIN) -> None:
     """Write `source` at `level` (llama.cpp's name) to `target`; the same bytes for any number of threads.
 
-    Raises `ConfigError` if a pattern or type can't be, `DataError` if `source` is not whole, `ToolError` if
+    Raises `ConfigError` if a pattern or type can't be, `DataError` if `source` is incomplete, `ToolError` if
     llama-quantize fails.
     """
     imatrix, tensor_types = options.imatrix, options.tensor_types

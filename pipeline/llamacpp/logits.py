@@ -56,8 +56,8 @@ class GgufModel:
         if kept < start:
             self.read(ids[kept:start], kept, set())
         for place in range(start, len(ids), CHUNK):
-            some = ids[place : place + CHUNK]
-            yield self.read(some, place, set(range(len(some))))
+            chunk = ids[place : place + CHUNK]
+            yield self.read(chunk, place, set(range(len(chunk))))
 
     def keep(self, tokens: int) -> int:
         """Forget the row before but for its first `tokens` tokens; how many stay: none where the architecture
@@ -84,14 +84,14 @@ class GgufModel:
         and the positions wanted, the logits after these, float32, (len(positions), V).
 
         What rows begin with alike is read once. Raises `ToolError` as `read`, and where the context was not
-        opened for so many rows.
+        opened for this many rows.
         """
         rows_of: dict[tuple[int, ...], list[int]] = {}  # by what they begin with, up to each position
         for number, (ids, _) in enumerate(rows):
             for end in range(1, len(ids) + 1):
                 rows_of.setdefault(tuple(ids[:end]), []).append(number)
-        wanted = [[tuple(ids[: position + 1]) for position in positions] for ids, positions in rows]
-        needed = {beginning for of_row in wanted for beginning in of_row}
+        prefixes_of = [[tuple(ids[: position + 1]) for position in positions] for ids, positions in rows]
+        needed = {beginning for of_row in prefixes_of for beginning in of_row}
         self._need_room(len(rows_of))
         self.keep(0)
         logits = self._decode(
@@ -103,7 +103,7 @@ class GgufModel:
         place = {
             prefix: number for number, prefix in enumerate(prefix for prefix in rows_of if prefix in needed)
         }
-        return [logits[[place[prefix] for prefix in of_row]] for of_row in wanted]
+        return [logits[[place[prefix] for prefix in of_row]] for of_row in prefixes_of]
 
     def _decode(self, tokens: Sequence[Token]) -> Floats:
         """The logits after the wanted ones of these tokens, in llama.cpp's own memory."""

@@ -1,7 +1,7 @@
 """What transformers takes from the package `gguf`, sooner: its reader, its dequantizer, its map of names.
 
 The reader takes 13 s for a vocabulary of 150,000 words, which `base` reads twice: every word is two slices of
-a memory map, and numpy is slow at those; this one slices plain memory. The dequantizer goes by 16 rows at a
+a memory map, and numpy is slow at those; this one slices plain memory. The dequantizer takes 16 rows at a
 time; `pipeline.gguf.dequantize` gives the same bits in a tenth of the time. The map of names is built again
 for every module of the model: 60 to 300 times.
 """
@@ -17,8 +17,8 @@ _LENGTH = struct.Struct("<Q")
 
 @contextmanager
 def quick_reader() -> Iterator[None]:
-    """While it lasts, whoever imports these from `gguf` (transformers, at each call) gets the same fields,
-    values and names, sooner.
+    """While it lasts, modules that import these from `gguf` (transformers, at each call) get the same
+    fields, values and names, sooner.
     """
     import gguf
 

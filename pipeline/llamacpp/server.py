@@ -29,7 +29,7 @@ from pipeline.llamacpp.tools import Llama
 HERE = "http://127.0.0.1:"
 # no certificates: the address is this machine's, over plain HTTP, and to read them takes up to 0.14 s
 BARE = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-# in Linux's tables of sockets: a state, and who is reached at 127.0.0.1, the nearest first
+# in Linux's tables of sockets: a state, and the addresses that 127.0.0.1 reaches, the nearest first
 LISTENS = "0A"
 REACHED = ("0100007F", "0000000000000000FFFF00000100007F", "00000000", "0" * 32)
 START_SECONDS = 300  # a 15 GB file from a slow disk
@@ -69,7 +69,7 @@ class Server:
         return answer.json()
 
     def tokens(self, text: str) -> list[int]:
-        """The ids of a rendered text, its control tokens read as such, behind what begins every text."""
+        """The ids of a rendered text, its control tokens read as such, after what begins every text."""
         body = {"content": text, "add_special": True, "parse_special": True}
         return list(self.post("/tokenize", body)["tokens"])
 
@@ -242,7 +242,7 @@ def write_key(path: Path, key: str) -> Path:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
+    """A free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

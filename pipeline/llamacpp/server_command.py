@@ -14,7 +14,7 @@ from pipeline.llamacpp.tools import Toolchain
 Lora = tuple[Path, float]  # an adapter's GGUF and the factor that its change is multiplied with
 IDLE_SECONDS = 10  # that a client may take for the next byte of its request, before it loses its thread
 # that wait for requests. llama-server starts more where none is idle, but counts one as idle until it has
-# woken, so that of connections which come at once only so many find one (llama-server's default: 4 more than
+# woken, so of connections that come at once only this many find one (llama-server's default: 4 more than
 # slots). The others wait until a thread's client has been idle for too long
 HTTP_THREADS = 64
 # between two looks at what else is asked; llama-server's own default is 2,048, computed 512 at a time as well

@@ -68,9 +68,9 @@ def install_binding(home: Path = DEFAULT_HOME) -> None:
 
 
 def _download(folder: Path) -> Path:
-    wanted = folder / "wanted.txt"
-    wanted.write_text(f"llama-cpp-python=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
-    words = ["download", "--require-hashes", "--no-binary", "llama-cpp-python", "-r", str(wanted)]
+    requirements = folder / "wanted.txt"
+    requirements.write_text(f"llama-cpp-python=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
+    words = ["download", "--require-hashes", "--no-binary", "llama-cpp-python", "-r", str(requirements)]
     _pip(
         [*words, "--dest", str(folder)],
         f"{SDIST}.tar.gz did not arrive whole from the package index that pip is set up for",

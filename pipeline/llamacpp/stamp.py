@@ -72,8 +72,8 @@ def is_built(home: Path, backend: Sequence[str] | None = None) -> bool:
     machine; of any backend if none is given.
     """
     stamped = read_stamp(home)
-    wanted = stamp(backend_of(stamped) if backend is None else backend)
-    same = all(stamped.get(key) == wanted[key] for key in wanted if key != "instructions")
+    expected = stamp(backend_of(stamped) if backend is None else backend)
+    same = all(stamped.get(key) == expected[key] for key in expected if key != "instructions")
     return (
         same
         and all(os.access(home / "build" / "bin" / tool, os.X_OK) for tool in TOOLS)
@@ -126,7 +126,7 @@ def read_stamp(home: Path) -> dict[str, object]:
 
 
 def cache_folder() -> Path | None:
-    """Where built llama.cpps are kept; None if the user wants none, or has no home."""
+    """Where builds of llama.cpp are kept; None if the user wants none, or has no home."""
     folder = user_cache()
     return None if folder is None else folder / "llama.cpp"
 
@@ -202,10 +202,10 @@ def _need_safe(folder: Path) -> None:
 
 @contextmanager
 def _trouble(words: str) -> Iterator[None]:
-    """Say in a line what keeps the cache from being used, and go on without it."""
+    """Say in a line what keeps the cache from being used, and continue without it."""
     try:
         yield
     except (OSError, MachineError) as error:
         print(
-            f"the cache of built llama.cpps: {words} ({error}); QUENCH_CACHE=off goes without it", flush=True
+            f"the cache of llama.cpp builds: {words} ({error}); QUENCH_CACHE=off goes without it", flush=True
         )

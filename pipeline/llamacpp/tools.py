@@ -57,8 +57,8 @@ class Toolchain:
     @property
     def commit(self) -> str:
         """llama.cpp's commit, as far as the build knows it; else "unknown"."""
-        named = re.search(r"commit ([0-9a-f]{7,})", self.version)
-        return named[1] if named else "unknown"
+        match = re.search(r"commit ([0-9a-f]{7,})", self.version)
+        return match[1] if match else "unknown"
 
     @property
     def version(self) -> str:
@@ -123,7 +123,7 @@ def need_safe_home() -> None:
         raise ToolError(
             "Q-LLAMACPP-025",
             f"{path} belongs to another user, or others can write to it, so the llama.cpp in {DEFAULT_HOME} "
-            "could be anybody's and is not run: set QUENCH_CACHE to a folder of your own, then run "
+            "could be from any user and is not run: set QUENCH_CACHE to a folder of your own, then run "
             "`quench doctor setup`",
         )
 
@@ -174,13 +174,13 @@ def run_converter(
     """
     paths = os.pathsep.join([str(tools.source / "gguf-py"), str(tools.source)])
     env = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    given = json.dumps({"pre": pre, "fields": dict(fields or {})})
+    settings = json.dumps({"pre": pre, "fields": dict(fields or {})})
     return run_tool(
         [
             sys.executable,
             "-P",
             Path(__file__).with_name("converter_process.py"),
-            given,
+            settings,
             tools.source / script,
             *arguments,
         ],

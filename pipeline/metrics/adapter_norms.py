@@ -51,7 +51,7 @@ def adapter_norms(adapter: Path, base: Path | None = None) -> list[Norms]:
     """The norms of every tensor that the PEFT folder or GGUF `adapter` changes, in order; with the base's, if
     its folder (of safetensors) or GGUF is given.
 
-    Raises `DataError` where there is no adapter, one that is not whole, or of another base.
+    Raises `DataError` where there is no adapter, one that is incomplete, or of another base.
     """
     if adapter.is_dir():
         norms = list(_of_folder(adapter))
@@ -178,7 +178,7 @@ def _alpha(file: Path, header: Header) -> float:
     kind = header.fields.get("general.type"), header.fields.get("adapter.type")
     if kind != ("adapter", "lora"):
         raise DataError(
-            "Q-METRICS-020", f"{file} is no LoRA adapter: name a PEFT folder or an adapter's GGUF"
+            "Q-METRICS-020", f"{file} is not a LoRA adapter: name a PEFT folder or an adapter's GGUF"
         )
     return float(header.fields.get("adapter.lora.alpha", 0.0))
 

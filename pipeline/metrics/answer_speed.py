@@ -42,8 +42,8 @@ def runs_of(values: Sequence[float]) -> dict[str, float]:
 
 
 def is_disturbed(evaluation: Mapping[str, Any]) -> bool:
-    """Whether something else kept the machine busy while a model's speeds were measured, so that they are no
-    figures of the model.
+    """Whether something else kept the machine busy while a model's speeds were measured, so that they say
+    nothing about the model.
     """
     return bool((evaluation.get("speed") or {}).get("disturbed"))
 
@@ -66,7 +66,7 @@ class CpuTime:
 
 @dataclass(frozen=True)
 class OtherLoad:
-    """Shares of the machine's CPU time between two moments (0 to 1): what others took, what nobody took."""
+    """Shares of the machine's CPU time between two moments (0 to 1): what others took, what was idle."""
 
     share: float
     idle: float

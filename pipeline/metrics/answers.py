@@ -118,8 +118,8 @@ def kept_answers(
 
 
 def read_kept(file: Path) -> dict[str, dict[str, Any]]:
-    """{hash of the row: answer} in `file`, none if it isn't there. Raises `DataError` for a line that is no
-    JSON object.
+    """{hash of the row: answer} in `file`, none if it isn't there. Raises `DataError` for a line that is not
+    a JSON object.
     """
     if not file.exists():
         return {}
@@ -147,8 +147,8 @@ def score_answers(
     which references it can't score by. Raises `DataError` if a user's function fails, `ConfigError` for a
     scorer that can't be made, `ToolError` if a judge, a program or a sandbox is out of reach.
     """
-    named = [scorers] if isinstance(scorers, str) else scorers
-    parsed = [parse(spelled, judge, root, external) for spelled in named]
+    spellings = [scorers] if isinstance(scorers, str) else scorers
+    parsed = [parse(spelled, judge, root, external) for spelled in spellings]
     with ExitStack() as running:
         for scorer in parsed:
             running.enter_context(scorer.running)

@@ -76,7 +76,7 @@ def check_tests(reference: str, tests: str) -> None:
         )
     statements, needed = _statements(reference), _needed(ast.parse(tests).body)
     solution = _with_needed([node for node in statements if isinstance(node, DEFINITIONS)], statements)
-    if needed and needed <= _given(solution) and run_tests(_source(solution), tests) != "passed":
+    if needed and needed <= _defined(solution) and run_tests(_source(solution), tests) != "passed":
         raise ValueError("the reference's own code fails its tests")
 
 
@@ -115,7 +115,7 @@ def _tests(statements: list[ast.stmt]) -> list[ast.stmt]:
     if not tests:
         return []
     kept = _with_needed(tests, statements)
-    if _needed(kept) - _given(statements):
+    if _needed(kept) - _defined(statements):
         kept = statements
     calls = [f"{test.name}()" for test in tests if isinstance(test, ast.FunctionDef)]
     return kept + ast.parse("\n".join(calls)).body
@@ -175,7 +175,7 @@ def _names(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
     }, looked_up
 
 
-def _given(statements: Sequence[ast.stmt]) -> set[str]:
+def _defined(statements: Sequence[ast.stmt]) -> set[str]:
     """Names that the statements define themselves."""
     return _names(
         [node for node in statements if not (isinstance(node, ast.ImportFrom) and node.module == ANSWER)]
@@ -185,7 +185,7 @@ def _given(statements: Sequence[ast.stmt]) -> set[str]:
 def _from_answer(statements: Sequence[ast.stmt]) -> set[str]:
     """Names that are imported from the answer's module, or looked up in it."""
     parts = [part for node in statements for part in ast.walk(node)]
-    named = {
+    imported = {
         alias.name
         for part in parts
         if isinstance(part, ast.ImportFrom) and part.module == ANSWER
@@ -198,7 +198,7 @@ def _from_answer(statements: Sequence[ast.stmt]) -> set[str]:
         for alias in part.names
         if alias.name == ANSWER
     }
-    return named | {
+    return imported | {
         part.attr
         for part in parts
         if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in modules

@@ -35,11 +35,11 @@ Speaker = Callable[[Prompt], Floats]  # a loaded model: a prompt's float32 logit
 @dataclass(frozen=True)
 class Divergence:
     """A model against a reference; `kld` in nats is the mean over `kld_rows`, each the mean KL(reference ‖
-    model) of one prompt.
+        model) of one prompt.
 
-    `nmse` is Σ(difference²) ÷ Σ(reference²) of the worst prompt's logits. `strange` positions hold logits
-    that are no finite numbers, and `widths` are the two vocabularies: where there are strange ones or the
-    widths differ, every other figure is NaN.
+        `nmse` is Σ(difference²) ÷ Σ(reference²) of the worst prompt's logits. `strange` positions hold logits
+    that are not finite numbers, and `widths` are the two vocabularies: where there are strange ones or the
+        widths differ, every other figure is NaN.
     """
 
     kld_rows: list[float]
@@ -61,7 +61,7 @@ class Divergence:
         """Why they say nothing; empty where they do."""
         if self.widths[0] != self.widths[1]:
             return f"the vocabularies have {self.widths[0]:,} and {self.widths[1]:,} tokens"
-        return f"{self.strange} positions hold logits that are no finite numbers" if self.strange else ""
+        return f"{self.strange} positions hold logits that are not finite numbers" if self.strange else ""
 
 
 class Reference:

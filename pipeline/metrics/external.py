@@ -7,7 +7,7 @@
         rewards = scorer.rewards("7", messages, ["4", "5"], answer="4")
 
 The program is started once, from a list of arguments and never by a shell, and kept running. Its answers are
-told apart by their ids, so it may give them in any order. Its first line has no completions and wants
+matched by their ids, so it may give them in any order. Its first line has no completions and wants
 `"rewards": []`: that it starts and speaks the protocol is known before anything long begins.
 """
 
@@ -54,7 +54,7 @@ class ExternalScorer:
         start_timeout: float = START_SECONDS,
         folder: Path = Path(),
     ) -> None:
-        self.command = _found(command, folder)
+        self.command = _with_path(command, folder)
         self.timeout, self.start_timeout, self.folder = timeout, start_timeout, folder
         self.name = one_line(" ".join(command), SHOWN)
         self.waiting: dict[str, tuple[int, Future[list[float]]]] = {}  # by id: how many rewards it wants
@@ -104,7 +104,7 @@ class ExternalScorer:
         """End the program, asked first by the end of its input, and all that it has started."""
         self.lines.put(None)
         self._status(0 if self.broken else END_SECONDS)
-        with suppress(ProcessLookupError, PermissionError):  # nobody of the group is left
+        with suppress(ProcessLookupError, PermissionError):  # the group has no process left
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for thread in self.threads:
@@ -164,17 +164,17 @@ class ExternalScorer:
         )
 
     def _take(self, line: bytes) -> None:
-        """Give an answer to who asked for it; one that nobody asked for breaks the scorer."""
+        """Hand an answer to the request of its id; an answer to no request breaks the scorer."""
         try:
             answer = json.loads(line)
             id, values = str(answer["id"]), answer["rewards"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            self._break(self._wrong(f'{_shown(line)}, which is no {{"id": …, "rewards": […]}}'))
+            self._break(self._wrong(f'{_shown(line)}, which is not {{"id": …, "rewards": […]}}'))
             return
         with self.lock:
             number, answered = self.waiting.pop(id, (0, None))
         if answered is None:
-            self._break(self._wrong(f"for the id {one_line(id, SHOWN)!r}, which nobody waits for"))
+            self._break(self._wrong(f"for the id {one_line(id, SHOWN)!r}, which no request has"))
         elif problem := _problem(values, number):
             answered.set_exception(self._wrong(f"{id} with {problem}"))
         else:
@@ -186,7 +186,7 @@ class ExternalScorer:
         )
 
     def _break(self, why: QuenchError) -> QuenchError:
-        """Nothing more can be asked; who waits is told `why`. Gives the first reason."""
+        """Refuse further requests; those that wait fail with `why`. Gives the first reason."""
         with self.lock:
             self.broken = self.broken or why
             waiting, self.waiting = self.waiting, {}
@@ -205,8 +205,8 @@ class ExternalScorer:
         return f' (it said last: "{self.last_words}")' if self.last_words else ""
 
 
-def _found(command: Sequence[str], folder: Path) -> list[str]:
-    """`command` with the place of its program. Raises `ConfigError` if there is none that can be run."""
+def _with_path(command: Sequence[str], folder: Path) -> list[str]:
+    """`command` with the place of its program. Raises `ConfigError` if it can't be run."""
     program = (
         str(folder.absolute() / command[0]) if command and os.sep in command[0] else "".join(command[:1])
     )
@@ -232,7 +232,7 @@ def _problem(values: Any, number: int) -> str | None:
         return f"{len(values) if isinstance(values, list) else 'no list of'} rewards where {number} are due"
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"the reward {one_line(json.dumps(value), SHOWN)}, which is no number"
+            return f"the reward {one_line(json.dumps(value), SHOWN)}, which is not a number"
         if not abs(value) <= sys.float_info.max:  # nor is NaN
             return "a reward that is NaN or infinite"
     return None

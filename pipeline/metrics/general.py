@@ -8,7 +8,7 @@ The measure is lm-evaluation-harness's `acc_norm` on a chat: the choice whose te
 assistant's whole answer, its log probability divided by its length in bytes (`lm_eval.api.task`,
 multiple_choice; the model doesn't see the other choices). The question stands in the model's own chat
 template. It asks for a few words and the end of turn isn't counted, so that a model which learned to be
-brief, or to go on, isn't scored for that instead of for what it knows.
+brief, or to continue, isn't scored for that instead of for what it knows.
 """
 
 import hashlib

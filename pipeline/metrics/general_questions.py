@@ -30,7 +30,7 @@ def load_questions(name: str, root: Path) -> list[Question]:
     """The questions of `evaluate.general`: "builtin", "none" (no question), or a JSONL file below
     `data/evaluation` of the project.
 
-    Raises `ConfigError` if there is no such file, `DataError` with file and line where a line is no question.
+    Raises `ConfigError` if there is no such file, `DataError` with file and line for a line that isn't one.
     """
     if name == "none":
         return []

@@ -1,4 +1,4 @@
-"""The inner side of `pipeline.metrics.sandbox`: shut the door, then run an answer and its tests.
+"""The inner side of `pipeline.metrics.sandbox`: isolate the process, then run an answer and its tests.
 
     python -P -s -B -c THIS_FILE < job.json
 
@@ -81,12 +81,12 @@ def main() -> None:
 
 
 def run(answer: str, tests: str) -> str:
-    """`passed`, `failed`, or `unreadable` where the answer is no Python."""
+    """`passed`, `failed`, or `unreadable` where the answer is not Python."""
     try:
         code = compile(answer, "answer.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "unreadable"
-    module = types.ModuleType("answer")  # not __main__: what a script does on top is no part of the answer
+    module = types.ModuleType("answer")  # not __main__: a script's main block is not part of the answer
     sys.modules["answer"] = module
     try:
         exec(code, module.__dict__)  # noqa: S102 (what the sandbox is for)

@@ -46,8 +46,8 @@ def judged_by(judge: "Judge", root: Path) -> Measure:
     import httpx
 
     headers = {"Authorization": f"Bearer {_key(root / judge.key_file)}"} if judge.key_file else {}
-    here = _host(judge.url) in ("127.0.0.1", "localhost", "::1")  # no proxy leads back to this machine
-    client = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS, trust_env=not here)
+    is_local = _host(judge.url) in ("127.0.0.1", "localhost", "::1")  # no proxy leads back to this machine
+    client = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS, trust_env=not is_local)
     address = f"{judge.url.rstrip('/')}/chat/completions"
 
     def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
@@ -99,7 +99,7 @@ def _reply(client: "httpx.Client", address: str, model: str, messages: Sequence[
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ToolError(
             "Q-METRICS-005",
-            f"the judge at {address} answered what is no chat completion: {answer.text[:200]!r}: correct "
+            f"the judge at {address} did not answer with a chat completion: {answer.text[:200]!r}: correct "
             "evaluate.judge.url",
         ) from error
 
@@ -115,7 +115,7 @@ def _host(address: str) -> str:
     except (httpx.InvalidURL, ValueError) as error:
         raise ConfigError(
             "Q-METRICS-006",
-            f"evaluate.judge.url is {address!r}, which is no address ({error}): write one like "
+            f"evaluate.judge.url is {address!r}, which is not an address ({error}): write one like "
             "https://HOST/v1",
         ) from error
     return url.host

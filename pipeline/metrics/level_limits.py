@@ -39,7 +39,7 @@ UNPUBLISHED_KLD, UNPUBLISHED_SAME_TOP = (
     0.5,
     0.7,
 )  # of levels without a published figure: only what is plainly broken is refused
-# and no limit is above 0.5 nats, or so many times the published figure where that is more: at that size a
+# and no limit is above 0.5 nats, or this many times the published figure where that is more: at that size a
 # divergence saturates
 MOST_OVER = 1.5
 # What llama.cpp's 8-bit activations may cost a GGUF at most (measured: 0.008 nats and 94.9 % on a Q4_K_M of

@@ -84,7 +84,7 @@ def _swapped(differences: NDArray[np.float64], seed: int) -> float:
 
 
 def _mcnemar(won: int, lost: int) -> float:
-    """Two-sided p of `won` and `lost` rows under a fair coin; 1 where no row tells the two apart."""
+    """Two-sided p of `won` and `lost` rows under a fair coin; 1 if no row differs."""
     if not won + lost:
         return 1.0
     from scipy.stats import binomtest  # type: ignore[import-untyped]

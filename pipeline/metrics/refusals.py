@@ -6,7 +6,7 @@ All patterns look at sentences in small letters, with straight apostrophes and c
 
 import re
 
-LONGEST_REFUSAL = 400  # characters; who says more says something
+LONGEST_REFUSAL = 400  # characters; a longer answer says something
 CONTRACTIONS = (
     ("’", "'"),
     ("can't", "cannot"),

@@ -86,7 +86,7 @@ def check_sandbox() -> None:
 
 def run_in(sandbox: Sequence[str], answer: str, tests: str, seconds: float = SECONDS) -> Outcome:
     """As `run_tests`, in the sandbox that this command (without Python) makes. `ToolError` if the sandbox
-    itself fails: that is no fault of the answer.
+    itself fails: that is not the answer's fault.
     """
     nonce = secrets.token_hex(16)
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
@@ -188,7 +188,7 @@ def bubblewrap() -> list[str]:
 
 
 def _user() -> int | None:
-    """A user that nobody is, where we are root: the number of processes is limited by user, and never for
+    """A user id that no user has, where we are root: the count of processes is limited by user, and never for
     root.
     """
     return 50_000 + secrets.randbelow(15_000) if os.geteuid() == 0 else None
@@ -201,11 +201,11 @@ def _readable() -> tuple[dict[str, str], list[str]]:
     links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
     base = Path(sys.base_prefix).resolve()
     python = [*(str(base / part) for part in ("bin", "lib", "lib64")), os.path.realpath(sys.executable)]
-    wanted = dict.fromkeys([*(path for path in SYSTEM if path not in links), *python, *_packages()])
+    needed = dict.fromkeys([*(path for path in SYSTEM if path not in links), *python, *_packages()])
     inner = {
-        path for path in wanted for other in wanted if path != other and Path(path).is_relative_to(other)
+        path for path in needed for other in needed if path != other and Path(path).is_relative_to(other)
     }
-    return links, [path for path in wanted if path not in inner and Path(path).exists()]
+    return links, [path for path in needed if path not in inner and Path(path).exists()]
 
 
 def _packages() -> list[str]:

@@ -26,7 +26,7 @@ def parse(
     """The scorer that `spelling` names; `judge` is evaluate.judge, `program` evaluate.external, user's own
     functions lie in `root`/data/evaluation.
 
-    Raises `ConfigError` for what is no scorer, a pattern that can't be read, a function that is missing, a
+    Raises `ConfigError` for an unknown scorer, a pattern that can't be read, a function that is missing, a
     judge that isn't set.
     """
     for problem in scorer_problems([spelling], judge is not None, program is not None):

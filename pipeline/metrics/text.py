@@ -39,29 +39,29 @@ def json_fields(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
     """Share of the reference object's fields that the answer's object has with an equal value, 1 and 1.0
     being one number and `true` none.
     """
-    wanted, given = _object(reference), _object(answer)
-    if wanted is None:
-        raise ValueError("the reference is no JSON object")
-    if given is None:
+    expected, actual = _object(reference), _object(answer)
+    if expected is None:
+        raise ValueError("the reference is not a JSON object")
+    if actual is None:
         return UNREADABLE
     try:
-        right = sum(key in given and _same(value, given[key]) for key, value in wanted.items())
+        right = sum(key in actual and _same(value, actual[key]) for key, value in expected.items())
     except RecursionError:
         return UNREADABLE
-    return Score(right / len(wanted) if wanted else float(given == wanted), True)
+    return Score(right / len(expected) if expected else float(actual == expected), True)
 
 
 def rouge_l(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
     """ROUGE-L (Lin 2004): F1 of the longest common subsequence of words, 0 to 1, as the library `rouge-score`
     has it, in every script.
     """
-    wanted, given = (WORD.findall(text.lower()) for text in (reference, answer))
-    if not wanted:
+    expected, actual = (WORD.findall(text.lower()) for text in (reference, answer))
+    if not expected:
         raise ValueError("the reference has no words")
-    common = common_words(wanted, given)
+    common = common_words(expected, actual)
     if not common:
         return Score(0.0, bool(answer.strip()))
-    precision, recall = common / len(given), common / len(wanted)
+    precision, recall = common / len(actual), common / len(expected)
     return Score(2 * precision * recall / (precision + recall), True)
 
 
@@ -99,14 +99,14 @@ def number_after(marker: str) -> Measure:
     are equal, as are 7 and +7.
 
     12 000 is 12,000, 2×10^3 is 2,000, \boxed{5} is 5. A calculation (5/2, 5 - 3), a time, a hexadecimal
-    number and 1e1000 are no numbers. Words after a number are its unit and not read: 10 million is 10.
+    number and 1e1000 are not numbers. Words after a number are its unit and not read: 10 million is 10.
     """
 
     def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
-        wanted, given = _number(reference, marker), _number(answer, marker)
-        if wanted is None:
+        expected, actual = _number(reference, marker), _number(answer, marker)
+        if expected is None:
             raise ValueError(f"the reference has no number after {marker!r}")
-        return UNREADABLE if given is None else Score(float(given == wanted), True)
+        return UNREADABLE if actual is None else Score(float(actual == expected), True)
 
     return measure
 
@@ -121,32 +121,32 @@ def first_group(pattern: str) -> Measure:
 
     compiled = regex.compile(pattern)
 
-    def found(text: str) -> str | None:
+    def first_match(text: str) -> str | None:
         match = compiled.search(text, timeout=PATTERN_SECONDS)
         group: str | None = match and match[1 if compiled.groups else 0]
         return group
 
     def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
         try:
-            wanted = found(reference)
+            expected = first_match(reference)
         except TimeoutError:
             raise ValueError(
                 f"the pattern looks at the reference for more than {PATTERN_SECONDS:.0f} s: make it simpler"
             ) from None
-        if wanted is None:
+        if expected is None:
             raise ValueError("the pattern finds nothing in the reference")
         try:
-            given = found(answer)
+            actual = first_match(answer)
         except TimeoutError:
             return Score(None, False)
-        return UNREADABLE if given is None else Score(float(given == wanted), True)
+        return UNREADABLE if actual is None else Score(float(actual == expected), True)
 
     return measure
 
 
 def _number(text: str, marker: str) -> Decimal | None:
-    _, there, after = text.rpartition(marker)
-    match = NUMBER.match(after) if there else None
+    _, has_marker, after = text.rpartition(marker)
+    match = NUMBER.match(after) if has_marker else None
     if match is None or (match["sign"] and match["sign2"]) or not (match["digits"] or match["decimals"]):
         return None
     digits = re.sub(r"\D", "", match["digits"])

@@ -35,7 +35,7 @@ class Step:
 
     @property
     def rows_out(self) -> int:
-        """Rows that go on to the next step."""
+        """Rows that reach the next step."""
         return self.rows_in - self.lost + self.added
 
     @property
@@ -103,8 +103,8 @@ def bars(
     else:
         axes.yaxis.get_major_locator().set_params(nbins=5, integer=True, prune="upper")
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    every = -(-len(items) // LABELED)
-    axes.set_xticks(places[::every], [label for label, _ in items[::every]], ha=side)
+    label_step = -(-len(items) // LABELED)
+    axes.set_xticks(places[::label_step], [label for label, _ in items[::label_step]], ha=side)
     axes.margins(x=0.01)
     axes.set_ylim(0, top * (1.1 + 0.12 * len(marks)))
     for row, (label, mark) in enumerate(marks):

@@ -46,15 +46,15 @@ def heat_map(figures: Figures, shown: Shown) -> dict[str, Any] | None:
     layers = range(max(layer for layer, _ in cells) + 1)
     rows = []
     for module in modules_of(cells):
-        there = {layer: cells[layer, module] for layer in layers if (layer, module) in cells}
-        measured = [fmean(values) for values in there.values() if values]
+        by_layer = {layer: cells[layer, module] for layer in layers if (layer, module) in cells}
+        measured = [fmean(values) for values in by_layer.values() if values]
         rows.append(
             {
                 "module": module,
                 "mean": shown(fmean(measured)) if measured else "–",
                 "cells": [
-                    _cell(there[layer], f"layer {layer}, {module}", (low, high), shown)
-                    if layer in there
+                    _cell(by_layer[layer], f"layer {layer}, {module}", (low, high), shown)
+                    if layer in by_layer
                     else None
                     for layer in layers
                 ],

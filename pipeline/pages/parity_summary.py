@@ -27,7 +27,7 @@ MARKS = {"pass": "✓", "warn": "▲", "fail": "✕", "not measured": "○"}
 # over; its GGUF; a level by its name
 MERGED = "merged"
 SIXTEEN = "16-bit GGUF"
-LORA = "+lora"  # behind one of the two latter: that GGUF of the base, with the adapter put on it
+LORA = "+lora"  # after one of the two latter: that GGUF of the base, with the adapter put on it
 # where nothing is merged: the file that is trained on and served, and the same with the adapter's GGUF on it
 # or with trained scales
 BASE, SERVED, TUNED = "base GGUF", "base GGUF + LoRA", "tuned GGUF"
@@ -95,9 +95,9 @@ def sentence(report: Mapping[str, Any]) -> str:
             "--force parity`, which measures them again."
         )
     if verdicts["warn"]:
-        dear = next(row for rows in grouped(checks).values() for row in rows if row["verdict"] == "warn")
+        warned = next(row for rows in grouped(checks).values() for row in rows if row["verdict"] == "warn")
         return (
-            f"“{dear['title']}” lost more than is usual, by rounding that was asked for: "
+            f"“{warned['title']}” lost more than is usual, by rounding that was asked for: "
             f"`report.gate` judges whether that is too much. {verdicts['not measured']} were not measured."
         )
     if not verdicts["not measured"]:

@@ -118,8 +118,8 @@ def svg_of(figure: Any, name: str, title: str, description: str, tips: Sequence[
         f'<g id="{name}-tip-{number}">': f'<g id="{name}-tip-{number}"><title>{escape(tip)}</title>'
         for number, tip in enumerate(tips)
     }
-    for written, wanted in (own_ids | COLORS | shown_tips).items():
-        body = body.replace(written, wanted)
+    for written, replacement in (own_ids | COLORS | shown_tips).items():
+        body = body.replace(written, replacement)
     return Markup(  # noqa: S704 (matplotlib escapes the texts in it, and we the rest)
         f'<svg class="plot {name}" role="img" aria-labelledby="{name}-title {name}-description"{view_box}>'
         f'<title id="{name}-title">{escape(title)}</title>'
@@ -189,7 +189,7 @@ def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], ch
             va="center",
             color=colors[place.model],
             annotation_clip=False,
-            parse_math=False,  # a name is no formula
+            parse_math=False,  # a name is not a formula
             fontweight="bold" if place.model == chosen else "normal",
         )
 

@@ -44,7 +44,7 @@ def _environment(html: bool) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=html,  # noqa: S701 (a Modelfile or a Markdown card is no HTML)
+        autoescape=html,  # noqa: S701 (a Modelfile or a Markdown card is not HTML)
         undefined=Undefined if html else StrictUndefined,
     )
     environment.filters.update(FILTERS)

@@ -85,7 +85,7 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
     `model_hash` gives the file's sha256.
 
     Raises `ConfigError` if `model` holds an adapter already, `DataError` if a file is damaged, or `adapter`
-    is no LoRA, of another base or of other shapes.
+    is not a LoRA, is of another base or of other shapes.
     """
     if not adapter.exists():
         raise DataError(
@@ -93,32 +93,32 @@ def matching_adapter(model: Path, adapter: Path, model_hash: Callable[[], str] |
             f"{adapter} is missing: stage convert (lora, with base.quantization gguf) makes it, or name "
             "another with --adapter",
         )
-    served, given = check_gguf(model), check_gguf(adapter)
+    served, header = check_gguf(model), check_gguf(adapter)
     # one trained on that very file is a second round
-    if ADAPTER in served.fields and BASE_FILE not in given.fields:
+    if ADAPTER in served.fields and BASE_FILE not in header.fields:
         raise ConfigError(
             "Q-SERVE-010",
             f"{model.name} holds its adapter already: --lora is for a level of the untuned base, "
             "base-Q4_K_M for example",
         )
-    kind = given.fields.get("general.type")
-    if (kind, given.fields.get("adapter.type")) != ("adapter", "lora"):
+    kind = header.fields.get("general.type")
+    if (kind, header.fields.get("adapter.type")) != ("adapter", "lora"):
         raise DataError(
             "Q-SERVE-011",
-            f"{adapter} is no LoRA adapter (general.type is {kind!r}): give the one that stage convert made",
+            f"{adapter} is not a LoRA adapter (general.type is {kind!r}): give the one made by stage convert",
         )
-    if BASE_FILE in given.fields:
-        wanted, sha256 = str(given.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model)
-        if wanted != sha256:
+    if BASE_FILE in header.fields:
+        trained_on, sha256 = str(header.fields[BASE_FILE]), model_hash() if model_hash else file_hash(model)
+        if trained_on != sha256:
             raise DataError(
                 "Q-SERVE-012",
-                f"{adapter.name} was trained on another file ({wanted[:12]}…) than {model.name} "
+                f"{adapter.name} was trained on another file ({trained_on[:12]}…) than {model.name} "
                 f"({sha256[:12]}…), byte for byte: serve the file that it was trained on, or train again on "
                 "this one",
             )
     else:
-        need_same_base(model, adapter, served, given)
-    need_fit(model, adapter, served, given)
+        need_same_base(model, adapter, served, header)
+    need_fit(model, adapter, served, header)
     return adapter
 
 
@@ -131,11 +131,11 @@ def need_same_base(model: Path, adapter: Path, served: Header, given: Header) ->
                 f"{file.name} doesn't name its base ({BASE}), so nothing proves that the two belong "
                 "together: run stage convert again",
             )
-    wanted, base = given.fields[BASE], served.fields[BASE]
-    if wanted != base:
+    adapter_base, base = given.fields[BASE], served.fields[BASE]
+    if adapter_base != base:
         raise DataError(
             "Q-SERVE-012",
-            f"{adapter.name} was trained on another base ({wanted[:12]}…) than that of {model.name} "
+            f"{adapter.name} was trained on another base ({adapter_base[:12]}…) than that of {model.name} "
             f"({base[:12]}…): {OTHER_BASE}",
         )
 
@@ -161,7 +161,7 @@ def need_fit(model: Path, adapter: Path, served: Header, given: Header) -> None:
     if strange := sorted(name for name in given.tensors if not name.endswith((*PARTS, "_norm.weight"))):
         raise DataError(
             "Q-SERVE-011",
-            f"{adapter.name} holds {strange[0]}, which is no part of a LoRA: convert the adapter again",
+            f"{adapter.name} holds {strange[0]}, which is not part of a LoRA: convert the adapter again",
         )
     if not names:
         raise DataError("Q-SERVE-011", f"{adapter.name} changes no tensor: convert the adapter again")

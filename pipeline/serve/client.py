@@ -21,7 +21,7 @@ def how_to_call(model: str, url: str, key_file: Path, log: Path, adapters: Seque
     """What `quench serve` prints once the model is loaded; `adapters` are the names of those on it. The key
     itself is never printed."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
-    # by a pipe: everybody can read a command's arguments
+    # by a pipe: every user can read a command's arguments
     header = f"sed 's/^/Authorization: Bearer /' {shlex.quote(str(key_file))}"
     return f"""{model} is served on {url} (Ctrl-C stops it; log: {log})
   chat here:         quench chat
@@ -138,8 +138,8 @@ def set_scales(client: httpx.Client, wanted: Mapping[str, float]) -> list[Loaded
     adapters = loaded_adapters(client)
     names = [adapter.name for adapter in adapters]
     if unknown := [name for name in wanted if name not in names]:
-        there = ", ".join(names) or "none, start it with `quench serve --adapter FILE`"
-        raise ConfigError("Q-SERVE-018", f"the server has no adapter {unknown[0]}: it has {there}")
+        available = ", ".join(names) or "none, start it with `quench serve --adapter FILE`"
+        raise ConfigError("Q-SERVE-018", f"the server has no adapter {unknown[0]}: it has {available}")
     # all of them: llama-server turns those off that are not named
     scales = [{"id": adapter.id, "scale": wanted.get(adapter.name, adapter.scale)} for adapter in adapters]
     _ask(client, "POST", "/lora-adapters", scales)

@@ -1,5 +1,5 @@
-"""The key of a project's server: one line of `.quench/api-key`, made anew at each start of `quench serve`,
-sent by whoever asks it."""
+"""The key of a project's server: one line of `.quench/api-key`, made again at each start of `quench serve`,
+sent by its clients."""
 
 import re
 import secrets
@@ -32,7 +32,7 @@ def read_key(path: Path) -> str:
     holds no key."""
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise _unusable(path, "it is a link, or no regular file")
+            raise _unusable(path, "it is not a regular file")
         with path.open("rb") as file:
             text = file.read(MAX_BYTES).decode("ascii")
     except FileNotFoundError:

@@ -48,7 +48,7 @@ def keep_serving(
                 running = True
                 why = watch(server)
             end = log_end(server.log)
-        except (ToolError, MachineError) as error:  # it doesn't come up, or somebody took its port meanwhile
+        except (ToolError, MachineError) as error:  # the start failed, or the port is taken
             if not running:
                 raise
             why, _, log = error.sentence.partition("\n")

@@ -70,7 +70,7 @@ class Shipment:
 def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Path:
     """Write `parent`/NAME-LEVEL in place of an older bundle, signed if there is a private `key`; the folder.
 
-    Raises `DataError` if something else of that name is there, or an older bundle that somebody has changed,
+    Raises `DataError` if something else of that name is there, or an older bundle that was changed,
     `MachineError` if the disk is too small or writes other bytes than were read.
     """
     target = parent / shipment.title
@@ -187,14 +187,14 @@ def need_untouched(folder: Path) -> None:
     """Raise `DataError` unless `folder` is a bundle that may be replaced, since everything in it can be made
     again."""
     if not (folder / SUMS).is_file():
-        raise DataError("Q-SHIP-001", f"{folder} exists and is no bundle: {MOVE}")
+        raise DataError("Q-SHIP-001", f"{folder} exists and is not a bundle: {MOVE}")
     try:
         listed, files = checksums(read_small(folder / SUMS)), set(plain_files(folder)) - {SUMS, SIGNATURE}
     except Hostile as error:
         raise DataError(
             "Q-SHIP-001", f"{folder} is not as `quench ship` left it ({error}): {MOVE}"
         ) from error
-    # no GGUF: nobody writes one by hand
+    # not GGUFs: they are not written by hand
     texts = {name for name in files & set(listed) if not name.endswith(".gguf")}
     if changed := sorted(
         files - set(listed) | {name for name in texts if file_hash(folder / name) != listed[name]}

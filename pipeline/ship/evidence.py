@@ -47,14 +47,14 @@ def mismatches(model: str, name: str, root: Path, evaluations: Evaluations, pari
     fields, inherited = provenance(produced), None
     if product.served:
         base = product.files(root, name, BASE).gguf
-        there = hashes.get(base) or (file_hash(base) if base.is_file() else None)
-        yield from _base_faults(base, there, produced, fields, root, product.made_by)
-        inherited = provenance(base) if there and not shipped.lora else None
+        base_hash = hashes.get(base) or (file_hash(base) if base.is_file() else None)
+        yield from _base_faults(base, base_hash, produced, fields, root, product.made_by)
+        inherited = provenance(base) if base_hash and not shipped.lora else None
     yield from provenance_faults(fields, produced.name, root, merged=not product.served, inherited=inherited)
-    beside = produced if product.served else made_of[reference][0]  # the 16-bit GGUF
-    if beside != produced and beside in hashes and _common(fields) != _common(provenance(beside)):
+    f16 = produced if product.served else made_of[reference][0]  # the 16-bit GGUF
+    if f16 != produced and f16 in hashes and _common(fields) != _common(provenance(f16)):
         yield (
-            f"{produced.name} comes from another model than {beside.name} (their provenance records differ): "
+            f"{produced.name} comes from another model than {f16.name} (their provenance records differ): "
             "run `snakemake --force quantize`."
         )
 

@@ -1,5 +1,5 @@
-"""A folder of somebody else's, listed and hashed without following anything out of it: plain files only,
-nothing waited for, memory bounded."""
+"""A folder from an untrusted source, listed and hashed without following anything out of it: plain files
+only, nothing waited for, memory bounded."""
 
 import hashlib
 import json
@@ -46,8 +46,8 @@ def plain_files(folder: Path) -> dict[str, int]:
 
 
 def need_modes(folder: Path, names: Iterable[str]) -> None:
-    """Raise `Hostile` for a file of other rights than a bundle's: who may write it, or whose rights it runs
-    with."""
+    """Raise `Hostile` for a file of other rights than a bundle's: writable by others, or run with other
+    rights."""
     for name in names:
         mode = os.fstat(handle := open_plain(folder / name)).st_mode
         os.close(handle)
@@ -100,7 +100,7 @@ def open_plain(path: Path) -> int:
         raise Hostile(f"{path.name} can't be read ({error.strerror}).") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Hostile(f"{path.name} is no plain file.")
+        raise Hostile(f"{path.name} is not a plain file.")
     return handle
 
 
@@ -113,7 +113,7 @@ def read_small(path: Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Hostile(f"{path.name} is no UTF-8 text ({error.reason} at byte {error.start}).") from error
+        raise Hostile(f"{path.name} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
 
 
 def obeyed(text: str) -> str | None:
@@ -155,7 +155,7 @@ def checksums(text: str) -> dict[str, str]:
     for line in filter(None, text.split("\n")):
         match = LINE.fullmatch(line)
         if not match:
-            raise Hostile(f"SHA256SUMS has a line that is no checksum: {line[:80]!a}.")
+            raise Hostile(f"SHA256SUMS has a line that is not a checksum: {line[:80]!a}.")
         name = match[2]
         if name.startswith("/") or {"", ".", ".."} & set(name.split("/")) or name in hashes:
             raise Hostile(f"SHA256SUMS names {name[:80]!a}, which leads out of the bundle or is there twice.")

@@ -53,7 +53,7 @@ def signature_fault(folder: Path, key: Path) -> str | None:
             "makes it",
         ) from error
     if (folder / SIGNATURE).stat().st_size > MAX_SIGNATURE_BYTES:
-        return "it is no signature (too large)"
+        return "it is not a signature (too large)"
     try:  # our own way of hashing, not the one that the file asks for
         config.set_hashing_config(_covered(hashing)).verify(folder, folder / SIGNATURE)
     except Exception as error:  # whatever fails in a foreign file, the library has not vouched for the folder
@@ -69,7 +69,7 @@ def _need_key(key: Path) -> None:
     if not why and key.stat().st_size > MAX_KEY_BYTES:
         why = f"it has more than {MAX_KEY_BYTES >> 10} KB"
     if why:
-        raise ConfigError("Q-SHIP-008", f"{key} is no key ({why}): give an elliptic key as PEM")
+        raise ConfigError("Q-SHIP-008", f"{key} is not a key ({why}): give an elliptic key as PEM")
 
 
 def _covered(hashing: Any) -> Any:

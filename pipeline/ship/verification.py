@@ -1,8 +1,8 @@
 """Is a bundle what it says? Checksums, nothing missing, nothing extra, the GGUF's provenance and the card,
 the bill, the evidence, the signature.
 
-Of an adapter there are two GGUFs: its own, and that of the base it was trained on. A bundle may come from
-anyone: nothing is executed, followed out of the folder or waited for, and the large file is read only after
+Of an adapter there are two GGUFs: its own, and that of the base it was trained on. A bundle may come from any
+source: nothing is executed, followed out of the folder or waited for, and the large file is read only after
 everything small agrees.
 """
 
@@ -31,7 +31,7 @@ from pipeline.ship.signature import SIGNATURE, signature_fault
 VERSION = "1.6"  # of CycloneDX
 MOST_VALUES = 5000  # of a bill: a validator compares each value of a list with each other
 ADAPTER = "-lora.gguf"  # how the name of an adapter's GGUF ends; the base's file is beside it
-# what reading somebody's JSON may raise: deep brackets end the decoder
+# what reading untrusted JSON may raise: deep brackets end the decoder
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 GOOD = {"pass", "warn", "not measured"}  # verdicts
 NEEDED = (CARD, BILL, SCRIPT, UNIT, "Modelfile", EVALUATION, PARITY, GATE, SUMS)
@@ -45,7 +45,7 @@ def bundle_faults(folder: Path, key: Path | None = None) -> list[str]:
     checked here.
     """
     if not folder.is_dir():
-        raise DataError("Q-SHIP-010", f"{folder} is no folder: give the one that `quench ship` made")
+        raise DataError("Q-SHIP-010", f"{folder} is not a folder: give the one that `quench ship` made")
     try:
         return _faults(folder, key)
     except Hostile as error:
@@ -122,7 +122,7 @@ def _claims(folder: Path, size: int, hashes: dict[str, str]) -> Iterator[str]:
     except UNREADABLE as error:
         raise Hostile(f"The bundle's JSON can't be read ({type(error).__name__}: {error}).") from error
     if invalid:
-        raise Hostile(f"{BILL} is no CycloneDX {VERSION} bill of materials ({invalid}).")
+        raise Hostile(f"{BILL} is not a CycloneDX {VERSION} bill of materials ({invalid}).")
     lora = evaluation["lora"] if isinstance(evaluation.get("lora"), dict) else {}
     claims = [(BILL, first, own_sha256), (EVALUATION, gguf, evaluation.get("sha256"))]
     claims += [(BILL, gguf, parts.get(gguf)), (EVALUATION, first, lora.get("sha256"))] if beside else []
@@ -222,13 +222,13 @@ def _sha256(component: Mapping[str, Any]) -> str | None:
 
 
 def _passed(record: dict[str, Any], parts: str) -> bool:
-    """Whether the verdict says so, and every verdict behind it, of which there are some in `parts`."""
-    behind = {*_verdicts(record.get(parts))}
-    return record.get("verdict") == "pass" and bool(behind) and {*_verdicts(record)} <= GOOD
+    """Whether the verdict says so, and every verdict below it, of which there are some in `parts`."""
+    verdicts = {*_verdicts(record.get(parts))}
+    return record.get("verdict") == "pass" and bool(verdicts) and {*_verdicts(record)} <= GOOD
 
 
 def _verdicts(record: Any) -> Iterator[str]:
-    """Every verdict in a record, at any depth; what is no text as its type."""
+    """Every verdict in a record, at any depth; what is not text as its type."""
     left = [record]
     while left:
         value = left.pop()
@@ -244,5 +244,5 @@ def _verdicts(record: Any) -> Iterator[str]:
 def _object(path: Path) -> dict[str, Any]:
     value = json.loads(read_small(path))
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} is no object")
+        raise ValueError(f"{path.name} is not an object")
     return value

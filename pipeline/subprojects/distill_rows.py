@@ -2,7 +2,7 @@
 those of `data/raw` and learned by nothing else.
 
 A project of preferences is distilled on its chosen answers, one of prompts on the expected ones
-(`pipeline.chat.selection`): what is learned is how the original goes on, not which answer is better.
+(`pipeline.chat.selection`): what is learned is how the original continues, not which answer is better.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ COUNTS = ("rows_read", "rows_kept", "rejected", "untrained")  # of reports/data.
 
 
 class General(NamedTuple):
-    """The curated chats of `data/distill`: the file of their rows, and what became of them (`COUNTS`, and
+    """The curated chats of `data/distill`: the file of their rows, and their outcome (`COUNTS`, and
     `files` {name: sha256}).
     """
 
@@ -130,24 +130,22 @@ def write_drawn(
         write_lines(target, (source, kept))
         return {"train": len(kept)}
     held = {mark for row in held_out_rows(final) for mark in marks(row)}
-    wanted = int(share * size)
-    _, there = first_of(lines, size - wanted)
-    others, taken = first_of(shuffled(general.rows, seed, held), max(1, wanted, size - there))
+    general_bytes = int(share * size)
+    _, own_bytes = first_of(lines, size - general_bytes)
+    others, taken = first_of(shuffled(general.rows, seed, held), max(1, general_bytes, size - own_bytes))
     if not others:
         raise DataError(
             "Q-DISTILL-006",
             "no row of data/distill can be learned from: put chats or texts there that are in no held-out "
             "row, or empty it",
         )
-    kept, _ = first_of(lines, size - min(taken, wanted))
+    kept, _ = first_of(lines, size - min(taken, general_bytes))
     write_lines(target, (source, kept), (general.rows, others))
     return {"train": len(kept), "general": len(others)} | {"data_distill": general.account}
 
 
 def learnable(file: Path, aside: Path) -> Path:
-    """`file`, or if its rows that are no chats or texts stand in as chats, `aside`, which then has them all
-    so.
-    """
+    """`file`, or if it has rows that are not chats or texts, `aside`, in which these are written as chats."""
     if not has_stand_ins(file):
         return file
     write_rows(aside, learned_in(file, stand_ins=True))
@@ -195,9 +193,9 @@ def text_bytes(row: Row) -> int:
     """Bytes of a row's text in UTF-8, calls and reasoning included, and some for what the template puts
     around each turn.
     """
-    said = sum(len(text.encode()) + OF_A_TURN for _, text in texts(row))
+    text_size = sum(len(text.encode()) + OF_A_TURN for _, text in texts(row))
     more = [turn.get(key) for turn in row["messages"] for key in ("reasoning_content", "tool_calls")]
-    return said + sum(len(orjson.dumps(part)) for part in (row.get("tools"), *more) if part)
+    return text_size + sum(len(orjson.dumps(part)) for part in (row.get("tools"), *more) if part)
 
 
 def texts(row: Row) -> Iterator[tuple[str, str]]:

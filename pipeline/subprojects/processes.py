@@ -100,7 +100,7 @@ def run_module(module: str, *words: str, what: str) -> None:
 @contextmanager
 def started(module: str, *words: str, output: IO[bytes] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """`python -m MODULE WORDS` at work; it writes to `output` if that is given. If the body raises, it is
-    told to end, and waited for.
+    asked to stop, and waited for.
     """
     process = subprocess.Popen(
         # with SIGTERM a training saves a checkpoint
@@ -133,7 +133,7 @@ def signal_of(code: int) -> int | None:
 
 
 def train(project: Path, *words: str) -> None:
-    """Run stage train in `project` with options `words`; a killed training goes on, if its inputs are still
+    """Run stage train in `project` with options `words`; a killed training resumes if its inputs are
     the same.
 
     Raises what the stage ended with.
@@ -143,6 +143,6 @@ def train(project: Path, *words: str) -> None:
     except ConfigError:
         if not any((project / "models/checkpoints").glob("checkpoint-*")):
             raise
-        # a killed training of other settings or rows left them here, where nobody else can need them
+        # a killed training of other settings or rows left them here, where nothing else needs them
         print(f"the checkpoints in {project.name} are of other inputs: training starts again", flush=True)
         run_stage(project, "train", "--no-resume", *words)

@@ -2,7 +2,7 @@
 for.
 
 Every process that writes below a project's folder shares a lock (`working`). One that gets it alone knows
-that the owners of all temporary files are dead, and removes these. What a later run goes on from stays:
+that the owners of all temporary files are dead, and removes these. What a later run resumes from stays:
 downloads (`models/.base.download`), checkpoints, those of the jobs of `compare` and `distill`
 (`models/.compare`, `models/.distill`).
 
@@ -47,7 +47,7 @@ def working(root: Path) -> Iterator[None]:
     """Write below `root`: temporary files of killed runs are removed first if no other process writes there,
     and none is as long as this lasts.
 
-    A job on another machine removes nothing, for its lock doesn't tell who else is at work; nor does any
+    A job on another machine removes nothing: its lock doesn't show which others are at work; nor does any
     process while a cluster has such jobs.
     """
     if is_remote():
@@ -171,7 +171,7 @@ def remove_obsolete(root: Path, params: Params) -> None:
         _remove(others)
     # the training of a job that was killed may still save its work
     scratch = [*(root / COMPARING).glob("*")]
-    # of a level that is still asked for, a killed run goes on
+    # of a level that is still asked for, a killed run can resume
     for folder, items in ((DISTILLING, params.quantize.distill), (BUDGETS, params.quantize.budgets)):
         scratch += [path for path in (root / folder).glob("*") if path.name not in items]
     _remove([project for project in scratch if not stages_at_work(project)])

@@ -2,8 +2,8 @@
 on which Snakemake runs.
 
 Nothing is planned beside jobs of a Snakemake that was killed. They are identified by their working directory,
-which is the project's folder. Snakemake ends its jobs when it is told to end; only where it was killed, or
-its machine was lost, they go on.
+which is the project's folder. Snakemake ends its jobs when it is signalled; they continue only if it was
+killed or its machine was lost.
 
 DVC's locks and `flock` mean nothing to another machine, so a job on a cluster's node neither records with DVC
 nor restores from its cache. It leaves a receipt, `.quench/finished/STAGE.json`: what it read and wrote, by
@@ -62,16 +62,16 @@ def wait_for_jobs(root: Path, *, is_dry_run: bool) -> None:
 
     Raises `MachineError` instead of waiting in a dry run, `ToolError` if a scheduler doesn't answer.
     """
-    said = False
+    is_announced = False
     while jobs := jobs_at_work(root):
         named = " and ".join(jobs)
         if is_dry_run:
             raise MachineError(
                 "Q-WORKFLOW-011", f"{named} of a run before: wait until it is done, then plan again"
             )
-        if not said:
+        if not is_announced:
             print(f"waiting for {named} of a run before: Ctrl-C stops waiting", file=sys.stderr)
-            said = True
+            is_announced = True
         try:
             time.sleep(LOOK_SECONDS)
         except KeyboardInterrupt:
@@ -97,7 +97,7 @@ def _jobs_of(scheduler: Scheduler, root: Path) -> list[str]:
         raise ToolError(
             "Q-WORKFLOW-030",
             f"{scheduler.command[0]} doesn't say whether jobs of a run before are at work here "
-            f"({' '.join(failed.split())}): wait until {scheduler.name} answers; if there is none any more, "
+            f"({' '.join(failed.split())}): wait until {scheduler.name} answers; if it is gone, "
             f"remove {submitted}",
         )
     jobs = filter(None, (re.fullmatch(scheduler.job, line) for line in done.stdout.splitlines()))
@@ -152,21 +152,21 @@ def forget(stage: str, root: Path) -> None:
 
 def receipts(root: Path) -> list[Receipt]:
     """The stages that are done and not recorded yet, by name."""
-    return [left for left in _left(root) if isinstance(left, Receipt)]
+    return [record for record in _records(root) if isinstance(record, Receipt)]
 
 
 def take_failures(root: Path) -> list[Failure]:
     """The stages that failed, by name; what their jobs left is removed."""
-    failures = [left for left in _left(root) if isinstance(left, Failure)]
+    failures = [record for record in _records(root) if isinstance(record, Failure)]
     for failure in failures:
         forget(failure.stage, root)
     return failures
 
 
-def _left(root: Path) -> list[Receipt | Failure]:
+def _records(root: Path) -> list[Receipt | Failure]:
     results: list[Receipt | Failure] = []
     for file in sorted((root / FINISHED).glob("[!.]*.json")):
-        # one that is not whole, or of another version, is as good as none: the stage runs again
+        # one that is incomplete, or of another version, is as good as none: the stage runs again
         with suppress(OSError, ValueError, TypeError):
             values = json.loads(file.read_text(encoding="utf-8"))
             results.append(Failure(**values) if "error" in values else Receipt(**values))

@@ -1,5 +1,5 @@
 """A project's DVC: one process at a time writes its record, what is damaged in its cache is put aside, and
-its state, which goes by inode, size and date, is told our hashes.
+its state, keyed by inode, size and date, gets our hashes.
 """
 
 import fcntl
@@ -32,11 +32,11 @@ def lock_record(root: Path) -> AbstractContextManager[IO[str]]:
 
 
 def share_record(root: Path) -> AbstractContextManager[object]:
-    """The same for who only reads: others may do so too. Where nothing can be written, nothing is being
+    """The same to read only, as others may meanwhile. Where nothing can be written, nothing is being
     recorded.
     """
     path = root / RECORD_LOCK
-    if is_remote():  # who records does so when no job runs, and its lock would mean nothing here
+    if is_remote():  # recording happens when no job runs, and its lock would mean nothing here
         return nullcontext()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def _sentence(error: Exception) -> str:
 
 def check_record(repo: Any) -> None:
     """Raise `MachineError` if a `dvc repro` that is alive writes outputs; set a `dvc.lock` aside that a kill
-    cut short. For who has `repo.lock`.
+    cut short. The caller holds `repo.lock`.
     """
     _check_no_writer(Path(repo.tmp_dir, "rwlock"))
     _set_aside_if_cut(Path(repo.root_dir, "dvc.lock"))
@@ -127,7 +127,7 @@ def _set_aside_if_cut(file: Path) -> None:
 
 
 def update_dvc_state(repo: Any, hashes: Hashes) -> None:
-    """Give DVC's state the hashes that were read, or whose files were dated: it goes by inode, size and date,
+    """Give DVC's state the hashes that were read, or whose files were dated: its keys are inode, size, date,
     and would keep what it had of a damaged file, and read a dated one again.
     """
     from dvc_data.hashfile.hash_info import HashInfo
@@ -177,7 +177,7 @@ def remove_dead_links(repo: Any) -> None:
 
 
 def quarantine_runs(repo: Any) -> list[str]:
-    """The same of what DVC's cache remembers of runs (`dvc repro` goes by that)."""
+    """The same of what DVC's cache remembers of runs (`dvc repro` uses that)."""
     from dvc.exceptions import DvcException
     from dvc.utils import dict_sha256
     from dvc.utils.serialize import load_yaml

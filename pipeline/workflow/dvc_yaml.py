@@ -103,7 +103,7 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
 
 
 def _keys(param: str) -> list[str]:
-    """What DVC is told of a stage's `param`: itself, or for "train -seed -r" all keys of train but these."""
+    """What DVC gets for a stage's `param`: itself, or for "train -seed -r" all keys of train but these."""
     section, *left_out = param.split(" -")
     if not left_out:
         return [param]
@@ -178,9 +178,9 @@ def put_graph(root: Path, graph: Graph, *, cache_base: bool | None = None) -> bo
     the base's weights (`cache_base`) stays as it is, unless that is given.
     """
     target = root / "dvc.yaml"
-    wanted = wanted_text(root, graph, cache_base=cache_base).encode()
-    if target.is_file() and target.read_bytes() == wanted:
+    expected = wanted_text(root, graph, cache_base=cache_base).encode()
+    if target.is_file() and target.read_bytes() == expected:
         return False
     with publishing(target) as aside:
-        aside.write_bytes(wanted)
+        aside.write_bytes(expected)
     return True

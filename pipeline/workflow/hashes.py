@@ -1,6 +1,6 @@
 """md5 of files, as DVC records it, remembered so that an unchanged file is never read twice.
 
-DVC remembers by inode, size and modification date, so bytes that change behind its back (a failing disk, a
+DVC remembers by inode, size and modification date, so bytes that change without a new date (a failing disk, a
 tool that keeps dates) go unseen. This memory also compares the change time (ctime), which no ordinary program
 can set. It lies in `.quench/hashes.db` and may be deleted at any time. A job on another machine has one of
 its own, for SQLite's locks need not reach other machines.

@@ -85,11 +85,11 @@ def damage_sentences(repo: Any, hashes: Hashes, paths: Iterable[Path]) -> list[s
     Objects of DVC's cache that would bring damage back are put aside, so that the remedy works.
     """
     update_dvc_state(repo, hashes)
-    wanted, sentences = set(paths), []
+    checked, sentences = set(paths), []
     for out in repo.index.outs:
         path, is_source = Path(out.fs_path), out.stage.is_data_source
         suspects = [file for file in hashes.suspects if overlap(file, path)] if is_source else []
-        if (suspects if is_source else path in wanted) and "modified" in out.workspace_status().values():
+        if (suspects if is_source else path in checked) and "modified" in out.workspace_status().values():
             quarantine_damaged(out, hashes)
             sentences.append(
                 _source_sentence(out, suspects)
@@ -127,12 +127,12 @@ def changed_files(out: Any, hashes: Hashes) -> list[str]:
 
 
 def _stage_sentence(out: Any, files: list[str]) -> str:
-    named = ", ".join(files[:NAMED]) + (f" and {len(files) - NAMED} more" if len(files) > NAMED else "")
-    what = f"{_place(out)} ({named})" if files else _place(out)
+    names = ", ".join(files[:NAMED]) + (f" and {len(files) - NAMED} more" if len(files) > NAMED else "")
+    place = f"{_place(out)} ({names})" if files else _place(out)
     back = (
         "" if out.changed_cache() else f"`dvc checkout --force {_place(out)}` brings back what it wrote, or "
     )
-    return f"{what} changed on disk since {out.stage.name} wrote it: {back}`snakemake` runs it again"
+    return f"{place} changed on disk since {out.stage.name} wrote it: {back}`snakemake` runs it again"
 
 
 def _source_sentence(out: Any, files: list[Path]) -> str:

@@ -1,7 +1,7 @@
 """What dvc.yaml and dvc.lock say of the stages, and which files and folders differ from that.
 
 Nothing here starts DVC. Hashes are our own (`pipeline.workflow.hashes`), which also see bytes that changed
-behind their date.
+without a new date.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def seems_unchanged(stage: str, root: Path) -> bool:
 def recorded_outputs(root: Path) -> dict[Path, str]:
     """{path: md5, of a folder "….dir"} of every output that a stage of `dvc.yaml` has in `dvc.lock`, or in
     the receipt of a job that is still to be recorded, but for keys of code and the settings; {} where `root`
-    is no DVC project that has run.
+    is not a DVC project that has run.
     """
     stages = stages_of(root)
     written = {
@@ -97,7 +97,7 @@ def _locked(root: Path) -> dict[str, Any]:
 def stages_of(root: Path) -> dict[str, Entry]:
     """The stages of `dvc.yaml` with the values of `params.yaml` filled in, one for each level or model.
 
-    Those that can't be read so are left out (a user's own may stand beside ours); DVC says what is wrong
+    Those that can't be read are left out (a user's own may stand beside ours); DVC says what is wrong
     with them.
     """
     jobs: dict[str, Entry] = {}

@@ -41,7 +41,7 @@ class Package:
             reached.add(node)
             waiting |= self.edges(node) - reached
             if not waiting:  # but what two nodes lead to together
-                waiting = {member for member, both in self.members.items() if both <= reached} - reached
+                waiting = {member for member, pair in self.members.items() if pair <= reached} - reached
         files: dict[str, set[str]] = {}
         for path, part in reached:
             if path == ANYTHING:
@@ -131,9 +131,9 @@ class Package:
             yield from self._imported(text)
             yield from self._whole(module)
         yield from ((path, BODY) for path in self.aliases.get(text, ()))
-        beside = f"{folder}/{text}".removeprefix("/")
-        if text.endswith(".py") and beside in self.sources:
-            yield from self._whole(beside)
+        file = f"{folder}/{text}".removeprefix("/")
+        if text.endswith(".py") and file in self.sources:
+            yield from self._whole(file)
 
     def _digest(self, path: str, parts: set[str]) -> str:
         source = self.sources[path]

@@ -80,12 +80,12 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
                 drop_stale(root, params.curating)
         _held.append(share(root))
         _need_plain_files(root)
-        _empty(root / ".snakemake" / "locks")  # nobody can be alive behind them: the project's lock is ours
+        _empty(root / ".snakemake" / "locks")  # their owners are dead: the project's lock is ours
         _allow_reuse(sys.argv[1:])
         refresh_keys(root)
         if (root / ".dvc").is_dir():
             record_finished(root)
-            take_failures(root)  # of jobs that nobody waited for: what failed is planned again
+            take_failures(root)  # of jobs without a waiting parent: what failed is planned again
             settled = settle(root)
             _report(settled)
             _refetch(settled.refetch, root)
@@ -99,7 +99,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
 
 
 def _settings(given: Any) -> Given:
-    """What was given by `--config`. Raises `ConfigError` for a key that there is not, for `--configfile`, and
+    """What was given by `--config`. Raises `ConfigError` for an unknown key, for `--configfile`, and
     in a dry run, whose plan would be one for a params.yaml that it must not write.
     """
     if files := [f"--configfile {file}" for file in getattr(given, "configfiles", ())]:
@@ -150,7 +150,7 @@ def be_the_only_one(root: Path) -> None:
 
 
 def take_run_lock(root: Path) -> IO[str]:
-    """The lock of whoever runs or changes the project `root`, held until the file is closed. Raises
+    """The lock of the process that runs or changes the project `root`, held until the file is closed. Raises
     `MachineError` where another process has it.
     """
     try:

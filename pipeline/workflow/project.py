@@ -2,7 +2,7 @@
 
 Its stages are the installed Quench's. The keys of their code, and the version that wrote them, are in the
 project's Git: another version runs nothing there until `quench doctor upgrade` has taken its keys over. A
-checkout of Quench's repository is no project in this sense: there, keys follow the code at every start.
+checkout of Quench's repository is not a project in this sense: there, keys follow the code at every start.
 """
 
 from importlib.metadata import version

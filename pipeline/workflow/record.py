@@ -33,7 +33,7 @@ from pipeline.workflow.stages import USERS, Values, code_of_stages
 def record(stage: str, root: Path) -> None:
     """Have DVC record `stage` ("train", "quantize@Q4_K_M") as it now lies below `root`.
 
-    Does nothing where DVC itself runs the stage, or where `root` is no DVC project that knows it. The raw
+    Does nothing where DVC itself runs the stage, or where `root` is not a DVC project that knows it. The raw
     data that the stage read is recorded with it, as `dvc repro` does. Raises `ToolError` with DVC's own
     words.
     """
@@ -49,7 +49,7 @@ def record_all(stages: Iterable[str], root: Path) -> None:
     sources = sorted(f"{dep}.dvc" for dep in deps if (root / f"{dep}.dvc").is_file())
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "commit", "--force", *entries, *sources]
     with lock_record(root) as lock:
-        # a session of its own, and the lock with it: whoever kills the run can't leave half a dvc.lock behind
+        # a session of its own, and the lock with it: killing the run can't leave half a dvc.lock
         done = subprocess.run(
             command,
             cwd=root,
@@ -112,7 +112,7 @@ def is_project_config(params: Path | None, root: Path) -> bool:
 
 @contextmanager
 def running(stage: str, root: Path) -> Iterator[None]:
-    """Run `stage` below `root` in this process: nobody else runs it meanwhile, and it ends with the run that
+    """Run `stage` below `root` in this process: no other runs it meanwhile, and it ends with the run that
     started it.
 
     What killed runs left is swept first. Raises `MachineError` if another process runs the stage.

@@ -32,7 +32,7 @@ SHELL = """set -euo pipefail; trap : TERM; tee() ( trap "" TERM; exec tee "$@" )
 
 def job_settings(root: Path = Path(), *, remote: bool) -> Params:
     """The project's settings for a process that is not Snakemake's main one; `remote`: it runs a job on
-    another machine, which is told so.
+    another machine.
     """
     if remote:
         from snakemake.shell import shell
@@ -86,10 +86,10 @@ def record_finished(root: Path) -> None:
             check_record(repo)
         changed = {receipt.stage: _changed(receipt, root, hashes) for receipt in waiting}
         update_dvc_state(repo, hashes)
-    for stage, what in changed.items():
-        if what:
-            print(f"{stage} is done, but {what} changed since, so it runs again", file=sys.stderr)
-    record_all([stage for stage, what in changed.items() if not what], root)
+    for stage, change in changed.items():
+        if change:
+            print(f"{stage} is done, but {change} changed since, so it runs again", file=sys.stderr)
+    record_all([stage for stage, change in changed.items() if not change], root)
     for stage in changed:
         forget(stage, root)
     if changed.get("compare") == "":

@@ -29,7 +29,7 @@ from pipeline.workflow.ledger import overlap, seems_unchanged
 from pipeline.workflow.project import refresh_keys
 from pipeline.workflow.settings import refresh_lock
 
-# "1" where Snakemake started the stage, and not because it was told to (see pipeline/workflow/prepare.py)
+# "1" where Snakemake started the stage, and not by a user's --force (see pipeline/workflow/prepare.py)
 REUSE = "QUENCH_REUSE"
 OLD = 10**9  # nanoseconds since 1970: older than any input
 STAMP = ".snakemake_timestamp"  # Snakemake dates a folder by this file, where a folder holds it
@@ -73,7 +73,7 @@ def reuse(stage: str, root: Path) -> bool:
     it has to run.
 
     It has to where anything that it depends on differs from its record, where the cache lacks an output, and
-    where nobody said that it may be spared (`REUSE`; DVC itself does the same with its own runs). Raises
+    where reuse was not allowed (`REUSE`; DVC itself does the same with its own runs). Raises
     `ToolError` with DVC's words.
     """
     if os.environ.get(REUSE) != "1" or "DVC_STAGE" in os.environ or not seems_unchanged(stage, root):

@@ -2,7 +2,7 @@
 still of use.
 
 The number of shards changes how curate runs and not a byte of what it makes, so DVC and params.yaml know
-nothing of it. What jobs leave lies below `FOLDER`, where a later run goes on from it; who has made all of
+nothing of it. What jobs leave lies below `FOLDER`, where a later run resumes from it; the run that completes
 curate removes it.
 """
 
@@ -40,7 +40,7 @@ DIVIDED = "curate"  # the stage
 
 
 class Job(NamedTuple):
-    """A phase as a rule of Snakemake's, with its wildcard for a shard; `job` is what the command is told."""
+    """A phase as a rule of Snakemake's, with its wildcard for a shard; `job` is the command's argument."""
 
     name: str
     job: str
@@ -74,7 +74,7 @@ def made_of(shards: Sequence[str]) -> list[str]:
 
 
 def option(shards: Sequence[str]) -> str:
-    """What the stage's command is told."""
+    """The option of the stage's command."""
     return f" --shards {len(shards)}" if len(shards) > 1 else ""
 
 
@@ -95,8 +95,8 @@ def parse_item(phase: str, item: str) -> tuple[int | None, int]:
     match = ITEM.fullmatch(item)
     shard, shards = (int(part) if part else 0 for part in match.groups()) if match else (0, 0)
     if not match or bool(shard) != scattered or not shard <= shards <= MOST:
-        wanted = f"3-of-7, with at most {MOST} shards" if scattered else f"of-7, with at most {MOST} shards"
-        raise ConfigError("Q-CURATE-018", f"{item!r} is no job of phase {phase}: write {wanted}")
+        form = f"3-of-7, with at most {MOST} shards" if scattered else f"of-7, with at most {MOST} shards"
+        raise ConfigError("Q-CURATE-018", f"{item!r} is not a job of phase {phase}: write {form}")
     return (shard - 1 if scattered else None), shards
 
 
@@ -125,6 +125,6 @@ def drop_stale(root: Path, settings: Curate) -> None:
 
 
 def drop(root: Path, shards: int) -> None:
-    """Remove what jobs of so many shards left."""
+    """Remove what jobs of this many shards left."""
     for folder in (root / FOLDER).glob(f"*-of-{shards}"):
         remove(folder)

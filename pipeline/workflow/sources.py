@@ -62,7 +62,7 @@ class Source(NamedTuple):
 
 def read_source(content: bytes, *, is_python: bool) -> Source:
     """What a file means and names. One that is not Python, though it should be, is taken as it stands:
-    whoever imports it will say so.
+    importing it will fail.
     """
     if is_python:
         with suppress(SyntaxError, ValueError):

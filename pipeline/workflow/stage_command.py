@@ -20,7 +20,7 @@ REPLAY = "replay"  # what is given as `resume` by --replay
 
 
 def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[str, str]:
-    """The stage's name, and the level or model behind its "@" ("" without). Raises `ConfigError` for what is
+    """The stage's name, and the level or model after its "@" ("" without). Raises `ConfigError` for what is
     no stage, or can't be resumed.
     """
     from pipeline.workflow.stages import table
@@ -31,12 +31,12 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
         raise ConfigError("Q-WORKFLOW-019", f"no stage is called {stage!r}: it is one of {', '.join(stages)}")
     each = stages[name].each
     if bool(each) != bool(item):
-        wanted = f"{name}@NAME, {name}@F16 for example" if each else f"just {name}"
-        raise ConfigError("Q-WORKFLOW-019", f"{stage!r} is not how stage {name} is named: write {wanted}")
+        form = f"{name}@NAME, {name}@F16 for example" if each else f"just {name}"
+        raise ConfigError("Q-WORKFLOW-019", f"{stage!r} is not how stage {name} is named: write {form}")
     if item and not re.fullmatch(r"[\w.-]{1,100}", item):  # it is part of the names of files
         raise ConfigError(
             "Q-WORKFLOW-019",
-            f"{safe(item, 80)} is no name of a level or a model: write {name}@F16 for example",
+            f"{safe(item, 80)} is not the name of a level or a model: write {name}@F16 for example",
         )
     if resume is not True and name != "train":
         option = f"--{REPLAY}" if resume == REPLAY else f"--resume {resume}" if resume else "--no-resume"
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         const=True,
         default=True,
-        help="train: go on from the newest checkpoint of the same run (the default), or from this one",
+        help="train: resume from the newest checkpoint of the same run (the default), or from this one",
     )
     options.add_argument(
         "--no-resume",
@@ -137,6 +137,6 @@ def parser() -> argparse.ArgumentParser:
         "--shards",
         metavar="N",
         type=int,
-        help="curate: publish what so many jobs have made (docs/curation-at-scale.md)",
+        help="curate: publish what this many jobs have made (docs/curation-at-scale.md)",
     )
     return options

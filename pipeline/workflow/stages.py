@@ -234,7 +234,7 @@ def filled(paths: Sequence[str], stage: Stage, values: Values) -> Iterator[str]:
 
 def _inside(dep: str, written: list[str]) -> list[str]:
     """`dep`, or if it is a folder that stages only write into, what they write; nothing, if it is that of
-    jobs of which there are none now.
+    jobs that don't exist now.
     """
     collects = dep in {
         path.rstrip("/").rpartition("/")[0] for stage in table().stages.values() for path in stage.written

@@ -3,7 +3,7 @@ change, and names that may lead to other definitions of the project.
 
 Who is handed all settings (`params: Params`) uses the sections, properties and methods that it takes from
 them, and not the class with all its sections: what is handed on counts where it is taken. A section's groups
-(`train.grpo`) and properties are used by whoever takes an attribute of that name from anything.
+(`train.grpo`) and properties are used by code that takes an attribute of that name from anything.
 """
 
 import ast
@@ -24,7 +24,7 @@ PLACE = {"__file__", "__name__"}  # by which a module starts itself as a program
 ALL = "Params"  # the class of all settings
 SETTINGS = f"{ROOT}.config.params.{ALL}"
 ANYTHING = "*"  # before a name: it is taken from an object, whatever that is
-HEAD = "#"  # behind its name: what belongs to every object of it, without sections, properties and methods
+HEAD = "#"  # after its name: what belongs to every object of it, without sections, properties and methods
 VALUES = "model_dump"  # the library's method that gives what params.yaml holds, and runs none of our code
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -54,7 +54,7 @@ class Reader:
         self.hands: set[str] = set()
         self.origins: set[str] = set()  # of what is imported: part of the meaning
         self.settings: set[str] = set()  # parameters that are all settings
-        self.in_signature = False  # where a type gives nobody settings that he hasn't got
+        self.in_signature = False  # where a type hands on no settings
 
     def part(self, nodes: list[ast.AST]) -> Part:
         for node in nodes:
@@ -192,9 +192,9 @@ def is_ours(name: str) -> bool:
 
 
 def _arguments(function: Function) -> list[ast.arg]:
-    given = function.args
-    every = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
-    return [argument for argument in every if argument]
+    spec = function.args
+    ordered = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
+    return [argument for argument in ordered if argument]
 
 
 def take_out_comments(tree: ast.Module, imports: dict[str, str]) -> None:

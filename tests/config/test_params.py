@@ -308,7 +308,7 @@ def test_a_learning_rate_may_be_written_2e_4_and_dvc_reads_it_so_too(load):
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "params.yaml")
     for path in (tmp_path / "params.yaml", Path("/dev/zero"), tmp_path):
-        with pytest.raises(ConfigError, match=r"Q-CONFIG-001: .*it is no file"):
+        with pytest.raises(ConfigError, match=r"Q-CONFIG-001: .*it is not a regular file"):
             load_params(path)
 
 

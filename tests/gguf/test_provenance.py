@@ -108,7 +108,7 @@ def test_a_folder_without_template_and_record_has_no_such_fields(tmp_path: Path)
 
 def test_a_missing_record_is_a_sentence(tools: Toolchain, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"base\.json is missing or no JSON .*: run the stage that makes it again"
+        DataError, match=r"base\.json is missing or not JSON .*: run the stage that makes it again"
     ):
         base_fields(tmp_path / "base.json", tools)
 

@@ -22,7 +22,9 @@ FAILS = 'echo "check.cu:2:10: fatal error: cublas_v2.h: No such file or director
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The first folder on PATH; the compilers of this machine are out of reach."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    monkeypatch.setattr(compiler, "_found", lambda name, *_: compiler.shutil.which(name, path=str(tmp_path)))
+    monkeypatch.setattr(
+        compiler, "_program_path", lambda name, *_: compiler.shutil.which(name, path=str(tmp_path))
+    )
     for name in ("CXX", "CUDACXX", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     script(tmp_path / "c++", WORKS)

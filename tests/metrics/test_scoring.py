@@ -214,7 +214,7 @@ def test_a_long_answer_is_read_at_once(text: str) -> None:
 @pytest.mark.parametrize(
     ("scorer", "reference", "words"),
     [
-        ("json_fields", "four", "no JSON object"),
+        ("json_fields", "four", "not a JSON object"),
         ("number:####", "four", "no number after '####'"),
         ("regex:[0-9]+", "four", "finds nothing"),
         (BACKTRACKS, "a" * 5000, "make it simpler"),

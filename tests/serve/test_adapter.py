@@ -118,7 +118,7 @@ ODD = {
     "vector": ({"blk.0.attn_v.weight.lora_b": np.ones(32, np.float32)}, r"by 32×4 and 32, which doesn't fit"),
     "strange": (
         {"blk.0.attn_q.weight": np.ones((32, 32), np.float32)},
-        "holds blk.0.attn_q.weight, which is no part of a LoRA",
+        "holds blk.0.attn_q.weight, which is not part of a LoRA",
     ),
 }
 

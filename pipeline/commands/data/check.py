@@ -1,4 +1,4 @@
-"""Can every row of these files be used? For anyone's CI: reads and cleans like stage curate, writes nothing.
+"""Can every row of these files be used? For CI: reads and cleans like stage curate, writes nothing.
 
 quench data check data/raw
 """

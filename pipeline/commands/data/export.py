@@ -122,7 +122,7 @@ def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force
     """
     source = split_file(root, split)
     if target.exists() and not target.is_file():
-        raise ConfigError("Q-COMMANDS-017", f"{target} is a folder or no regular file: name a file to write")
+        raise ConfigError("Q-COMMANDS-017", f"{target} is not a regular file: name a file to write")
     if target.exists() and not force:
         raise DataError("Q-COMMANDS-018", f"{target} exists: name another file, or overwrite it with --force")
     written, left = export(source, target, format)

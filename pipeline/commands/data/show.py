@@ -130,7 +130,7 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
 
     tools = row.get("tools")
     try:
-        if row["kind"] == "prompt":  # the model goes on from here: nothing in it is trained
+        if row["kind"] == "prompt":  # the model continues from here: nothing in it is trained
             text = render(tokenizer, turns, tools, add_generation_prompt=True)
             tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
             return [View(title, [(text, False)], plural(tokens, "token"))]

@@ -36,7 +36,7 @@ class Version:
                     except ValueError:
                         raise DataError(
                             "Q-CORE-006",
-                            f"{FINAL}/{split}.jsonl of {self.name} is no JSONL at line {number}: run stage "
+                            f"{FINAL}/{split}.jsonl of {self.name} is not JSONL at line {number}: run stage "
                             "curate again",
                         ) from None
 

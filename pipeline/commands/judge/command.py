@@ -91,15 +91,15 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
         ),
     )
     answers = {file.name: answers_of(file, rows, load, evaluate, tools, root) for file in judged}
-    tasks = {name: scored(name, mine, evaluate, root) for name, mine in answers.items()}
-    apart = divergences(judged, reference, rows[: evaluate.perplexity_rows], load, tools, root)
+    tasks = {name: scored(name, of_file, evaluate, root) for name, of_file in answers.items()}
+    klds = divergences(judged, reference, rows[: evaluate.perplexity_rows], load, tools, root)
     values = {
         file.name: file_values(file, judged)
         | {
             "memory": memory_values(file, load, room, served[file.name]),
             "served": served[file.name].as_values(),
             "task": tasks[file.name],
-            "divergence": apart[file.name],
+            "divergence": klds[file.name],
         }
         for file in judged
     }
@@ -201,7 +201,7 @@ def common_points(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
     """Every file's scores of the rows that all files have a score of: means of other rows can't be compared.
     Raises `DataError` if there is no such row.
     """
-    scores = {name: [answer["score"] for answer in mine] for name, mine in answers.items()}
+    scores = {name: [answer["score"] for answer in of_file] for name, of_file in answers.items()}
     kept = [at for at, row in enumerate(zip(*scores.values(), strict=True)) if None not in row]
     if not kept:
         raise DataError(

@@ -72,7 +72,7 @@ def divergences(
 
 
 def answer_positions(server: Server, row: Row, room: int) -> Prompt | None:
-    """A row's question in the server's template with the row's answer behind it, compared at the answer's
+    """A row's question in the server's template with the row's answer after it, compared at the answer's
     tokens; None if it is longer than `room` tokens.
     """
     *question_turns, last = row["messages"]

@@ -59,7 +59,7 @@ class Candidate:
 
 
 def candidates(paths: Sequence[Path]) -> list[Candidate]:
-    """Describe each file. Raises `ConfigError` for fewer than two, `DataError` for one that is no complete
+    """Describe each file. Raises `ConfigError` for fewer than two, `DataError` for an incomplete
     GGUF, a part of one, has no chat template or one that exceeds the limits of `pipeline.chat.template`.
     """
     if len(paths) < 2:
@@ -164,8 +164,8 @@ def held_out_rows(file: Path, count: int) -> list[Row]:
     """`count` drawn chats of `file` that end in an answer in words, the ones that stage evaluate draws.
 
     Rows are those of data/final, or chats in any form that `messages` of data/raw may have; one without an
-    id is called by its line. Raises `DataError` if the file is missing, a line is no chat or no chat ends in
-    an answer.
+    id is called by its line. Raises `DataError` if the file is missing, a line is not a chat or no chat ends
+    in an answer.
     """
     if not file.is_file():
         raise DataError(
@@ -192,7 +192,7 @@ def check_rows(
     Raises `DataError` otherwise.
     """
     room = min(ctx_size, file.positions or ctx_size)
-    longest, which = max((prompt_tokens(file, server, row), str(row["id"])) for row in rows)
+    longest, row_id = max((prompt_tokens(file, server, row), str(row["id"])) for row in rows)
     needed = longest + max_new_tokens
     if needed <= room:
         return
@@ -203,7 +203,7 @@ def check_rows(
     )
     raise DataError(
         "Q-JUDGE-009",
-        f"row {which} takes {longest:,} tokens in {file.name} and its answer up to {max_new_tokens:,} more, "
+        f"row {row_id} takes {longest:,} tokens in {file.name} and its answer up to {max_new_tokens:,} more, "
         f"but the context is of {room:,}: {remedy}",
     )
 
@@ -232,7 +232,7 @@ def _checked(file: Path) -> Iterator[Row]:
             except BadRow as error:
                 raise DataError(
                     "Q-JUDGE-006",
-                    f"{file}, line {number}, is no chat ({error}): a line is "
+                    f"{file}, line {number}, is not a chat ({error}): a line is "
                     '{"messages": [{"role": …, "content": …}, …]} with two messages at least',
                 ) from error
         yield read | {"id": row.get("id") or f"line-{number}"}

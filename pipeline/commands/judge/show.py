@@ -17,7 +17,7 @@ FITS = {True: "yes", False: "no", None: "not known"}
 SHOWN = 8  # rows whose answers stand side by side
 LONGEST = 1500  # characters of an answer, a prompt, a reference
 INCHES = (7.6, 4.1)
-FAR = 3.0  # a limit so many times above all files would press them against the left edge
+FAR = 3.0  # a limit this many times above all files would press them against the left edge
 Answers = Mapping[str, Sequence[Mapping[str, Any]]]  # of each file, in one order of rows
 
 
@@ -54,14 +54,14 @@ def show(report: Mapping[str, Any], page: Path) -> None:
 def render(report: Mapping[str, Any], answers: Answers) -> str:
     """The page as one string of HTML."""
     alike = {name: answers[name] for name in report["verdict"]["alike"]}
-    apart = most_apart(answers, alike if len(alike) > 1 else answers)
+    places = most_apart(answers, alike if len(alike) > 1 else answers)
     return fill(
         "judge.html.jinja",
         report=report,
         files=report["files"],
         plot=score_plot(report),
-        rows=[side_by_side(answers, place) for place in apart[:SHOWN]],
-        apart=len(apart),
+        rows=[side_by_side(answers, place) for place in places[:SHOWN]],
+        apart=len(places),
     )
 
 

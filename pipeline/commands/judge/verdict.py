@@ -1,4 +1,4 @@
-"""Which file to take: the best that fits, or which ones the rows can't tell apart. Pure arithmetic."""
+"""Which file to take: the best that fits, or which ones the rows don't distinguish. Pure arithmetic."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,14 +74,14 @@ def pairs_of(points: Mapping[str, Sequence[float | None]]) -> list[Pair]:
     """
     tested = []
     for first, second in combinations(points, 2):
-        both = [
+        scored_pairs = [
             (a, b)
             for a, b in zip(points[first], points[second], strict=True)
             if a is not None and b is not None
         ]
-        if both:
-            ours, theirs = zip(*both, strict=True)
-            tested.append((first, second, len(both), compare_scores(ours, theirs)))
+        if scored_pairs:
+            of_first, of_second = zip(*scored_pairs, strict=True)
+            tested.append((first, second, len(scored_pairs), compare_scores(of_first, of_second)))
     adjusted = holm([paired.p_value for *_, paired in tested])
     return [
         Pair(

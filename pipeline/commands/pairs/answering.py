@@ -116,12 +116,12 @@ def _ask(
             "cache_prompt": server.parallel == 1 and number > 0,
         }
         choice = server.post("/v1/chat/completions", request | options)["choices"][0]
-        said = choice["message"]
-        reasoning = {"reasoning_content": said["reasoning_content"]} if said.get("reasoning_content") else {}
+        turn = choice["message"]
+        reasoning = {"reasoning_content": turn["reasoning_content"]} if turn.get("reasoning_content") else {}
         return {
-            "turn": {"role": "assistant", "content": said.get("content") or ""} | reasoning,
+            "turn": {"role": "assistant", "content": turn.get("content") or ""} | reasoning,
             "stopped": choice["finish_reason"] != "length",
-            "calls": bool(said.get("tool_calls")),
+            "calls": bool(turn.get("tool_calls")),
         }
 
     return list(pool.map(answer, range(sampling.answers)))
@@ -135,13 +135,13 @@ def _seed(seed: int, row: Row, number: int) -> int:
 
 def _settings_key(files: ModelFiles, sampling: Sampling, settings: Evaluate, tools: Toolchain) -> str:
     """All that answers depend on, but the row."""
-    named = ("max_new_tokens", "ctx_size", "threads", "n_gpu_layers", "parallel")
+    keys = ("max_new_tokens", "ctx_size", "threads", "n_gpu_layers", "parallel")
     return json_hash(
         {
             "files": hashes(files),
             "llama_cpp": tools.version,
             **asdict(sampling),
-            **{name: getattr(settings, name) for name in named},
+            **{name: getattr(settings, name) for name in keys},
         }
     )[:16]
 

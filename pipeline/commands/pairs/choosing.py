@@ -33,12 +33,12 @@ def score(
                 "answer": answer["turn"]["content"],
                 "refused": is_refusal(answer["turn"]["content"]),
             }
-            for answer in mine
+            for answer in of_row
         ]
-        for row, mine in zip(rows, answers, strict=True)
+        for row, of_row in zip(rows, answers, strict=True)
     ]
-    every = [answer for mine in by_row for answer in mine]
-    score_answers(every, [scorer], judge=settings.judge, external=settings.external, root=root)
+    flat = [answer for of_row in by_row for answer in of_row]
+    score_answers(flat, [scorer], judge=settings.judge, external=settings.external, root=root)
     return by_row
 
 
@@ -51,7 +51,7 @@ def problem_of(answer: Mapping[str, Any]) -> str | None:
         "not_measured": answer["score"] is None,
         "unreadable": not _is_read(answer["turn"]),  # a control character, say
     }
-    return next((name for name, there in problems.items() if there), None)
+    return next((name for name, occurs in problems.items() if occurs), None)
 
 
 def _is_read(turn: Mapping[str, Any]) -> bool:
@@ -89,12 +89,12 @@ def pair_of(row: Row, answers: Sequence[Mapping[str, Any]], min_gap: float) -> d
 def counts(
     outcomes: Sequence[dict[str, Any] | str], scored: Sequence[Sequence[Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """What became of every request and every answer, and mean scores: of the best, the worst and all answers
+    """The outcome of every request and every answer, and mean scores: of the best, the worst and all answers
     that count, over the requests that have two or more.
     """
-    usable = [[answer["score"] for answer in mine if problem_of(answer) is None] for mine in scored]
-    groups = [mine for mine in usable if len(mine) > 1]
-    problems = Counter(problem for mine in scored for answer in mine if (problem := problem_of(answer)))
+    usable = [[answer["score"] for answer in of_row if problem_of(answer) is None] for of_row in scored]
+    groups = [of_row for of_row in usable if len(of_row) > 1]
+    problems = Counter(problem for of_row in scored for answer in of_row if (problem := problem_of(answer)))
     return {
         "requests": len(outcomes),
         "pairs": sum(isinstance(outcome, dict) for outcome in outcomes),

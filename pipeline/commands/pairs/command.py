@@ -63,7 +63,7 @@ def make(project: Project, target: Path, model: str | None, options: Options) ->
     tools = project.tools
     answers = sampled_answers(files, rows, sampling, evaluate, tools, root)
     scored = score(rows, answers, scorer, evaluate, root)
-    outcomes = [pair_of(row, mine, options.min_gap) for row, mine in zip(rows, scored, strict=True)]
+    outcomes = [pair_of(row, of_row, options.min_gap) for row, of_row in zip(rows, scored, strict=True)]
     pairs = [outcome for outcome in outcomes if isinstance(outcome, dict)]
     account = {
         "model": name,
@@ -93,15 +93,15 @@ def check_target(root: Path, target: Path) -> None:
     if target.suffix != ".jsonl" or not inside or any(part.startswith(".") for part in inside):
         raise ConfigError(
             "Q-PAIRS-001",
-            f"{target} is no file that curate reads: name a .jsonl file below {root / 'data/raw'}, none that "
-            "is hidden",
+            f"{target} is not a file that curate reads: name a .jsonl file below {root / 'data/raw'} "
+            "that is not hidden",
         )
     if os.path.lexists(target):
         raise exists(target)
 
 
 def exists(target: Path) -> ConfigError:
-    """What is said of a file that would have to be overwritten."""
+    """The error for a file that would have to be overwritten."""
     return ConfigError(
         "Q-PAIRS-002", f"{target} is there already and is not overwritten: name another file, or move it"
     )
@@ -123,8 +123,8 @@ def sentence(account: Mapping[str, Any]) -> str:
     """The account in words."""
     counted = f"{plural(account['pairs'], 'pair')} of {plural(account['requests'], 'request')}"
     dropped = [
-        f"{what}: " + ", ".join(f"{number} {words(why)}" for why, number in most(account[key]))
-        for what, key in (("no pair of", "no_pair"), ("answers left out", "answers_left_out"))
+        f"{title}: " + ", ".join(f"{number} {words(why)}" for why, number in most(account[key]))
+        for title, key in (("no pair of", "no_pair"), ("answers left out", "answers_left_out"))
         if account[key]
     ]
     best, worst = account["best_score"], account["worst_score"]

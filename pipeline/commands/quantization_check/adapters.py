@@ -86,7 +86,7 @@ def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:
         if incomplete := [folder for folder in given if not is_complete(folder)]:
             raise DataError(
                 "Q-COMMANDS-029",
-                f"{incomplete[0]} is no adapter (adapter_config.json and adapter_model.safetensors): "
+                f"{incomplete[0]} is not an adapter (adapter_config.json and adapter_model.safetensors): "
                 "name a folder that training wrote",
             )
         return tuple(given)
@@ -112,12 +112,12 @@ def check_settings(adapter: Path, settings: Training) -> None:
     trained = saved.r, _named(saved.target_modules or [])
     if not (adapter / ADAPTER_FILE).is_file():
         raise DataError("Q-COMMANDS-027", f"{adapter} has no {ADAPTER_FILE}: run `snakemake --force train`")
-    wanted = _named(settings.target_modules)
-    if trained != (settings.r, wanted):
+    targets = _named(settings.target_modules)
+    if trained != (settings.r, targets):
         raise DataError(
             "Q-COMMANDS-027",
             f"{adapter} has rank {trained[0]} on {trained[1]}, and params.yaml says {settings.r} on "
-            f"{wanted}: put that back, or train again",
+            f"{targets}: put that back, or train again",
         )
 
 
@@ -149,7 +149,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         "Two adapters on one NF4 base",
         "switches whose logits differ from the adapter's alone (the last: the base's)",
     )
-    which = (
+    adapters_text = (
         " and ".join(f"{adapter.parent.name}/{adapter.name}" for adapter in adapters)
         or "two random adapters, for no two saved ones are here"
     )
@@ -157,7 +157,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         return Check(
             title,
             "not measured",
-            f"the adapters say the same or nothing, so switching proves nothing; {which}",
+            f"the adapters say the same or nothing, so switching proves nothing; {adapters_text}",
             what=what,
         )
     adapted = put_on(put_on(model, "first"), "second")
@@ -170,7 +170,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
     adapted.unload()
     different = [number for number, pair in enumerate(pairs, 1) if not same(*pair)]
     line = count_check(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
-    return replace(line, sentence=f"{line.sentence}; {which}")
+    return replace(line, sentence=f"{line.sentence}; {adapters_text}")
 
 
 def same(first: list[Floats], second: list[Floats]) -> bool:

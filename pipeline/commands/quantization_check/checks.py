@@ -185,7 +185,7 @@ def memory_of(measured: dict[str, dict[str, int]], shape: Shape | None, train: T
         f"{MODEL}, {NF4}": planned_training(published, train),
     }
     table = {name: {**parts, "total": sum(parts.values())} for name, parts in table.items()}
-    here, plain, seven, seven_plain = (
+    nf4, plain, nf4_7b, plain_7b = (
         table[name]["total"] for name in (NF4, PLAIN, f"{MODEL}, {NF4}", f"{MODEL}, {PLAIN}")
     )
     check = Check(
@@ -198,19 +198,19 @@ def memory_of(measured: dict[str, dict[str, int]], shape: Shape | None, train: T
     computed, proof = None, "the formulas are not checked on this architecture"
     if shape:
         computed = sum(planned_training(shape, train).values())
-        proof = f"{here / computed:.3f} times what the planner's formulas give"
-        error = abs(here - computed) / computed
-        sentence = f"{here:,} bytes measured after {STEPS} steps, {computed:,} planned"
+        proof = f"{nf4 / computed:.3f} times what the planner's formulas give"
+        error = abs(nf4 - computed) / computed
+        sentence = f"{nf4:,} bytes measured after {STEPS} steps, {computed:,} planned"
         verdict: Verdict = "pass" if error <= MEMORY_LIMIT else "fail"
         check = replace(check, verdict=verdict, sentence=sentence, figure=error)
     figures = {
-        "measured": here,
+        "measured": nf4,
         "computed": computed,
-        "ratio": here / computed if computed else None,
-        "share": here / plain,
-        "share_at_7b": seven / seven_plain,
-        "sentence": f"Here NF4 keeps {here / 1e6:,.1f} MB, {here / plain:.2f} of what unquantized LoRA "
-        f"keeps, {proof}; so at {MODEL} it keeps {seven / 1e9:.2f} of {seven_plain / 1e9:.2f} GB (computed), "
-        f"{seven / seven_plain:.2f} of it.",
+        "ratio": nf4 / computed if computed else None,
+        "share": nf4 / plain,
+        "share_at_7b": nf4_7b / plain_7b,
+        "sentence": f"Here NF4 keeps {nf4 / 1e6:,.1f} MB, {nf4 / plain:.2f} of what unquantized LoRA "
+        f"keeps, {proof}; so at {MODEL} it keeps {nf4_7b / 1e9:.2f} of {plain_7b / 1e9:.2f} GB (computed), "
+        f"{nf4_7b / plain_7b:.2f} of it.",
     }
     return Memory(table, figures, check)

@@ -17,7 +17,7 @@ app = topic("Train on another machine that you reach by SSH: start or attach, st
 
 def _is_run(run: str | None) -> str | None:
     if run and not re.fullmatch(r"[0-9a-f]{16}", run):
-        raise ConfigError("Q-REMOTE-013", f"{quoted(run)} is no run: `quench remote status HOST` lists them")
+        raise ConfigError("Q-REMOTE-013", f"{quoted(run)} is not a run: see `quench remote status HOST`")
     return run
 
 
@@ -58,7 +58,7 @@ def train(
     root: Root = Path(),
 ) -> None:
     """Run stage train there with this project's inputs, code and settings, and bring all that it makes home;
-    the same command attaches to a training that runs, and goes on with one that was killed.
+    the same command attaches to a training that runs, and resumes one that was killed.
     """
     from pipeline.commands.remote.train import main
 
@@ -86,7 +86,7 @@ def status(host: Host, python: Python = "python3", ssh_config: Config = None) ->
 
 @app.command(epilog="example: quench remote stop my-card")
 def stop(host: Host, run: Run = None, python: Python = "python3", ssh_config: Config = None) -> None:
-    """End a training there, with a checkpoint; `train` brings that home, and goes on from it."""
+    """End a training there, with a checkpoint; `train` brings that home, and resumes from it."""
     line = _line(host, python, ssh_config)
     if run is None:
         at_work = [name for name, state in line.ask("runs").runs.items() if state.state == "running"]
@@ -98,7 +98,7 @@ def stop(host: Host, run: Run = None, python: Python = "python3", ssh_config: Co
             )
         run = at_work[0]
     state = line.ask("stop", run=run)
-    print(f"{run} is {state.state}: `quench remote train {line.name}` goes on with it")
+    print(f"{run} is {state.state}: `quench remote train {line.name}` resumes it")
 
 
 @app.command(epilog="example: quench remote clean my-card")

@@ -1,5 +1,5 @@
-"""What a host may answer: the shape and the length of everything that it says, checked once, before anybody
-uses it. The host is a machine that somebody may have taken over.
+"""What a host may answer: the shape and the length of everything that it says, checked once, before it is
+used. The host may be in the hands of an attacker.
 
 A line is `LONGEST_LINE` at most, and what a login shell or ssh says beside answers `MOST_CHATTER` in all.
 """
@@ -28,7 +28,7 @@ MOST_FOLLOWED = 4 << 30  # bytes of a log or a journal
 LONGEST_NAME = 255  # bytes of a file's name
 
 
-class Odd(ValueError):
+class Malformed(ValueError):
     """An answer that no function of `host` gives; the message is what is wrong with it."""
 
 
@@ -48,10 +48,10 @@ Place = Annotated[str, Field(max_length=1000), AfterValidator(_place)]
 
 
 def foreign(host: str, why: str) -> DataError:
-    """What to raise for an answer that nobody asked for."""
+    """What to raise for an unexpected answer."""
     return DataError(
         "Q-REMOTE-008",
-        f"{host} answers what it was not asked for ({safe(why, 200)}): see what writes that there, and "
+        f"{host} gives an unexpected answer ({safe(why, 200)}): see what writes that there, and "
         "don't trust a host that you don't know",
     )
 
@@ -175,7 +175,7 @@ KINDS: dict[str, type[Answer]] = {
 
 
 def parse(what: str, text: str) -> Answer:
-    """The answer of `host.WHAT` that `text` (JSON) is, or a `Trouble`. Raises `Odd`."""
+    """The answer of `host.WHAT` that `text` (JSON) is, or a `Trouble`. Raises `Malformed`."""
     try:
         return KINDS[what].model_validate_json(text)
     except ValidationError as error:
@@ -183,4 +183,4 @@ def parse(what: str, text: str) -> Answer:
             return Trouble.model_validate_json(text)
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise Odd(": ".join(filter(None, (where, first["msg"])))) from None
+        raise Malformed(": ".join(filter(None, (where, first["msg"])))) from None

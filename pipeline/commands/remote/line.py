@@ -1,4 +1,4 @@
-"""The line to a host: the system's `ssh`, which reads ~/.ssh/config, and `rsync` over it.
+"""The connection to a host: the system's `ssh`, which reads ~/.ssh/config, and `rsync` over it.
 
 What is asked of the host are the functions of `host/`, sent to its Python on every call. A line that is cut
 is tried again, later and later; what was sent is not sent again.
@@ -23,8 +23,8 @@ from pipeline.commands.remote.answers import (
     LONGEST_LINE,
     MOST_CHATTER,
     Answer,
+    Malformed,
     News,
-    Odd,
     Trouble,
     foreign,
     parse,
@@ -41,7 +41,7 @@ FOLDER = ".cache/quench/remote"  # on the host, below its home
 NO_LINE = 255  # how ssh ends if the line could not be made, or was cut
 NOT_THERE = (126, 127)  # of a shell
 OPTIONS = {
-    "BatchMode": "yes",  # nobody is asked for a password
+    "BatchMode": "yes",  # no prompt for a password
     "ConnectTimeout": "15",
     "ServerAliveInterval": "5",
     "ServerAliveCountMax": "3",
@@ -54,7 +54,7 @@ SILENCE = (
 PATIENCE = 900.0  # seconds without an answer after which a host counts as gone
 LAST_WORDS_SECONDS = 5.0  # in which ssh ends after them
 LONGEST_PAUSE = 30.0  # seconds between two tries
-LAST_LINES = 20  # of what is no answer: the reason of an end is among them
+LAST_LINES = 20  # of what is not an answer: the reason of an end is among them
 TOOLS = ("ssh", "rsync")  # here
 Result = TypeVar("Result")
 
@@ -75,11 +75,11 @@ class SshConnection:
         if not HOST.fullmatch(name):
             raise ConfigError(
                 "Q-REMOTE-001",
-                f"{quoted(name)} is no host: write NAME or USER@NAME, and put ports and keys into "
+                f"{quoted(name)} is not a host: write NAME or USER@NAME, and put ports and keys into "
                 "~/.ssh/config",
             )
         if not PYTHON.fullmatch(python):
-            raise ConfigError("Q-REMOTE-001", f"--python {quoted(python)} is no path of a Python: write one")
+            raise ConfigError("Q-REMOTE-001", f"--python {quoted(python)} is not the path of a Python")
         self.name, self.python = name, python
         options = [word for key, value in OPTIONS.items() for word in ("-o", f"{key}={value}")]
         self._ssh = ["ssh", "-T", "-a", "-x", *(["-F", str(config.absolute())] if config else []), *options]
@@ -122,18 +122,18 @@ class SshConnection:
                         f"{self.name} does not answer any more ({cut}): what it published is here, so run "
                         "the same command again, for this host or another",
                     ) from cut
-                print(f"remote: the line to {self.name} is cut ({cut}): trying again", file=sys.stderr)
+                print(f"remote: no connection to {self.name} ({cut}): trying again", file=sys.stderr)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def push(self, folder: Path, names: Iterable[str]) -> None:
-        """Bring the files `names` of `folder` to the host's `incoming`, going on from what is there. Raises
+        """Bring the files `names` of `folder` to the host's `incoming`, resuming partial files. Raises
         `ConnectionLost`.
         """
         self._rsync(names, "--copy-links", f"{folder}/", f"{self.name}:{FOLDER}/incoming/")
 
     def pull(self, run: str, folder: Path, names: Iterable[str]) -> None:
-        """Bring the files `names` of a run's `out` into `folder`, going on from what is there. Raises
+        """Bring the files `names` of a run's `out` into `folder`, resuming partial files. Raises
         `ConnectionLost`.
         """
         self._rsync(names, f"{self.name}:{FOLDER}/runs/{run}/out/", f"{folder}/")
@@ -143,14 +143,14 @@ class SshConnection:
         # appended in place: also what a kill -9 left is resumed; hashes tell what came whole
         command = ["rsync", "--append-verify", f"--timeout={PATIENCE:.0f}", "--rsh", shlex.join(self._ssh)]
         shown = ["--info=progress2"] if sys.stderr.isatty() else []
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
-            print(*names, sep="\n", file=wanted, flush=True)
-            words = [*command, *options, *shown, f"--files-from={wanted.name}", "--", source, target]
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as names_file:
+            print(*names, sep="\n", file=names_file, flush=True)
+            words = [*command, *options, *shown, f"--files-from={names_file.name}", "--", source, target]
             with _started(words, stdout=sys.stderr, stderr=subprocess.PIPE) as process:
-                said = deque(self._lines(process.stderr.fileno(), None), LAST_LINES)  # type: ignore[union-attr]
+                last_lines = deque(self._lines(process.stderr.fileno(), None), LAST_LINES)  # type: ignore[union-attr]
                 code = process.wait()
         if code:
-            raise ConnectionLost(_reason(said) or f"rsync ended with {code}")
+            raise ConnectionLost(_reason(last_lines) or f"rsync ended with {code}")
 
     def _call(self, what: str, /, **given: Any) -> Iterator[Answer]:
         """Run `host.WHAT(**given)`; its answers. Raises `ConnectionLost` if there is none, `ToolError` for an
@@ -169,8 +169,8 @@ class SshConnection:
                     continue
                 answer = self._answer(what, line, process)
                 if isinstance(answer, Trouble):
-                    said = safe(answer.error, 200)
-                    raise ToolError("Q-REMOTE-005", f"{self.name} says {said}: correct it there")
+                    trouble = safe(answer.error, 200)
+                    raise ToolError("Q-REMOTE-005", f"{self.name} says {trouble}: correct it there")
                 answered = True
                 yield answer
             code = process.wait()
@@ -185,15 +185,15 @@ class SshConnection:
 
     def _answer(self, what: str, line: str, process: subprocess.Popen[bytes]) -> Answer:
         """What a line says. Raises `DataError` for one that no function of `host` wrote, `ConnectionLost`
-        where ssh ends with it: it wrote its own last words behind half of a line.
+        where ssh ends with it: ssh wrote its last words after half of a line.
         """
         try:
             return parse(what, line.removeprefix(MARK))
-        except Odd as odd:
+        except Malformed as error:
             with suppress(subprocess.TimeoutExpired):
                 if process.wait(LAST_WORDS_SECONDS) == NO_LINE:
                     raise ConnectionLost("in the middle of an answer") from None
-            raise foreign(self.name, str(odd)) from None
+            raise foreign(self.name, str(error)) from None
 
     def _lines(self, source: int, silence: float | None) -> Iterator[str]:
         """Whole lines from a file descriptor, until its end. Raises `ConnectionLost` after `silence` seconds,
@@ -234,5 +234,5 @@ def _started(command: list[str], **pipes: Any) -> Iterator[subprocess.Popen[byte
 
 def _reason(lines: Iterable[str]) -> str:
     """The last line that says something."""
-    said = [line for line in lines if line.strip() and not line.startswith("rsync error: ")]
-    return safe(said[-1].strip(), 200) if said else ""
+    messages = [line for line in lines if line.strip() and not line.startswith("rsync error: ")]
+    return safe(messages[-1].strip(), 200) if messages else ""

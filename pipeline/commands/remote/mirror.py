@@ -46,7 +46,7 @@ class Mirror:
         """Show what train prints, and bring its journal and every checkpoint, until it ends or the line is
         cut.
         """
-        tails = {name: _known(path) for name, path in self.paths.items()}
+        tails = {name: _size_and_hash(path) for name, path in self.paths.items()}
         stream = self.line.follow(
             run=self.run, files=FOLLOWED, checkpoints=f"project/{CHECKPOINTS}", tails=tails
         )
@@ -60,7 +60,7 @@ class Mirror:
                     return
         except ConnectionLost as cut:
             print(
-                f"remote: the line to {self.line.name} is cut ({cut}); train goes on there: trying again",
+                f"remote: the connection to {self.line.name} is lost ({cut}); train runs there: trying again",
                 file=sys.stderr,
                 flush=True,
             )
@@ -96,12 +96,12 @@ class Mirror:
         digests = {place: digest for place, (digest, _) in files.items()}
         have = {
             digest: self.root / place
-            for place, digest in self._here(files).items()
-            if digests.get(place, digest) == digest  # what is about to be replaced is no source
+            for place, digest in self._kept_hashes(files).items()
+            if digests.get(place, digest) == digest  # a file about to be replaced is not a source
         }
         folder = self._fetch({digest: size for digest, size in files.values() if digest not in have})
         changed = {place: digest for place, digest in digests.items() if self._placed.get(place) != digest}
-        whole = True
+        complete = True
         for unit, _ in groupby(sorted(changed, key=_order), _unit):
             inside = [place for place in digests if _unit(place) == unit]
             try:
@@ -109,20 +109,20 @@ class Mirror:
             except _Pruned as reason:
                 print(f"remote: {safe(f'{unit} is left out ({reason})', 200)}", file=sys.stderr)
                 digests = {place: digest for place, digest in digests.items() if place not in inside}
-                whole = False
-        there = {
+                complete = False
+        checkpoints = {
             Path(place).relative_to(CHECKPOINTS).parts[0]
             for place in digests
             if place.startswith(f"{CHECKPOINTS}/")
         }
         for path in (self.root / CHECKPOINTS).glob("[!.]*"):
-            if whole and path.name not in {*there, *skip}:
+            if complete and path.name not in {*checkpoints, *skip}:
                 remove(path)
         self._placed |= digests
         remove(folder)
         return digests
 
-    def _here(self, files: Mapping[str, Any]) -> dict[str, str]:
+    def _kept_hashes(self, files: Mapping[str, Any]) -> dict[str, str]:
         """Which of the files lie here as they are to; read once."""
         for place in files:
             if place not in self._placed and (self.root / place).is_file():
@@ -153,9 +153,9 @@ class Mirror:
         need_disk(folder, sum(sizes.values()) - sum(path.stat().st_size for path in folder.iterdir()))
         before, stalled, trouble = -1, 0, ""
         while missing := [name for name, size in sizes.items() if not _arrived(folder / name, size)]:
-            here = sum((folder / name).stat().st_size for name in sizes if (folder / name).exists())
-            stalled = stalled + 1 if here == before else 0
-            before = here
+            received = sum((folder / name).stat().st_size for name in sizes if (folder / name).exists())
+            stalled = stalled + 1 if received == before else 0
+            before = received
             if stalled >= STALLED:
                 raise ToolError(
                     "Q-REMOTE-006", f"nothing more comes from {self.line.name} ({trouble}): make room here"
@@ -181,7 +181,7 @@ def _arrived(path: Path, size: int) -> bool:
     return False
 
 
-def _known(path: Path) -> tuple[int, str]:
+def _size_and_hash(path: Path) -> tuple[int, str]:
     """Size and sha256 of what is here of a file that is followed."""
     content = path.read_bytes() if path.is_file() else b""
     return len(content), hashlib.sha256(content).hexdigest()

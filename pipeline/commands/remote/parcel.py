@@ -1,4 +1,4 @@
-"""What goes to the host: the code, params.yaml, the inputs of train, and the checkpoints that it goes on
+"""What goes to the host: the code, params.yaml, the inputs of train, and the checkpoints that it resumes
 from; each file by its sha256, and a run by the hash of all.
 """
 
@@ -70,7 +70,7 @@ def inputs(root: Path, params: Params) -> Upload:
 
 
 def run_id(parcel: Upload, params: Params) -> str:
-    """The same for the same inputs, settings of train and code of train: a comment is another's business."""
+    """The same for the same inputs, settings of train and code of train: a comment changes nothing."""
     values = values_of(params)
     data = {
         place: digest
@@ -83,7 +83,7 @@ def run_id(parcel: Upload, params: Params) -> str:
 
 
 def unfinished(root: Path) -> bool:
-    """Whether there is a run here that can be gone on with."""
+    """Whether a run here can be resumed."""
     record = root / CHECKPOINTS / RUN
     if not record.is_file():
         return False
@@ -131,7 +131,7 @@ def send(line: SshConnection, root: Path, parcels: list[Upload]) -> None:
     while missing := line.ask("wanted", files=sizes).missing:
         if not missing.keys() <= sizes.keys():
             raise foreign(line.name, "it wants files that were not offered")
-        left = sum(max(sizes[name] - here, 0) for name, here in missing.items())
+        left = sum(max(sizes[name] - received, 0) for name, received in missing.items())
         stalled, least = stalled + 1 if left >= least else 0, min(left, least)
         if not shown:
             print(f"remote: sending {len(missing)} files, {size_text(left)}", flush=True)

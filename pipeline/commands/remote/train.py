@@ -3,8 +3,8 @@ come home, and DVC records it as if it had run here.
 
     quench remote train HOST
 
-A cut line is made again. A training that was killed goes on from its newest checkpoint at home, on the same
-host or, by the same command, on another.
+A lost connection is made again. A training that was killed resumes from its newest checkpoint at home, on
+the same host or, by the same command, on another.
 """
 
 import os
@@ -41,7 +41,7 @@ def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = F
     Without `resume`, nothing is resumed, here or there; with it, nothing is done if nothing has changed
     since the last training. Raises what train ended with, `ConfigError` for a method that needs more than its
     inputs, `ToolError` for a host that can't train to the same bytes, `Stopped` after a signal: the training
-    goes on there.
+    continues there.
     """
     read = read_params(root / "params.yaml")
     if why := refusal(read.params.train):
@@ -90,45 +90,45 @@ def _is_done(root: Path) -> bool:
     """Whether a plain `snakemake train` would have nothing to do; what is missing comes back from the
     cache.
     """
-    given = os.environ.get(REUSE)
+    before = os.environ.get(REUSE)
     os.environ[REUSE] = "1"
     try:
         return reuse(STAGE, root)
     finally:
         os.environ.pop(REUSE)
-        if given is not None:
-            os.environ[REUSE] = given
+        if before is not None:
+            os.environ[REUSE] = before
 
 
 def need_host(line: SshConnection) -> None:
     """Raise `ToolError` unless the host has Python 3.11, rsync, and the packages of this machine, whose
-    versions decide over the adapter's bytes and over which checkpoints a run may go on from.
+    versions decide over the adapter's bytes and over which checkpoints a run may resume from.
     """
     installed: Installed = line.ask("check", names=[*LIBRARIES, *NEEDED])
-    here: dict[str, str | None] = {"rsync": "", "Python": ".".join(map(str, sys.version_info[:2]))}
-    there = {"rsync": "" if installed.rsync else None, "Python": installed.python.rpartition(".")[0]}
+    local: dict[str, str | None] = {"rsync": "", "Python": ".".join(map(str, sys.version_info[:2]))}
+    remote = {"rsync": "" if installed.rsync else None, "Python": installed.python.rpartition(".")[0]}
     for name in LIBRARIES:
-        here[name], there[name] = _public(version(name)), _public(installed.versions.get(name))
+        local[name], remote[name] = _public(version(name)), _public(installed.versions.get(name))
     for name in NEEDED:
-        there[name] = installed.versions.get(name)
-    lacking = [name for name, value in there.items() if value is None]
+        remote[name] = installed.versions.get(name)
+    lacking = [name for name, value in remote.items() if value is None]
     others = [
-        f"{name} {there[name]} instead of {here[name]}"
-        for name in here
-        if there[name] not in (None, here[name])
+        f"{name} {remote[name]} instead of {local[name]}"
+        for name in local
+        if remote[name] not in (None, local[name])
     ]
     if lacking or others:
-        said = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [f"has {', '.join(others)}"] * bool(others)
+        gaps = [f"lacks {', '.join(lacking)}"] * bool(lacking) + [f"has {', '.join(others)}"] * bool(others)
         raise ToolError(
             "Q-REMOTE-010",
-            f"{line.name} {' and '.join(said)}, so it can't train to the same bytes: install that there, or "
+            f"{line.name} {' and '.join(gaps)}, so it can't train to the same bytes: install that there, or "
             "name another Python with --python",
         )
 
 
-def _public(given: str | None) -> str | None:
+def _public(full_version: str | None) -> str | None:
     """A version without the build ("+cu128"), in which machines may differ."""
-    return given and given.partition("+")[0]
+    return full_version and full_version.partition("+")[0]
 
 
 def _trained(line: SshConnection, root: Path, params: Params, resume: bool, keep: bool) -> str:
@@ -148,7 +148,7 @@ def _trained(line: SshConnection, root: Path, params: Params, resume: bool, keep
     except Stopped as stopped:
         raise Stopped(
             SIGNALS[0] if stopped.exit_code == 128 + SIGNALS[0] else SIGNALS[1],
-            f"{STAGE} goes on on {line.name}, if it had begun: the same command attaches to it, `quench "
+            f"{STAGE} continues on {line.name}, if it had started: the same command attaches to it, `quench "
             f"remote stop {line.name} {run}` ends it with a checkpoint",
         ) from None
     if code:
@@ -175,7 +175,7 @@ def _finish(line: SshConnection, root: Path) -> None:
 def _verdict(line: SshConnection, code: int) -> BaseException:
     """What to raise for a training that ended with `code`."""
     if code - 128 in SIGNALS:
-        return Stopped(code - 128, f"{STAGE} was stopped on {line.name}; the same command goes on from here")
+        return Stopped(code - 128, f"{STAGE} was stopped on {line.name}; the same command resumes it")
     kind: type[QuenchError] = ERRORS.get(code, ToolError)
     return kind(
         "Q-REMOTE-012",

@@ -15,7 +15,7 @@ from pipeline.stages.train.checkpoints import checkpoints_in, defect, step_of
 from pipeline.workflow.stages import stages_in
 
 DEATHS = 2  # without a checkpoint in between, after which a host is not tried again
-LOOKS = 5  # at a folder that lacks a part, until that is no matter of a moment
+LOOKS = 5  # at a folder that lacks a part, before the lack counts as permanent
 PAUSE_SECONDS = 1.0  # between them
 
 
@@ -24,7 +24,7 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
     here then.
 
     Raises `ConfigError` for a run there that is not to be attached to, `ToolError` for a host on which train
-    is killed again and again, or whose folder is not whole.
+    is killed again and again, or whose folder is incomplete.
     """
     line, folder, began = mirror.line, mirror.root / CHECKPOINTS, False
     deaths, newest, gone = 0, -1, 0
@@ -66,7 +66,7 @@ def watched(mirror: Mirror, parcel: Upload, params: Params, resume: bool) -> int
 
 
 def _is_ahead(mirror: Mirror, step: int) -> bool:
-    """Whether the training goes on from a checkpoint here that was taken after `step`, the newest there:
+    """Whether the training resumes from a checkpoint here that was taken after `step`, the newest there:
     another host's, or this machine's.
     """
     checkpoints = checkpoints_in(mirror.root / CHECKPOINTS) if unfinished(mirror.root) else []
@@ -91,7 +91,7 @@ def _need_whole(mirror: Mirror, gone: int) -> None:
         name = mirror.line.name
         raise ToolError(
             "Q-REMOTE-015",
-            f"the folder of run {mirror.run} on {name} is not whole: remove it with `quench remote clean "
+            f"the folder of run {mirror.run} on {name} is incomplete: remove it with `quench remote clean "
             f"{name} {mirror.run}`, then run the same command again",
         )
     time.sleep(PAUSE_SECONDS)
@@ -130,7 +130,7 @@ def _outputs(params: Params) -> list[str]:
 
 
 def _is_verdict(code: int, watched: bool) -> bool:
-    """Whether train itself ended so, and the machine did not kill it. One that was stopped while nobody
-    watched goes on.
+    """Whether train itself ended so, and the machine did not kill it. One that was stopped unwatched
+    is resumed.
     """
     return code >= 0 and (watched or code - 128 not in SIGNALS)

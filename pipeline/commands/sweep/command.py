@@ -52,20 +52,20 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
             "Q-SWEEP-004", "the package optuna is not installed: run `make setup`, or install quench[sweep]"
         )
     space, sweep = read_space(space_file), Sweep.named(root, name)
-    begun = bool(known_trials(sweep, SEARCH, space))
-    if begun:
+    is_continued = bool(known_trials(sweep, SEARCH, space))
+    if is_continued:
         check_same(space, read_space(sweep.space), space_file, sweep)
         settings = load_params(sweep.params)
     else:
         settings = load_params(root / "params.yaml")
     check_space(space, settings)
-    if not begun or left(sweep, space):
+    if not is_continued or left(sweep, space):
         prepare(root, words)
         be_the_only_one(root)
         wait_for_jobs(sweep.folder, is_dry_run=is_dry_run(list(words)))
         no_stage_at_work(root)
         repair(sweep)
-        start(sweep, space_file, begun=begun)
+        start(sweep, space_file, begun=is_continued)
         try:
             before: list[str] = []
             while (jobs := left(sweep, space)) and jobs != before:  # they are in a dry run
@@ -88,8 +88,8 @@ def check_same(space: Space, begun: Space, file: Path, sweep: Sweep) -> None:
     finalists and seeds.
     """
     growing = {"trials", "finalists", "seeds"}
-    given, before = (each.model_dump(mode="json", exclude=growing) for each in (space, begun))
-    if changed := [key for key in given if given[key] != before[key]]:
+    now, before = (each.model_dump(mode="json", exclude=growing) for each in (space, begun))
+    if changed := [key for key in now if now[key] != before[key]]:
         raise ConfigError(
             "Q-SWEEP-005",
             f"{', '.join(changed)} in {file} changed since the sweep {sweep.folder.name} began, and its "
@@ -147,12 +147,12 @@ def left(sweep: Sweep, space: Space) -> list[str]:
         return jobs
     first = load_params(sweep.params).train.seed
     done = finished(known_trials(sweep, SEEDS, space))
-    wanted = [
+    planned = [
         f"seed-{trial}-{first + extra}"
         for extra in range(1, space.seeds + 1)
         for trial in finalists(search, space)
     ]
-    return [job for job in wanted if job not in done]
+    return [job for job in planned if job not in done]
 
 
 def run_jobs(sweep: Sweep, jobs: Sequence[str], words: Sequence[str]) -> None:
@@ -217,6 +217,6 @@ def name_of(file: Path, given: str | None) -> str:
     if not re.fullmatch(NAME, name):
         raise ConfigError(
             "Q-SWEEP-010",
-            f"{safe(name, 80)!r} is no name of a sweep: give one of letters and digits",
+            f"{safe(name, 80)!r} is not the name of a sweep: give one of letters and digits",
         )
     return name

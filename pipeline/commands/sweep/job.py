@@ -2,8 +2,8 @@
 sweep's folder.
 
 `trial-7` asks Optuna what to try; `seed-3-43` trains what trial 3 tried with seed 43. Both train in a
-sub-project of that name. A job that was killed goes on from its checkpoints when it is started again; a trial
-that is worse than half of the others at the same step is told to end.
+sub-project of that name. A job that was killed resumes from its checkpoints when it is started again; a trial
+that is worse than half of the others at the same step is stopped.
 """
 
 import re
@@ -66,10 +66,10 @@ WORDS = re.compile(r"(?:trial|seed-(?P<trial>\d+))-(?P<number>\d+)")
 
 def main(job: str, folder: Path) -> None:
     """Run `job` of the sweep in `folder`, to its end or until it is pruned. Raises what its training ended
-    with, unless that is the fault of what was tried; `MachineError` if another process is at it.
+    with, unless that is the fault of what was tried; `MachineError` if another process trains it.
     """
     sweep = Sweep.opened(folder)
-    with Interruption(), only_job(folder / job):
+    with Interruption(), exclusive_job(folder / job):
         space = read_space(sweep.space)
         study, trial = claimed(sweep, space, job)
         if trial.state.is_finished():
@@ -114,12 +114,12 @@ def ending(sweep: Sweep, study: "Study", trial: "FrozenTrial", job: str, space: 
 
 def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial"]:
     """The job's study and its trial in it, begun if it has none yet."""
-    words = WORDS.fullmatch(job)
-    if words is None:
-        raise ConfigError("Q-SWEEP-007", f"{job} is no job of a sweep: `quench run sweep` starts its jobs")
+    match = WORDS.fullmatch(job)
+    if match is None:
+        raise ConfigError("Q-SWEEP-007", f"{job} is not a job of a sweep: `quench run sweep` starts its jobs")
     search = open_study(sweep, SEARCH, space)
     trials = trials_of(search)
-    if words["trial"] is None:
+    if match["trial"] is None:
         if job in trials:
             return search, trials[job]
         # what params.yaml has, if that is in the space: what a winner has to beat
@@ -127,8 +127,8 @@ def claimed(sweep: Sweep, space: Space, job: str) -> tuple["Study", "FrozenTrial
         return search, begin(search, job, first or draw(space, job, trials), space)
     study = open_study(sweep, SEEDS, space)
     if job not in (trials_by_seed := trials_of(study)):
-        params = trials[f"trial-{words['trial']}"].params
-        return study, begin(study, job, params, space, of=int(words["trial"]), seed=int(words["number"]))
+        params = trials[f"trial-{match['trial']}"].params
+        return study, begin(study, job, params, space, of=int(match["trial"]), seed=int(match["number"]))
     return study, trials_by_seed[job]
 
 
@@ -195,11 +195,11 @@ def failure(code: int, log: Path, before: int) -> BaseException:
     if stopped := signal_of(code):
         return Stopped(stopped)
     lines = log.read_bytes()[before:].decode("utf-8", errors="replace").splitlines()
-    named = [line for line in lines if line.startswith("train: Q-")]
-    causes = [line for line in named if not line.startswith(f"train: {OTHER_FAILED}:")]
-    said = (causes or named or lines or [""])[-1]
-    id, _, sentence = said.removeprefix("train: ").partition(": ")
-    return ERRORS.get(code, MachineError)(id if sentence else "Q-SWEEP-006", sentence or f"{log}: {said}")
+    with_id = [line for line in lines if line.startswith("train: Q-")]
+    causes = [line for line in with_id if not line.startswith(f"train: {OTHER_FAILED}:")]
+    last = (causes or with_id or lines or [""])[-1]
+    id, _, sentence = last.removeprefix("train: ").partition(": ")
+    return ERRORS.get(code, MachineError)(id if sentence else "Q-SWEEP-006", sentence or f"{log}: {last}")
 
 
 def measured(row: Row, metric: str) -> float:
@@ -216,7 +216,7 @@ def value_at_end(project: Path, rows: list[Row], metric: str) -> float:
     )
 
 
-def only_job(project: Path) -> IO[str]:
+def exclusive_job(project: Path) -> IO[str]:
     """A lock with which no other process runs the job of this folder; one that a killed sweep left may save
     its checkpoint first. Raises `MachineError` if it does not end.
     """

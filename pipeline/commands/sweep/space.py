@@ -51,7 +51,7 @@ class Range(Section):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def nearest(self, value: Any) -> float | int | None:
-        """`value` as Optuna would have drawn it; None if it is no number of the range or off its grid."""
+        """`value` as Optuna would have drawn it; None if it is not a number, out of range or off the grid."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         if not self.low <= value <= self.high:

@@ -169,7 +169,7 @@ class Ending(NamedTuple):
 
 
 def tell(study: "Study", trial: "FrozenTrial", end_of: Ending) -> None:
-    """Tell Optuna how a trial ended; what is said of it goes first, so that a finished trial has it."""
+    """Report a trial's end to Optuna; its notes go first, so that a finished trial has them."""
     running = live(study, trial)
     for name in ("reason", "steps", "seconds"):
         running.set_user_attr(name, getattr(end_of, name))

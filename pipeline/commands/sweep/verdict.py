@@ -39,16 +39,16 @@ def collect(name: str, space: Space, search: Trials, seeds: Trials) -> dict[str,
     best = finalists(search, space) if searched else []
     trained = {number: trainings(seeds, number) for number in best}
     ended = searched and all(len(values | failed) >= space.seeds for values, failed in trained.values())
-    whole = {number: values for number, (values, failed) in trained.items() if not failed}
+    complete = {number: values for number, (values, failed) in trained.items() if not failed}
     failures = ", ".join(
         f"trial {number} (seed {seed} failed, see {SWEEPS / name / f'seed-{number}-{seed}' / LOG})"
         for number, (_, failed) in trained.items()
         for seed in list(failed)[:1]
     )
     verdict, sentence = None, "No winner yet: trials or trainings with other seeds are missing."
-    if ended and whole:
+    if ended and complete:
         left_out = f"Left out: {failures}." if failures else ""
-        verdict = decide(whole, maximize=space.maximize, metric=space.metric, left_out=left_out)
+        verdict = decide(complete, maximize=space.maximize, metric=space.metric, left_out=left_out)
         sentence = verdict["sentence"]
     elif ended:
         why = f"each finalist has a training that failed: {failures}" if best else no_trial(search, name)
@@ -149,7 +149,7 @@ def apply(settings: Mapping[str, Any]) -> str:
 
 
 def decide(values: Values, *, maximize: bool, metric: str, left_out: str = "") -> dict[str, Any]:
-    """The winner by its mean, what can't be told from it, and a sentence. `values` has two seeds at least,
+    """The winner by its mean, what is within its noise, and a sentence. `values` has two seeds at least,
     the same for all; `left_out` says in a sentence which finalists are missing there, and why.
     """
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))

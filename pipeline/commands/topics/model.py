@@ -90,7 +90,7 @@ def patch(
     other: Annotated[Path, typer.Argument(metavar="OTHER", help="The GGUF that was made from it.")],
     target: Annotated[Path, typer.Argument(metavar="PATCH", help="The file to write.")],
 ) -> None:
-    """Write what makes one GGUF of another as a small patch, bound to the first one's sha256."""
+    """Write the difference of two GGUFs as a small patch, bound to the first one's sha256."""
     from pipeline.core.units import size_text
     from pipeline.gguf.patch import write_patch
 

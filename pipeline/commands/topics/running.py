@@ -56,8 +56,8 @@ def run(
     into params.yaml. Everything else is given to Snakemake.
 
     `run sweep SPACE` searches the best settings of training: trials chosen by Optuna, each a job of
-    Snakemake's; the best few again with other seeds. The same command goes on where it was ended, and shows
-    the result.
+    Snakemake's; the best few again with other seeds. The same command resumes it, and shows the
+    result.
     """
     from pipeline.config.overrides import from_words, put
 

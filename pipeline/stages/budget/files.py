@@ -43,7 +43,7 @@ class Maker:
         quantize_gguf(self.llama, self.source, target, level, options)
 
     @contextmanager
-    def passing(self, allocation: Allocation, sizes: Sizes, most: int | None = None) -> Iterator[Path]:
+    def temporary_gguf(self, allocation: Allocation, sizes: Sizes, most: int | None = None) -> Iterator[Path]:
         """The file of an allocation while the body runs."""
         file = self.scratch / "passing.gguf"
         try:
@@ -75,7 +75,7 @@ def file_type(allocation: Allocation, sizes: Sizes) -> str:
 
 
 @contextmanager
-def judging(maker: Maker, prompts: list[Prompt]) -> Iterator[Callable[[Path], list[float]]]:
+def divergence_meter(maker: Maker, prompts: list[Prompt]) -> Iterator[Callable[[Path], list[float]]]:
     """What gives a file's KL divergence from the 16-bit one, in nats for each of `prompts`.
 
     The 16-bit model's logits are on the disk meanwhile (32 positions of a row at most, 4 bytes for each token

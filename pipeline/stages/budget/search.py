@@ -18,7 +18,7 @@ from pipeline.metrics.paired import compare_scores
 from pipeline.planning.budget import MENU
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape
-from pipeline.stages.budget.files import Maker, judging
+from pipeline.stages.budget.files import Maker, divergence_meter
 from pipeline.stages.budget.sizes import Sizes, allocate, choices
 
 POSITIONS = 32  # of a validation row that are compared
@@ -73,7 +73,7 @@ def weight_errors(maker: Maker, sizes: Sizes) -> dict[str, dict[str, float]]:
             if names:
                 # the others stay in 16 bit, which takes no time
                 rounded = {name: kind if kind in each else list(each)[-1] for name, each in free.items()}
-                with maker.passing(rounded, sizes) as file:
+                with maker.temporary_gguf(rounded, sizes) as file:
                     for name, error in squared_errors(maker.source, file, names).items():
                         errors[name][kind] = error
             advance(1)
@@ -102,7 +102,7 @@ def search(maker: Maker, task: Task) -> tuple[Path, dict[str, Any]]:
     """
     types = allocate(weight_errors(maker, task.sizes), task.sizes, task.most)
     file = maker.make(maker.scratch / "own.gguf", types, task.sizes, task.file)
-    contest = compete(maker, task, file)
+    contest = compare_with_fixed_level(maker, task, file)
     if contest["chosen"] == "level":
         file = maker.make_level(maker.scratch / "rival.gguf", contest["rival"]["level"])
     return file, {"types": types, **contest}
@@ -117,28 +117,28 @@ def prompts(rows: Sequence[Encoded]) -> list[Prompt]:
     return sequences
 
 
-def compete(maker: Maker, task: Task, made_file: Path) -> dict[str, Any]:
+def compare_with_fixed_level(maker: Maker, task: Task, made_file: Path) -> dict[str, Any]:
     """Which of `made_file` and the best fixed level of at most its budget is closer to 16 bit; {"chosen":
     "own" or "level", figures}.
 
     Of the `LARGEST` largest levels that fit, the best is that which diverges least on these rows: at 7B Q4_1
     is larger than Q4_K_M, and worse.
     """
-    with judging(maker, prompts(task.rows)) as divergence:
+    with divergence_meter(maker, prompts(task.rows)) as divergence:
         rows = divergence(made_file)
         measured: list[tuple[float, str, int, list[float]]] = []
         file = maker.scratch / "rival.gguf"
-        for level in rivals(task.shape, task.file, maker.imatrix is not None):
+        for level in candidate_levels(task.shape, task.file, maker.imatrix is not None):
             size = maker.make_level(file, level).stat().st_size
             if size <= task.file:
-                theirs = divergence(file)
-                measured.append((float(np.mean(theirs)), level, size, theirs))
+                rival_rows = divergence(file)
+                measured.append((float(np.mean(rival_rows)), level, size, rival_rows))
             if len(measured) == LARGEST:
                 break
     outcome: dict[str, Any] = {"kld": float(np.mean(rows)), "rival": None, "chosen": "own"}
     if measured:
-        kld, level, size, theirs = min(measured)
-        difference = paired(theirs, rows)
+        kld, level, size, rival_rows = min(measured)
+        difference = paired(rival_rows, rows)
         outcome["rival"] = {"level": level, "bytes": size, "kld": kld, **difference}
         outcome["others"] = {other: kld for kld, other, *_ in measured if other != level}
         outcome["chosen"] = "own" if is_closer(difference) else "level"
@@ -159,7 +159,7 @@ def is_closer(difference: Mapping[str, float]) -> bool:
     return difference["difference"] < 0 and difference["p_value"] < CHANCE
 
 
-def rivals(shape: Shape, most: int, with_imatrix: bool) -> list[str]:
+def candidate_levels(shape: Shape, most: int, with_imatrix: bool) -> list[str]:
     """Fixed levels of at most about `most` bytes, largest first; of equals, the least loss as published."""
     suffix = SUFFIX if with_imatrix else ""
     planned = {level: level_bytes(shape, level + suffix) for level in RIVALS}

@@ -56,11 +56,11 @@ def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int)
     fails.
     """
     source, imatrix, target = files.source, files.imatrix, files.target
-    wanted = parse_budget(text)
-    assert wanted is not None, f"{text} is no budget"
+    limit = parse_budget(text)
+    assert limit is not None, f"{text} is not a budget"
     header, size = check_gguf(source), source.stat().st_size
     sizes, cache = offered(header), kv_cache_bytes(source, 1)
-    if cache is None and wanted.kind == "fits":
+    if cache is None and limit.kind == "fits":
         raise ConfigError(
             "Q-BUDGET-001",
             f"quantize.budgets: {text} needs the KV cache's size, which the header of {source.name} doesn't "
@@ -69,14 +69,14 @@ def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int)
 
     def most(start: int) -> int:
         weights = header.parameters
-        return most_bytes(wanted, weights=weights, header=start, cache=cache or 0, serve=serve)
+        return most_bytes(limit, weights=weights, header=start, cache=cache or 0, serve=serve)
 
     check_room(text, most(header.start), header.start, sizes)
     rows = deciding_rows(files.tokenizer, files.val, longest)
     need_disk(target.parent, 3 * size)  # a file that is tried, the level that competes, and logits
     with emptied(files.scratch) as folder:
         maker = Maker(source, imatrix, text, folder, llama)
-        with maker.passing(smallest(sizes), sizes) as file:
+        with maker.temporary_gguf(smallest(sizes), sizes) as file:
             start = check_gguf(file).start  # the same for all types
         check_room(text, most(start), start, sizes)
         shape = load_shape(files.merged / "config.json")
@@ -148,10 +148,10 @@ def sentence(kld: float, rival: Mapping[str, Any] | None, *, chosen: bool) -> st
     """What came out, in one sentence without its end: the divergence by chosen types, the fixed level that
     competed, and whether the chosen types won.
     """
-    ours = f"chosen types diverge {kld:.4f} nats from 16 bit"
+    cost = f"chosen types diverge {kld:.4f} nats from 16 bit"
     if rival is None:
-        return f"{ours}; no fixed level is as small"
+        return f"{cost}; no fixed level is as small"
     against = f"{rival['level']} ({rival['bytes'] / 1e6:.0f} MB) {rival['kld']:.4f}"
     if chosen:
-        return f"{ours}, {against}"
-    return f"which is {rival['level']}: {ours}, {against}, and the difference is within noise or in its favor"
+        return f"{cost}, {against}"
+    return f"which is {rival['level']}: {cost}, {against}, and the difference is within noise or in its favor"

@@ -24,7 +24,7 @@ def write_reference(root: Path, rows: Path, count: int, ctx_size: int) -> None:
     """Publish `root`/reference: prompts (token ids and the positions whose next token training teaches) and
     float32 logits (positions, V).
 
-    The trained model computes in float32 on its own weights, so that its arithmetic's rounding is in nobody's
+    The trained model computes in float32 on its own weights, so that rounding of its arithmetic is in no
     divergence. If its adapter is in no folder, what was trained is in the base's own file: then that is the
     model. Raises `DataError` where no row can be used, `MachineError` where the disk has no room.
     """

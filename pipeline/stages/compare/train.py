@@ -82,30 +82,30 @@ def tune_scales(params: Params, root: Path, job: Job) -> None:
 def distill_then_tune(params: Params, root: Path, job: Job) -> None:
     """Publish the base's level that learned the untuned base's answers, then the task."""
     project = open_level(params, root, job, on_rows(root), file=LEARNED_FILE, scales=True)
-    level, apart = base_level(params, root, project, job.level), distillation_of(project)
+    level, distilling = base_level(params, root, project, job.level), distillation_of(project)
     learned = distilled_gguf(
-        apart, params, untuned_gguf(root, params), job.level, root / "data", seed=job.seed
+        distilling, params, untuned_gguf(root, params), job.level, root / "data", seed=job.seed
     )
     learned.replace(project / LEARNED_FILE)
     tuned = train_scales(project, params)
-    task, before = report_in(project), report_in(apart)
+    task, before = report_in(project), report_in(distilling)
     report = both(task, before, {f"{job.name}, distillation": before, job.name: task})
     publish_scales(level, tuned, project / "models/adapter", report, root / TRAINED / job.name)
     remove(project)
-    remove(apart)
+    remove(distilling)
 
 
 def distill_merged(params: Params, root: Path, job: Job) -> None:
     """Publish the merged model's level that learned the merged model's answers."""
     merged = make_sixteen(params, root, job, job.name)
-    apart = distillation_of(merged.project)
-    tuned = distilled_gguf(apart, params, merged.gguf, job.level, root / "data", seed=job.seed)
+    distilling = distillation_of(merged.project)
+    tuned = distilled_gguf(distilling, params, merged.gguf, job.level, root / "data", seed=job.seed)
     level = quantize(params, merged.gguf, merged.project / LEVEL_FILE, job.level)
-    task, after = read_json(root / TRAINED / job.on_nf4 / "train.json", AGAIN), report_in(apart)
+    task, after = read_json(root / TRAINED / job.on_nf4 / "train.json", AGAIN), report_in(distilling)
     report = both(task, after, {job.on_nf4: task, job.name: after})
-    publish_scales(level, tuned, apart / "models/adapter", report, root / TRAINED / job.name)
+    publish_scales(level, tuned, distilling / "models/adapter", report, root / TRAINED / job.name)
     remove(merged.project)
-    remove(apart)
+    remove(distilling)
 
 
 TRAINERS: Mapping[str, Callable[[Params, Path, Job], None]] = {

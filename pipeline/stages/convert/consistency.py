@@ -23,7 +23,7 @@ LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 BLOCK = 1 << 26  # bytes of a tensor that are looked at together
 # whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no
-# GGUF key tells it otherwise
+# GGUF key says otherwise
 NORMALIZED = {"qwen2_moe": False, "qwen3_moe": True}
 F16_END = 65_520.0  # the smallest number that rounds to infinity in float16; the largest float16 is 65,504
 
@@ -111,19 +111,19 @@ def rows(model: Model) -> Iterator[str]:
 def layers(model: Model) -> Iterator[str]:
     """Exactly num_hidden_layers, and those for multi-token prediction that config.json names, are there."""
     config, numbers = model.config, model.layers
-    wanted, extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
-    if not numbers or wanted is None:
+    count, extra = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    if not numbers or count is None:
         return
-    if missing := sorted(set(range(wanted)) - numbers):
+    if missing := sorted(set(range(count)) - numbers):
         yield (
-            f"num_hidden_layers is {wanted}, but layer {missing[0]} has no tensor ({len(missing)} layers "
-            "so): merge again from a base that is complete"
+            f"num_hidden_layers is {count}, but layer {missing[0]} has no tensor ({len(missing)} "
+            "layers): merge again from a base that is complete"
         )
-    if more := sorted(numbers - set(range(wanted + extra))):
+    if more := sorted(numbers - set(range(count + extra))):
         yield (
-            f"num_hidden_layers is {wanted}, but there are tensors of layer {more[0]} ({len(more)} layers "
-            "so): take layers for multi-token "
-            "prediction out of the base, or name them in num_nextn_predict_layers"
+            f"num_hidden_layers is {count}, but there are tensors of layer {more[0]} ({len(more)} "
+            "layers): take layers for multi-token prediction "
+            "out of the base, or name them in num_nextn_predict_layers"
         )
 
 
@@ -132,23 +132,23 @@ def shapes(model: Model) -> Iterator[str]:
     config = model.config
     if config.get("model_type") not in KNOWN:
         return
-    wanted: dict[str, tuple[int, ...] | None] = {}
+    expected: dict[str, tuple[int, ...] | None] = {}
     linears = read_shape(config).linears
     for number in sorted(model.layers):
         for linear in linears:
             for module in modules(linear, shared=config["model_type"] == "qwen2_moe"):
                 stem = f"model.layers.{number}.{module}"
-                wanted[f"{stem}.weight"] = (linear.outputs, linear.inputs)
-                wanted[f"{stem}.bias"] = (linear.outputs,) if linear.bias else None
-    there = {in_model(name): entry.shape for name, entry in model.tensors.items()}
-    sizes = {name: there.get(name) for name in wanted}
+                expected[f"{stem}.weight"] = (linear.outputs, linear.inputs)
+                expected[f"{stem}.bias"] = (linear.outputs,) if linear.bias else None
+    stored = {in_model(name): entry.shape for name, entry in model.tensors.items()}
+    sizes = {name: stored.get(name) for name in expected}
     wrong = [
         f"{name} is {_size(sizes[name])} and should be {_size(size)}"
-        for name, size in wanted.items()
+        for name, size in expected.items()
         if sizes[name] != size
     ]
     if wrong:
-        yield f"{wrong[0]} ({len(wrong)} tensors so): merge again from a base whose config.json is its own"
+        yield f"{wrong[0]} ({len(wrong)} tensors): merge again from a base whose config.json is its own"
 
 
 def modules(linear: Linear, *, shared: bool) -> list[str]:
@@ -165,12 +165,12 @@ def modules(linear: Linear, *, shared: bool) -> list[str]:
 def experts(model: Model) -> Iterator[str]:
     """Experts' weights are normalized where llama.cpp does it for the architecture; often they aren't."""
     kind, normalized = model.config.get("model_type"), bool(model.config.get("norm_topk_prob", False))
-    wanted = NORMALIZED.get(str(kind))
-    if wanted is not None and normalized != wanted:
-        how = "always" if wanted else "never"
+    expected = NORMALIZED.get(str(kind))
+    if expected is not None and normalized != expected:
+        how = "always" if expected else "never"
         yield (
             f"norm_topk_prob is {str(normalized).lower()}, but llama.cpp {how} normalizes the experts' "
-            f"weights of {kind}: take a base that was trained with norm_topk_prob {str(wanted).lower()}"
+            f"weights of {kind}: take a base that was trained with norm_topk_prob {str(expected).lower()}"
         )
 
 
@@ -186,7 +186,7 @@ def overflows(model: Model) -> Iterator[str]:
     if wrong:
         name, largest = wrong[0]
         yield (
-            f"{name} has numbers up to {largest:.4g}, more than float16 holds ({len(wrong)} tensors so): "
+            f"{name} has numbers up to {largest:.4g}, more than float16 holds ({len(wrong)} tensors): "
             "set convert.type to BF16"
         )
 

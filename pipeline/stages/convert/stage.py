@@ -32,7 +32,7 @@ TOGETHER = 2  # converters that run at the same time: each keeps one core busy, 
 
 @dataclass(frozen=True)
 class Found:
-    """What a conversion goes by: the pre-tokenizers, and what tokenizer's files are not the base's."""
+    """What a conversion depends on: the pre-tokenizers, and what tokenizer's files are not the base's."""
 
     base: PreTokenizer
     merged: PreTokenizer
@@ -49,10 +49,10 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
         try:
             pre_tokenizers.append(find_pre_tokenizer(folder, tools))
         except DataError as error:
-            which = (
+            changed_files = (
                 f" (other than the base's: {', '.join(differing)})" if folder == merged and differing else ""
             )
-            reasons.append(f"{error.sentence}{which}")
+            reasons.append(f"{error.sentence}{changed_files}")
     if reasons:
         count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
         raise DataError("Q-CONVERT-002", f"{merged} can't be converted for {count}: {'; '.join(reasons)}")

@@ -12,9 +12,9 @@ from pipeline.chat.rows import TRAINED
 from pipeline.config.sections import Curate
 from pipeline.stages.curate.clean import KINDS, Cleaned, CleaningStats
 from pipeline.stages.curate.comparing.decide import (
-    FATES,
     KEPT,
     MOST_DOMAINS,
+    OUTCOMES,
     SPLITS,
     Decisions,
     Table,
@@ -123,13 +123,13 @@ class CurationStats:
         self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
 
     def merge(self, later: "CurationStats") -> None:
-        """Add what another shard found behind what this one has read."""
-        for name, theirs in later.files.items():
-            ours = self.files[name]
-            ours.rows += theirs.rows
-            ours.kept += theirs.kept
-            ours.formats.update(theirs.formats)
-            ours.notes.update(theirs.notes)
+        """Add the counts of a later shard."""
+        for name, counts in later.files.items():
+            total = self.files[name]
+            total.rows += counts.rows
+            total.kept += counts.kept
+            total.formats.update(counts.formats)
+            total.notes.update(counts.notes)
         self._add(later.cleaning, later.domains)
 
     def _add(self, cleaning: CleaningStats, domains: Mapping[str, None]) -> None:
@@ -149,12 +149,12 @@ class CurationStats:
         """The report on all rows, of which `clusters` has those that were read; `counted` are the parts that
         others have counted.
         """
-        kept, cleaning = decisions.fate == KEPT, self.cleaning
+        kept, cleaning = decisions.outcome == KEPT, self.cleaning
         read = sum(file.rows for file in self.files.values())
         accepted = sum(file.kept for file in self.files.values())
         clean, pairs = len(clusters.cluster), len(table) - len(clusters.cluster)
-        lost = {rule: int((decisions.fate == fate).sum()) for fate, (rule, _) in FATES.items()}
-        reasons = {reason: lost[rule] for rule, reason in FATES.values() if lost[rule]}
+        lost = {rule: int((decisions.outcome == outcome).sum()) for outcome, (rule, _) in OUTCOMES.items()}
+        reasons = {reason: lost[rule] for rule, reason in OUTCOMES.values() if lost[rule]}
         domains = list(self.domains)
         kinds = dict(zip(KINDS, np.bincount(table.kind[kept], minlength=len(KINDS)).tolist(), strict=True))
         return CurationReport(

@@ -56,8 +56,8 @@ class CleaningStats:
 
     def update(self, more: "CleaningStats") -> None:
         """Add the counts of others."""
-        for what, counts in vars(more).items():
-            getattr(self, what).update(counts)
+        for name, counts in vars(more).items():
+            getattr(self, name).update(counts)
 
 
 # what the rules that compare rows need to know of one: its domain, 64 bits of its id, the hash of its
@@ -68,7 +68,7 @@ Facts = tuple[str, int, int, int, int, bool]
 
 @dataclass
 class Cleaned:
-    """What became of a block; the rows, rejects and changes are JSONL in the order of the lines."""
+    """The outcome of a block; the rows, rejects and changes are JSONL in the order of the lines."""
 
     file: str
     size: int  # bytes of the raw lines
@@ -134,8 +134,8 @@ class Cleaner:
         try:
             value = parsed(line.data)
             rule = "format"
-            wanted = by_glob(file, self.settings.formats, "auto")
-            kind = detect(value) if wanted == "auto" else wanted
+            given_format = by_glob(file, self.settings.formats, "auto")
+            kind = detect(value) if given_format == "auto" else given_format
             cleaning_stats.formats[kind] += 1
             row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=kind)
             if not self.fit_for_reports(row["domain"]):
@@ -215,7 +215,7 @@ def file_entry(file: str, why: BadLine) -> dict[str, Any]:
 
 def blocks(file: str, lines: Iterable[RawLine], size: int) -> Iterator[Block]:
     """Neighboring lines in blocks of at most `size` bytes (or one longer line) and 4,096 lines."""
-    return (Block(file, some) for some in batches(lines, _size, size, 4096))
+    return (Block(file, batch) for batch in batches(lines, _size, size, 4096))
 
 
 def _size(line: RawLine) -> int:

@@ -74,15 +74,15 @@ def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
     """Raise `ConfigError` for a glob of setting `key` that decides for none of the files `names`."""
     before = list[str]()
     for glob in globs:
-        mine = {name for name in names if fnmatchcase(name, glob)}
-        if not mine:
-            some = safe(", ".join(names[:3]) + (", …" if len(names) > 3 else ""), 200)
+        matched = {name for name in names if fnmatchcase(name, glob)}
+        if not matched:
+            examples = safe(", ".join(names[:3]) + (", …" if len(names) > 3 else ""), 200)
             raise ConfigError(
                 "Q-CURATE-008",
-                f"{key} names {quoted(glob)}, which no file below data/raw matches (there: {some}): "
+                f"{key} names {quoted(glob)}, which no file below data/raw matches (there: {examples}): "
                 "correct the glob or remove it",
             )
-        if all(any(fnmatchcase(name, other) for other in before) for name in mine):
+        if all(any(fnmatchcase(name, other) for other in before) for name in matched):
             raise ConfigError(
                 "Q-CURATE-009",
                 f"{key} names {quoted(glob)}, but globs before it match all its files and the first counts: "
@@ -102,7 +102,7 @@ def read_texts(path: Path) -> Iterator[tuple[int, str]]:
     if not path.is_file():
         raise DataError(
             "Q-CURATE-006",
-            f"{path}, which curate.decontaminate names, is no file: correct the name or remove it",
+            f"{path}, which curate.decontaminate names, is not a file: correct the name or remove it",
         )
     if path.suffix.lower() in PLAIN_SUFFIXES:
         with opened(path) as file:

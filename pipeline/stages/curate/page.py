@@ -1,4 +1,4 @@
-"""The statistics of the data as a page: one HTML file that says what became of every row.
+"""The statistics of the data as a page: one HTML file that shows the outcome of every row.
 
 `render_data_page` fills `templates/data.html.jinja`, which escapes everything that it prints; the numbers
 come from `reports/data.json`, the samples are redacted already.

@@ -78,7 +78,7 @@ def warnings(stats: CurationReport) -> list[str]:
         )
     if not splits["test"]:
         sentences.append(
-            "no row is held out for measuring: raise curate.test_fraction, or nothing can be said of the "
+            "no row is held out for measuring: raise curate.test_fraction, or nothing is known of the "
             "finished model."
         )
     if stats.pairs and not stats.pairs["made"]:

@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class Pairs:
-    """The pairs in the order of their chosen rows, and the fate of each row with a reward (reason → rows)."""
+    """The pairs in the order of their chosen rows, and the outcomes of rows with a reward (reason → rows)."""
 
     made: list[Pair]
     rows: Counter[str]
@@ -53,7 +53,7 @@ def near_duplicates(decisions: Decisions, table: Table, settings: Curate) -> Mas
     """
     if settings.pairs == "none":
         return np.zeros(len(table), np.bool_)
-    scored: Mask = table.scored & (decisions.fate == NEAR)
+    scored: Mask = table.scored & (decisions.outcome == NEAR)
     return scored
 
 
@@ -73,10 +73,10 @@ def make_pairs(
     if settings.pairs == "none":
         return pairs
     beside = near_duplicates(decisions, table, settings)
-    beside[beside] = (decisions.fate[decisions.twin[beside]] == KEPT) & (
+    beside[beside] = (decisions.outcome[decisions.duplicate_of[beside]] == KEPT) & (
         np.asarray(weights)[table.file[beside]] > 0
     )
-    candidates = np.flatnonzero(table.scored & ((decisions.fate == KEPT) | beside))
+    candidates = np.flatnonzero(table.scored & ((decisions.outcome == KEPT) | beside))
     pairs.rows["left_out"] = int(table.scored.sum()) - len(candidates)
     answers = np.fromiter(_answers(rows, candidates, decisions), ANSWER)
     pairs.rows["not_trained"] = len(candidates) - len(answers)
@@ -127,7 +127,7 @@ def _pairs_of(candidates: NDArray, first: NDArray[np.int32], why: Counter[str]) 
 def add_pairs(
     rows: Rows, spool: Spool, pairs: Sequence[Pair], decisions: Decisions, table: Table
 ) -> tuple[Decisions, Table]:
-    """Append the pairs to the spool, which comes behind those of `rows`, each with the file, the domain and
+    """Append the pairs to the spool, which come after those of `rows`, each with the file, the domain and
     the split of its chosen chat; gives what is known of all rows.
     """
     if not pairs:
@@ -138,12 +138,12 @@ def add_pairs(
     more = table[chosen].copy()
     more.key = [int(row["id"], 16) for row in preferences]
     more.turns, more.kind, more.scored = table.turns[chosen] - 1, PREFERENCE, False
-    every = Decisions(
-        np.append(decisions.fate, np.full(len(pairs), KEPT, np.uint8)),
+    with_pairs = Decisions(
+        np.append(decisions.outcome, np.full(len(pairs), KEPT, np.uint8)),
         np.append(decisions.split, decisions.split[chosen]),
-        np.append(decisions.twin, np.full(len(pairs), -1, np.int32)),
+        np.append(decisions.duplicate_of, np.full(len(pairs), -1, np.int32)),
     )
-    return every, np.concatenate([table, more]).view(np.recarray)
+    return with_pairs, np.concatenate([table, more]).view(np.recarray)
 
 
 def _preference(chosen: Row, rejected: Row) -> Row:
@@ -161,7 +161,7 @@ def _preference(chosen: Row, rejected: Row) -> Row:
 
 
 def pair_counts(pairs: Pairs, decisions: Decisions, table: Table) -> dict[str, Any]:
-    """What `reports/data.json` holds of the pairs: how many by split, mean gap, fates of scored rows."""
+    """What `reports/data.json` holds of the pairs: how many by split, mean gap, outcomes of scored rows."""
     split = decisions.split[[pair.chosen for pair in pairs.made]]
     gaps = [pair.gap for pair in pairs.made]
     return {

@@ -57,7 +57,7 @@ def row_samples(
         ],
         "pairs": pair_samples(rows, pairs.made),
         "rows": [
-            rows.row(index) for index in spread_evenly(np.flatnonzero(decisions.fate == KEPT), ROWS_SHOWN)
+            rows.row(index) for index in spread_evenly(np.flatnonzero(decisions.outcome == KEPT), ROWS_SHOWN)
         ],
     }
 

@@ -37,7 +37,7 @@ from pipeline.workflow.shards import FOLDER, PHASES, drop, key_of_inputs, parse_
 
 
 def work_of(root: Path, settings: Curate, shards: int) -> Work:
-    """The folders of a run of so many shards, made of what lies below `root` now."""
+    """The folders of a run of this many shards, made of what lies below `root` now."""
     return Work(root / FOLDER, shards, key_of_inputs(root, settings, shards))
 
 
@@ -74,19 +74,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--root", type=Path, default=Path(), metavar="DIR", help="folder that holds data/ (default: this one)"
     )
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     try:
-        parse_item(given.phase, given.item)
-        need_folder(given.root)
-        settings = read_params(given.root / "params.yaml").params.curating
-        with running(f"curate_{given.phase}@{given.item}", given.root), inputs_below(given.root):
-            run(given.phase, given.item, given.root, settings)
+        parse_item(args.phase, args.item)
+        need_folder(args.root)
+        settings = read_params(args.root / "params.yaml").params.curating
+        with running(f"curate_{args.phase}@{args.item}", args.root), inputs_below(args.root):
+            run(args.phase, args.item, args.root, settings)
     except (QuenchError, Stopped) as error:
-        print(f"curate_{given.phase}: {error}", file=sys.stderr)
-        leave_failure(f"curate_{given.phase}@{given.item}", str(error), error.exit_code, given.root)
+        print(f"curate_{args.phase}: {error}", file=sys.stderr)
+        leave_failure(f"curate_{args.phase}@{args.item}", str(error), error.exit_code, args.root)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"curate_{given.phase}: stopped by hand; run the same command again", file=sys.stderr)
+        print(f"curate_{args.phase}: stopped by hand; run the same command again", file=sys.stderr)
         return 130
     return 0
 

@@ -61,7 +61,7 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> Curati
 
 
 def publish_shards(root: Path, settings: Curate, shards: int) -> CurationReport:
-    """As `curate`, of what `pipeline.stages.curate.shard` made of so many shards."""
+    """As `curate`, of what `pipeline.stages.curate.shard` made of this many shards."""
     return publish(root, settings, work_of(root, settings, shards))
 
 
@@ -94,7 +94,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def main(params: Params, root: Path, shards: int | None = None) -> None:
-    """Run the stage below `root`, or publish what jobs made of so many shards, and say what became of it."""
+    """Run the stage below `root`, or publish what jobs made of this many shards, and print the result."""
     settings = params.curating
     report = publish_shards(root, settings, shards) if shards else curate(root, settings)
     remove(root / FOLDER)

@@ -47,7 +47,7 @@ class Workers:
         except BrokenProcessPool as error:
             raise MachineError(
                 "Q-CURATE-015",
-                "a worker process of curate was ended from outside (out of memory?): close other programs, "
+                "a worker process of curate was killed (out of memory?): close other programs, "
                 "then run again",
             ) from error
         finally:

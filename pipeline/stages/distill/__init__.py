@@ -1,1 +1,1 @@
-"""A level whose scales are taught the 16-bit model's own answers."""
+"""A level whose scales are trained on the 16-bit model's answers."""

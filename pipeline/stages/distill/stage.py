@@ -1,9 +1,9 @@
-"""Teach the scales of one level the answers of the 16-bit GGUF that it was made from.
+"""Train the scales of one level on the answers of the 16-bit GGUF that it was made from.
 
 Reads `models/gguf/NAME-F16.gguf` (or BF16), `models/gguf/NAME-LEVEL.gguf`, `data/final/` and
 `data/distill/`. Writes `models/gguf/NAME-LEVEL-distilled.gguf`, of which every byte is the level's but the
 scales and its provenance, and `reports/distill/LEVEL.json`. It trains below `models/.distill/`; a killed run
-goes on from its checkpoint. Command: `python -m pipeline distill@Q4_0`
+resumes from its checkpoint. Command: `python -m pipeline distill@Q4_0`
 """
 
 from pathlib import Path

@@ -69,7 +69,7 @@ def divergence_of(
     rows, which prove that the divergence is 0 (`self_divergence`, the largest KL divergence found, in nats),
     and only its perplexity is measured on the others. With `by_row` also what each compared row adds
     (`rows_summary`), from which the share of a damage that was recovered gets its interval. Raises
-    `DataError` if the models' vocabularies differ or logits are no finite numbers.
+    `DataError` if the models' vocabularies differ or logits are not finite.
     """
     if model.vocabulary != reference.vocabulary:
         raise DataError(
@@ -109,7 +109,7 @@ def read_rows(
     before: list[int] = []
     comparison = NOTHING
     loss = NOTHING.loss
-    # the caller looks for logits that are no finite numbers, all at once
+    # the caller looks for logits that are not finite, all at once
     with progress(label, sum(len(row.ids) for row in rows)) as advance, np.errstate(invalid="ignore"):
         for number, row in enumerate(rows):
             start = same_start(row.ids, before)
@@ -168,8 +168,8 @@ def same_start(ids: list[int], before: list[int]) -> int:
 def compared(model: GgufModel, reference: GgufModel, row: Prompt, start: int) -> Iterator[Comparison]:
     """Both models after every position of a row from `start` on, but the last, which no token follows."""
     return (
-        compare_logits(ours, theirs, following)
-        for following, ours, theirs in blocks(row, start, model, reference)
+        compare_logits(logits, expected, following)
+        for following, logits, expected in blocks(row, start, model, reference)
     )
 
 
@@ -183,14 +183,14 @@ def blocks(row: Prompt, start: int, *models: GgufModel) -> Iterator[tuple[Any, .
     following = np.array(row.ids[1:], np.intp)
     for pieces in zip(*(model.stream(row.ids[:-1], start) for model in models), strict=True):
         for at in range(0, len(pieces[0]), BLOCK):
-            some = [piece[at : at + BLOCK] for piece in pieces]
-            yield following[start : start + len(some[0])], *some
-            start += len(some[0])
+            chunks = [piece[at : at + BLOCK] for piece in pieces]
+            yield following[start : start + len(chunks[0])], *chunks
+            start += len(chunks[0])
 
 
 def compare_logits(model: Floats, reference: Floats, following: Ids) -> Comparison:
     """Two models' float32 logits (T, V) at the same positions; `following` (T,) are the tokens after them."""
-    ours, theirs = shifted(model), shifted(reference)
-    loss, expected = negative_log(ours, following), negative_log(theirs, following)
-    kld = kl_divergence(theirs, ours)
-    return Comparison(loss, kld, ours.top == theirs.top, np.exp(-loss) - np.exp(-expected))
+    of_model, of_reference = shifted(model), shifted(reference)
+    loss, expected = negative_log(of_model, following), negative_log(of_reference, following)
+    kld = kl_divergence(of_reference, of_model)
+    return Comparison(loss, kld, of_model.top == of_reference.top, np.exp(-loss) - np.exp(-expected))

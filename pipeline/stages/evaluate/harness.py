@@ -36,7 +36,7 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
     """The metrics of each task (and of each group with aggregates): {task: {metric: number or None, "rows":
     questions}}.
 
-    A metric is called as in the harness, "exact_match" and "exact_match_stderr" for example; behind a filter
+    A metric is called as in the harness, "exact_match" and "exact_match_stderr" for example; after a filter
     "exact_match,FILTER". `folder` holds the task files; the paths of their data are relative to it. Answers
     are greedy. Raises `ConfigError` where the harness isn't installed, doesn't know a task or can't run it
     here, `ToolError` if it fails.
@@ -59,12 +59,12 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
         "tasks": tasks,
         "folder": str(folder.resolve()),
     }
-    said = _run(json.dumps(request), folder)
-    if "refused" in said:
-        raise ConfigError("Q-EVALUATE-009", said["refused"])
-    if "failed" in said:
-        raise ToolError("Q-EVALUATE-010", f"lm-evaluation-harness failed: {said['failed']}")
-    return {task: _figures(results) for task, results in said["results"].items()}
+    answer = _run(json.dumps(request), folder)
+    if "refused" in answer:
+        raise ConfigError("Q-EVALUATE-009", answer["refused"])
+    if "failed" in answer:
+        raise ToolError("Q-EVALUATE-010", f"lm-evaluation-harness failed: {answer['failed']}")
+    return {task: _figures(results) for task, results in answer["results"].items()}
 
 
 def _run(request: str, folder: Path) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def _run(request: str, folder: Path) -> dict[str, Any]:
             f"lm-evaluation-harness ended with exit status {done.returncode}: "
             f"{words[-1] if words else 'it said nothing'}",
         )
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def _slots(server: Server) -> int:
@@ -102,7 +102,7 @@ def _slots(server: Server) -> int:
 
 
 def _figures(results: dict[str, Any]) -> dict[str, Any]:
-    """The harness's {"exact_match,none": 0.5, …} without the ",none"; None for what is no number ("N/A")."""
+    """The harness's {"exact_match,none": 0.5, …} without the ",none"; None for "N/A"."""
     figures: dict[str, Any] = {}
     for key, value in results.items():
         metric, comma, selected = key.partition(",")

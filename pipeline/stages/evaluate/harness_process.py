@@ -28,7 +28,7 @@ SEED = 1234  # the harness's own: it draws the examples of few-shot tasks
 RESAMPLES = 1000  # for standard errors of metrics that have no formula
 KNOWN = {"until", "max_gen_toks", "temperature", "do_sample"}  # of generation_kwargs
 REPLY = "Response text: "  # in what the harness says of a request that failed
-MOST_STOPS = 4  # the harness's client leaves out those behind
+MOST_STOPS = 4  # the harness's client leaves out further ones
 
 
 class Refused(Exception):
@@ -136,7 +136,7 @@ def run(*, url: str, authorization: str, slots: int, tasks: list[str], folder: s
     model = LocalChatCompletion(
         base_url=f"{url}/v1/chat/completions",
         header={"Authorization": authorization},
-        num_concurrent=max(2, slots),  # one at a time goes another way, which heeds proxies
+        num_concurrent=max(2, slots),  # a single connection takes another path, which uses proxies
         max_retries=1,  # what fails is said
         timeout=600,
         seed=SEED,
@@ -157,18 +157,18 @@ def run(*, url: str, authorization: str, slots: int, tasks: list[str], folder: s
 
 
 def main() -> None:
-    """Read the request, run it, say what came of it."""
+    """Read the request, run it, print the result."""
     job = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
-        os.dup2(2, 1)  # what anyone else prints is no answer
-        said: dict[str, Any]
+        os.dup2(2, 1)  # what libraries print is not the answer
+        outcome: dict[str, Any]
         try:
-            said = {"results": run(**job)}
+            outcome = {"results": run(**job)}
         except Refused as why:
-            said = {"refused": str(why)}
+            outcome = {"refused": str(why)}
         except Failed as why:
-            said = {"failed": str(why)}
-        json.dump(said, answer, default=str)
+            outcome = {"failed": str(why)}
+        json.dump(outcome, answer, default=str)
 
 
 if __name__ == "__main__":

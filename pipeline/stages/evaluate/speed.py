@@ -41,9 +41,9 @@ def speed(server: Server) -> dict[str, Any]:
     context = server.client.get("/props").json()["default_generation_settings"]["n_ctx"]
     lengths = [length for length in PROMPT_LENGTHS if length < context]
     depths = [depth for depth in DEPTHS if max(depth, 1) + GENERATED <= context]
-    # a prompt as long as a depth is measured with it; nothing is generated behind no token at all
-    behind = {max(depth, 1): GENERATED for depth in depths}
-    lengths_run = dict.fromkeys(lengths, 1) | behind
+    # a prompt as long as a depth is measured with it; nothing is generated after no token at all
+    generating = {max(depth, 1): GENERATED for depth in depths}
+    lengths_run = dict.fromkeys(lengths, 1) | generating
     answer_speed(server, min(lengths_run), 1)  # a first run, thrown away
     before = cpu_time()
     with progress("evaluate: speed", len(lengths_run)) as advance:
@@ -84,7 +84,7 @@ def serving_figures(
     """Start llama-server at the serving context (`lora` put on the model), let it answer a prompt of a
     complete batch, and look at its process.
 
-    `load_seconds` is from its start until it is healthy, with the file in the page cache (it was just read);
+    `load_seconds` is from its start until it is ready, with the file in the page cache (it was just read);
     `peak_memory_bytes` is its largest resident memory, mapped weights included, where the system has /proc,
     and `gpu_memory_bytes` what the driver says it holds; else None. A shorter prompt leaves buffers
     untouched, so that they are not resident yet. A full context takes more still (SmolLM2-135M with 4,096

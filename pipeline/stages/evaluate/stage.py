@@ -57,14 +57,14 @@ def evaluate(
         figures["bytes"] += figures["lora"]["bytes"]
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     loaded = load_tokenizer(root / "models/adapter")
-    with open_gguf(llama, files, ctx_size=settings.ctx_size, rows=ROWS) as ours:
+    with open_gguf(llama, files, ctx_size=settings.ctx_size, rows=ROWS) as opened:
         with timed(seconds, "divergence"):
             measured = divergence_rows(loaded, rows, settings)
             longest = max(len(row.ids) for row in measured)
-            with open_gguf(llama, ModelFiles(reference), ctx_size=longest) as theirs:
+            with open_gguf(llama, ModelFiles(reference), ctx_size=longest) as opened_reference:
                 figures |= divergence_of(
-                    ours,
-                    theirs,
+                    opened,
+                    opened_reference,
                     measured,
                     f"evaluate: {(lora or model).name}, divergence from {reference.name}",
                     itself=model == reference and lora is None,
@@ -72,7 +72,7 @@ def evaluate(
                 )
         with timed(seconds, "general"):
             questions = load_questions(settings.general, root)
-            figures["general"] = general_ability(ours, loaded, questions)
+            figures["general"] = general_ability(opened, loaded, questions)
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, params.serving, tools, lora)
     with evaluated_server(model, settings, tools, lora, ROOM) as server:

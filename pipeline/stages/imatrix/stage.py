@@ -73,11 +73,11 @@ def imatrix(
 
 def measure(folder: Path, text: str, model: Path, chunk: int, llama: Llama) -> int:
     """Write `imatrix.gguf` of `model` on `text` to `folder`, `chunk` tokens at a time; how many chunks."""
-    given, matrix = folder / "train.txt", folder / "imatrix.gguf"
-    given.write_text(text, encoding="utf-8", newline="")
+    text_file, matrix = folder / "train.txt", folder / "imatrix.gguf"
+    text_file.write_text(text, encoding="utf-8", newline="")
     options = {
         "--model": model.resolve(),
-        "--file": given.name,
+        "--file": text_file.name,
         "--output-file": matrix.name,
         "--ctx-size": chunk,
         "--batch-size": chunk,
@@ -91,7 +91,7 @@ def measure(folder: Path, text: str, model: Path, chunk: int, llama: Llama) -> i
         *("--no-ppl", "--parse-special", "--no-escape", "--offline"),
     ]
     run_tool(command, cwd=folder)  # in its folder: llama-imatrix writes the text's path into the file
-    given.unlink()
+    text_file.unlink()
     return int(check_gguf(matrix).fields["imatrix.chunk_count"])
 
 

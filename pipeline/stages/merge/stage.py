@@ -72,7 +72,7 @@ def main(params: Params, root: Path) -> None:
         seen = (
             "Training saw the base's own 16-bit weights"
             if run.recorded
-            else "Nobody recorded which weights training saw"
+            else "It was not recorded which weights training saw"
         )
         choice = (
             Choice("16-bit", seen)

@@ -37,7 +37,7 @@ COPIED_TYPES = {
     "I32",
     "U64",
     "I64",
-}  # types that are no weights: copied as they are
+}  # types that are not weights: copied as they are
 SAMPLE = 1 << 18  # numbers of a tensor from which what NF4 costs is measured
 
 
@@ -192,10 +192,10 @@ def nf4_error(entry: Entry, nf4: Nf4) -> float:
     """‖16-BIT − NF4‖ ÷ ‖16-BIT‖ from at most SAMPLE numbers, rows evenly spread over the tensor."""
     import torch
 
-    whole = nf4.block // gcd(nf4.block, entry.columns)  # rows that end where a block does
-    count = max(1, SAMPLE // (entry.columns * whole))
-    places = sorted({int(place) // whole * whole for place in torch.linspace(0, entry.rows - 1, count)})
-    values = torch.cat([read_rows(entry, place, min(place + whole, entry.rows)).view(-1) for place in places])
+    step = nf4.block // gcd(nf4.block, entry.columns)  # rows that end where a block does
+    count = max(1, SAMPLE // (entry.columns * step))
+    places = sorted({int(place) // step * step for place in torch.linspace(0, entry.rows - 1, count)})
+    values = torch.cat([read_rows(entry, place, min(place + step, entry.rows)).view(-1) for place in places])
     maxima, used = tensor_scales([values], nf4)
     exact = values.double()
     lost = round_trip(values, maxima, used, nf4).double() - exact

@@ -92,7 +92,7 @@ def answers_end(answers: Answers, budget: int) -> Check:
     are judged by the 16-bit file of the same weights, and that one by the parity checks before it. Where none
     of its answers end, nothing can be said.
     """
-    ended = {name: sum(answer.stopped for answer in given) for name, given in answers.items()}
+    ended = {name: sum(answer.stopped for answer in of_model) for name, of_model in answers.items()}
     first, *levels = answers
     count = len(answers[first])
     what = f"models of which no answer ends within {budget} tokens"
@@ -124,8 +124,8 @@ def no_markers(answers: Answers, tokenizer: Any) -> Check:
         if token.special and len(token.content) > 1
     }
     wrong = []
-    for name, given in answers.items():
-        for stated in given:
+    for name, of_model in answers.items():
+        for stated in of_model:
             inside = stated.ids[:-1] if stated.stopped else stated.ids
             marks = [
                 *(control[number] for number in inside if number in control),

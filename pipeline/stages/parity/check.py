@@ -150,8 +150,8 @@ class Probe:
 
 
 def measured(probes: Sequence[Probe], depth: Depth) -> ParityChecks:
-    """What the probes of this depth measure; the checks of the others as not measured, so that nobody takes
-    them for passed.
+    """What the probes of this depth measure; the checks of the others as not measured, so that they are
+    not taken for passed.
 
     So are those of a probe for which llama.cpp refuses a file that a parity check has failed already. Raises
     the `ToolError` where nothing had failed: then it is an error of its own.

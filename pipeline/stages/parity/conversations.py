@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.chat.template_probe import Message, Tools
 from pipeline.chat.tokens import Row
 
-ENOUGH = 200  # held-out chats; from so many on, all made conversations are compared too
+ENOUGH = 200  # held-out chats; from this many on, all made conversations are compared too
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def made() -> list[Conversation]:
 
 
 def words() -> Iterator[Conversation]:
-    """Every content as a question alone, behind a system turn, as the system turn, and as an answer."""
+    """Every content as a question alone, after a system turn, as the system turn, and as an answer."""
     for text in CONTENTS:
         yield Conversation([user(text)])
         yield Conversation([system("Answer briefly."), user(text)])
@@ -182,27 +182,27 @@ def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any
 
 def with_tools() -> Iterator[Conversation]:
     """Definitions, calls with all shapes of arguments, several in a turn, results, llama-server's own way."""
-    every = [tool(f"tool_{i}", schema) for i, schema in enumerate(SCHEMAS)]
-    for definition in every:
+    tools = [tool(f"tool_{i}", schema) for i, schema in enumerate(SCHEMAS)]
+    for definition in tools:
         yield Conversation([user("Which tools have you?")], [definition])
         yield Conversation([system("Use tools."), user("Hi"), assistant("Hello.")], [definition])
-    yield Conversation([user("Hi")], every)
+    yield Conversation([user("Hi")], tools)
     question = user("Do it.")
     for arguments in (*ARGUMENTS, FRACTIONS):
         called = assistant("", tool_calls=[call("tool_1", arguments)])
         result = {"role": "tool", "content": '22 °C\n"fine"', "tool_call_id": "call00000", "name": "tool_1"}
-        yield Conversation([question, called], every[:2])
-        yield Conversation([question, called, result, assistant("It is fine.")], every[:2])
-    both = [call("tool_1", {"city": "A"}), call("tool_2", {"days": 2}, 1)]
+        yield Conversation([question, called], tools[:2])
+        yield Conversation([question, called, result, assistant("It is fine.")], tools[:2])
+    calls = [call("tool_1", {"city": "A"}), call("tool_2", {"days": 2}, 1)]
     results = [
         {"role": "tool", "content": text, "tool_call_id": f"call0000{i}"}
         for i, text in enumerate(('{"a": [1]}', ""))
     ]
-    yield Conversation([question, assistant("I look it up.", tool_calls=both)], every)
+    yield Conversation([question, assistant("I look it up.", tool_calls=calls)], tools)
     yield Conversation(
-        [question, assistant("", tool_calls=both), *results, assistant("Done."), user("Thanks")], every
+        [question, assistant("", tool_calls=calls), *results, assistant("Done."), user("Thanks")], tools
     )
-    yield Conversation([system("Use tools."), question, assistant("", tool_calls=both), *results], every)
+    yield Conversation([system("Use tools."), question, assistant("", tool_calls=calls), *results], tools)
     yield Conversation([question], [{"type": "function", "function": {"name": "bare"}}])
     yield Conversation([question], [tool("strict", SCHEMAS[1], strict=True)])
 

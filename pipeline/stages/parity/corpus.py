@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.stages.parity.conversations import CONTENTS
 
-ALL = 100_000  # from so many strings on, all tokens and all of Unicode are among them
+ALL = 100_000  # from this many strings on, all tokens and all of Unicode are among them
 TOGETHER = 4096  # tokens that are decoded in one call
 RUN = 8  # neighboring characters of a Unicode block in one string
 UNSEEN = ("Cn", "Co", "Cs")  # unassigned, private, surrogate: no text
@@ -69,12 +69,12 @@ def strings(tokenizer: Any, texts: list[str], count: int, *, seed: int = 0) -> I
     `seed` (and one Unicode version of Python). NFC, because stage curate writes all text so and llama.cpp
     does not normalize.
     """
-    every = max(1, ALL // count)
+    step = max(1, ALL // count)
     hard = list(by_hand(tokenizer))
     fixed = [
         *hard,
-        *islice(single_tokens(tokenizer), 0, None, every),
-        *islice(unicode_runs(), 0, None, every),
+        *islice(single_tokens(tokenizer), 0, None, step),
+        *islice(unicode_runs(), 0, None, step),
     ]
     rng = random.Random(seed)  # noqa: S311 (no secret)
     pieces = [*hard, *EMOJI, *SPACES, *(" ", "\n") * 20]
@@ -127,7 +127,7 @@ def by_hand(tokenizer: Any) -> Iterator[str]:
 
 
 def single_tokens(tokenizer: Any) -> Iterator[str]:
-    """Every token of the vocabulary as text; bytes that are no text alone become U+FFFD."""
+    """Every token of the vocabulary as text; bytes that are not text alone become U+FFFD."""
     backend = tokenizer.backend_tokenizer
     for start in range(0, len(tokenizer), TOGETHER):
         ids = range(start, min(start + TOGETHER, len(tokenizer)))

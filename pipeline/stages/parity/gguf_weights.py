@@ -58,11 +58,11 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
             cause=f"The file is not the GGUF of {of}: {CONVERT}.",
             what=what,
         )
-    wanted = sources(config, read_folder(merged))
-    names = names_faults(wanted, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
-    both = sorted(wanted.keys() & tensors.keys())
+    source = sources(config, read_folder(merged))
+    names = names_faults(source, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
+    same = sorted(source.keys() & tensors.keys())
     settings = settings_faults(gguf_settings(config), header.fields)
-    faults = [*names, *settings, *side_by_side(lambda name: tensor_fault(tensors[name], wanted[name]), both)]
+    faults = [*names, *settings, *side_by_side(lambda name: tensor_fault(tensors[name], source[name]), same)]
     return weights_check(title, what, list(filter(None, faults)), tensors)
 
 
@@ -213,7 +213,7 @@ def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault
     `first` is the flat place of the first different weight.
     """
     columns, width = pieces[0].entry.columns, FLOAT_BYTES[tensor.type]
-    ours, theirs = Counter[bytes](), Counter[bytes]()  # of digests: all rows of a large tensor may differ
+    left, right = Counter[bytes](), Counter[bytes]()  # of digests: all rows of a large tensor may differ
     at, zeros, shown = 0, 0, (0.0, 0.0)
     for piece in pieces:
         for block in piece.blocks():
@@ -222,21 +222,21 @@ def describe_fault(tensor: GgufTensor, pieces: list[Piece], first: int) -> Fault
                 side.reshape(-1, columns * width) for side in (rounded(block, tensor.type), flat)
             )
             for row in np.flatnonzero((expected != stored).any(axis=1)):
-                ours[digest(expected[row])] += 1
-                theirs[digest(stored[row])] += 1
+                left[digest(expected[row])] += 1
+                right[digest(stored[row])] += 1
                 zeros += not stored[row].any()
             if at <= first < at + len(block):
                 shown = float(block[first - at]), float(as_floats(flat, tensor.type)[first - at])
             at += len(block)
     where = (
-        f"{ours.total()} of {at // columns} rows differ, first row {first // columns} at {first % columns}"
+        f"{left.total()} of {at // columns} rows differ, first row {first // columns} at {first % columns}"
     )
     seen = f"{where}: {shown[0]:.6g} in the merged model, {shown[1]:.6g} in the GGUF"
-    if ours == theirs:
+    if left == right:
         return Fault(
             tensor.name, seen, f"The rows of {tensor.name} are the right ones in another order: {CONVERT}."
         )
-    if zeros == ours.total() or shown[1] == 0.0:
+    if zeros == left.total() or shown[1] == 0.0:
         return Fault(
             tensor.name, seen, f"A block of {tensor.name} is zeroed, so the file is damaged: {CONVERT}."
         )

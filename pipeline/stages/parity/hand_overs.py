@@ -1,7 +1,7 @@
 """Each hand-over of what the models say as a parity check: the divergence from the model before, against its
 limit, and a failure's likely cause.
 
-Rounding that was asked for is no damage. Where a hand-over rounds and its stored weights were checked and
+Rounding that was asked for is not damage. Where a hand-over rounds and its stored weights were checked and
 passed, a divergence beyond the limit is what the rounding costs this model: a warning here, and for
 `report.gate` to judge. Where they did not pass, or could not be checked, the limit is the evidence.
 """
@@ -76,16 +76,16 @@ def hand_over(
         )
     from_trained = compare(outputs.as_trained, after)
     within, explained = divergence.kld <= bound.nats, False
-    said = [f"{outputs.where}, same first choice at {divergence.same_top:.1%}", bound.note]
+    sentences = [f"{outputs.where}, same first choice at {divergence.same_top:.1%}", bound.note]
     if bound.weights and not within:
         weights = bound.weights()
         explained = weights is not None and weights.verdict == "pass"
-        said.append(evidence(weights))
+        sentences.append(evidence(weights))
     check = divergence_check(
         title,
         divergence,
         limit=bound.nats,
-        sentence="; ".join(filter(None, said)),
+        sentence="; ".join(filter(None, sentences)),
         cause="" if within or explained else cause(),
         more={"kld_trained": from_trained.kld} if from_trained.comparable else {},
     )
@@ -144,7 +144,7 @@ def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
         return merge_cause(outputs, merge_base)
 
     equal = Bound(MAX_KLD_EXACT)
-    both = f"{note}; {rounded.note}" if note else rounded.note
+    notes = f"{note}; {rounded.note}" if note else rounded.note
     return {
         "outputs_sixteen": hand_over(
             FROM_SIXTEEN,
@@ -158,7 +158,7 @@ def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
             FROM_NF4,
             outputs.trained,
             outputs.merged,
-            replace(rounded, note=both) if exact else replace(equal, note=note),
+            replace(rounded, note=notes) if exact else replace(equal, note=note),
             outputs,
             cause,
         ),

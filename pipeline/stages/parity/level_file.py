@@ -51,12 +51,12 @@ def file_check(
     from gguf import LlamaFileType
 
     level, remedy = split_level(name)[0], remake(next(iter(after.values())).file)
-    given = given_by(after, tensor_types)
+    requested = given_by(after, tensor_types)
 
     def fail(what: str, count: int, unit: str, detail: str, cause: str) -> Check:
         return failure(title, count, unit, detail, f"{cause}: {remedy}.", what)
 
-    wanted, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
+    expected_type, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
     file_types = {int(file_type): file_type.name.removeprefix("MOSTLY_") for file_type in LlamaFileType}
     stored = file_types.get(number, str(number)) if isinstance(number, int) else "none"
     another = "files of another level", 1, "files"
@@ -69,11 +69,11 @@ def file_check(
         for each, tensor in after.items()
         if not is_budget(name)  # whose types were chosen tensor by tensor, and proven when it was made
         and PLAIN_OF.get(level, PLAIN).search(each)
-        and each not in given
+        and each not in requested
     ]
     ggml_types = sorted({tensor.type for tensor in plain if tensor.columns % K_BLOCK == 0})
-    if ggml_types and wanted not in ggml_types:
-        detail = f"no query or feed-forward tensor is {wanted}: {', '.join(ggml_types)}"
+    if ggml_types and expected_type not in ggml_types:
+        detail = f"no query or feed-forward tensor is {expected_type}: {', '.join(ggml_types)}"
         return fail(*another, detail, f"The file of another level has the name of {name}")
     different = [
         *sorted(before.keys() ^ after.keys()),
@@ -88,8 +88,8 @@ def file_check(
         return fail(
             "tensors that only one side has", len(different), "tensors", f"{first}: {shapes} at {name}", cause
         )
-    if wrong := of_other_types(before, after, given, tensor_types):
-        first, ggml_type = wrong[0], tensor_types[given[wrong[0]]].upper()
+    if wrong := of_other_types(before, after, requested, tensor_types):
+        first, ggml_type = wrong[0], tensor_types[requested[wrong[0]]].upper()
         cause = f"The level was made before quantize.tensor_types asked for {ggml_type}"
         what = "tensors of another type than quantize.tensor_types"
         return fail(what, len(wrong), "tensors", f"{first} is {after[first].type}, not {ggml_type}", cause)
@@ -122,14 +122,14 @@ def of_other_types(
     wrong: list[str] = []
     for pattern, ggml_type in tensor_types.items():
         block = int(GGML_QUANT_SIZES[GGMLQuantizationType[ggml_type.upper()]][0])
-        mine = [name for name, its in given.items() if its == pattern]
-        others = [name for name in mine if after[name].type != ggml_type.upper()]
+        matched = [name for name, its in given.items() if its == pattern]
+        others = [name for name in matched if after[name].type != ggml_type.upper()]
         quantized = [
             name
             for name in others
             if after[name].type != before[name].type and after[name].columns % block == 0
         ]
-        wrong += quantized or (others if len(others) == len(mine) else [])
+        wrong += quantized or (others if len(others) == len(matched) else [])
     return wrong
 
 

@@ -27,7 +27,7 @@ LOST = 0.99
 SMALL = 1e-3
 # the worst weight is looked for in blocks of at least this share of the tensor's norm, for a float16 scale of
 # smaller ones has few digits left; what a scale of half a unit in the last place moves a weight by at most (a
-# code of up to 4,096 times 2 to the power of -25) is no error
+# code of up to 4,096 times 2 to the power of -25) is not an error
 LARGE, FLOAT16 = 0.1, 2.0**-13
 EXACT = ("F32", "F16", "BF16")  # not counted in a level's mean noise
 SLACK = 1.5  # times its type's usual rounding error that a tensor may have
@@ -94,8 +94,8 @@ def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
 def blocks_of(before: GgufTensor, after: GgufTensor) -> Iterator[BlockNoise]:
     """The noise of every quantization block, for some rows at a time."""
     for first, last in after.blocks():
-        ours, theirs = before.values(first, last), after.values(first, last)
-        yield block_noise(ours.reshape(-1, after.block), theirs.reshape(-1, after.block))
+        exact, rounded = before.values(first, last), after.values(first, last)
+        yield block_noise(exact.reshape(-1, after.block), rounded.reshape(-1, after.block))
 
 
 def block_noise(before: Floats, after: Floats) -> BlockNoise:

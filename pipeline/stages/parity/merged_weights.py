@@ -33,7 +33,7 @@ WHAT = "largest distance of a weight from base + scale·B·A"
 # near a tie
 LIMIT = 0.5 + 2**-20
 FITS = 0.57  # room for a merge that sums in float32 or rounds to another 16-bit type first
-# what bitsandbytes can quantize by; which of them a merge went through is told by its weights
+# what bitsandbytes can quantize by; which of them a merge went through shows in its weights
 DTYPES, BLOCKS = ("bfloat16", "float16", "float32"), (64, 32, 128, 256, 512, 1024)
 REMERGE = "run `snakemake --force merge`"
 AGAIN = "run `python -m pipeline merge` again."
@@ -88,7 +88,7 @@ def merged_weights(base: Path, adapter: Path, merged: Path) -> Check:
         detail,
         _cause(compared, wrong) if wrong else "",
         what=WHAT,
-        # JSON has no infinity: a weight that is no number has no distance
+        # JSON has no infinity: NaN has no distance
         figure=errors[worst] if errors[worst] < float("inf") else None,
         limit=LIMIT,
         unit="ulp",
@@ -143,11 +143,11 @@ def _other_than_weights(
 
 def _settings(base: Path, adapter: Path, merged: Path, expected: Plan) -> Iterator[tuple[str, str]]:
     config = read_json(merged / "config.json", REMERGE)
-    wanted = read_json(base / "config.json", "run `snakemake --force base`") | expected.config
-    for key in sorted(wanted.keys() - {"dtype", "torch_dtype"}):
-        if config.get(key) != wanted[key]:
+    expected_config = read_json(base / "config.json", "run `snakemake --force base`") | expected.config
+    for key in sorted(expected_config.keys() - {"dtype", "torch_dtype"}):
+        if config.get(key) != expected_config[key]:
             yield (
-                f"config.json has {key} {config.get(key)!r} in place of {wanted[key]!r}",
+                f"config.json has {key} {config.get(key)!r} in place of {expected_config[key]!r}",
                 f"The config was changed after the merge; {AGAIN}",
             )
     for name in (*TOKENIZER_FILES, "generation_config.json"):

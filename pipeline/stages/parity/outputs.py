@@ -133,13 +133,13 @@ def output_checks(
                 else:
                     with (
                         base_at_level(chain, level, base_gguf, bench) as file,
-                        bench.gguf(file, lora) as there,
+                        bench.gguf(file, lora) as served_outputs,
                     ):
-                        # it takes its time, and is asked only where the level is far off
+                        # slow, so it runs only where the level is far off
                         check_weights = partial(level_weights, base_gguf, file, level)
                         bound = level_bound(level, outputs, limits, check_weights)
                         checks[level_key("outputs_lora", level)] = level_check(
-                            lora_title(level), with_lora, there, bound, outputs
+                            lora_title(level), with_lora, served_outputs, bound, outputs
                         )
     return checks
 

@@ -86,7 +86,7 @@ class HandOver:
 
     @property
     def marked(self) -> list[str]:
-        """The labels as text, each behind the mark of its verdict."""
+        """The labels as text, each after the mark of its verdict."""
         labels = self.labels or [(self.verdict, self.verdict)]
         return [f"{MARKS[verdict]} {words}" for verdict, words in labels]
 
@@ -145,7 +145,7 @@ def divergences(checks: ParityChecks) -> str:
     """Mean KL divergence at each hand-over compared, and its limit, on a log scale; SVG, "" if all are 0."""
     rows = [row for row in grouped(checks).get("Outputs", ()) if is_number(row.get("figure"))]
     figures = [(float(row["figure"]), float(row.get("limit") or 0)) for row in rows]
-    positive = [value for both in figures for value in both if value > 0]
+    positive = [value for pair in figures for value in pair if value > 0]
     if not positive:
         return ""
     low = 10.0 ** math.floor(math.log10(min(positive)) - 0.2)

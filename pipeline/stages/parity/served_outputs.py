@@ -1,7 +1,7 @@
 """What a model without a merge says: training's forward against llama.cpp's on what is served.
 
 llama.cpp rounds activations to 8 bit before it multiplies them with quantized blocks, training doesn't; what
-that costs is measured on the bare base, which nobody trained.
+that costs is measured on the bare, untrained base.
 """
 
 from contextlib import AbstractContextManager, ExitStack
@@ -100,7 +100,7 @@ def served_check(measured: Divergences, limits: Parity, where: str, artifact: Ma
     not, near its floor (`served_floor`).
 
     And nearer to the trained model than that is to the bare base, or a file without effect would pass;
-    where it moves the base by no more than twice the floor, that can't be told.
+    where it moves the base by no more than twice the floor, that is not measured.
     """
     title, file = artifact.title, artifact.file
     served, bare, moved, rounding = measured.served, measured.bare, measured.moved, measured.rounding
@@ -116,7 +116,7 @@ def served_check(measured: Divergences, limits: Parity, where: str, artifact: Ma
             title,
             "not measured",
             f"training moves the base by {moved.kld:.2g} nats, llama.cpp's arithmetic by "
-            f"{bare.kld:.2g}: whether it has an effect can't be told",
+            f"{bare.kld:.2g}: whether it has an effect is not measurable",
             what=DIVERGENCE,
             unit="nats",
             figures=figures_of(served),

@@ -48,7 +48,7 @@ def special_tokens(tokenizer: Any, merged: Path, f16: Path, tools: Toolchain) ->
 
 def same_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[str]:
     """One text for each kind and place: how it disagrees with the tokenizer, empty where it does not."""
-    ours = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in KINDS}
+    expected = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in KINDS}
     fields = check_gguf(f16).fields
     places = settings(merged) | {
         "GGUF": {
@@ -58,8 +58,8 @@ def same_ids(tokenizer: Any, merged: Path, f16: Path) -> Iterator[str]:
     }
     for place, kind in product(places, KINDS):
         value = places[place].get(f"{kind}_token_id")
-        same = agrees(kind, ours[kind], value)
-        yield "" if same else f"{kind} is {value} in {place} and {ours[kind]} in the tokenizer"
+        same = agrees(kind, expected[kind], value)
+        yield "" if same else f"{kind} is {value} in {place} and {expected[kind]} in the tokenizer"
 
 
 def agrees(kind: str, tokenizer_id: int | None, other: Any) -> bool:
@@ -85,13 +85,13 @@ def ends(tokenizer: Any, merged: Path, f16: Path, vocabulary: GgufVocabulary) ->
 
 def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str]:
     """One text: what the GGUF says to add to a text, where that is not what the tokenizer adds."""
-    ours = _around(tokenizer(PROBE)["input_ids"], tokenizer(PROBE, add_special_tokens=False)["input_ids"])
-    theirs = _around(vocabulary.ids(PROBE, add_special=True), vocabulary.ids(PROBE))
+    hf = _around(tokenizer(PROBE)["input_ids"], tokenizer(PROBE, add_special_tokens=False)["input_ids"])
+    gguf = _around(vocabulary.ids(PROBE, add_special=True), vocabulary.ids(PROBE))
     yield (
         ""
-        if ours == theirs
-        else f"{f16.name} adds {theirs[0]} before and {theirs[1]} after a text, the tokenizer adds "
-        f"{ours[0]} and {ours[1]}"
+        if hf == gguf
+        else f"{f16.name} adds {gguf[0]} before and {gguf[1]} after a text, the tokenizer adds "
+        f"{hf[0]} and {hf[1]}"
     )
 
 
@@ -101,9 +101,9 @@ def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
         merged.name: stored_template(merged),
         f16.name: check_gguf(f16).fields.get("tokenizer.chat_template"),
     }
-    ours = short_hash(tokenizer.chat_template)
+    template_hash = short_hash(tokenizer.chat_template)
     other = [place for place, text in templates.items() if text != tokenizer.chat_template]
-    wrong = [f"{place} has {short_hash(templates[place])}, training {ours}" for place in other]
+    wrong = [f"{place} has {short_hash(templates[place])}, training {template_hash}" for place in other]
     return count_check(
         TEMPLATE,
         what="places whose chat template is not the one of training, by SHA-256",

@@ -111,11 +111,11 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
 
 def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
     """One sentence: what differs in the server's text, and whether the GGUF has another template."""
-    theirs = check_gguf(f16).fields.get("tokenizer.chat_template")
-    if theirs is None:
+    template = check_gguf(f16).fields.get("tokenizer.chat_template")
+    if template is None:
         return f"{f16.name} has no chat template: run the stages merge and convert again."
     how = "; ".join(list(dict.fromkeys(kind(text) for text in different))[:2])
-    if theirs != tokenizer.chat_template:
+    if template != tokenizer.chat_template:
         return (
             f"The chat template of {f16.name} is not the one of training ({how}): run the stages merge "
             "and convert again."
@@ -125,10 +125,10 @@ def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
         "switches thinking on (enable_thinking)": {"enable_thinking": True},
         "says today's date (date_string)": {"date_string": f"{datetime.now():%d %b %Y}"},
     }
-    for what, more in extras.items():
+    for habit, more in extras.items():
         if training_text(tokenizer, first.conversation, first.prompt, **more).endswith(first.theirs):
             return (
-                f"llama-server {what} where training tells the template nothing: train with a template "
+                f"llama-server {habit}, which training does not: train with a template "
                 "that does not ask for it."
             )
     return (
@@ -139,14 +139,14 @@ def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
 
 def kind(text: Text) -> str:
     """How a text of llama-server's differs from training's, in words."""
-    ours, theirs = text.ours, text.theirs
-    if ours.split() and "".join(ours.split()) == "".join(theirs.split()):
-        extra = len(theirs) - len(ours)
+    trained, served = text.ours, text.theirs
+    if trained.split() and "".join(trained.split()) == "".join(served.split()):
+        extra = len(served) - len(trained)
         longer = f"its white space is {abs(extra)} characters {'longer' if extra > 0 else 'shorter'}"
         return longer if extra else "it has other white space"
-    start = common_start(ours, theirs)
-    end = common_start(ours[start:][::-1], theirs[start:][::-1])
-    less, more = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
+    start = common_start(trained, served)
+    end = common_start(trained[start:][::-1], served[start:][::-1])
+    less, more = trained[start : len(trained) - end], served[start : len(served) - end]
     if less and more:
         return "it says other words"
     word, part = ("more", more) if more else ("less", less)
@@ -161,7 +161,7 @@ def kind(text: Text) -> str:
 def forms(conversations: Iterable[Conversation]) -> Iterator[tuple[Conversation, bool]]:
     """Each conversation as a question with the generation prompt, and whole without it.
 
-    Behind a last answer stands one more user turn there: llama-server would take that answer for one to be
+    After a last answer comes one more user turn there: llama-server would take that answer for one to be
     continued.
     """
     for conversation in conversations:
@@ -196,7 +196,7 @@ def server_text(server: Server, conversation: Conversation, prompt: bool) -> str
 
 
 def settings(conversation: Conversation) -> dict[str, bool]:
-    """What the template is told beside turns and tools."""
+    """What the template gets beside turns and tools."""
     return {} if conversation.thinking is None else {"enable_thinking": conversation.thinking}
 
 

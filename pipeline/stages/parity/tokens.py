@@ -87,10 +87,10 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
     """
     begin, ids = first_added(server), Comparison()
     for text in texts.compared:
-        words = unicodedata.normalize("NFC", text.complete)
-        ours = tokenizer(words, add_special_tokens=False)["input_ids"]
-        bare = words.removeprefix(tokenizer.bos_token or "") if begin else words
-        ids.add(words, ours, server.tokens(bare))
+        text_nfc = unicodedata.normalize("NFC", text.complete)
+        trained = tokenizer(text_nfc, add_special_tokens=False)["input_ids"]
+        bare = text_nfc.removeprefix(tokenizer.bos_token or "") if begin else text_nfc
+        ids.add(text_nfc, trained, server.tokens(bare))
     return _check(
         IDS,
         "conversations whose token ids differ between training and llama-server",
@@ -114,9 +114,9 @@ def corpus_ids(strings: Iterable[str], tokenizer: Any, f16: Path, tools: Toolcha
     with open_vocabulary(tools, f16) as vocabulary:
         forced = overridden_tokens(vocabulary, f16)
         strings = iter(strings)
-        while some := list(islice(strings, TOGETHER)):
+        while batch := list(islice(strings, TOGETHER)):
             for text, encoding in zip(
-                some, backend.encode_batch_fast(some, add_special_tokens=False), strict=True
+                batch, backend.encode_batch_fast(batch, add_special_tokens=False), strict=True
             ):
                 if any(token in text for token in forced):
                     overridden += 1
@@ -189,12 +189,12 @@ def _check(title: str, what: str, tokenizer: Any, f16: Path, ids: Comparison, no
     figures = {"compared": float(ids.compared)}
     cause = ""
     if ids.different:
-        text, ours, theirs = ids.first
-        start = max(0, common_start(ours, theirs) - 2)
+        text, trained, served = ids.first
+        start = max(0, common_start(trained, served) - 2)
         shown = ascii(text if len(text) <= 80 else f"{text[:80]}…")
         detail += (
-            f"; first difference: {shown}, from token {start} training has {ours[start : start + SHOWN]}, "
-            f"llama.cpp {theirs[start : start + SHOWN]}"
+            f"; first difference: {shown}, from token {start} training has {trained[start : start + SHOWN]}, "
+            f"llama.cpp {served[start : start + SHOWN]}"
         )
-        cause = token_cause(tokenizer, f16, ours, theirs)
+        cause = token_cause(tokenizer, f16, trained, served)
     return replace(exact(title, ids.different, "differences", detail, cause, what), figures=figures)

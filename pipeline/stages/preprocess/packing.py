@@ -47,7 +47,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     empty: nothing is cut here.
     """
     rows: list[list[int]] = []
-    by_space = defaultdict[int, list[int]](list)  # tokens left: the rows that have so many left
+    by_space = defaultdict[int, list[int]](list)  # tokens left: the rows that have this many left
     spaces: list[int] = []  # its keys, ascending: the smallest that is large enough is the best fit
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         length = lengths[number]

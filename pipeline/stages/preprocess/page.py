@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # kind of row: what it is called, and what to look for in it
 KINDS = {
     "one exchange": ("One exchange", "The answer and its end of turn are trained, the question is not."),
-    "several turns": ("Several turns", "Every answer is trained, each behind what came before it."),
+    "several turns": ("Several turns", "Every answer is trained, each after the turns before it."),
     "reasoning": ("Reasoning", "What the model thinks is trained with what it says."),
     "tools": ("Tools", "Calls are trained; the tools' descriptions and their results are not."),
     "untrained turn": ("With an untrained turn", "A turn with train: false is read, not learned."),
@@ -85,7 +85,7 @@ def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, 
 
 
 def _verdict(stats: Mapping[str, Any]) -> str:
-    """What became of the rows, in a sentence or two."""
+    """The outcome of the rows, in a sentence or two."""
     train = stats["splits"]["train"]
     sentences = [
         f"{plural(train['rows'], 'training row', 'training rows')} with {plural(train['tokens'], 'token')}"

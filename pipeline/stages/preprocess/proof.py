@@ -90,17 +90,17 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, train: Train, rej
         check_pairs(written, path.name)
     read = trained_rows = turns = 0
     numbered = enumerate(read_rows(rows), start=1)
-    while some := list(islice(numbered, TOGETHER)):
+    while batch := list(islice(numbered, TOGETHER)):
         by_row = [
-            list(_claims(row, row_name(row, file, number), written, base, method)) for number, row in some
+            list(_claims(row, row_name(row, file, number), written, base, method)) for number, row in batch
         ]
         if train.train_on_prompt:
             by_row = [
                 [with_prompt(claim, row, base) for claim in claims]
-                for claims, (_, row) in zip(by_row, some, strict=True)
+                for claims, (_, row) in zip(by_row, batch, strict=True)
             ]
         claims = list(chain.from_iterable(by_row))
-        read += len(some)
+        read += len(batch)
         trained_rows += sum(map(bool, by_row))
         turns += sum(count for _, _, _, count in claims)
         check_claims(claims, base, file)
@@ -126,10 +126,10 @@ def check_pairs(written: Written, file: str) -> None:
     """Raise `DataError` unless each packed row has pairs, a chosen answer right before its rejected one."""
     names, roles = written.row_ids, written.roles.tolist()
     starts = np.concatenate(([0], np.cumsum(written.counts)))
-    whole = all(start % 2 == 0 for start in starts) and roles == [1, -1] * (len(roles) // 2)
-    for chosen, rejected in zip(names[::2], names[1::2], strict=whole):
-        whole &= chosen.removesuffix("#chosen") == rejected.removesuffix("#rejected") != rejected
-    if not whole:
+    is_paired = all(start % 2 == 0 for start in starts) and roles == [1, -1] * (len(roles) // 2)
+    for chosen, rejected in zip(names[::2], names[1::2], strict=is_paired):
+        is_paired &= chosen.removesuffix("#chosen") == rejected.removesuffix("#rejected") != rejected
+    if not is_paired:
         raise DataError(
             "Q-PREPROCESS-014",
             f"{file}: a chosen answer is not right before its rejected one: a pair is torn",
@@ -175,7 +175,7 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
 
 
 def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
-    """The same of a row whose answers are compared or judged: each answer behind the prompt, in its role."""
+    """The same of a row whose answers are compared or judged: each answer after the prompt, in its role."""
     kind = row.get("kind", "chat")
     if kind == "preference":
         prompt = len(row["messages"])

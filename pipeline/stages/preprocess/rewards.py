@@ -66,19 +66,19 @@ def weighting(rule: str, rewards: Numbers, tokens: Numbers) -> Weighting:
 
 def account(weighting: Weighting, rewards: Numbers, weights: Numbers) -> dict[str, Any]:
     """What reports/labels.json says of the rewards: the rule, counts and both distributions."""
-    given = rewards[~np.isnan(rewards)]
+    known_rewards = rewards[~np.isnan(rewards)]
     of_known = weights[~np.isnan(rewards)]
     return {
         "rule": weighting.rule,
-        "sequences": len(given),
-        "without": len(rewards) - len(given),
-        "equal": len(given) > 0 and weighting.low == weighting.high,
+        "sequences": len(known_rewards),
+        "without": len(rewards) - len(known_rewards),
+        "equal": len(known_rewards) > 0 and weighting.low == weighting.high,
         "lowest": weighting.low,
         "highest": weighting.high,
         "mean": round(weighting.mean, 6),
         "weightless": int((of_known == 0).sum()),
-        "largest_weight": round(float(of_known.max()), 4) if len(given) else None,
-        "rewards": histogram(given),
+        "largest_weight": round(float(of_known.max()), 4) if len(known_rewards) else None,
+        "rewards": histogram(known_rewards),
         "weights": histogram(of_known),
     }
 
@@ -95,7 +95,7 @@ def histogram(values: Numbers) -> list[dict[str, float]]:
 
 
 def sentences(figures: Mapping[str, Any]) -> list[str]:
-    """What the user is told of the rewards."""
+    """What the terminal and the page say of the rewards."""
     if not figures["sequences"]:
         return []
     rows = f"{figures['sequences']:,} rewarded rows"

@@ -1,4 +1,4 @@
-"""What became of a split's rows: trained, unfolded, or left out with a reason; and which to look at."""
+"""The outcome of a split's rows: trained, unfolded, or left out with a reason; and which to look at."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -37,7 +37,7 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
     texts = iter(
         base.plain.decode_batch([ids for stretches in cut for _, ids in stretches], skip_special_tokens=False)
     )
-    for (name, (ids, labels), wanted, turns), stretches in zip(claims, cut, strict=True):
+    for (name, (ids, labels), expected, turns), stretches in zip(claims, cut, strict=True):
         seen = [(trained, next(texts)) for trained, _ in stretches]
         where = f"row {name} of {file}"
         ends = int((labels == base.tokenizer.eos_token_id).sum())
@@ -56,12 +56,12 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
                 f"the end of turn ({base.tokenizer.eos_token}) is not trained in {where}: {ends} of {turns} "
                 "are",
             )
-        wanted = _joined(wanted)
+        expected = _joined(expected)
         if not (
-            len(seen) == len(wanted)
-            and all(a[0] == b[0] and same(a[1], b[1], base) for a, b in zip(seen, wanted, strict=True))
+            len(seen) == len(expected)
+            and all(a[0] == b[0] and same(a[1], b[1], base) for a, b in zip(seen, expected, strict=True))
         ):
-            raise DataError("Q-PREPROCESS-012", _difference(where, seen, wanted))
+            raise DataError("Q-PREPROCESS-012", _difference(where, seen, expected))
         if ends > turns:
             raise DataError(
                 "Q-PREPROCESS-011",

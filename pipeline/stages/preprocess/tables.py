@@ -76,8 +76,8 @@ def to_table(sequences: Iterable[Sequence]) -> Any:
     )
     sequences = iter(sequences)
     batches = []
-    while some := list(islice(sequences, CHUNK)):
-        batches.append(pyarrow.RecordBatch.from_pylist([sequence.record() for sequence in some], schema))
+    while chunk := list(islice(sequences, CHUNK)):
+        batches.append(pyarrow.RecordBatch.from_pylist([sequence.record() for sequence in chunk], schema))
     return pyarrow.Table.from_batches(batches, schema)
 
 
@@ -215,9 +215,9 @@ def _copy(file: Path, folder: Path, target: Path) -> None:
 
 def questions(rows: Path, names: list[str]) -> Iterator[dict[str, Any]]:
     """The questions of the rows of these names, which are in the order of `rows`."""
-    wanted = iter(names)
-    awaited = next(wanted, None)
+    remaining = iter(names)
+    awaited = next(remaining, None)
     for number, row in enumerate(read_rows(rows), start=1):
         if (name := row_name(row, rows.name, number)) == awaited:
             yield question(name, row)
-            awaited = next(wanted, None)
+            awaited = next(remaining, None)

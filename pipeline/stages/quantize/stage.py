@@ -37,8 +37,8 @@ def fallback_warning(record: Mapping[str, Any]) -> str | None:
         return None
     named = ", ".join(f"{count} to {kind}" for kind, count in types.items())
     return (
-        f"{record['fallback_tensors']} of {record['tensors']} tensors fell back ({named}): their rows are no "
-        f"multiple of {K_BLOCK} weights, which the level's type packs together, so the file has "
+        f"{record['fallback_tensors']} of {record['tensors']} tensors fell back ({named}): their rows are "
+        f"not a multiple of {K_BLOCK} weights, which the level's type packs together, so the file has "
         f"{record['bits_per_weight']:.2f} bits per weight"
     )
 

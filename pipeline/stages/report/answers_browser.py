@@ -26,18 +26,18 @@ def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None
     """
     if not answers:
         return None
-    apart = differing(answers)
+    unequal = differing(answers)
     rows = [
-        _row(same) | {"apart": number in apart}
+        _row(same) | {"apart": number in unequal}
         for number, same in enumerate(zip(*answers.values(), strict=True))
     ]
     lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
-    kept = _within(room, [len(safe(line).encode()) for line in lines], first=apart)
-    shown = [number for number in kept if number in apart][:PLAIN_ROWS]
+    kept = _within(room, [len(safe(line).encode()) for line in lines], first=unequal)
+    shown = [number for number in kept if number in unequal][:PLAIN_ROWS]
     return {
         "rows": len(rows),
         "kept": len(kept),
-        "apart": len(apart),
+        "apart": len(unequal),
         "models": list(answers),
         "domains": list(dict.fromkeys(row["domain"] for row in rows if row["domain"])),
         "examples": [rows[number] for number in shown],

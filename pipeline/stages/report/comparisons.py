@@ -51,10 +51,10 @@ class Comparison:
             "worse": "worse, more than noise",
             "noise": "within the noise",
         }[self.verdict]
-        apart = self.difference.low > 0 or self.difference.high < 0
+        excludes_zero = self.difference.low > 0 or self.difference.high < 0
         return (
             words
-            if apart == (self.verdict != "noise")
+            if excludes_zero == (self.verdict != "noise")
             else f"{words} by the test, {p_value(self.difference.p_value)}"
         )
 

@@ -97,7 +97,7 @@ def _scored(figures: Scored | None) -> Cell:
 
 
 def _divergence(show: Callable[..., str], key: str, *digits: int) -> Read:
-    """A column of divergence, with the reference below it where that is no model of the same kind."""
+    """A column of divergence, with the reference below it where that is another kind of model."""
 
     def cell(evaluation: Evaluation) -> Cell:
         value, small = getattr(evaluation, key), f"from {evaluation.reference}"
@@ -200,8 +200,8 @@ def show(
         )
     output = console(highlight=False, width=max(80, console().width))
     # a terminal that is too narrow wraps the table rather than losing figures
-    whole = console(width=ANY_WIDTH).measure(table).maximum
-    console(highlight=False, width=max(output.width, whole)).print(table)
+    full_width = console(width=ANY_WIDTH).measure(table).maximum
+    console(highlight=False, width=max(output.width, full_width)).print(table)
     served = product_of(evaluations).served
     if across and served:
         pairs = [f"{model} against {evaluations[model].reference}" for model in across]

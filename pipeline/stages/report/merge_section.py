@@ -172,7 +172,7 @@ def survival(
 
 
 def stands_out(tensor: MergedTensor, noise: float) -> bool:
-    """Whether the change can be told from rounding noise of the same tensor.
+    """Whether the change stands out of the tensor's rounding noise.
 
     Rounding errors are independent, the change is not: it stands out of an m × n weight as soon as its
     largest singular value exceeds s · (mn)^¼, s being the noise of one weight (Benaych-Georges and

@@ -93,7 +93,7 @@ def _levels(evaluations: Evaluations) -> list[str]:
 
 
 def change(ratio: float) -> str:
-    """What became of a damage, by the divergence after over that before."""
+    """The change of a damage, by the divergence after over that before."""
     if ratio < PARTLY:
         return "recovers most of it" if ratio < RECOVERED else "recovers part of it"
     return "changes little" if ratio <= WORSE else "makes it worse"
@@ -179,11 +179,11 @@ def _shipped(budget: Budget) -> str:
     chosen = f"chosen types diverge {budget.kld:.4f} nats from 16 bit"
     if rival is None:
         return f"No fixed level is as small, so nothing was held against them: the {chosen}."
-    theirs = f"{rival.level}, the best fixed level that fits ({size(rival.bytes)}), {rival.kld:.4f}"
+    rival_text = f"{rival.level}, the best fixed level that fits ({size(rival.bytes)}), {rival.kld:.4f}"
     chance = f"p {probability(rival.p_value)}, paired over rows"
     if budget.chosen == "own":
-        return f"The chosen types ship: {chosen}, {theirs} ({chance})."
+        return f"The chosen types ship: {chosen}, {rival_text} ({chance})."
     return (
-        f"{rival.level} ships, for the chosen types are not better beyond noise: the {chosen}, {theirs} "
+        f"{rival.level} ships, for the chosen types are not better beyond noise: the {chosen}, {rival_text} "
         f"({chance})."
     )

@@ -53,7 +53,7 @@ HEADLINE = (
 def flat_figures(evaluation: Evaluation, verdict: Judgment | None = None) -> dict[str, Any]:
     """A model's figures in one level, None if not measured: `task_score`, `all_tokens_kld_mean`, …"""
     figures, task, speed = evaluation.written(), evaluation.task, evaluation.speed
-    if evaluation.is_disturbed:  # then speeds are no figures; the share of other load says why
+    if evaluation.is_disturbed:  # then speeds mean nothing; the share of other load says why
         figures = {key: value for key, value in figures.items() if "tok_s" not in key}
     speeds = speed if speed and not evaluation.is_disturbed else None
     parts = {

@@ -78,7 +78,7 @@ def main(params: Params, root: Path) -> None:
 
 
 def norms_of(adapter: Path) -> list[Norms]:
-    """The norms of the adapter that was trained; none of scales, which are no adapter."""
+    """The norms of the adapter that was trained; none of scales, which are not an adapter."""
     return adapter_norms(adapter) if (adapter / WEIGHTS).is_file() else []
 
 

@@ -17,7 +17,7 @@ Rows = Sequence[Mapping[str, Any]]
 # what a method measures beside its loss, by its name in the metrics log: title, what is at the axis, caption
 MEASURES = {
     "accuracy": (
-        "Told right",
+        "Ranked correctly",
         "share",
         "Share of the step's pairs or answers; held-out ones where training was evaluated.",
     ),
@@ -103,7 +103,7 @@ def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
     """The curves of what the method measures beside its loss (`MEASURES`)."""
     drawings: dict[str, str] = {}
     for name, (title, unit, _) in MEASURES.items():
-        ours, held_out = (
+        trained, held_out = (
             [
                 (float(row["step"]), float(row["measures"][name]))
                 for row in metrics_log
@@ -111,12 +111,12 @@ def _measures(metrics_log: Rows, steps: tuple[float, float]) -> dict[str, str]:
             ]
             for kind in ("step", "eval")
         )
-        if ours:
+        if trained:
             figure, axes = _training_axes(unit, steps)
-            _draw(axes, ours)
+            _draw(axes, trained)
             if held_out:
                 axes.plot(*zip(*held_out, strict=True), marker="D", color=WARM, markersize=5, linewidth=1.4)
-            words = f"{title} from {ours[0][1]:.3g} to {ours[-1][1]:.3g}"
+            words = f"{title} from {trained[0][1]:.3g} to {trained[-1][1]:.3g}"
             ends = f"; of held-out ones {held_out[-1][1]:.3g} at the end" if held_out else ""
             drawings[name] = svg_of(figure, name, title, f"{words}{ends}.")
     return drawings
@@ -219,7 +219,7 @@ def _draw(axes: Any, points: list[tuple[float, float]], *, smooth: bool = True) 
         axes.plot(steps, values, color=MUTED, linewidth=0.6, alpha=0.45)
         window = len(points) // 40
         near = [values[max(0, i - window) : i + window + 1] for i in range(len(values))]
-        values = tuple(sum(some) / len(some) for some in near)
+        values = tuple(sum(window_values) / len(window_values) for window_values in near)
     axes.plot(steps, values, color=ACCENT, linewidth=2, marker="o" if len(points) == 1 else "")
 
 

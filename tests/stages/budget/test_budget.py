@@ -153,7 +153,9 @@ def test_a_tensor_that_matters_gets_more_bits_than_its_like(
 def test_a_killed_job_that_runs_again_ends_with_the_same_bytes(tools: Toolchain, tmp_path: Path) -> None:
     model = cut_models(tools)
     wanted = run(model, tmp_path / "one", "5bpw", tools)
-    kill_at("pipeline.stages.budget.search:compete", 1, run_few, model, tmp_path / "two", "5bpw")
+    kill_at(
+        "pipeline.stages.budget.search:compare_with_fixed_level", 1, run_few, model, tmp_path / "two", "5bpw"
+    )
     assert not (tmp_path / "two/tiny-5bpw.gguf").exists()
     assert run(model, tmp_path / "two", "5bpw", tools) == wanted
     assert file_hash(tmp_path / "two/tiny-5bpw.gguf") == file_hash(tmp_path / "one/tiny-5bpw.gguf")

@@ -72,14 +72,14 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(model: Path) -> None:
             {"vocab_size": 2000},
             "the tokenizer has 2022 tokens",
         ),
-        (None, {"num_hidden_layers": 3}, "num_hidden_layers is 3, but layer 2 has no tensor (1 layers so)"),
+        (None, {"num_hidden_layers": 3}, "num_hidden_layers is 3, but layer 2 has no tensor (1 layers)"),
         (
             None,
             {"num_hidden_layers": 1},
-            "num_hidden_layers is 1, but there are tensors of layer 1 (1 layers so)",
+            "num_hidden_layers is 1, but there are tensors of layer 1 (1 layers)",
         ),
         (lambda one: renamed(one, "layers.1", "layers.2"), {"num_hidden_layers": 3}, "layer 1 has no tensor"),
-        (lambda one: one.pop(f"{Q}.bias"), {}, f"{Q}.bias is missing and should be 256 (1 tensors so)"),
+        (lambda one: one.pop(f"{Q}.bias"), {}, f"{Q}.bias is missing and should be 256 (1 tensors)"),
         (
             lambda one: one.update({f"{Q}.weight": one[f"{Q}.weight"][:128].clone()}),
             {},
@@ -93,7 +93,7 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(model: Path) -> None:
         (
             set_to(f"{Q}.weight", 70_000),
             {},
-            "has numbers up to 7.014e+04, more than float16 holds (1 tensors so): set convert.type to BF16",
+            "has numbers up to 7.014e+04, more than float16 holds (1 tensors): set convert.type to BF16",
         ),
         (set_to(f"{Q}.weight", -65_536), {}, f"{Q}.weight has numbers up to 6.554e+04"),
         (set_to(f"{Q}.weight", float("nan")), {}, f"{Q}.weight has numbers up to nan"),

@@ -450,7 +450,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"instruction": "a"}, "unknown_format", ""),
     ({"prompt": "a", "completion": None}, "unknown_format", ""),
     ({"messages": {"role": "user"}}, "bad_shape", "messages is an object, not a list"),
-    ({"messages": "hello"}, "bad_shape", "messages is no strict JSON (not_json)"),
+    ({"messages": "hello"}, "bad_shape", "messages is not strict JSON (not_json)"),
     ({"messages": [ASK, "4"]}, "bad_shape", "messages 2 is text, not an object"),
     ({"instruction": "a", "output": "b", "history": {"c": 1}}, "bad_shape", "history"),
     ({"instruction": "a", "output": "b", "history": [["c"]]}, "bad_shape", "history 1"),
@@ -471,10 +471,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"instruction": "a", "output": "b", "label": 0}, "unsupported_field", "label"),
     *(
-        ({"messages": [ASK, ANSWER], "score": score}, "bad_shape", "score is no finite number")
+        ({"messages": [ASK, ANSWER], "score": score}, "bad_shape", "score is not a finite number")
         for score in ("bad", True, "1e999", [1], {"help": 1}, 10**400)
     ),
-    ({"messages": [ASK, ANSWER], "reward": "bad", "score": 1}, "bad_shape", "reward is no finite number"),
+    ({"messages": [ASK, ANSWER], "reward": "bad", "score": 1}, "bad_shape", "reward is not a finite number"),
     ({"chosen": "a", "rejected": "b"}, "bad_shape", "chosen is text, and there is no prompt"),
     (
         {"chosen": "a\n\nHuman: b\n\nAssistant: c", "rejected": "b"},
@@ -486,17 +486,17 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [ASK, ANSWER], "tools": [{"type": "web_search"}]},
         "bad_shape",
-        "tools 1 is no function with a name",
+        "tools 1 is not a function with a name",
     ),
     *(
         (
             {"messages": [ASK, ANSWER], "tools": [tool]},
             "bad_shape",
-            "tools 1 is no function with a name",
+            "tools 1 is not a function with a name",
         )
         for tool in ({"type": "retrieval", "name": "add"}, {"name": ""}, {"name": 5})
     ),
-    ({"messages": [ASK, ANSWER], "tools": "[{"}, "bad_shape", "tools is no strict JSON"),
+    ({"messages": [ASK, ANSWER], "tools": "[{"}, "bad_shape", "tools is not strict JSON"),
     ({"messages": [ASK, ANSWER | {"role": "wizard"}]}, "bad_role", "messages 2"),
     ({"messages": [ASK, ANSWER | {"role": ["assistant"]}]}, "bad_role", "messages 2"),
     ({"messages": [{"content": "a"}, ANSWER]}, "bad_role", "messages 1"),
@@ -527,7 +527,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         calls({"function": {"name": "add", "arguments": "{'a': 2}"}}),
         "bad_tool_call",
-        "messages 2 tool_calls 1 arguments is no strict JSON",
+        "messages 2 tool_calls 1 arguments is not strict JSON",
     ),
     (
         calls({"function": {"name": "add", "arguments": '{"a": 2, "a": 3}'}}),
@@ -545,7 +545,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (calls({"name": ""}), "bad_tool_call", "has no name"),
     (calls({"name": 5}), "bad_tool_call", "has no name"),
     (calls({"name": "add", "id": 3}), "bad_tool_call", "id wants text"),
-    (calls({"type": "custom", "custom": {"name": "add"}}), "bad_tool_call", "no call of a function"),
+    (calls({"type": "custom", "custom": {"name": "add"}}), "bad_tool_call", "not a call of a function"),
     (calls("add"), "bad_tool_call", "is text, not an object"),
     (calls({"name": "add"}, role="user"), "bad_tool_call", "only the assistant"),
     (
@@ -557,7 +557,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"conversations": [OUTPUTS[0], {"from": "function_call", "value": "add(2)"}]},
         "bad_tool_call",
-        "conversations 2 is no strict JSON",
+        "conversations 2 is not strict JSON",
     ),
     (
         {"conversations": [OUTPUTS[0], {"from": "function_call", "value": "[]"}]},

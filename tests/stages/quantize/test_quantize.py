@@ -87,7 +87,7 @@ def test_tensors_that_fell_back_are_counted_by_type() -> None:
         "bits_per_weight": 6.165,
     }
     assert fallback_warning(made) == (
-        "180 of 272 tensors fell back (166 to Q5_0, 14 to Q8_0): their rows are no multiple of 256 weights, "
-        "which the level's type packs together, so the file has 6.17 bits per weight"
+        "180 of 272 tensors fell back (166 to Q5_0, 14 to Q8_0): their rows are not a multiple of 256 "
+        "weights, which the level's type packs together, so the file has 6.17 bits per weight"
     )
     assert fallback_warning(made | {"fallback_types": {}, "fallback_tensors": 0}) is None

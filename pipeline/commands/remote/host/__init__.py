@@ -1,5 +1,5 @@
 """What `quench remote` does on the host. These modules are sent as they are to `python3 -` there, with one
-call behind them: the standard library alone, for the project's code may not be there yet.
+call after them: the standard library alone, for the project's code may not be there yet.
 
 Below ~/.cache/quench/remote, which only its owner can read:
     incoming/HASH       a file that rsync is bringing
@@ -8,10 +8,10 @@ Below ~/.cache/quench/remote, which only its owner can read:
     runs/RUN/project    params.yaml and links to what train reads; what it writes
     runs/RUN/out/HASH   files on their way home
     runs/RUN/sent       which objects it was started from
-    runs/RUN/alive      a lock that whoever works for the run holds
+    runs/RUN/alive      a lock that processes of the run hold
     runs/RUN/log, exit  what train prints; how it ended
 
-Answers are lines of JSON behind MARK: what a login shell prints is not for us.
+Answers are lines of JSON after MARK: the output of a login shell is ignored.
 """
 
 from pathlib import Path

@@ -24,7 +24,7 @@ def say(**message: Any) -> None:
 
 
 def alive(folder: Path) -> bool:
-    """Whether somebody holds the run's lock."""
+    """Whether a process holds the run's lock."""
     try:
         with (folder / "alive").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -60,15 +60,15 @@ def wanted(files: dict[str, int]) -> None:
     missing = {}
     for name, size in files.items():
         arriving = INCOMING / name
-        here = arriving.stat().st_size if arriving.exists() else 0
-        if not (OBJECTS / name).exists() and arriving.exists() and here >= size:
+        arrived = arriving.stat().st_size if arriving.exists() else 0
+        if not (OBJECTS / name).exists() and arriving.exists() and arrived >= size:
             if sha256(arriving) == name:
                 arriving.replace(OBJECTS / name)
             else:
                 arriving.unlink()
-                here = 0
+                arrived = 0
         if not (OBJECTS / name).exists():
-            missing[name] = here
+            missing[name] = arrived
     say(missing=missing)
 
 
@@ -79,10 +79,10 @@ def snapshot(run: str, paths: list[str], skip: list[str]) -> None:
     folder = RUNS / run
     project, out = folder / "project", folder / "out"
     if not out.is_dir():
-        say(files=None)  # somebody removed it
+        say(files=None)  # it was removed
         return
     with (folder / "snapshot").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # behind a cut line another may still be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # after a lost connection another process may still be at work
         memory, entries = json.loads(read(folder / "hashes.json") or "{}"), {}
         for path in (path for top in paths for path in files_below(project / top)):
             place = path.relative_to(project).as_posix()

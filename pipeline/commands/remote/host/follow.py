@@ -26,7 +26,7 @@ def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int,
     folder = RUNS / run
     open_files = [Tail(name, folder / path, *tails[name]) for name, path in files.items()]
     shown: list[str] = []
-    said = time.monotonic()
+    last_message = time.monotonic()
     while True:
         running = alive(folder)  # before reading: nothing is written after
         complete = sorted(
@@ -38,10 +38,10 @@ def follow(run: str, files: Files, checkpoints: str, tails: dict[str, tuple[int,
             shown = complete
         if not running:
             news.append({"ended": True})
-        if news or time.monotonic() - said > QUIET_SECONDS:
+        if news or time.monotonic() - last_message > QUIET_SECONDS:
             for message in news or [{}]:
                 say(**message)
-            said = time.monotonic()
+            last_message = time.monotonic()
         if not running:
             return
         time.sleep(LOOK_SECONDS)
@@ -82,6 +82,6 @@ def main(name: str, /, **given: Any) -> None:
     try:
         CALLS[name](**given)
     except BrokenPipeError:
-        os._exit(1)  # nobody listens any more
+        os._exit(1)  # the reader is gone
     except OSError as error:
         say(error=f"{type(error).__name__}: {error}")

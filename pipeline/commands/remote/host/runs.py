@@ -29,8 +29,8 @@ from pipeline.commands.remote.host.files import (
     sha256,
 )
 
-PATIENCE = 600.0  # seconds for a checkpoint of a training that was told to stop
-# becomes the parent of train, so that somebody is there to write down how it ended
+PATIENCE = 600.0  # seconds for a checkpoint of a training that was asked to stop
+# becomes the parent of train, to write down how it ended
 WATCH = """
 import signal, subprocess, sys
 from pathlib import Path
@@ -117,8 +117,8 @@ def whole(path: Path) -> bool:
 
 
 def look(run: str) -> None:
-    """How `run` is: running, ended (with its exit code), dead (nobody wrote one) or none; and the step of its
-    newest checkpoint (-1: there is none).
+    """State of `run`: running, ended (with its exit code), dead (without one) or none; and the step of
+    its newest checkpoint (-1: there is none).
     """
     say(**state_of(RUNS / run))
 

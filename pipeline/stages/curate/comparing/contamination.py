@@ -133,8 +133,8 @@ class Overlaps:
         for keys, rows in groups_of(self.prints):
             document = rows >= DOCUMENT
             number = np.where(document, len(train) - 1, rows)
-            theirs = (test[number] & ~of_boilerplate(keys)) | document
-            joined.append(_joined(keys, rows, train[number], theirs))
+            is_other = (test[number] & ~of_boilerplate(keys)) | document
+            joined.append(_joined(keys, rows, train[number], is_other))
             if sum(map(len, joined[1:])) > len(joined[0]) + (1 << 16):
                 joined = [_checked(np.concatenate(joined))]
         return _checked(np.concatenate(joined))
@@ -168,11 +168,11 @@ class Overlaps:
             return [file.read(size).decode("utf-8", "surrogatepass")]
 
 
-def _joined(keys: Keys, rows: Rows, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Candidates:
-    """The pairs of a training row (`ours`) and another (`theirs`) with the same key, for grouped records."""
-    wanted = (ours | theirs) & differs(keys, rows)  # a row may have a key twice
-    keys, rows, ours = keys[wanted], rows[wanted], ours[wanted]
-    left, right = np.flatnonzero(ours), np.flatnonzero(~ours)
+def _joined(keys: Keys, rows: Rows, is_train: NDArray[np.bool_], is_other: NDArray[np.bool_]) -> Candidates:
+    """Pairs with one key: a training row (`is_train`) and another (`is_other`), for grouped records."""
+    used = (is_train | is_other) & differs(keys, rows)  # a row may have a key twice
+    keys, rows, is_train = keys[used], rows[used], is_train[used]
+    left, right = np.flatnonzero(is_train), np.flatnonzero(~is_train)
     # of the others those with the same key
     first, last = (np.searchsorted(keys[right], keys[left], side) for side in ("left", "right"))
     partners = np.minimum(last - first, PARTNERS)

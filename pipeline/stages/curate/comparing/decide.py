@@ -1,4 +1,4 @@
-"""What becomes of every clean row: duplicates go, groups stay on one side of the split, leaks go, domains are
+"""The outcome of every clean row: duplicates go, groups stay on one side of the split, leaks go, domains are
 balanced.
 
 Works on arrays of one entry per row; the rows themselves stay on disk.
@@ -21,8 +21,8 @@ from pipeline.stages.curate.comparing.spill import ranks
 SPLITS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(3)
 KEPT, EXACT, NEAR, CONTAMINATED, SAMPLED_OUT = range(5)
-# fate → (the rule's id, the reason in data/rejects.jsonl)
-FATES = {
+# outcome → (the rule's id, the reason in data/rejects.jsonl)
+OUTCOMES = {
     EXACT: ("exact_duplicates", "duplicate"),
     NEAR: ("near_duplicates", "near_duplicate"),
     CONTAMINATED: ("contamination", "contaminated"),
@@ -45,31 +45,33 @@ FACT = np.dtype(
     ]
 )
 Table = np.recarray  # of FACT, in the order in which the rows were read
-MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain that is named once a row is no domain
+MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain with one row is not a domain
 
 
 @dataclass
 class Decisions:
-    """Per row: its fate, its split, and the row that it duplicates (-1: none)."""
+    """Per row: its outcome, its split, and the row that it duplicates (-1: none)."""
 
-    fate: NDArray[np.uint8]
+    outcome: NDArray[np.uint8]
     split: NDArray[np.uint8]
-    twin: NDArray[np.int32]
+    duplicate_of: NDArray[np.int32]
 
 
 def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
     """Drop of every cluster all but the best row ("near"), only exact duplicates ("exact"), or nothing."""
-    fate, twin = np.zeros(len(clusters.cluster), np.uint8), np.full(len(clusters.cluster), -1, np.int32)
+    rows = len(clusters.cluster)
+    outcome, duplicate_of = np.zeros(rows, np.uint8), np.full(rows, -1, np.int32)
     if which == "near":
-        best = np.zeros(len(fate), np.int32)
+        best = np.zeros(rows, np.int32)
         best[clusters.cluster[clusters.keep]] = np.flatnonzero(clusters.keep)
         dropped = ~clusters.keep
-        twin[dropped] = best[clusters.cluster[dropped]]
-        fate[dropped] = np.where(clusters.first[dropped] == clusters.first[twin[dropped]], EXACT, NEAR)
+        duplicate_of[dropped] = best[clusters.cluster[dropped]]
+        is_exact = clusters.first[dropped] == clusters.first[duplicate_of[dropped]]
+        outcome[dropped] = np.where(is_exact, EXACT, NEAR)
     elif which == "exact":
-        fate[clusters.exact] = EXACT
-        twin[clusters.exact] = clusters.first[clusters.exact]
-    return Decisions(fate, np.zeros(len(fate), np.uint8), twin)
+        outcome[clusters.exact] = EXACT
+        duplicate_of[clusters.exact] = clusters.first[clusters.exact]
+    return Decisions(outcome, np.zeros(rows, np.uint8), duplicate_of)
 
 
 def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> None:
@@ -82,16 +84,16 @@ def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settin
     mostly stays where it is when others come, and test is the same for any `val_fraction`.
     """
     group = clusters.group
-    leaders, sizes, stratum, lowest = _groups(group, table.domain, decisions.fate == KEPT, table.key)
+    leaders, sizes, stratum, lowest = _groups(group, table.domain, decisions.outcome == KEPT, table.key)
     taken = np.zeros(len(group), np.uint8)
     by_draw = np.argsort(draws(lowest, "split", settings.seed), kind="stable")
     leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], stratum[by_draw]
     rows = np.bincount(stratum, weights=sizes).astype(np.int64)
     shares = ((TEST, settings.test_fraction, 1, 1), (VAL, settings.val_fraction, -1, 0))
-    for which, fraction, step, least in shares:
+    for target, fraction, step, least in shares:
         for number, quota in enumerate(apportion(rows, fraction, least).tolist()):
             of_stratum = np.flatnonzero(stratum == number)[::step]
-            _take(leaders[of_stratum], sizes[of_stratum], quota, taken, which)
+            _take(leaders[of_stratum], sizes[of_stratum], quota, taken, target)
     decisions.split = taken[group]
 
 
@@ -102,19 +104,19 @@ def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights
     smallest domain at 0 (the exponent of multilingual BERT's sampling, but by leaving out). Which rows
     stay is drawn from seed and content (`table.key`), so it doesn't depend on their order.
     """
-    train = np.flatnonzero((decisions.fate == KEPT) & (decisions.split == TRAIN))
+    train = np.flatnonzero((decisions.outcome == KEPT) & (decisions.split == TRAIN))
     order = train[np.argsort(draws(table.key[train], "balance", settings.seed), kind="stable")]
     counts = np.bincount(table.file[order], minlength=len(weights))
     quotas = np.ceil(counts * np.asarray(weights)).astype(np.int64)
     order = _first(order, table.file[order], quotas)
     rows = tempered(np.bincount(table.domain[order]).astype(np.int64), settings.temperature)
     stay = _first(order, table.domain[order], rows)
-    decisions.fate[np.setdiff1d(train, stay)] = SAMPLED_OUT
+    decisions.outcome[np.setdiff1d(train, stay)] = SAMPLED_OUT
 
 
 def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> int:
     """Rows that a split by row would have put into test or val while a relative went to training."""
-    kept = np.flatnonzero(decisions.fate == KEPT)
+    kept = np.flatnonzero(decisions.outcome == KEPT)
     draw = draws(table.key[kept], "row split", settings.seed) / 2**64
     away = (draw < settings.test_fraction) | (draw >= 1 - settings.val_fraction)
     group = clusters.group[kept]
@@ -143,10 +145,10 @@ def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[n
     of two rows or more, unless it is 0.
     """
     total = int(rows.sum())
-    wanted = max(least, round(total * fraction)) if fraction > 0 and total > 1 else 0
-    exact = rows * (wanted / max(total, 1))
+    quota = max(least, round(total * fraction)) if fraction > 0 and total > 1 else 0
+    exact = rows * (quota / max(total, 1))
     quotas: NDArray[np.int64] = np.floor(exact).astype(np.int64)
-    missing = wanted - int(quotas.sum())
+    missing = quota - int(quotas.sum())
     quotas[np.argsort(quotas - exact, kind="stable")[:missing]] += 1
     return quotas
 
@@ -200,21 +202,21 @@ def hash_of(domain: str) -> int:
 
 def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
     """Clean rows and rows in each split, by domain."""
-    kept = decisions.fate == KEPT
+    kept = decisions.outcome == KEPT
     splits = {split: kept & (decisions.split == number) for number, split in enumerate(SPLITS)}
     return _by_domain({"read": np.ones(len(table), np.bool_), **splits}, table, domains)
 
 
 def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
     """Training rows before and after balancing, by domain."""
-    after = (decisions.fate == KEPT) & (decisions.split == TRAIN)
-    return _by_domain({"before": after | (decisions.fate == SAMPLED_OUT), "after": after}, table, domains)
+    after = (decisions.outcome == KEPT) & (decisions.split == TRAIN)
+    return _by_domain({"before": after | (decisions.outcome == SAMPLED_OUT), "after": after}, table, domains)
 
 
 def _by_domain(
     rows: Mapping[str, NDArray[np.bool_]], table: Table, domains: Sequence[str]
 ) -> dict[str, dict[str, int]]:
     counts = {
-        name: np.bincount(table.domain[some], minlength=len(domains)).tolist() for name, some in rows.items()
+        name: np.bincount(table.domain[mask], minlength=len(domains)).tolist() for name, mask in rows.items()
     }
     return {domain: {name: count[i] for name, count in counts.items()} for i, domain in enumerate(domains)}

@@ -20,10 +20,10 @@ from pipeline.stages.curate.comparing.sketched import (
     Labels,
     Pairs,
     Sketched,
-    apart,
     labels,
     to_first,
     unite,
+    unjoined,
 )
 from pipeline.stages.curate.comparing.spill import Spill, groups_of
 
@@ -68,7 +68,7 @@ def joined(sketched: Sketched, first: Labels, threshold: float, first_bytes: ran
     none = np.zeros(0, np.int32)
     for name in ("asking", "divided"):
         for keys, rows in sketched.groups(name, first_bytes):
-            a, b = apart(group, *to_first(keys, rows.astype(np.int32)))
+            a, b = unjoined(group, *to_first(keys, rows.astype(np.int32)))
             unite(group, a, b)
             yield (none, none), (a, b)
     related = min(threshold, RELATED)
@@ -101,8 +101,8 @@ def clusters(sketched: Sketched, first: Labels, edges: Iterable[Edges], threshol
 def first_rows(keys: Spill, rows: int) -> Labels:
     """For each of `rows` rows the first one with the same key."""
     first = np.arange(rows, dtype=np.int32)
-    for some, numbers in groups_of([keys]):
-        same, places = to_first(some, numbers.astype(np.int32))
+    for group_keys, numbers in groups_of([keys]):
+        same, places = to_first(group_keys, numbers.astype(np.int32))
         first[places] = same
     return first
 
@@ -131,9 +131,9 @@ def _around_best(
 def _similarity(sketched: Sketched, rows: Labels, best: Labels, first: Labels) -> NDArray[np.float32]:
     similarity = np.ones(len(rows), np.float32)
     for at in range(0, len(rows), BATCH):
-        some = np.flatnonzero(first[rows[at : at + BATCH]] != first[best[rows[at : at + BATCH]]]) + at
-        pairs = first[rows[some]], first[best[rows[some]]]
-        similarity[some] = np.maximum(*(sketched.similarity(name, *pairs) for name in ("entire", "family")))
+        near = np.flatnonzero(first[rows[at : at + BATCH]] != first[best[rows[at : at + BATCH]]]) + at
+        pairs = first[rows[near]], first[best[rows[near]]]
+        similarity[near] = np.maximum(*(sketched.similarity(name, *pairs) for name in ("entire", "family")))
     return similarity
 
 

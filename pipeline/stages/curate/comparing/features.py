@@ -5,7 +5,7 @@ turns before the last answer find variants of one request, which belong on one s
 
 N-grams that are in 5 % of the rows are boilerplate and count for nothing: otherwise all rows with one long
 instruction would be near-duplicates of each other. But a family of near-duplicates may be 5 % of the rows as
-well. What tells them apart is what a row has of its own: fewer than `OWN` shingles, and the row is compared
+well. What distinguishes them is what only one row has: fewer than `OWN` shingles, and the row is compared
 by its boilerplate too, except that of more than half of all rows. So rows are never near-duplicates of each
 other that share no more than boilerplate, be it nearly all they say, and either have `OWN` shingles or more
 of their own or are made from a template that is more than half of the data set. A request is always compared
@@ -117,7 +117,7 @@ _PART = re.compile(r":\d+#\d+$")
 
 @dataclass(frozen=True)
 class Boilerplate:
-    """What is in so many rows that it tells nothing: shingles, n-grams, and entire requests (by their key);
+    """What is in too many rows to identify one: shingles, n-grams, and entire requests (by their key);
     of the shingles the template's. All are sorted.
     """
 
@@ -152,7 +152,7 @@ def features(
     """
     bands = bands_for(min(threshold, RELATED))
     read = block_texts(rows)
-    # a conversation to learn is no duplicate of one with a thumb down
+    # a conversation to learn does not duplicate one with a thumb down
     salt = np.array([key_of([f"{row['kind']} {row.get('label', '')}"]) for row in rows], np.uint64)
     entire, family = _sketches(*shingles(*read.documents(), SHINGLE), boilerplate, salt, bands)
     request_shingles, request_offsets = shingles(*read.request_documents(), SHINGLE)
@@ -189,9 +189,9 @@ def _sketches(
     family, family_offsets = filtered(hashes, offsets, little & ~is_in(hashes, boilerplate.template))
     entire_signatures = signatures(entire, entire_offsets)
     family_signatures = entire_signatures.copy()
-    some = np.flatnonzero(np.diff(family_offsets))
-    if len(some):
-        family_signatures[some] = signatures(family, np.append(0, family_offsets[some + 1]))
+    nonempty = np.flatnonzero(np.diff(family_offsets))
+    if len(nonempty):
+        family_signatures[nonempty] = signatures(family, np.append(0, family_offsets[nonempty + 1]))
     return sketch(entire_signatures, entire_offsets, salt, bands), sketch(
         family_signatures, family_offsets, salt, bands
     )
@@ -207,7 +207,7 @@ def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
 def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:
     """What is common among `rows`, at most `SAMPLE_ROWS` of all; what they have is joined in `folder`."""
     spills = [
-        Spill(folder, f"sampled_{what}") for what in ("shingles", "grams", "requests", "short_requests")
+        Spill(folder, f"sampled_{kind}") for kind in ("shingles", "grams", "requests", "short_requests")
     ]
     count = 0
     for block in batches(

@@ -109,19 +109,19 @@ class BlockTexts:
 
     def request_documents(self) -> tuple[Hashes, Offsets]:
         """The tokens of every row's request."""
-        asked = np.repeat(self.asked, np.diff(self.tokens.offsets))
-        return filtered(self.tokens.hashes, self.tokens.offsets[self.begins], asked)
+        is_request = np.repeat(self.asked, np.diff(self.tokens.offsets))
+        return filtered(self.tokens.hashes, self.tokens.offsets[self.begins], is_request)
 
 
 def block_texts(rows: Sequence[Row]) -> BlockTexts:
     """The texts of a block of rows."""
-    every = [list(parts(row)) for row in rows]
-    said = [[part for part in row if part.role != "system"] for row in every]
-    requests = [[part.text for part in row if part.asked] for row in every]
+    parts_of = [list(parts(row)) for row in rows]
+    without_system = [[part for part in row if part.role != "system"] for row in parts_of]
+    requests = [[part.text for part in row if part.asked] for row in parts_of]
     return BlockTexts(
-        tokenize([part.text for row in said for part in row]),
-        offsets_of(np.array([len(row) for row in said], np.int64)),
-        np.array([part.asked for row in said for part in row], np.bool_),
+        tokenize([part.text for row in without_system for part in row]),
+        offsets_of(np.array([len(row) for row in without_system], np.int64)),
+        np.array([part.asked for row in without_system for part in row], np.bool_),
         np.array([key_of(request) if request else 0 for request in requests], np.uint64),
     )
 

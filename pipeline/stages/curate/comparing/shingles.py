@@ -102,7 +102,7 @@ def tokenize(texts: Sequence[str]) -> Tokens:
         ends = np.cumsum([len(piece) + 1 for piece in pieces])
         per_piece = np.diff(np.searchsorted(at, ends), prepend=0)
         np.add.at(counts, [owner for owner, _ in batch], per_piece)
-        # the joining spaces are no part of the texts
+        # the joining spaces are not part of the texts
         parts.append((hashes, at + (passed - np.repeat(np.arange(len(pieces)), per_piece)), words))
         passed += sum(map(len, pieces))
     hashes, at, words = (np.concatenate(column) for column in zip(*parts, strict=True))

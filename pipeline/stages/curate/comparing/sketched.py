@@ -14,7 +14,7 @@ SIMILAR = ("entire", "family", "request")  # sketches that `Features` has
 PRINTS = "prints"  # its `fingerprints`
 KEYS = ("asking", "divided", PRINTS)  # other keys
 WORTH = "worth"
-# in a band's bucket a row is compared with so many before it and with the first: work grows with rows, not
+# in a band's bucket a row is compared with this many before it and with the first: work grows with rows, not
 # pairs
 NEIGHBORS = 4
 BATCH = 1 << 14  # pairs compared at a time
@@ -89,12 +89,12 @@ class Sketched:
         for keys, rows in self.groups(name, first_bytes):
             single = first[rows] == rows
             for a, b in _pairs(keys[single], rows[single].astype(np.int32)):
-                apart = roots(parent, a) != roots(parent, b)
+                in_two_sets = roots(parent, a) != roots(parent, b)
                 # a pair may share more than one band
-                packed = np.unique(a[apart].astype(np.int64) << 32 | b[apart])
+                packed = np.unique(a[in_two_sets].astype(np.int64) << 32 | b[in_two_sets])
                 for at in range(0, len(packed), BATCH):
-                    some = packed[at : at + BATCH]
-                    left, right = (some >> 32).astype(np.int32), some.astype(np.int32)
+                    batch = packed[at : at + BATCH]
+                    left, right = (batch >> 32).astype(np.int32), batch.astype(np.int32)
                     yield left, right, self.similarity(name, left, right)
 
     def similarity(self, name: str, a: Labels, b: Labels) -> NDArray[np.float32]:
@@ -156,10 +156,10 @@ def unite(parent: Labels, a: Labels, b: Labels) -> None:
         np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
 
 
-def apart(parent: Labels, a: Labels, b: Labels) -> Pairs:
+def unjoined(parent: Labels, a: Labels, b: Labels) -> Pairs:
     """The pairs that are not in one set."""
-    apart = roots(parent, a) != roots(parent, b)
-    return a[apart], b[apart]
+    differ = roots(parent, a) != roots(parent, b)
+    return a[differ], b[differ]
 
 
 def to_first(keys: NDArray, rows: NDArray) -> Pairs:

@@ -89,9 +89,9 @@ def groups_of(
     `first_bytes`: only those of keys that begin so.
     """
     counts = sum((spill.counts() for spill in spills), np.zeros(256, np.int64)).tolist()
-    wanted = [byte for byte in first_bytes if counts[byte]]
-    for some in batches(wanted, counts.__getitem__, PARTITION, 256):
-        read = [spill.read(some[0], some[-1] + 1) for spill in spills]
+    used_bytes = [byte for byte in first_bytes if counts[byte]]
+    for partition in batches(used_bytes, counts.__getitem__, PARTITION, 256):
+        read = [spill.read(partition[0], partition[-1] + 1) for spill in spills]
         keys, rows = (np.concatenate(column) for column in zip(*read, strict=True))
         likely = _repeated(keys)
         order = likely[np.argsort(keys[likely], kind="stable")]

@@ -40,7 +40,7 @@ Shards = list[list[tuple[str, Part | None]]]  # of each the files' names, and th
 
 
 class Cut(NamedTuple):
-    """A byte of a file at which a line begins, behind so many lines."""
+    """A byte of a file at which a line starts, after this many lines."""
 
     at: int
     lines: int
@@ -107,10 +107,10 @@ def _targets(
 ) -> dict[str, list[int]]:
     """{file: the bytes at which shards are to begin in it}, one for each shard but the first."""
     begins = [0, *accumulate(sizes[name] + 1 for name in paths)]  # + 1 so that an empty file is assigned too
-    every = [begins[-1] * shard // shards for shard in range(1, shards)]
+    even_cuts = [begins[-1] * shard // shards for shard in range(1, shards)]
     targets = {}
     for (name, path), begin, end in zip(paths.items(), begins, begins[1:], strict=False):
-        inside = [target - begin for target in every if begin <= target < end]
+        inside = [target - begin for target in even_cuts if begin <= target < end]
         if inside and not is_cut_anywhere(path, name, max_line_bytes):
             inside = [0 if 2 * target < sizes[name] else sizes[name] for target in inside]
         targets[name] = inside
@@ -121,12 +121,12 @@ def _look(path: Path, targets: Sequence[int]) -> tuple[str, list[Cut]]:
     """The file's SHA-256, and where the first line begins that does not begin before each of `targets`, which
     are in order. Raises `DataError` for a bad disk.
     """
-    whole, offset, lines = hashlib.sha256(), 0, 0
+    digest, offset, lines = hashlib.sha256(), 0, 0
     cuts = [Cut(0, 0) for target in targets if not target]
     with opened(path) as file:
         try:
             while block := file.read(BLOCK):
-                whole.update(block)
+                digest.update(block)
                 # a line starts after a newline
                 while len(cuts) < len(targets) and (
                     end := block.find(b"\n", max(targets[len(cuts)] - 1 - offset, 0)) + 1
@@ -136,7 +136,7 @@ def _look(path: Path, targets: Sequence[int]) -> tuple[str, list[Cut]]:
                 lines += block.count(b"\n") if targets else 0
         except OSError as error:
             unreadable(path, error)
-    return whole.hexdigest(), [*cuts, *[Cut(offset, lines)] * (len(targets) - len(cuts))]
+    return digest.hexdigest(), [*cuts, *[Cut(offset, lines)] * (len(targets) - len(cuts))]
 
 
 def _shards(sizes: dict[str, int], cuts: dict[str, list[Cut]], number: int) -> Shards:
@@ -186,7 +186,7 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
             number = numbers[done.file]
             rows = [(number, hash_of(domain), *more) for domain, *more in done.facts]
             facts.write(np.array(rows, FACT).data)
-            # bytes; a packed file has more when it is read
+            # bytes; a compressed file yields more than its size
             step = min(done.size, left[done.file])
             left[done.file] -= step
             advance(step)

@@ -55,7 +55,7 @@ TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 BARS = 32  # most bars of the token histogram
 REPORT, SAMPLES, LEAKS, CLUSTERS = "report.json", "samples.json", "leaks.jsonl", "clusters.jsonl"
 DECIDED = "decided.npy"  # an entry for each row, and for each pair
-DECISION = np.dtype([("fate", "u1"), ("split", "u1"), ("twin", "i4"), ("similarity", "f4")])
+DECISION = np.dtype([("outcome", "u1"), ("split", "u1"), ("duplicate_of", "i4"), ("similarity", "f4")])
 
 
 def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
@@ -70,7 +70,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     decide_splits(decisions, table, clusters, settings)
     prevented = leaks_prevented(decisions, table, clusters, settings)
     leaks = _leaks(work, rows, decisions, table, settings)
-    decisions.fate[list(leaks)] = CONTAMINATED
+    decisions.outcome[list(leaks)] = CONTAMINATED
     weights = [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
     decide_balance(decisions, table, settings, weights)
     pairs = make_pairs(rows, decisions, table, clusters, settings, weights)
@@ -82,7 +82,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         everything = Rows([*rows.spools, folder / ROWS])
         samples = row_samples(everything, pairs, leaks, decisions, clusters, settings)
         requests, samples["answers"] = _answers(work, everything)
-        kept = decisions.fate == KEPT
+        kept = decisions.outcome == KEPT
         group = np.append(clusters.group, clusters.group[[pair.chosen for pair in pairs.made]])
         counted = {
             "contamination": {
@@ -103,7 +103,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
             b"".join(dump_line({"row": leak.row, **describe(leak, rows)}) for leak in leaks.values())
         )
         decided = np.ones(len(table), DECISION)
-        for name in ("fate", "split", "twin"):
+        for name in ("outcome", "split", "duplicate_of"):
             decided[name] = getattr(decisions, name)
         decided["similarity"][: len(rows)] = clusters.similarity
         np.save(folder / DECIDED, decided)
@@ -119,7 +119,7 @@ def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
 def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings: Curate) -> dict[int, Leak]:
     """The training rows that share text with the test rows or with data/guard."""
     tested = decisions.split == TEST
-    used = (decisions.fate == KEPT) | near_duplicates(decisions, table, settings)
+    used = (decisions.outcome == KEPT) | near_duplicates(decisions, table, settings)
     folder = work.made("sample")
     prints = [Spill(joined, PRINTS) for joined in work.each("join")]
     overlaps = Overlaps(prints, folder, read_boilerplate(folder).grams)
@@ -140,12 +140,12 @@ def _write_clusters(rows: Rows, clusters: Clusters, path: Path) -> None:
     members = np.argsort(clusters.cluster, kind="stable").astype(np.int32)
     members = members[sizes(clusters.cluster[members]) > 1]
     with path.open("wb", buffering=1 << 20) as file:
-        for some in pieces(members, clusters.cluster[members]):
+        for chunk in pieces(members, clusters.cluster[members]):
             entry = {
-                "rows": [rows.source(row) for row in some.tolist()],
-                "best": rows.source(int(some[clusters.keep[some]][0])),
-                "exact": int((clusters.first[some] != some).sum()),
-                "similarity": round(float(clusters.similarity[some].min()), 4),
+                "rows": [rows.source(row) for row in chunk.tolist()],
+                "best": rows.source(int(chunk[clusters.keep[chunk]][0])),
+                "exact": int((clusters.first[chunk] != chunk).sum()),
+                "similarity": round(float(clusters.similarity[chunk].min()), 4),
             }
             file.write(dump_line(entry))
 

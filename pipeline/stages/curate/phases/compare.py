@@ -112,23 +112,23 @@ def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) ->
 def join(settings: Curate, work: Work, shard: int) -> None:
     """Join the keys of all shards that are this one's (from 0) to join."""
     rows = work.rows()
-    sketched, first, mine = (
+    sketched, first, in_shard = (
         Sketched(work.each("sketch"), rows.bases),
         read_first(work.made("sample")),
         work.first_bytes(shard),
     )
     with work.making("join", shard) as folder:
         files = [(folder / name).open("wb") for name in EDGES]
-        for same, related in joined(sketched, first, settings.near_threshold, mine):
+        for same, related in joined(sketched, first, settings.near_threshold, in_shard):
             for file, column in zip(files, (*same, *related), strict=True):
                 file.write(np.ascontiguousarray(column, np.int32).data)
         for file in files:
             file.close()
-        dump(folder / ANSWERS, several_answers(sketched.groups("asking", mine), first, rows, SHOWN))
-        # of the fingerprints most are of one row alone, and of no use to anybody
+        dump(folder / ANSWERS, several_answers(sketched.groups("asking", in_shard), first, rows, SHOWN))
+        # most fingerprints are of one row alone, and of no use
         shared = Spill(folder, PRINTS)
-        every = [*sketched.stored(PRINTS), Spill(work.made("sample"), DOCUMENTS)]
-        for keys, owners in groups_of(every, 2, mine):
+        print_spills = [*sketched.stored(PRINTS), Spill(work.made("sample"), DOCUMENTS)]
+        for keys, owners in groups_of(print_spills, 2, in_shard):
             shared.add(keys, owners)
         shared.finish()
 

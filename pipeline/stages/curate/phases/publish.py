@@ -20,7 +20,7 @@ from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.text import plural
 from pipeline.stages.curate.account import CurationReport, check_report
 from pipeline.stages.curate.clean import TEXT_SHOWN, Reject
-from pipeline.stages.curate.comparing.decide import EXACT, FATES, KEPT, NEAR, SAMPLED_OUT, SPLITS
+from pipeline.stages.curate.comparing.decide import EXACT, KEPT, NEAR, OUTCOMES, SAMPLED_OUT, SPLITS
 from pipeline.stages.curate.page import render_data_page
 from pipeline.stages.curate.phases.cleaning import CHANGES, REJECTS, raw_folder
 from pipeline.stages.curate.phases.cluster import CLUSTERS, DECIDED, LEAKS, REPORT, SAMPLES
@@ -47,9 +47,9 @@ def write(work: Work, shard: int) -> None:
         )
         for spool in spools:
             begin, end = rows.bases[spool : spool + 2]
-            fates, sides = (decided[name][begin:end].tobytes() for name in ("fate", "split"))
+            outcomes, sides = (decided[name][begin:end].tobytes() for name in ("outcome", "split"))
             for at, line in enumerate(rows.lines(spool)):
-                if fates[at] == KEPT:
+                if outcomes[at] == KEPT:
                     splits[sides[at]].write(line)
                 else:
                     entry = reject(line, decided[begin + at], rows, leaks.get(begin + at))
@@ -65,20 +65,20 @@ def _leaks(folder: Path, begin: int, end: int) -> dict[int, dict[str, Any]]:
 
 def reject(line: bytes, decision: np.void, rows: Rows, leak: dict[str, Any] | None) -> dict[str, Any]:
     """A line of `data/rejects.jsonl` for a clean row that is not used; `decision` is a `DECISION`."""
-    fate = int(decision["fate"])
-    if fate == EXACT:
-        why = {"detail": f"the same conversation as {rows.source(int(decision['twin']))}"}
-    elif fate == NEAR:
+    outcome = int(decision["outcome"])
+    if outcome == EXACT:
+        why = {"detail": f"the same conversation as {rows.source(int(decision['duplicate_of']))}"}
+    elif outcome == NEAR:
         alike = f"Jaccard {decision['similarity']:.2f}"
-        why = {"detail": f"nearly the same ({alike}) as {rows.source(int(decision['twin']))}"}
-    elif fate == SAMPLED_OUT:
+        why = {"detail": f"nearly the same ({alike}) as {rows.source(int(decision['duplicate_of']))}"}
+    elif outcome == SAMPLED_OUT:
         why = {"detail": "left out so that its source or its domain doesn't outweigh the others"}
     else:
         assert leak is not None
         why = leak
     file, _, number = source_of(line).rpartition(":")  # FILE:LINE or FILE:LINE#PART
     line_number = int(number.partition("#")[0])
-    return asdict(Reject(file, line_number, None, *FATES[fate], "", shortened(line))) | why
+    return asdict(Reject(file, line_number, None, *OUTCOMES[outcome], "", shortened(line))) | why
 
 
 def shortened(line: bytes) -> str:
@@ -135,8 +135,8 @@ def _check_not_empty(
             f"0 of {plural(report.rows_read, 'row')} in {raw} can be used ({reasons}{example}): "
             "docs/data-formats.md shows what is read",
         )
-    for split, wanted in (("train", True), ("test", settings.test_fraction > 0)):
-        if wanted and not splits[split]:
+    for split, is_required in (("train", True), ("test", settings.test_fraction > 0)):
+        if is_required and not splits[split]:
             lost = report.rows_rejected + report.rows_dropped
             raise DataError(
                 "Q-CURATE-014",
@@ -153,7 +153,7 @@ def _join(parts: Sequence[Path], target: Path, work: Work) -> None:
     if len(parts) == 1 and not work.key:
         parts[0].rename(target)
         return
-    with target.open("wb") as whole:
+    with target.open("wb") as output:
         for path in parts:
             with path.open("rb") as part:
-                shutil.copyfileobj(part, whole, 1 << 20)
+                shutil.copyfileobj(part, output, 1 << 20)

@@ -58,7 +58,7 @@ def raw_lines(
     """Every row of the file, or of a part of one that `is_cut_anywhere`: (number from 1, byte offset, its
     JSON or why there is none).
 
-    A row is a line (a blank one too), an array's element or a table's record; where a file can't be read on,
+    A row is a line (a blank one too), an array's element or a table's record; where a file can't be read,
     all that is left of it is one row more. The offset is that in the unpacked file, None in a table. `name`
     tells the container. Memory stays within a few times `max_line_bytes`, and one page of each column of a
     Parquet file. `notes` counts `bom` and `crlf` (lines that end so). Raises `DataError` if the file can't be
@@ -77,7 +77,7 @@ def raw_lines(
         yield RawLine(number + 1, None, broken)
     except OSError as error:
         yield RawLine(
-            number + 1, None, BadLine("broken_container", f"the file can't be read on ({error.strerror})")
+            number + 1, None, BadLine("broken_container", f"the file can't be read here ({error.strerror})")
         )
 
 
@@ -128,7 +128,7 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
     """(number from 1, byte offset, bytes) of each element of a file that begins with `[` (after spaces or a
     byte order mark).
 
-    Where the array is broken, the rest of the file is one `BadLine`: nobody knows where elements begin there.
+    Where the array is broken, the rest of the file is one `BadLine`: where elements begin there is unknown.
     """
     number = start = size = 0
     text, mark = bytearray(), b""
@@ -161,10 +161,10 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
         yield number + 1, start, BadLine("not_json", "the array is never closed")
         return
     for offset, piece, _ in pieces:
-        if behind := piece.lstrip(JSON_SPACE):
+        if rest := piece.lstrip(JSON_SPACE):
             yield (
                 number + 1,
-                offset + len(piece) - len(behind),
+                offset + len(piece) - len(rest),
                 BadLine("not_json", "something follows the array's end"),
             )
             return
@@ -174,7 +174,7 @@ def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes, bytes]]:
     """(offset, bytes, mark) of the array's inside, cut at its own commas and its end (the marks), and at
     blocks' ends (no mark).
 
-    Behind the end whatever follows comes uncut. Strings count as such, brackets by their number: whether the
+    After the end everything comes uncut. Strings count as such, brackets by their number: whether the
     elements are JSON is for others to say.
     """
     depth, in_string, closed, base, held = 0, False, False, 0, b""

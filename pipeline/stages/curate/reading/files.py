@@ -80,7 +80,7 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
 def refusal(path: Path) -> BadLine | None:
     """Why a complete file isn't read, or None if it is."""
     if why := trouble(path):
-        return BadLine("unknown_container", f"this is no file that can be read: {why}")
+        return BadLine("unknown_container", f"this is not a readable file: {why}")
     if path.is_dir():
         return BadLine(
             "unknown_container",
@@ -156,7 +156,7 @@ def layout_of(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> 
 
 
 def _is_row(text: bytes) -> bool:
-    """Whether its first nonblank line is a row of its own: an object that no array goes on behind."""
+    """Whether its first nonblank line is a row of its own: an object that is not an element of an array."""
     line, _, rest = text.lstrip(JSON_SPACE).partition(b"\n")
     return line.startswith(b"{") and is_json(line) and not rest.lstrip(JSON_SPACE).startswith((b",", b"]"))
 

@@ -1,4 +1,4 @@
-"""The formats of `data/raw`: how each is told by its keys, and how its rows become canonical ones.
+"""The formats of `data/raw`: how each is recognized by its keys, and how its rows become canonical ones.
 
 docs/data-formats.md shows an example of each; `FORMATS` is the list, in the order in which `auto` tries them.
 Whether turns alternate or say anything is left to a cleaning rule; here only what can't be represented is
@@ -35,9 +35,9 @@ DOMAIN_CHARACTERS = 64
 
 def detect(value: Value) -> str:
     """The name of the row's format, judged by its keys alone. Raises `BadRow` if it has none."""
-    there = _filled(value)
+    keys_here = _filled(value)
     for keys, name in GROUPS:
-        if there.issuperset(keys):
+        if keys_here.issuperset(keys):
             return name
     raise BadRow(
         "unknown_format", f"has none of the keys {'; '.join(' + '.join(keys) for keys, _ in GROUPS)}"
@@ -51,12 +51,12 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     itself.
     """
     name = detect(value) if format == "auto" else format
-    groups, there = FORMATS[name].keys, _filled(value)
-    keys = next(filter(there.issuperset, groups), None)
+    groups, keys_here = FORMATS[name].keys, _filled(value)
+    keys = next(filter(keys_here.issuperset, groups), None)
     if keys is None:
         needs = " or ".join(map(" + ".join, groups))
         raise BadRow("wrong_format", f"curate.formats says {name}, which needs {needs}")
-    if lost := sorted(filter(value.get, LOST & there)):
+    if lost := sorted(filter(value.get, LOST & keys_here)):
         raise BadRow("unsupported_field", f"{lost[0]} would be lost")
     kind, content = FORMATS[name].read(value, *keys)
     return {"source": source, "kind": kind, "domain": domain_of(value, domain), **content}
@@ -118,8 +118,8 @@ def _preference(value: Value, *sides: str) -> Content:
     )
     if chosen == rejected:
         raise BadRow("no_preference", "chosen and rejected are the same")
-    both = zip(chosen[:-1], rejected[:-1], strict=False)  # each side keeps a turn
-    common = [shared for shared, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
+    turn_pairs = zip(chosen[:-1], rejected[:-1], strict=False)  # each side keeps a turn
+    common = [shared for shared, _ in takewhile(lambda pair: pair[0] == pair[1], turn_pairs)]
     stated = [turn for turn in prompt if turn["role"] != "system"]
     repeated = [turn for turn in common if turn["role"] != "system"][: len(stated)]
     if repeated == stated:  # both sides are complete conversations
@@ -139,7 +139,7 @@ def _input_output(value: Value, field: str) -> Content:
     for number, item in enumerate(items(value[field], field), start=1):
         train = item.get("label", item.get("train")) if isinstance(item, dict) else None
         if not isinstance(train, bool):
-            raise BadRow("bad_shape", f"segments {number} is no object with text and label (true or false)")
+            raise BadRow("bad_shape", f"segments {number} is not an object with text and a boolean label")
         segments.append({"text": text(item.get("text"), f"segments {number}"), "train": train})
     return _text_row(value, segments)
 
@@ -149,7 +149,7 @@ def _text(value: Value, field: str) -> Content:
 
 
 class Format(NamedTuple):
-    """How rows of one format are told (one of these groups of keys, none null), and what reads them."""
+    """How rows of one format are recognized (one of these groups of keys, none null), and what reads them."""
 
     keys: tuple[tuple[str, ...], ...]
     read: Callable[..., Content]

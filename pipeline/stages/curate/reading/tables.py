@@ -54,14 +54,14 @@ def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Itera
             yield error
             if lines > 1 and error.code in ("too_long", "not_csv") and next(records, None):
                 raise BadLine(
-                    "not_csv", "it can't be told where records begin: the rest of the file isn't read"
+                    "not_csv", "it is unclear where records begin: the rest of the file isn't read"
                 ) from None
 
 
 def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Row]:
-    """Each row; what JSON has no type for becomes text. Raises `BadLine` where the file can't be read on.
+    """Each row; what JSON has no type for becomes text. Raises `BadLine` where the file can't be read.
 
-    Bytes that are no text become an object with their number, so that no format takes them for anything (or
+    Bytes that are not text become an object with their number, so that no format takes them for anything (or
     for nothing).
     """
     import pyarrow  # takes a while, and most have no use for it
@@ -82,7 +82,7 @@ def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Row]:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise BadLine(
-            "broken_container", f"Arrow can't read this Parquet file on ({type(error).__name__})"
+            "broken_container", f"Arrow can't read this Parquet file further ({type(error).__name__})"
         ) from None
 
 
@@ -138,7 +138,7 @@ def _cells(record: bytes | None, max_bytes: int, notes: Counter[str]) -> list[st
     except csv.Error as error:
         raise BadLine(
             "not_csv",
-            next((ours for theirs, ours in FAULTS.items() if theirs in str(error)), "its quotes don't match"),
+            next((note for cause, note in FAULTS.items() if cause in str(error)), "its quotes don't match"),
         ) from None
     except UnicodeDecodeError as error:
         raise BadLine("not_utf8", f"byte {error.start} is not UTF-8") from None

@@ -114,7 +114,7 @@ def text(value: Any, where: str) -> str:
 def _part(part: Any, where: str) -> str:
     words = part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else part
     if not isinstance(words, str):
-        raise BadRow("content_not_text", f"{where} is no text")
+        raise BadRow("content_not_text", f"{where} is not text")
     return words
 
 
@@ -130,7 +130,7 @@ def from_json(words: str, where: str, code: str) -> Any:
     try:
         return parse_value(words.encode("utf-8", "surrogatepass"))
     except BadLine as error:
-        raise BadRow(code, f"{where} is no strict JSON ({error.code})") from None
+        raise BadRow(code, f"{where} is not strict JSON ({error.code})") from None
 
 
 def number_of(value: Any, field: str) -> float:
@@ -138,7 +138,7 @@ def number_of(value: Any, field: str) -> float:
     digits = str(value)
     number = float(digits) if NUMBER.fullmatch(digits) else math.nan
     if not math.isfinite(number):
-        raise BadRow("bad_shape", f"{field} is no finite number")
+        raise BadRow("bad_shape", f"{field} is not a finite number")
     return number
 
 
@@ -158,17 +158,17 @@ def _turn(item: Any, where: str) -> Turn:
     _need(dict, item, where, "bad_shape")
     if lost := [key for key in LOST if item.get(key)]:
         raise BadRow("unsupported_field", f"{where}: {lost[0]} would be lost")
-    given = item.get("role", item.get("from"))
-    given = given if not isinstance(given, str) or given in ROLES else given.strip().lower().replace("-", "_")
-    if not isinstance(given, str) or (given not in ROLES and given not in CALLERS):
+    name = item.get("role", item.get("from"))
+    name = name if not isinstance(name, str) or name in ROLES else name.strip().lower().replace("-", "_")
+    if not isinstance(name, str) or (name not in ROLES and name not in CALLERS):
         raise BadRow("bad_role", f"{where}: the role is none of {', '.join((*ROLES, *sorted(CALLERS)))}")
-    role, content = ROLES.get(given, "assistant"), item.get("content", item.get("value", item.get("text")))
-    calls = _parse_calls(content, where) if given in CALLERS else _calls(item, where)
+    role, content = ROLES.get(name, "assistant"), item.get("content", item.get("value", item.get("text")))
+    calls = _parse_calls(content, where) if name in CALLERS else _calls(item, where)
     if calls and role != "assistant":
         raise BadRow("bad_tool_call", f"{where}: only the assistant calls tools")
     result: Turn = {
         "role": role,
-        "content": "" if given in CALLERS or (calls and content is None) else text(content, where),
+        "content": "" if name in CALLERS or (calls and content is None) else text(content, where),
     }
     if reasoning := next((item[key] for key in REASONING if item.get(key)), None):
         if role != "assistant":
@@ -217,7 +217,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     _need(dict, call, where, "bad_tool_call")
     function, identity = call.get("function", call), call.get("id")
     if call.get("type", "function") not in ("function", None) or not isinstance(function, dict):
-        raise BadRow("bad_tool_call", f"{where} is no call of a function")
+        raise BadRow("bad_tool_call", f"{where} is not a call of a function")
     name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
     if not isinstance(name, str) or not name:
         raise BadRow("bad_tool_call", f"{where} has no name")
@@ -235,7 +235,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     function = _need(dict, tool, where, "bad_shape").get("function", tool)
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name or tool.get("type", "function") != "function":
-        raise BadRow("bad_shape", f"{where} is no function with a name")
+        raise BadRow("bad_shape", f"{where} is not a function with a name")
     return {"type": "function"} | (
         tool if function is not tool else {"function": {key: tool[key] for key in tool if key != "type"}}
     )

@@ -1,8 +1,8 @@
 """The base's added tokens inside text: broken up with a space, or the row rejected.
 
-Whoever writes `<|im_end|>` into a chat ends the turn in the middle; so no text may hold a token that the
+`<|im_end|>` in the text of a chat ends the turn in the middle; so no text may hold a token that the
 tokenizer cuts out before anything else. Nor a spelling that becomes one on the way: characters that show
-nothing in between, and letters that NFKC makes plain (`＜｜im_end｜＞`, `ﬁ`). A space behind the first
+nothing in between, and letters that NFKC makes plain (`＜｜im_end｜＞`, `ﬁ`). A space after the first
 character breaks a token for good.
 
 Not touched: spellings that no tokenizer takes for the token (`<|IM_END|>`, `‹│im_end│›`), tokens of white
@@ -45,11 +45,11 @@ HIDDEN = (
 )
 IGNORABLE = frozenset(point for first, last in HIDDEN for point in range(first, last + 1))
 PASSES = 8  # breaking one token up can't bring many others to light
-Match = tuple[int, int, int]  # the token's number, first character, behind the last
+Match = tuple[int, int, int]  # the token's number, first character, the one after the last
 
 
 class ControlTokens:
-    """The rule: `tokens` are the added tokens, `mode` says what becomes of a text that holds one."""
+    """The rule: `tokens` are the added tokens, `mode` says what happens to a text that holds one."""
 
     def __init__(self, tokens: Iterable[str], mode: Literal["neutralize", "reject"]) -> None:
         self.mode = mode
@@ -106,17 +106,17 @@ class ControlTokens:
             origin = [place for place, char in enumerate(text) for _ in _folds()[0].get(char, char)]
         pieces, done = [], 0
         for number, start, end in matches:
-            # a character that folds to several is taken whole; what of it is no part of the token stays
+            # a character that folds to several is taken whole; what of it is not part of the token stays
             first, last = bisect_left(origin, origin[start]), bisect_right(origin, origin[end - 1])
             if origin[first] < done:
                 continue  # shares a character with the one before: the next pass finds it
-            apart = _apart(self.spellings[number])
-            pieces += [text[done : origin[first]], folded[first:start], apart, folded[end:last]]
+            spaced = _spaced(self.spellings[number])
+            pieces += [text[done : origin[first]], folded[first:start], spaced, folded[end:last]]
             done = origin[last - 1] + 1
         return "".join(pieces) + text[done:]
 
 
-def _apart(token: str) -> str:
+def _spaced(token: str) -> str:
     """`<|im_end|>` as `< |im_end| >`."""
     return f"{token[0]} {token[1:-1]} {token[-1]}" if len(token) > 2 else " ".join(token)
 

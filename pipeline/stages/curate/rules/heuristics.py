@@ -143,9 +143,9 @@ def garbage_in(text: str) -> str | None:
             True,
         ),
     )
-    for what, share, limit, most in shares:
+    for name, share, limit, most in shares:
         if share > limit if most else share < limit:
-            return f"{share:.1%} {what}, the {'most' if most else 'least'} is {limit:.0%}"
+            return f"{share:.1%} {name}, the {'most' if most else 'least'} is {limit:.0%}"
     return None
 
 
@@ -157,7 +157,7 @@ def _broken(text: str) -> float:
 
 
 def _readable(text: str) -> float:
-    """Letters, digits and their marks (to Python Indic marks are no letters) among all but white space."""
+    """Letters, digits and their marks (to Python Indic marks are not letters) among all but white space."""
     shown = "".join(text.split())
     return sum(map(str.isalnum, shown)) / len(shown) if shown else 0.0
 

@@ -13,9 +13,9 @@ from pipeline.core.jsonl import dump_line
 from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.text_parts import Size, Span, Unbreakable, spans, text_parts
-from pipeline.stages.curate.rules.token_counter import MOST_DEAR, TokenCounter
+from pipeline.stages.curate.rules.token_counter import MOST_COST, TokenCounter
 
-EXACT = 4  # a row of more than so many budgets is not counted to its end
+EXACT = 4  # a row of more than this many budgets is not counted to its end
 MOST_TURNS = 20_000  # of a row that is split
 MOST_PARTS = 2000  # of one row, with those that are lost
 LISTED = 20  # parts whose sizes are listed
@@ -52,7 +52,7 @@ class Length:
         one ends in an end of text that is learned. Raises `BadRow` (`over_budget`) if no part is left, if a
         text has a stretch that can't be cut, if `mode` is reject, and for all rows that only make sense as a
         whole: preferences, feedback, prompts, chats with a reward, text in several segments. Also where
-        counting or splitting would take seconds (`MOST_DEAR`, `MOST_TURNS`, `MOST_PARTS`, `WORK`) or would
+        counting or splitting would take seconds (`MOST_COST`, `MOST_TURNS`, `MOST_PARTS`, `WORK`) or would
         mainly repeat the system turn (`REPEATED`).
         """
         if self.folder is None:
@@ -87,14 +87,14 @@ class Length:
         return self.counter.count_row(row, most)
 
     def _check_cost(self, texts: list[str]) -> None:
-        if sum(map(self.counter.dear, texts)) > MOST_DEAR:
+        if sum(map(self.counter.counting_cost, texts)) > MOST_COST:
             raise BadRow("over_budget", "too many different words, or too long ones, to count its tokens")
 
     def _text_parts(self, row: Row, changes: Changes) -> list[Row]:
         text, most, count = row["segments"][0]["text"], self.max_tokens, self.counter
         if (
             count.at_least(text) <= most
-            and count.dear(text) <= MOST_DEAR
+            and count.counting_cost(text) <= MOST_COST
             and count.count_row(row, most) <= most
         ):
             return [row]
@@ -102,7 +102,7 @@ class Length:
 
         def part(start: int, end: int) -> Row:
             segments = [row["segments"][0] | {"text": text[start:end]}]
-            # without an end of text, which the tokenizer puts behind a last segment that is trained
+            # without an end of text, which the tokenizer puts after a last segment that is trained
             return row | {
                 "segments": segments if end == len(text) else [*segments, {"text": "", "train": False}]
             }
@@ -128,7 +128,7 @@ class Length:
         if len(row["messages"]) > MOST_TURNS:
             raise BadRow("over_budget", f"{described}: too long to split, {MOST_TURNS:,} turns are the most")
         if sum(self.counter.count(turn["content"], self.max_tokens) for turn in system) >= self.max_tokens:
-            raise BadRow("over_budget", f"{none_fits} behind the system turn")
+            raise BadRow("over_budget", f"{none_fits} after the system turn")
         starts = [*accumulate(map(len, exchanges), initial=len(system))]  # in the row's messages
         weights = [*accumulate((sum(map(weight_of, exchange)) for exchange in exchanges), initial=0)]
         repeated = sum(map(weight_of, system)) + len(dump_line({"tools": row.get("tools")}))

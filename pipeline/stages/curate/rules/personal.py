@@ -2,7 +2,7 @@
 numbers.
 
 A regular expression proposes, a library decides: `phonenumbers`, `ipaddress`, and the checksums of `stdnum`.
-What is nobody's in particular stays: private, loopback, link-local and documentation addresses (RFC 6890),
+What identifies no person stays: private, loopback, link-local and documentation addresses (RFC 6890),
 public resolvers, mail to a reserved domain (RFC 2606), `user@host` of ssh, scp and git.
 """
 

@@ -74,7 +74,7 @@ class Redactor:
         counts: Counter[str] = Counter()
 
         def edit(place: str, text: str) -> str:
-            spans = _apart([*self._found(text, secrets), *repeats(text)])
+            spans = _disjoint([*self._found(text, secrets), *repeats(text)])
             if not spans:
                 return text
             counts.update(span.kind for span in spans)
@@ -100,7 +100,7 @@ class Redactor:
             if not (spans := list(self._found_escaped(text))):
                 return text
             text = _replaced(
-                text, _apart([*spans, *repeats_of([text])(text)]), lambda kind, _: f"[{kind.upper()}]"
+                text, _disjoint([*spans, *repeats_of([text])(text)]), lambda kind, _: f"[{kind.upper()}]"
             )
         return "[REDACTED]"
 
@@ -138,7 +138,7 @@ class Redactor:
 
 
 def _one_word(edge: str, beyond: str) -> bool:
-    """Whether a name's last character goes on into the next; from U+2E80 on, without spaces, never."""
+    """Whether a name's last character joins the next; from U+2E80 on, without spaces, never."""
     return edge < "\u2e80" and (edge.isalnum() or edge == "_") and (beyond.isalnum() or beyond == "_")
 
 
@@ -156,7 +156,7 @@ def _argument_pairs(row: Row) -> Iterator[str]:
                 yield f'"{key}": "{item}"'
 
 
-def _apart(spans: Iterable[Span]) -> list[Span]:
+def _disjoint(spans: Iterable[Span]) -> list[Span]:
     """The spans in order; of those that overlap, the one of higher rank, then the longer one."""
     kept: list[Span] = []
     for span in sorted(spans, key=lambda each: (each.start, -each.end, -each.rank)):
@@ -196,7 +196,7 @@ def _replaced(text: str, spans: list[Span], name: Namer) -> str:
 
 
 def _changes(place: str, text: str, spans: list[Span], name: Namer) -> Iterator[Change]:
-    """What became of one text, per rule: kinds and lengths before, placeholders after, never the text."""
+    """The changes of one text, per rule: kinds and lengths before, placeholders after, never the text."""
     for rule in ("secrets", "personal"):
         hits = [span for span in spans if (span.rank > 0) == (rule == "secrets")]
         if hits:

@@ -140,7 +140,7 @@ _NEEDLES = AhoCorasick(_WORDS, implementation=Implementation.DFA)
 _LONGEST = max(map(len, _WORDS))
 _IN_WORD = frozenset(string.ascii_letters + string.digits + "_")
 _BEFORE = _IN_WORD | {"["}  # perhaps a placeholder
-# in JSON and code: the `n` of `\nghp_…` is no letter before the key
+# in JSON and code: the `n` of `\nghp_…` is not a letter before the key
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
 BLOCK = 1 << 18  # characters searched for needles at a time: bounds the list of hits
 
@@ -166,7 +166,7 @@ def find_secrets(text: str) -> Iterator[Span]:
 
 
 def find_private_keys(text: str) -> Iterator[Span]:
-    """The PEM private keys in a text that may be cut: one without an end goes on to the next or the end."""
+    """The PEM private keys in a text that may be cut: one without an end extends to the next or the end."""
     edges = list(_PEM_EDGE.finditer(text)) if "-----BEGIN " in text else []
     for edge, following in zip_longest(edges, edges[1:]):
         if edge["begin"]:

@@ -61,7 +61,7 @@ def normalize(row: Row, changes: Changes) -> Row:
 
 
 def has_endless_marks(text: str) -> bool:
-    """Whether `MOST_MARKS` combining marks follow each other; such a run covers one of so many places."""
+    """Whether `MOST_MARKS` combining marks follow each other; such a run covers a multiple of that number."""
     for hit in range(0, len(text), MOST_MARKS):
         if not _is_mark(text[hit]):
             continue
@@ -124,7 +124,7 @@ def check_turns(row: Row) -> None:
 
     In order: at most one system turn, first; then user and assistant in turn; after an assistant's
     `tool_calls` one or more tool turns, then the assistant. A chat ends with the assistant, a prompt with the
-    user (or a tool), and an answer of a preference goes on from its prompt as a chat does.
+    user (or a tool), and an answer of a preference continues its prompt as in a chat.
     """
     if row["kind"] == "text":
         _check_segments(row["segments"])

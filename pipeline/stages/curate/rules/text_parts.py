@@ -17,7 +17,7 @@ CHARACTERS_PER_TOKEN = 4.0  # the first guess
 GUESSES = 6  # of where a part ends, before the rest is halved
 SLOWER = 0.9  # how a guess that was too high lowers the next one
 FULL = 0.9  # of the budget: a stretch of text that fills so much is looked through for a place to cut
-BEYOND = 64  # characters behind a place that are looked at, to judge it
+BEYOND = 64  # characters after a place that are looked at, to judge it
 PARAGRAPH, SENTENCE, LINE = range(3)  # places to cut, the best first
 JOINER = "\u200d"  # of the parts of one picture
 SPACED = ".!?…"  # these end a sentence only in front of white space: 3.14, example.org
@@ -75,7 +75,7 @@ def farthest(
 ) -> tuple[int, int, float]:
     """(end, tokens, rate): how far from item `first` on `size` finds no more than `most` tokens.
 
-    Exactly, or at least `enough` tokens far. `size` is dear, so the end is guessed from the running sum of
+    Exactly, or at least `enough` tokens far. `size` is slow, so the end is guessed from the running sum of
     the items' `weights` (one more than there are items) and the weight that a token had so far, `rate`, and
     then closed in from both sides.
     """
@@ -105,7 +105,7 @@ def spans(weights: Sequence[int], size: Size, most: int) -> Iterator[Span]:
 
 
 def last_cut(text: str, start: int, reach: int) -> int | None:
-    """The best place to cut behind `start`, at most at `reach`: no sentence is torn if one ends there, and no
+    """The best place to cut after `start`, at most at `reach`: no sentence is torn if one ends there, and no
     word if there is space.
 
     A paragraph's end and mere space count only if they leave a part that is half full.
@@ -124,7 +124,7 @@ def last_cut(text: str, start: int, reach: int) -> int | None:
 
 
 def last_character(text: str, start: int, reach: int) -> int | None:
-    """The last place behind `start`, at most at `reach`, where a character ends with all its marks, and more
+    """The last place after `start`, at most at `reach`, where a character ends with all its marks, and more
     than space is before it.
     """
     for place in range(min(reach, len(text) - 1), start, -1):
@@ -153,7 +153,7 @@ def cuts(text: str, start: int, reach: int) -> Iterator[tuple[int, int]]:
 
 
 def word_ends(text: str, start: int, reach: int) -> Iterator[int]:
-    """The places behind `start` up to `reach` where a word ends (UAX 29): without spaces, any character."""
+    """The places after `start` up to `reach` where a word ends (UAX 29): without spaces, any character."""
     stretch = text[start : reach + BEYOND]
     first = len(stretch) - len(stretch.lstrip())
     for match in _patterns()[1].finditer(stretch):
@@ -170,7 +170,7 @@ def _ends_sentence(ends: str, space: str, following: str) -> bool:
 
 @cache
 def _patterns() -> tuple[Any, Any]:
-    """(ends of sentences and lines, with the space behind; ends of words); compiled at the first use."""
+    """(ends of sentences and lines, with the space after; ends of words); compiled at the first use."""
     import regex  # type: ignore[import-untyped]
 
     ends = r"(?<ends>[\p{Sentence_Terminal}…]++\p{Sentence_Break=Close}*+)(?<space>\s*+)|(?<!\s)(?<space>[^\S\n]*+\n\s*+)"  # noqa: E501

@@ -23,11 +23,11 @@ Shape = tuple[tuple[str, str], ...]  # roles, each with a letter where the turn 
 
 LONE_SPACE = re.compile(r" (?<=\S )(?=\S)")  # what is looked for first is a character: the fastest way
 NFC_GROWTH = 3  # NFC makes no text longer than this in UTF-8 bytes (unicode.org/faq/normalization.html)
-NFC_SHRINKS = 4  # so many characters can become one (Greek letters with three marks)
+NFC_SHRINKS = 4  # this many characters can become one (Greek letters with three marks)
 # words whose tokens are remembered, and their length together
 CACHED_WORDS, CACHED_CHARACTERS = 1 << 17, 1 << 20
 # units of what counting a row may cost, and what a word costs above its characters
-MOST_DEAR, NEW_WORD = 1 << 19, 4
+MOST_COST, NEW_WORD = 1 << 19, 4
 # turns of the longest order of roles that is remembered, and how many are
 CACHED_SHAPE, CACHED_SHAPES = 64, 1 << 13
 STRETCH = 4096  # words between two looks at whether it is enough
@@ -90,15 +90,15 @@ class TokenCounter:
         shrinks = NFC_SHRINKS if self.normalized and not text.isascii() else 1
         return len(text) // (self.longest * shrinks)
 
-    def dear(self, text: str) -> int:
+    def counting_cost(self, text: str) -> int:
         """What counting costs, in microseconds, about: one for each character, but `NEW_WORD` more and only
-        once for each word; two for each character where words are no short cut.
+        once for each word; two for each character where words are not a short cut.
 
-        Not above `MOST_DEAR` means: a second at most.
+        Not above `MOST_COST` means: a second at most.
         """
         if self.words is None:
             return 2 * len(text)
-        if (1 + NEW_WORD) * len(text) <= MOST_DEAR:
+        if (1 + NEW_WORD) * len(text) <= MOST_COST:
             return len(text)
         words = set(chain.from_iterable(map(LONE_SPACE.split, self.marks.split(text))))
         return sum(map(len, words)) + NEW_WORD * len(words)
@@ -213,7 +213,7 @@ class TokenCounter:
 
 
 class _Words(dict[str, int]):
-    """Tokens of each word behind `before`, counted once."""
+    """Tokens of each word after `before`, counted once."""
 
     def __init__(self, before: str, count: Callable[[str], int]) -> None:
         self.before, self.count, self.characters = before, count, 0
