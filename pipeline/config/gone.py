@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from pipeline.core.text import safe
+
 
 class Gone(NamedTuple):
     """What holds in the place of a former key: a value that can't be set any more, and a sentence on it."""
@@ -136,6 +138,16 @@ def reasons(key: str) -> list[str]:
 def predecessors(new_name: str) -> dict[str, Any]:
     """{former key whose value `new_name` takes: the value that it had by default}."""
     return {name: gone.now for name, gone in GONE.items() if gone.new_name == new_name}
+
+
+def other_source(former: Any, source: str, model: str) -> str | None:
+    """Why a base of the `former` base.source would be taken for one of another, as a sentence."""
+    if former == source or former not in ("hub", "package", "gguf", "path"):
+        return None
+    return (
+        f"base.source is {former}, and without it {safe(model, 200)} means {source}: "
+        f"{GONE['base.source'].why}. Give it a name or a link that says what it is, then run this again"
+    )
 
 
 def _variants(train: Mapping[str, Any]) -> list[str]:

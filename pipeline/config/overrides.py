@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipeline.config.faults import nearest
-from pipeline.config.gone import BESIDE, GONE, TAKEN, predecessors, reasons
+from pipeline.config.gone import BESIDE, GONE, TAKEN, other_source, predecessors, reasons
 from pipeline.config.params import Params, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
 from pipeline.config.text import as_yaml, change, value_at, without
@@ -180,7 +180,8 @@ def upgraded(file: Path) -> list[str]:
     values, lines = read_strict(file)
     places: list[Key] = [place for name in GONE if (place := tuple(name.split("."))) in lines]
     sections = values.items() if isinstance(values, Mapping) else ()
-    empty: list[Key] = [(name,) for name, held in sections if not held and _is_former_section(name)]
+    gone_sections = {name for name, _ in sections if name not in Params.model_fields and reasons(name)}
+    empty: list[Key] = [(name,) for name, held in sections if not held and name in gone_sections]
     left, dropped, moved = deepcopy(values), [*places, *empty], dict[Key, Any]()
     for place in empty:
         left.pop(place[0])
@@ -200,14 +201,9 @@ def upgraded(file: Path) -> list[str]:
             dropped.append(place)
     for place, value in moved.items():
         put(left, place, value)
-    source, base = value_at(values, ("base", "source")), checked(file, left, {}).base
-    if source in ("hub", "package", "gguf", "path") and source != base.source:
-        raise ConfigError(
-            "Q-CONFIG-005",
-            f"base.source is {source} in {file}, and without it {safe(base.model, 200)} means "
-            f"{base.source}: {GONE['base.source'].why}. Give it a name or a link that says what it is, then "
-            "run this again",
-        )
+    base = checked(file, left, {}).base
+    if problem := other_source(value_at(values, ("base", "source")), base.source, base.model):
+        raise ConfigError("Q-CONFIG-005", f"{file}: {problem}")
     if dropped:
         names = ", ".join(f"{'.'.join(place)} (line {lines[place]})" for place in [*places, *empty])
         problem = f"{names} can't be taken out of the text of {file}: edit it"
@@ -218,10 +214,6 @@ def upgraded(file: Path) -> list[str]:
             _write(file, _with(_text(file), moved, dropped), left, problem)
     sentences = [_sentence(place, value_at(values, place)) for place in places]
     return sentences + [f"{name} is gone: {reasons(name)[0]}" for (name,) in empty]
-
-
-def _is_former_section(name: str) -> bool:
-    return name not in Params.model_fields and bool(reasons(name))
 
 
 def _taken(new_name: str, value: Any, values: Any) -> Any:

@@ -206,16 +206,15 @@ class Train(Section):
     @property
     def dropout(self) -> float:
         """`lora_dropout`, or the method's own; 0 where the tuner has none."""
-        if "lora_dropout" not in TUNERS[self.tuner].settings:
-            return 0.0
-        return METHODS[self.method].dropout if self.lora_dropout is None else self.lora_dropout
+        share = METHODS[self.method].dropout if self.lora_dropout is None else self.lora_dropout
+        return share if "lora_dropout" in self.tuning.settings else 0.0
 
     def problems(self) -> Iterator[str]:
         """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""
         learning = METHODS[self.method]
         if self.method == "distill" and self.sft_weight > 1:
             yield f"sft_weight is {self.sft_weight:g}, and of method distill it is a share: set it to 0 to 1"
-        if self.method == "grpo" and self.lora_dropout and "lora_dropout" in TUNERS[self.tuner].settings:
+        if self.method == "grpo" and self.lora_dropout and "lora_dropout" in self.tuning.settings:
             yield (
                 f"lora_dropout is {self.lora_dropout:g}, and method grpo compares likelihoods before and "
                 "after a step, in which the dropout would be all: set it to 0.0 or null"
