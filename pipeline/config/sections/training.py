@@ -214,7 +214,7 @@ class Train(Section):
         learning = METHODS[self.method]
         if self.method == "distill" and self.sft_weight > 1:
             yield f"sft_weight is {self.sft_weight:g}, and of method distill it is a share: set it to 0 to 1"
-        if self.method == "grpo" and self.lora_dropout and "lora_dropout" in self.tuning.settings:
+        if self.method == "grpo" and self.lora_dropout and "lora_dropout" in TUNERS[self.tuner].settings:
             yield (
                 f"lora_dropout is {self.lora_dropout:g}, and method grpo compares likelihoods before and "
                 "after a step, in which the dropout would be all: set it to 0.0 or null"
