@@ -81,9 +81,8 @@ def tuner_in(folder: Path) -> Tuner:
 
 
 def put_tuner(model: Any, settings: Training) -> Any:
-    """The frozen base of `load_quantized` with what trains on it; an adapter's start is drawn from the random
-    state. Layers below the first that trains run without autograd, and those that are offloaded have their
-    weights in main memory.
+    """The frozen base of `load_quantized` with what trains on it. Layers below the first that trains run
+    without autograd, and those that are offloaded have their weights in main memory.
 
     Raises `ConfigError` for targets or layers that the model lacks, `DataError` if a linear has no scales.
     """

@@ -82,18 +82,12 @@ def check_adapter(model: Any, train: Training) -> int:
     """
     from peft.tuners.lora import LoraLayer
 
-    layers = model.get_base_model().model.layers
-    matched = {
-        f"model.layers.{number}.{name}": module
-        for number, layer in enumerate(layers)
-        for name, module in layer.named_modules()
-        if isinstance(module, LoraLayer)
-    }
+    inside = model.get_base_model()
+    matched = {name: module for name, module in inside.named_modules() if isinstance(module, LoraLayer)}
     # by layer and target: "model.layers.3.self_attn.q_proj" is q_proj of layer 3; routed experts are apart
-    ours = [name for name in matched if not is_routed(name)]
-    counts = Counter((int(name.split(".")[2]), name.rpartition(".")[2]) for name in ours)
+    counts = Counter((layer_of(name), name.rpartition(".")[2]) for name in matched if not is_routed(name))
     named = [] if isinstance(train.target_modules, str) else plain_targets(train, linear_names(model))
-    training_layers = [number for number in range(len(layers)) if trains_in(number, train)]
+    training_layers = [number for number in range(len(inside.model.layers)) if trains_in(number, train)]
     for number, target in product(training_layers, named):
         if counts[number, target] != 1:
             raise ConfigError(
@@ -101,13 +95,11 @@ def check_adapter(model: Any, train: Training) -> int:
                 f"layer {number} has {counts[number, target]} adapters named {target}, and each layer must "
                 "have 1: take targets that all its layers have",
             )
-    inside = set(matched.values())
-    adapted = ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
-    if outside := next((name for name, module in adapted if module not in inside), None):
+    if outside := next((name for name in matched if layer_of(name) is None), None):
         raise ConfigError(
             "Q-MODELS-026",
-            f"{outside} got an adapter, and only the layers' linears can have one: take it out of "
-            "train.target_modules",
+            f"base_model.model.{outside} got an adapter, and only the layers' linears can have one: take it "
+            "out of train.target_modules",
         )
     _check_each(model, matched, train)
     training = {
