@@ -23,7 +23,7 @@ from pipeline.config.sections import Training
 CUDA = torch.cuda.is_available()
 WARM_UP = 2  # steps that don't count
 LONGEST_STEP = 64  # tokens
-ROW_TOKENS = 128 if CUDA else 32  # of the small base's rows
+ROW_TOKENS = 128 if CUDA else 32  # of the small bases' rows
 GIB = 2**30
 
 
@@ -48,7 +48,8 @@ def write(say: Say, folder: Path, shape: str, tokens: int, resume_shape: str, **
     for name, size, length in (("resume", resume_shape, ROW_TOKENS), ("nf4", shape, tokens)):
         write_base(folder / name / "base", size)
         write_rows(folder / name / "rows", folder / name / "base", length)
-    write_random_gguf(folder / "quantized_small" / "base", "blocks")
+    small = write_random_gguf(folder / "quantized_small" / "base", "blocks")
+    write_rows(folder / "quantized_small" / "rows", small, ROW_TOKENS)
     write_random_gguf(folder / "quantized" / "base", "7b" if shape == "7b" else "blocks")
 
 
@@ -359,16 +360,50 @@ def search(fit: Callable[[int], bool], start: int) -> int:
     return low
 
 
+def load(base: Path, settings: Training) -> Callable[[int], float]:
+    """A function that does one optimizer step of what trains on `base`, on a row of so many tokens, and gives
+    its loss.
+    """
+    from pipeline.models.chunked_loss import chunked_loss
+    from pipeline.models.liger_loss import apply_liger, choose_loss, fused_loss
+    from pipeline.models.qlora import load_quantized
+    from pipeline.models.tuners import causal_model, put_tuner
+
+    loss = choose_loss(settings.loss)
+    if loss == "liger":
+        apply_liger(base)
+    torch.manual_seed(0)
+    model = put_tuner(load_quantized(base, settings), settings).train()
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    matrices = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(matrices, lr=1e-4)
+
+    def step(tokens: int) -> float:
+        places = torch.arange(tokens, device=matrices[0].device)[None]  # the embeddings may be in main memory
+        ids = places * 7919 % min(model.config.vocab_size, 32_000)
+        with torch.autocast("cuda", torch.bfloat16, enabled=CUDA):
+            inputs = {"input_ids": ids, "labels": ids, "position_ids": places}
+            value = (fused_loss if loss == "liger" else chunked_loss)(causal_model(model), inputs)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not bool(value.isfinite()):
+            raise AssertionError(f"the loss is {float(value)}")
+        return float(value)
+
+    return step
+
+
 def step_speed(
     say: Say, folder: Path, settings: Training, side: str, tokens: int, rounds: int, **_: Any
 ) -> None:
     """Tokens per second and peak of single optimizer steps on NF4 or on a GGUF's own blocks: of an adapter
     (`side` quantized) or of their scales (scales).
     """
-    from benchmarks.gguf_train import load
-
     base = folder / ("nf4" if side == "nf4" else "quantized") / "base"
-    _, step = load(base, settings)
+    step = load(base, settings)
     if CUDA:  # what loading took is no step's
         torch.cuda.reset_peak_memory_stats()
     seconds, losses = [], []
@@ -393,11 +428,10 @@ def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, 
     """Train and kill this process with SIGKILL after the second checkpoint (`killed`), else go on from there
     and compare with unbroken runs.
     """
-    out, base = folder / f"resume-{side}", folder / ("resume" if side == "nf4" else side) / "base"
-    rows = folder / "resume/rows" if side == "nf4" else rows_for(base, folder / "rows-quantized")
+    out, place = folder / f"resume-{side}", folder / ("resume" if side == "nf4" else side)
 
     def run(name: str, resume: bool) -> tuple[str, Any, list[float]]:
-        found = trained(out / name, settings, resume, tokens=rows, base=base)
+        found = trained(out / name, settings, resume, tokens=place / "rows", base=place / "base")
         losses = [row["loss"] for row in steps_of(found)]
         return adapter_hash(out / name), found["resumed_from"], losses
 
@@ -411,13 +445,6 @@ def resume(say: Say, folder: Path, settings: Training, side: str, killed: bool, 
     second, *_ = run("second", resume=False)
     equal = {"resumed_equal": broken == first, "unbroken_equal": first == second}
     say({"resumed_from": resumed_from, **equal, "losses_equal": broken_losses == losses})
-
-
-def rows_for(base: Path, folder: Path) -> Path:
-    """Training rows for another base than the shared one."""
-    from benchmarks.random_base import write_rows
-
-    return folder if folder.exists() else write_rows(folder, base, 64 if CUDA else 32)
 
 
 def kill_after(file: Path) -> None:

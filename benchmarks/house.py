@@ -1,12 +1,15 @@
-"""How much house there is: lines, statements and modules, what freezes the inside, what a user reads.
+"""How much house there is: lines, statements and modules, how far what belongs together lies apart, what
+freezes the inside, what a user reads.
 
     python benchmarks/house.py [COMMIT …]
     python benchmarks/house.py --check          exit 1 where one weighs more than `CEILINGS` (`make lint`)
+    python benchmarks/house.py --where FEATURE  the modules that name a feature outside its home, and how
 
 A column for each commit, and one for the working tree. A function's parameters count without `self` and
 `cls`; a symbol is inner if tests import it and no module of another room does; a room is a folder of
 pipeline/ or of pipeline/stages/. A sentence is an assertion's text of four words and more that stand by
-themselves: not those of paths, names and patterns.
+themselves: not those of paths, names and patterns. `house_scatter.py` says what scatter is, `house_walks.py`
+what climbs are.
 """
 
 import argparse
@@ -17,8 +20,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from house_scatter import FEATURES, scatter
+from house_walks import WALKS, climbs
 
 PROJECT = Path(__file__).resolve().parents[1]
 SHORT, LONG, MOST_PARAMETERS, WORDS = 60, 250, 6, 4
@@ -77,6 +83,31 @@ def parameters(node: ast.AST) -> list[ast.arg]:
     return [argument for argument in named if argument.arg not in ("self", "cls")]
 
 
+def sizes(folders: dict[str, Trees]) -> dict[str, int]:
+    """Lines, statements and modules of each folder."""
+    counts: dict[str, Callable[[Trees], int]] = {
+        "lines": lines,
+        "statements": lambda trees: sum(1 for _ in nodes(trees, ast.stmt)),
+        "modules": len,
+    }
+    measures = [(name, *counter) for name in folders for counter in counts.items()]
+    return {f"{what} of {name}": count(folders[name]) for name, what, count in measures}
+
+
+def verbs(root: Path) -> int:
+    """The verbs of `quench`: a group of commands is one, as is each command of a topic without a name."""
+    count = 0
+    for node in ast.parse((root / "pipeline/cli.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.For | ast.Expr) and "add_typer(" in (text := ast.unparse(node)):
+            topics = re.findall(r"\w+", text.partition("\n")[0].partition(" in ")[2]) or [text]
+            if "name=" in text:
+                count += len(topics)
+            else:
+                files = [root / f"pipeline/commands/topics/{topic}.py" for topic in topics]
+                count += sum(file.read_text(encoding="utf-8").count("@app.command(") for file in files)
+    return count
+
+
 def measured(root: Path) -> dict[str, int]:
     """Every figure of the project at `root`."""
     pipeline, tests, benchmarks = (parsed(root / name) for name in ("pipeline", "tests", "benchmarks"))
@@ -96,11 +127,12 @@ def measured(root: Path) -> dict[str, int]:
         for part in ast.walk(check)
         if isinstance(part, ast.Constant) and isinstance(part.value, str)
     )
+    away = scatter(root / "pipeline", pipeline)
     docs = [path for path in root.glob("docs/*.md") if path.name != "troubleshooting.md"]
     return {
-        "lines of pipeline": lines(pipeline),
-        "statements of pipeline": sum(1 for _ in nodes(pipeline, ast.stmt)),
-        "modules of pipeline": len(pipeline),
+        **sizes({"pipeline": pipeline, "tests": tests, "benchmarks": benchmarks}),
+        **{f"scatter of {name}": len(modules) for name, modules in away.items()},
+        **{f"climbs of {name}": climbs(root, pipeline, walk) for name, walk in WALKS.items()},
         f"modules under {SHORT} lines with one importer": sum(
             importers[name] == 1 and path.name != "__init__.py" and lines([path]) < SHORT
             for path, name in names.items()
@@ -115,14 +147,13 @@ def measured(root: Path) -> dict[str, int]:
             for argument in found
             if argument.annotation
         ),
-        "lines of tests": lines(tests),
         "tests that import other tests": sum(
             ast.unparse(node).split()[1].startswith("test_")
             for node in nodes(tests, ast.Import, ast.ImportFrom)
         ),
         "inner symbols that tests use": len(tested - outside),
         "sentences that tests assert": sum(len(WORD.findall(text)) >= WORDS for text in texts),
-        "lines of benchmarks": lines(benchmarks),
+        "verbs": verbs(root),
         "keys": sum(
             isinstance(node, ast.Call) and ast.unparse(node.func) == "key"
             for node in nodes(parsed(root / "pipeline/config/sections"), ast.Call)
@@ -157,9 +188,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("commits", nargs="*", metavar="COMMIT")
     parser.add_argument("--check", action="store_true", help="only whether tests keep to their ceilings")
+    parser.add_argument("--where", choices=FEATURES, help="only the modules that name it outside its home")
     asked = parser.parse_args()
     if asked.check:
         return check(measured(PROJECT))
+    if asked.where:
+        folder = PROJECT / "pipeline"
+        for module, names in scatter(folder, parsed(folder))[asked.where].items():
+            print(f"{module}: {', '.join(names)}")
+        return 0
     commits = asked.commits
     columns = [at(commit) for commit in commits] + [measured(PROJECT)]
     print(f"{'':48}" + "".join(f"{name[:9]:>10}" for name in [*commits, "now"]))

@@ -5,8 +5,8 @@ unlearn, and rewards that answers of its own earn.
 
 A METHOD is dpo, ipo, kto, orpo, simpo, weighted, unweighted or grpo (all). Data comes from
 `examples/pydoc.py`: pairs of a right answer with a chatty or a wrong one, and chats of which two in three are
-chatty and have the reward 0; for grpo from `examples/sums.py`, in one short run (`benchmarks/grpo.py`
-measures more). Prints a row per method with its figures.
+chatty and have the reward 0; for grpo from `examples/sums.py`, in one short run. Prints a row per method
+with its figures.
 """
 
 import argparse

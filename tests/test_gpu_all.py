@@ -3,6 +3,7 @@ never passed.
 """
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import gpu_all
 from benchmarks.gpu_all import PartError, Run, measure, table
+from pipeline.core.places import PROJECT
 
 
 @pytest.fixture
@@ -58,3 +60,18 @@ def test_nothing_is_passed_where_nothing_ran(run: Run) -> None:
     assert run.figures == {}
     assert "met" not in [line.split("|")[4].strip() for line in table(run).splitlines()]
     assert all(run.reasons[part] for part in gpu_all.PARTS if part != "tests")
+
+
+@pytest.mark.slow
+def test_steps_on_packed_weights_and_on_offloaded_ones_run_on_tiny_shapes(tmp_path: Path) -> None:
+    options = ["--smoke", "--only", "quantized", "offload", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, str(PROJECT / "benchmarks/gpu_all.py"), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = (tmp_path / "figures.jsonl").read_text(encoding="utf-8").splitlines()
+    figures = {name for line in lines for name in json.loads(line)}
+    assert {"quantized_speed_ratio", "scales_speed_ratio", "offload_loss_difference"} <= figures

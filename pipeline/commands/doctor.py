@@ -22,7 +22,6 @@ from pipeline.core.units import memory_gb
 from pipeline.llamacpp.compiler import find_compiler
 from pipeline.llamacpp.devices import devices
 from pipeline.llamacpp.tools import TOOLS, VERSION, find_toolchain
-from pipeline.workflow.stages import WORDS
 
 GB = 1e9
 DEMO_DISK = 16 * GB  # set-up and the demo's artifacts
@@ -125,7 +124,7 @@ def configuration(root: Path) -> tuple[Check, str | None]:
         params = load_params(file)
     except ConfigError as error:
         return Check("params.yaml", "fail", error.sentence, "correct it there", error.id), None
-    return Check("params.yaml", "pass", f"graph of {WORDS[params.graph]}"), params.machine.llama_cpp
+    return Check("params.yaml", "pass", f"graph of {params.product.plural}"), params.machine.llama_cpp
 
 
 def llama_cpp(home: str | None) -> Check:

@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.levels import distilled_from
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
-from pipeline.config.sections import BASE, TUNED
+from pipeline.config.sections import BASE
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.workflow.integrity import verify_outputs
@@ -81,13 +80,9 @@ class Project:
 
     def _stage_of(self, model: str) -> str:
         params = self.params
-        if params.product.served:
-            return "tuned" if model == TUNED else "base"
-        if plain := distilled_from(model):
-            return f"distill@{plain}"
-        if model.endswith(params.convert.type):
-            return "convert"
-        return f"{'budget' if model in params.quantize.budgets else 'quantize'}@{model}"
+        if served := params.product.served:
+            return params.product.made_by if params.product.holds_scales and model == served else "base"
+        return "convert" if model.endswith(params.convert.type) else params.quantize.stage_of(model)
 
     def _recommended(self) -> str:
         try:

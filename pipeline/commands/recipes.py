@@ -10,12 +10,12 @@ import difflib
 from pathlib import Path
 
 from pipeline.config.params import load_params
+from pipeline.config.products import PRODUCTS
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.places import resource
 from pipeline.core.publish import publishing
 from pipeline.workflow.dvc_yaml import put_graph
 from pipeline.workflow.settings import starting_text, write_lock
-from pipeline.workflow.stages import WORDS
 
 RECIPES = resource("recipes")
 TITLE = "Recipe"  # what the line begins with that names a written file's recipe
@@ -83,7 +83,7 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
             aside.write_bytes(new)
     write_lock(root, params)
     if changed:
-        print(f"{root / 'dvc.yaml'} is the graph of {WORDS[graph]} now")
+        print(f"{root / 'dvc.yaml'} is the graph of {PRODUCTS[graph].plural} now")
     print(changes + f"{target} is recipe {recipe} now" if changes else f"{target} is recipe {recipe} already")
     return changes
 
@@ -95,7 +95,7 @@ def graph(root: Path, cache_base: bool | None = None) -> None:
     """
     needed = load_params(root / "params.yaml").graph
     changed = put_graph(root, needed, cache_base=cache_base)
-    print(f"{root / 'dvc.yaml'} is the graph of {WORDS[needed]} {'now' if changed else 'already'}")
+    print(f"{root / 'dvc.yaml'} is the graph of {PRODUCTS[needed].plural} {'now' if changed else 'already'}")
     if cache_base and changed:
         print("DVC keeps models/base from now on: `snakemake` puts it into DVC's cache, `dvc push` sends it")
 

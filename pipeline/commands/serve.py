@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.commands.project import Project
-from pipeline.config.sections import TUNED
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.llamacpp.devices import placement
@@ -40,11 +39,12 @@ def chosen_adapters(project: Project, model: str, *, lora: bool, given: Sequence
     """The adapters to serve on `model`: the project's own if `lora` or the model says so, then the `given`
     ones (FILE or FILE=SCALE). Raises `ConfigError` if the project's own is wanted and it trains scales."""
     params = project.params
-    if lora and params.graph == "tuned":
+    if lora and params.product.holds_scales:
         raise ConfigError(
             "Q-SERVE-022",
-            f"train.tuner is scales, so there is no adapter: {params.convert.name}-{TUNED}.gguf holds what "
-            "was trained, in one file; name another adapter's GGUF with --adapter to put that on it",
+            "train.tuner is scales, so there is no adapter: "
+            f"{params.convert.name}-{params.product.served}.gguf holds what was trained, in one file; name "
+            "another adapter's GGUF with --adapter to put that on it",
         )
     chosen = [*map(parse_adapter, given)]
     if lora or params.files(project.root, model).lora:

@@ -20,8 +20,8 @@ class Learning:
     are judged, `pairs` that they are compared in pairs, `reference` that they are also scored by the model
     without its adapter, `beta` and `dropout` are the defaults of `train.preference.beta` and
     `train.lora_dropout`. `loss` says in words what is made smaller. `prompts` says that the model gives its
-    own answers and is only shown what stands before the last one. `learner` is its module below
-    `pipeline.stages.train`.
+    own answers and is only shown what stands before the last one, `teacher` that it learns how the file that
+    its base was made from answers. `learner` is its module below `pipeline.stages.train`.
     """
 
     rows: tuple[str, ...]
@@ -29,6 +29,7 @@ class Learning:
     preferences: bool = False
     pairs: bool = False
     prompts: bool = False
+    teacher: bool = False
     reference: bool = False
     beta: float | None = None
     dropout: float = 0.05
@@ -39,7 +40,9 @@ _judged = partial(Learning, preferences=True, learner="preference.learner")
 
 METHODS: Mapping[Method, Learning] = {
     "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards"),
-    "distill": Learning(("chat", "text"), "divergence from the original", learner="distill.learner"),
+    "distill": Learning(
+        ("chat", "text"), "divergence from the original", teacher=True, learner="distill.learner"
+    ),
     "dpo": _judged(("preference",), "log-sigmoid of the margin", pairs=True, reference=True, beta=0.1),
     "ipo": _judged(("preference",), "squared distance from a margin", pairs=True, reference=True, beta=0.1),
     "kto": _judged(("feedback", "preference"), "sigmoid of the gain", reference=True, beta=0.1),

@@ -25,22 +25,28 @@ class ModelFiles(NamedTuple):
 @dataclass(frozen=True)
 class Product:
     """What one graph makes. `served` is the one model that is served, None where each level of a merged
-    model can be; `made_by` is the stage that makes it.
+    model can be; `made_by` is the stage that only this graph has, and that makes it.
 
-    `called`, `beside` (what the base's GGUF is served with), `whole` and `subject` are its names in
+    `plural`, `called`, `beside` (what the base's GGUF is served with), `whole` and `subject` are its names in
     sentences. `with_lora`: it is two files, the second an adapter's. `checks` are the parity checks that must
     have passed for it, with what each measures.
     """
 
     graph: Graph
     served: str | None
+    plural: str
     called: str
-    made_by: str = ""
+    made_by: str
     beside: str = ""
     whole: str = ""
     subject: str = ""
     with_lora: bool = False
     checks: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def holds_scales(self) -> bool:
+        """Whether it is the base's file with trained scales, so that there is no adapter."""
+        return bool(self.served) and not self.with_lora
 
     def reference(self, models: Container[str]) -> str:
         """Which of the evaluated `models` the tuned ones are compared with: the 16-bit model, or the base's
@@ -75,10 +81,11 @@ class Product:
 
 FILE_CHECK = ("weights_file", "which file the base is")
 PRODUCTS: Mapping[Graph, Product] = {
-    "merged": Product("merged", None, "every level"),
+    "merged": Product("merged", None, "merged models", called="every level", made_by="merge"),
     "adapter": Product(
         "adapter",
         BASE_WITH_ADAPTER,
+        "adapters on a GGUF",
         called="the adapter",
         made_by="lora",
         beside="its adapter",
@@ -94,6 +101,7 @@ PRODUCTS: Mapping[Graph, Product] = {
     "tuned": Product(
         "tuned",
         TUNED,
+        "GGUFs with trained scales",
         called="the tuned file",
         made_by="tuned",
         beside="trained scales",

@@ -66,7 +66,6 @@ STRATEGIES = {
     ),
 }
 FOLDER = Path("models/.compare")  # scratch of the jobs of `compare`: neither Snakemake nor DVC looks at it
-CHANCE = 0.05  # a difference whose p is not below it may be chance
 
 
 class Job(NamedTuple):

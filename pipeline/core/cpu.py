@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.errors import ToolError
-from pipeline.core.ranks import CARDS
 
 ComputeDtype = Literal["bfloat16", "float16", "float32"]
 Device = Literal["cuda", "cpu"]
+CARDS = "CUDA_VISIBLE_DEVICES"
 # as Linux names what multiplies bfloat16: x86's AVX512-BF16 and AMX-BF16 (x86's are `flags`), ARM's FEAT_BF16
 # (ARM's are `Features`)
 INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.core.cpu import Device, cpu_fields, instructions
+from pipeline.core.cpu import CARDS, Device, cpu_fields, instructions
 from pipeline.core.errors import ToolError
-from pipeline.core.ranks import CARDS
 from pipeline.core.units import MEMORY_GB, memory_gb
 
 QUERY = ("name", "memory.total", "driver_version", "compute_cap")  # of nvidia-smi

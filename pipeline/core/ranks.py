@@ -13,12 +13,12 @@ import os
 import re
 from dataclasses import dataclass
 
+from pipeline.core.cpu import CARDS
 from pipeline.core.errors import ConfigError
 
 PROCESSES = "QUENCH_PROCESSES"  # how many processes `python -m pipeline train` starts
 LAUNCHED = "QUENCH_LAUNCHED"  # set by our own launcher
 STORE_FD = "QUENCH_STORE_FD"  # for its rank 0: the socket that the store listens on
-CARDS = "CUDA_VISIBLE_DEVICES"
 HERE = "127.0.0.1"
 # Accelerate and transformers take a process with one of these for one of several
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")

@@ -8,13 +8,13 @@ from typing import Literal
 
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import AUTO
-from pipeline.config.strategies import CHANCE
 from pipeline.core.checks import Check
 from pipeline.gate.comparison import Comparison, Measured, share_text
 from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import Evidence
 from pipeline.metrics.level_limits import LevelLimit
+from pipeline.metrics.significance import CHANCE
 from pipeline.pages.formats import p_value
 
 # share of the reference's scored answers that a level may lack, since a judge or a time limit may miss one

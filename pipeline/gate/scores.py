@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pipeline.config.products import product_of
-from pipeline.config.strategies import CHANCE
 from pipeline.gate.distillation import is_distillation
 from pipeline.gate.evaluations import Answers, Evaluation, Evaluations, Task
+from pipeline.metrics.significance import CHANCE
 from pipeline.pages.formats import p_value
 
 TOLERANCE = 1e-9  # points: 75.0 - 70.0 may come out as 5.000000000000004

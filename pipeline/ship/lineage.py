@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pipeline.chat.manifest import NAME
-from pipeline.config.sections import TUNED
+from pipeline.config.products import product_of
 from pipeline.config.tuners import ADAPTER_FILE, SCALES_FILE, trained_file
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, tree_hash
@@ -63,10 +63,9 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
     training and evaluating `model` saw."""
     adapter = root / ADAPTER
     if not trained_file(adapter).is_file():
-        raise DataError(
-            "Q-SHIP-004",
-            f"{adapter} has no {SCALES_FILE if model == TUNED else ADAPTER_FILE}: {_back(ADAPTER, 'train')}",
-        )
+        product = product_of(inputs.evaluations)
+        file = SCALES_FILE if product.holds_scales and model == product.served else ADAPTER_FILE
+        raise DataError("Q-SHIP-004", f"{adapter} has no {file}: {_back(ADAPTER, 'train')}")
     run = read_record(root, f"{ADAPTER}/run.json", Run, "train")
     _need(
         root,

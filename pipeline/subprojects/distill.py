@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.sections import DISTILL_TOP_K, TUNED, Train
+from pipeline.config.sections import DISTILL_TOP_K, LEVELS_ALONE, TUNED, Train
 from pipeline.config.sections.base import keys_of_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import Card
@@ -159,7 +159,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
             "level": level,
         },
         "train": Train().model_dump(mode="json") | learned,
-        "quantize": {"distill": [], "budgets": []},
+        "quantize": {**LEVELS_ALONE},
         "compare": {"seeds": []},
         "evaluate": {"models": [TUNED]},
     }

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
+from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file, key_files
 from pipeline.workflow.project import is_project
-from pipeline.workflow.stages import TABLE, WORDS, Plot, Stage, stages_in, table
+from pipeline.workflow.stages import TABLE, Plot, Stage, stages_in, table
 from pipeline.workflow.syntax import ROOT
 
 HEADER = """\
@@ -31,8 +32,6 @@ OF_CHECKOUT = f"""in graphs/{TABLE.name}, as they are for Snakemake.
 # {SETTINGS} writes the settings in effect."""
 OF_PROJECT = """the installed version's, as they are for Snakemake.
 # The keys of their code are in .quench/code; `quench doctor upgrade` writes them."""
-# a stage that only this graph has
-ONLY: dict[Graph, str] = {"merged": "merge", "adapter": "lora", "tuned": "tuned"}
 
 
 @cache
@@ -63,7 +62,8 @@ def dvc_text(graph: Graph, *, of_project: bool = False, cache_base: bool = False
         text,
     )
     body = re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE)
-    return HEADER.format(graph=WORDS[graph], of_code=OF_PROJECT if of_project else OF_CHECKOUT) + body
+    of_code = OF_PROJECT if of_project else OF_CHECKOUT
+    return HEADER.format(graph=PRODUCTS[graph].plural, of_code=of_code) + body
 
 
 def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def need_graph(root: Path, graph: Graph) -> None:
     if _graph_of(file) not in (None, graph):
         raise ConfigError(
             "Q-WORKFLOW-004",
-            f"{file} is not the graph of {WORDS[graph]}, which base.quantization and train.tuner in "
-            "params.yaml ask for: run `quench config graph`, which puts it there",
+            f"{file} is not the graph of {PRODUCTS[graph].plural}, which base.quantization and train.tuner "
+            "in params.yaml ask for: run `quench config graph`, which puts it there",
         )
 
 
@@ -152,7 +152,7 @@ def _graph_of(file: Path) -> Graph | None:
     them.
     """
     stages = _stages(file)
-    graphs = [graph for graph, stage in ONLY.items() if stage in stages]
+    graphs = [graph for graph, product in PRODUCTS.items() if product.made_by in stages]
     return graphs[0] if len(graphs) == 1 else None
 
 

@@ -22,11 +22,6 @@ from pipeline.workflow.code_keys import SETTINGS, SETTINGS_MODULE, key_files, me
 from pipeline.workflow.shards import DIVIDED, made_of, option
 
 TABLE = resource("graphs/stages.yaml")
-WORDS: dict[Graph, str] = {
-    "merged": "merged models",
-    "adapter": "adapters on a GGUF",
-    "tuned": "GGUFs with trained scales",
-}
 # folders that are filled by the user: stages read them, none writes there
 USERS = ("data/raw", "data/guard", "data/evaluation", "data/distill")
 DERIVED = "derived"  # the section of what follows from several settings

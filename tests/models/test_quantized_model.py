@@ -4,8 +4,6 @@ the dense model is; others refused.
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
-from pipeline.core.places import PROJECT
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
@@ -315,16 +312,3 @@ def test_a_file_that_is_cut_off_is_refused(base: Path) -> None:
     (base / "model.gguf").write_bytes(data[:-100])
     with pytest.raises(DataError, match="Q-GGUF-003"):
         load(base)
-
-
-# --- what is claimed of it ----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_it_runs() -> None:
-    script = PROJECT / "benchmarks" / "gguf_train.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--quick"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "quantized ÷ NF4: peak " in done.stdout

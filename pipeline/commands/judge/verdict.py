@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from pipeline.config.strategies import CHANCE
 from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
 from pipeline.metrics.paired import compare_scores, holm
+from pipeline.metrics.significance import CHANCE
 
 COARSE = 5.0  # points: a difference as large that would not show is worth a word
 

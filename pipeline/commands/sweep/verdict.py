@@ -19,10 +19,10 @@ import numpy as np
 
 from pipeline.commands.sweep.space import Space
 from pipeline.commands.sweep.study import LOG, SWEEPS
-from pipeline.config.strategies import CHANCE
 from pipeline.config.text import as_yaml
 from pipeline.core.text import listed, plural
 from pipeline.metrics.paired import holm
+from pipeline.metrics.significance import CHANCE
 from pipeline.pages.formats import number
 from pipeline.stages.compare.statistics import half_width
 

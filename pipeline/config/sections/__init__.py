@@ -16,7 +16,7 @@ from pipeline.config.sections.measuring import (
     Judge,
     Parity,
 )
-from pipeline.config.sections.models import Convert, Distill, Merge, Quantize
+from pipeline.config.sections.models import LEVELS_ALONE, Convert, Distill, Merge, Quantize
 from pipeline.config.sections.shipping import Gate, Machine, Report, Serve, ServeKeys
 from pipeline.config.sections.training import CHECKPOINTS_KEPT, DISTILL_TOP_K, Train, Training
 from pipeline.config.sections.values import (
@@ -41,6 +41,7 @@ __all__ = [
     "BASE_WITH_ADAPTER",
     "CHECKPOINTS_KEPT",
     "DISTILL_TOP_K",
+    "LEVELS_ALONE",
     "ORIGINAL",
     "TUNED",
     "UNTUNED",

@@ -1,13 +1,13 @@
 """How an adapter becomes files that llama.cpp serves: sections `merge`, `convert`, `quantize`, `distill`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from pipeline.config.budgets import budget_problem
 from pipeline.config.ggml_types import LEVELS, WITH_SCALES
-from pipeline.config.levels import DISTILLED, split_level, tensor_type_problem
+from pipeline.config.levels import DISTILLED, distilled_from, split_level, tensor_type_problem
 from pipeline.config.sections.values import (
     ONCE,
     UNTUNED,
@@ -41,6 +41,10 @@ class Convert(Section):
         "16-bit type of the merged weights and of the GGUF that the levels are made from: F16 | BF16 (if a "
         "weight is too large for F16)",
     )
+
+
+# of section quantize: no files but those of its levels
+LEVELS_ALONE: Mapping[str, list[str]] = {"distill": [], "budgets": []}
 
 
 class Quantize(Section):
@@ -133,6 +137,12 @@ class Quantize(Section):
     def untuned(self) -> list[str]:
         """The levels of the untuned base (base-LEVEL), in the order of `levels`."""
         return [level for level in self.levels if level.startswith(UNTUNED)]
+
+    def stage_of(self, model: str) -> str:
+        """The stage that makes a level's file, as it is run: "quantize@Q4_K_M"."""
+        if plain := distilled_from(model):
+            return f"distill@{plain}"
+        return f"{'budget' if model in self.budgets else 'quantize'}@{model}"
 
 
 class Distill(Section):

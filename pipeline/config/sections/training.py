@@ -247,3 +247,8 @@ class Training(Train):
         """The layers of GRPO's llama-server on the GPU: a number that is asked for, else none."""
         layers = self.machine.n_gpu_layers
         return layers if isinstance(layers, int) else 0
+
+    @property
+    def makes_nf4_in_ram(self) -> bool:
+        """Whether NF4 is made in main memory, where parts of a base are that is shared out."""
+        return self.shares_base and self.quantization == "nf4"

@@ -23,7 +23,7 @@ from typing import Any
 
 from pipeline.config.ggml_types import TYPES
 from pipeline.config.params import Params
-from pipeline.config.sections import TUNED, UNTUNED, Train
+from pipeline.config.sections import LEVELS_ALONE, TUNED, UNTUNED, Train
 from pipeline.config.sections.base import keys_of_file
 from pipeline.config.strategies import FOLDER, Job
 from pipeline.config.tuners import REFUSED_ELSEWHERE
@@ -76,7 +76,7 @@ def sub_params(params: Params, settings: Settings) -> Settings:
         "train": {"method": "sft", "sample_rows": 0},
         "merge": {"base": "16-bit"},
         "parity": {"depth": "quick"},  # needs no GGUF of the untuned base
-        "quantize": {"levels": list(params.compare.levels), "distill": [], "budgets": []},
+        "quantize": {"levels": list(params.compare.levels), **LEVELS_ALONE},
         "compare": {"seeds": []},
         "evaluate": {"models": [kind]},
     }

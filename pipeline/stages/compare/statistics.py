@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.strategies import CHANCE
 from pipeline.core.errors import DataError
 from pipeline.metrics.paired import compare_scores
+from pipeline.metrics.significance import CHANCE
 
 Scores = NDArray[np.float64]  # (seeds, rows), 0 to 1
 # of one measurement: "right" has 1 or 0 for each question, "sha256" is that of the questions; None: not asked

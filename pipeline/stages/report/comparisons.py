@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.products import is_base, product_of
 from pipeline.config.sections import BASE, ORIGINAL, UNTUNED
-from pipeline.config.strategies import CHANCE
 from pipeline.gate.evaluations import Answers, Evaluations
+from pipeline.metrics.significance import CHANCE
 from pipeline.pages.formats import p_value, signed
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ def page_values(
         "measures": [(name, title, words) for name, (title, _, words) in MEASURES.items() if name in curves],
         "domains": domain_rows(inputs.evaluations, inputs.answers),
         "unmerged": served is not None,
-        "scales": bool(served) and not product.with_lora,
+        "scales": product.holds_scales,
         "served": served,
         "BASE": BASE,
         "ORIGINAL": ORIGINAL,

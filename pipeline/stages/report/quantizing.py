@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.budgets import is_budget
-from pipeline.config.levels import DISTILLED, SUFFIX, improved_from
+from pipeline.config.levels import DISTILLED, SUFFIX, has_own_types, improved_from
 from pipeline.config.products import REFERENCES
 from pipeline.config.sections import UNTUNED
 from pipeline.core.text import count
@@ -88,7 +87,7 @@ def _levels(evaluations: Evaluations) -> list[str]:
     return [
         level
         for level in spelled
-        if level not in REFERENCES and not improved_from(level) and not is_budget(level)
+        if level not in REFERENCES and not improved_from(level) and not has_own_types(level)
     ]
 
 

@@ -61,7 +61,7 @@ def follow(job: Job) -> None:
         trainer, _ = make_trainer(learner)
         group.connect()
         if settings.shares_base:  # each weight is looked at by all
-            prove_beforehand(trainer, settings)
+            prove_beforehand(trainer)
         learner.measure_before(trainer)
         trainer.train()
         if settings.shares_base:

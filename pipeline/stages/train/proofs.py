@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.experts.targets import expert_of, together
@@ -155,12 +154,12 @@ def held_out_before(trainer: Any, file: Path) -> float | None:
     return read_json(file, RESTART)["eval_loss"] if file.is_file() else None
 
 
-def prove_beforehand(trainer: Any, settings: Training) -> dict[str, Any]:
+def prove_beforehand(trainer: Any) -> dict[str, Any]:
     """What is proven before the first step, in figures: targets, parameters, finite weights, packing."""
     # what is packed here has no teacher's answers
     plain = getattr(trainer.collate, "plain", trainer.collate)
     return {
-        "trainable_parameters": TUNERS[settings.tuner].check(trainer.model, settings),
+        "trainable_parameters": TUNERS[trainer.settings.tuner].check(trainer.model, trainer.settings),
         "packing_nmse": check_no_leaks(trainer.model, plain, sequences(trainer.rows, 2)),
         "float32_cast_bytes_saved": float32_cast_bytes(causal_model(trainer.model)),
         **finite_record(trainer.model),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
 from pipeline.core.hardware import cpu_name, hardware
@@ -52,16 +53,16 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
     """
     import torch
 
-    source, distilled = base / SOURCE_FILE, settings.method == "distill"
-    if distilled and not source.is_file():
+    source, has_teacher = base / SOURCE_FILE, METHODS[settings.method].teacher
+    if has_teacher and not source.is_file():
         raise DataError(
             "Q-TRAIN-027",
-            f"{source}, the original that train.method distill learns from, is missing: run `snakemake "
-            "--force base`",
+            f"{source}, the original that train.method {settings.method} learns from, is missing: run "
+            "`snakemake --force base`",
         )
     return {
         "tokens_sha256": tree_hash(tokens),
-        **({"teacher_sha256": file_hash(source)} if distilled else {}),
+        **({"teacher_sha256": file_hash(source)} if has_teacher else {}),
         "base": base_hashes(base),
         "settings": settings_part(settings),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
@@ -84,8 +85,7 @@ def device_name(settings: Training) -> str | None:
 
     if not torch.cuda.is_available():
         return cpu_name()
-    elsewhere = settings.shares_base and settings.quantization == "nf4"
-    return torch.cuda.get_device_name(0) + (ELSEWHERE if elsewhere else "")
+    return torch.cuda.get_device_name(0) + (ELSEWHERE if settings.makes_nf4_in_ram else "")
 
 
 def base_hashes(base: Path) -> dict[str, str]:

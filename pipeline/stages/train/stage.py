@@ -88,7 +88,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         trainer, monitor = make_trainer(learner)
         if group:
             group.connect()
-        proven = prove_beforehand(trainer, settings)
+        proven = prove_beforehand(trainer)
         learner.measure_before(trainer)
         trainer.train()
         rows = metrics_log.rows()
@@ -151,7 +151,8 @@ def main(
     write_curve(root / "reports/train.csv", curve(rows))
     write_rows(root / "reports/train.jsonl", rows)
     write_json(root / "reports/train.json", report)
-    shown = ".3g" if params.train.method == "distill" else ".2f"  # a divergence is small from the start
+    # a divergence is small from the start
+    shown = ".3g" if METHODS[params.train.method].teacher else ".2f"
     print(
         f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → "
         f"{report['loss_last']:{shown}}, {report['seconds']:.0f} s"

@@ -8,9 +8,8 @@ import torch
 from pipeline.models.chunked_loss import at_trained
 
 Batch = dict[str, Any]
-
-
 Sums = dict[str, tuple[Any, int]]  # by name: a sum (a scalar tensor), and of how many values
+Figures = tuple[list[float], Sums]  # of a batch: its losses, and what else is measured of it
 
 
 class Measures:

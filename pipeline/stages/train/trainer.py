@@ -32,8 +32,8 @@ from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.proofs import check_not_repacked
 from pipeline.stages.train.run import RESTART, run_in
 from pipeline.stages.train.several.group import Lost
-from pipeline.stages.train.several.sharing import Figures, Sharing
-from pipeline.stages.train.step_stats import Batch, Measures, Sums
+from pipeline.stages.train.several.sharing import Sharing
+from pipeline.stages.train.step_stats import Batch, Figures, Measures, Sums
 
 FULL = 1 << 20  # bytes free on a disk that is taken for full
 TRIMMED_EVERY = 2  # forwards: after five the holes had grown by 0.4 GB of 3.8, after 16 by 2.3 of 5.8

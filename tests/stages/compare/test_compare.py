@@ -25,7 +25,6 @@ from killed import kill_at
 from pipeline.__main__ import main as run_here
 from pipeline.config.params import Params, load_params
 from pipeline.config.strategies import (
-    CHANCE,
     LORA_LEVEL,
     LORA_NF4,
     MERGED_16,
@@ -40,6 +39,7 @@ from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.core.hashing import tree_hash
 from pipeline.gguf.patch import write_patch
+from pipeline.metrics.significance import CHANCE
 from pipeline.models.base_header import checked_header
 from pipeline.stages.compare import (
     made,

@@ -12,8 +12,8 @@ from html_page import Page, assert_accessible, section_of
 from report_inputs import CHATML_WITH_DEFAULT, MODELS, change, demo_params, write_inputs
 
 from pipeline.config.params import Params
-from pipeline.config.strategies import CHANCE
 from pipeline.core.errors import DataError
+from pipeline.metrics.significance import CHANCE
 from pipeline.pages.formats import probability
 from pipeline.pages.parity_summary import counts
 from pipeline.ship.ollama import default_system

@@ -11,8 +11,7 @@ from pipeline.stages.train.dataset import Collator, for_the_model
 from pipeline.stages.train.distill.cache import Answers
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.proofs import check_not_repacked
-from pipeline.stages.train.several.sharing import Figures
-from pipeline.stages.train.step_stats import Batch, Sums
+from pipeline.stages.train.step_stats import Batch, Figures, Sums
 from pipeline.stages.train.trainer import QuenchTrainer
 
 

@@ -31,8 +31,8 @@ class Run:
 
     def __init__(self, max_steps: int, settings: Train) -> None:
         self.max_steps, self.settings = max_steps, settings
-        self.distillation = settings.method == "distill"
-        self.preferences = METHODS[settings.method].preferences
+        learning = METHODS[settings.method]
+        self.teacher, self.preferences = learning.teacher, learning.preferences
         self.losses: list[float] = []
         self.gradients: list[float] = []
         self.speeds: list[float] = []

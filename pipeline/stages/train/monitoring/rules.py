@@ -87,7 +87,7 @@ def zero_loss(run: Run) -> Check:
         return warning("the loss is exactly 0", "every pair of the step is told apart entirely: train less")
     cause = (
         "the level answers just as the file it was made from: name a lower one as base.level"
-        if run.distillation
+        if run.teacher
         else "a masking or packing fault: nothing is trained, or a row sees its own answer: look at "
         "reports/labels.html"
     )
@@ -146,7 +146,7 @@ def gradient_range(run: Run) -> Check:
         return warning(
             text, "unstable learning: lower train.learning_rate, or raise train.gradient_accumulation_steps"
         )
-    if run.distillation or run.preferences:
+    if run.teacher or run.preferences:
         return passed(f"{text} for chats, other ones under {run.settings.method}")
     if usual < low and loss >= USUAL_LOSS[0]:
         return warning(

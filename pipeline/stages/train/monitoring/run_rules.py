@@ -112,7 +112,7 @@ def falling(run: Run) -> Check:
     cause = (
         "nothing is recovered: raise train.r, train.learning_rate or the steps, or the level is as near to "
         "its original as it gets"
-        if run.distillation
+        if run.teacher
         else "nothing is learned: raise train.learning_rate or the steps, or the model knows these answers "
         "already"
     )
@@ -124,7 +124,7 @@ def end_loss(run: Run) -> Check:
     if not run.losses:
         return unknown("no step yet")
     (low, high), loss = USUAL_LOSS, median(run.losses[-WINDOW:])
-    if run.distillation:
+    if run.teacher:
         return passed(
             f"{loss:.3g} in the last steps: nats between the level's answers and the original's"
             + _mixed(run.settings)

@@ -16,9 +16,8 @@ from pipeline.core.errors import GateError
 from pipeline.stages.train.run import RESTART
 from pipeline.stages.train.several.group import Group
 from pipeline.stages.train.several.stopping import Stopping
-from pipeline.stages.train.step_stats import Batch, StepStats, Sums
+from pipeline.stages.train.step_stats import Batch, Figures, StepStats
 
-Figures = tuple[list[float], Sums]  # of a batch: its losses, and what else is measured of it
 NOTHING = -0.0  # x + -0.0 is x, bit for bit; + 0.0 is not, for -0.0
 
 
