@@ -183,8 +183,7 @@ ONE_NOW = {
     ],
 )
 def test_what_a_base_was_is_what_it_is_taken_for(former: str, source: str | None, tmp_path: Path) -> None:
-    file = tmp_path / "params.yaml"
-    text = f"base: {former.replace('COMMIT', 'a' * 40)}\n"
+    file, text = tmp_path / "params.yaml", f"base: {former.replace('COMMIT', 'a' * 40)}\n"
     file.write_text(text)
     if source is None:
         with pytest.raises(ConfigError, match="Q-CONFIG-005"):

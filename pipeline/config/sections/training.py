@@ -25,11 +25,6 @@ from pipeline.config.sections.values import (
 from pipeline.config.tuners import TUNERS, TunerName, Tuning
 from pipeline.core.cpu import ComputeDtype
 
-# tokens per position whose probability by the original is kept under train.method distill: more are truer and
-# take more disk (6 bytes each)
-DISTILL_TOP_K = 64
-CHECKPOINTS_KEPT = 3  # the newest; the best is kept beside them
-
 
 class Train(Section):
     method: Method = key(

@@ -376,12 +376,11 @@ def test_a_sub_project_is_this_project_but_for_what_it_must_be(tiny_params: dict
 
 # a project's base that is found by its hash, wherever it is
 OTHER_FILE = {"model": "a/b-GGUF", "revision": "0" * 40, "file": "b.gguf", "sha256": "0" * 64}
-OTHER_FILE |= {"places": [{"path": "b.gguf"}]}
 
 
 def test_scales_are_trained_at_a_rate_of_their_own(tiny_params: dict[str, Any], tmp_path: Path) -> None:
     changed = with_compare(tiny_params, seeds=[1], levels=["Q4_0"])
-    changed["base"] |= OTHER_FILE
+    changed["base"] |= OTHER_FILE | {"places": [{"path": "b.gguf"}]}
     params = Params.model_validate(changed)
     settings = level_settings(params, tmp_path, Job(SCALES_LEVEL, "Q4_0", 1), scales=True)
     values = sub_params(params, settings)

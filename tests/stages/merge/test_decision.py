@@ -23,11 +23,4 @@ FAR = [value + 0.2 for value in SAME]
 )
 def test_the_rule(sixteen_bit: list[float], nf4: list[float], winner: str, words: str) -> None:
     merge_base, reason = decide(sixteen_bit, nf4, "Q4_K_M")
-    assert merge_base == winner
-    assert words in reason
-    assert reason.startswith("At Q4_K_M ")
-
-
-def test_rows_must_be_the_same_ones() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        decide(SAME, SAME[1:], "Q4_K_M")
+    assert merge_base == winner and reason.startswith("At Q4_K_M ") and words in reason

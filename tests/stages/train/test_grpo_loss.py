@@ -106,7 +106,7 @@ def test_loss_and_gradient_are_trls(loss: str, kl_beta: float) -> None:
         reference=given["ref_per_token_logps"][kept] if kl_beta else None,
         kl_beta=kl_beta,
     )
-    # the longest was cut off, which TRL by default doesn't leave out either
+    # the longest was cut off, and counts, as in TRL
     group = [Completion(0, n, 0, [1] * int(lengths[n]), [], n != 2, reward=float(n)) for n in range(4)]
     batch = training_batch({"prompts": [[1]], "rows": [0], "row_ids": ["a"]}, [group], settings)
     ours = terms.loss.sum() / batch["items"]
