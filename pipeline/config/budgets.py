@@ -50,7 +50,7 @@ def budget_problem(text: str) -> str | None:
     """Why `text` can't be a budget, as a sentence; None if it can."""
     budget = parse_budget(text)
     if budget is None:
-        return f"{quoted(text)} is no budget: {HOW}"
+        return f"{quoted(text)} is not a budget: {HOW}"
     if not budget.amount or (budget.kind == "fits" and not budget.context):
         return f"budget {text} leaves room for nothing: name a number above 0"
     return None

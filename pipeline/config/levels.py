@@ -63,11 +63,11 @@ def tensor_type_problem(pattern: str, ggml_type: str) -> str | None:
     try:
         re.compile(pattern.lower())
     except (re.error, OverflowError, RecursionError) as error:
-        return f"{pattern!r} is no regular expression ({error}): correct it"
+        return f"{pattern!r} is not a regular expression ({error}): correct it"
     # it takes PATTERN=TYPE, and no flags or named groups
     if not pattern or "=" in pattern or re.search(r"\(\?[^:!]", pattern):
         return (
-            f"{pattern!r} is no pattern that llama-quantize takes: write a part of a tensor's name, "
+            f"{pattern!r} is not a pattern that llama-quantize takes: write a part of a tensor's name, "
             "attn_v for example"
         )
     return None

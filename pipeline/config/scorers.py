@@ -45,7 +45,7 @@ def scorer_problems(spellings: Sequence[str], has_judge: bool, has_external: boo
                 "data/evaluation"
             )
         elif spelling not in ("judge", "external") and kind not in (*PLAIN, "number", "python"):
-            yield f"{spelling!r} is no scorer: write {SPELLINGS}"
+            yield f"{spelling!r} is not a scorer: write {SPELLINGS}"
 
 
 def _pattern_problems(pattern: str) -> Iterator[str]:

@@ -109,7 +109,7 @@ class TorchSpeaker:
             return out.logits[0].float().cpu().numpy()
 
     def forget(self) -> None:
-        """Let the model go, whoever still holds this."""
+        """Let the model go, even while this object is held."""
         del self._model
 
     def in_float32(self) -> "TorchSpeaker":

@@ -79,7 +79,7 @@ def check_head(model: Any) -> None:
     if not theirs.isfinite().all():
         raise GateError(
             "Q-MODELS-008",
-            "the base's answers are no numbers before any training: run stage base again, for its weights "
+            "the base's answers are not numbers before any training: run stage base again, for its weights "
             "are damaged",
         )
     if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):

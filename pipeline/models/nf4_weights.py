@@ -70,7 +70,7 @@ def weight_lines(model: Any, base: Path) -> dict[str, Check]:
 
 
 def worst_line(values: dict[str, float], title: str, what: str, limit: float) -> Check:
-    """The line of one figure by linear; what is no number counts as the worst."""
+    """The line of one figure by linear; what is not a number counts as the worst."""
     worst = max(values, key=lambda name: values[name] if values[name] == values[name] else float("inf"))
     detail = f"{len(values)} linears, {sum(values.values()) / len(values):.4f} on average, worst {worst}"
     return Check(

@@ -3,7 +3,7 @@ bases that don't fit one card: each process keeps a part of the rows of every ma
 a layer together while it runs, in the forward and again in the backward.
 
 Only weights of frozen linears are shared out, in whatever they are stored: NF4, a GGUF's blocks or 16 bit.
-They are bytes that nobody changes, so FSDP2 only ever gathers. Embeddings, norms, NF4's scales and what
+They are bytes that never change, so FSDP2 only ever gathers. Embeddings, norms, NF4's scales and what
 trains are whole in every process; gradients are added up as without it, to the same bytes.
 """
 

@@ -134,8 +134,8 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise DataError(
                 "Q-PLANNING-006",
-                f"{where} has {key} {value!r}, which is no number above 0: take the file that the model was "
-                "published with",
+                f"{where} has {key} {value!r}, which is not a number above 0: take the file that the model "
+                "was published with",
             )
         return value
 
@@ -217,10 +217,10 @@ def load_shape(path: Path) -> Shape:
     except (ValueError, RecursionError) as error:
         raise DataError(
             "Q-PLANNING-006",
-            f"{path} is no valid JSON ({error}): take the file that the model was published with",
+            f"{path} is not valid JSON ({error}): take the file that the model was published with",
         ) from error
     if not isinstance(config, dict):
         raise DataError(
-            "Q-PLANNING-006", f"{path} is no JSON object: take the file that the model was published with"
+            "Q-PLANNING-006", f"{path} is not a JSON object: take the file that the model was published with"
         )
     return read_shape(config, str(path))

@@ -85,13 +85,13 @@ def figures(stage: str, params: Params, plan: Plan) -> Figures:
     name, _, item = stage.partition("@")
     written = [pattern.format(item=item) for pattern in WRITTEN.get(name, ())]
     disk = sum(plan.disk[name] for name in written if name in plan.disk) or None
-    if params.graph != "merged" and name != "train":  # nobody has measured the others
+    if params.graph != "merged" and name != "train":  # the others were not measured
         return Figures(None, None, disk)
     return Figures(peak(name, item, params, plan), seconds(name, item, params, plan), disk)
 
 
 def peak(name: str, item: str, params: Params, plan: Plan) -> int | None:
-    """Bytes of main memory that the stage's largest process has at most; None where nobody has measured it:
+    """Bytes of main memory that the stage's largest process has at most; None where it was not measured:
     training and evaluation on a GPU, a base that isn't unpacked, a merge that measures nothing.
     """
     shape, on_cpu = plan.setup.shape, plan.setup.device == "cpu"

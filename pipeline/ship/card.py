@@ -101,7 +101,7 @@ def claims(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def claimed(card: str) -> dict[str, Any]:
-    """The provenance that a card prints. Raises `ValueError` if a value is no JSON."""
+    """The provenance that a card prints. Raises `ValueError` if a value is not JSON."""
     return {key: json.loads(value) for key, value in CLAIM.findall(card)}
 
 

@@ -191,16 +191,16 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
             "quantize.tensor_types",
             "no type that llama-quantize makes",
         ),
-        ({"quantize": {"tensor_types": {"(": "q8_0"}}}, "quantize.tensor_types", "no regular expression"),
+        ({"quantize": {"tensor_types": {"(": "q8_0"}}}, "quantize.tensor_types", "not a regular expression"),
         (
             {"quantize": {"tensor_types": {"a=b": "q8_0"}}},
             "quantize.tensor_types",
-            "no pattern that llama-quantize takes",
+            "not a pattern that llama-quantize takes",
         ),
         (
             {"quantize": {"tensor_types": {"(?i)attn": "q8_0"}}},
             "quantize.tensor_types",
-            "no pattern that llama-quantize takes",
+            "not a pattern that llama-quantize takes",
         ),
         ({"evaluate": {"models": ["base-F16", "Q4_K_M"]}}, "params", "lacks F16"),
         (
@@ -635,7 +635,7 @@ DORA, RSLORA = {"lora_variants": ["dora"]}, {"lora_variants": ["rslora"]}
         ({"offload": 2} | DORA, {}, "names dora"),
         (DORA, {}, "parity.depth full"),
         (DORA, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
-        ({"target_modules": "(q_proj"}, {}, "no regular expression"),
+        ({"target_modules": "(q_proj"}, {}, "not a regular expression"),
         ({"rank_pattern": {"q_proj": 0}}, {}, "from 1 to 4096"),
         ({"layers": []}, {}, "at least 1"),
         ({"lora_variants": ["pissa_niter_4"]}, {}, "a base that was changed"),

@@ -331,8 +331,8 @@ def test_a_function_that_is_not_there_is_one_sentence(root: Path, spelling: str,
 @pytest.mark.parametrize(
     ("spellings", "words"),
     [
-        (["exakt"], "'exakt' is no scorer: write exact_match, json_fields"),
-        ([""], "is no scorer"),
+        (["exakt"], "'exakt' is not a scorer: write exact_match, json_fields"),
+        ([""], "is not a scorer"),
         (["exact_match:x"], "exact_match takes nothing after it"),
         (["number:"], "names no marker"),
         (["number"], "names no marker"),

@@ -19,11 +19,11 @@ CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def pattern_problem(pattern: str) -> str | None:
-    """Why a text is no regular expression here, as a sentence; None if it is one."""
+    """Why a text is not a regular expression here, as a sentence; None if it is one."""
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        return f"{quoted(pattern)} is no regular expression ({error}): correct it"
+        return f"{quoted(pattern)} is not a regular expression ({error}): correct it"
     return None if 0 < len(pattern) <= LONGEST else f"a pattern has 1 to {LONGEST} characters: shorten it"
 
 
@@ -45,7 +45,7 @@ def _ranks(value: Any) -> Any:
         raise ValueError(f"is {quoted(value)}: give a number for each pattern, e.g. {{down_proj: 32}}")
     for pattern, number in value.items():
         if not isinstance(pattern, str):
-            raise ValueError(f"{quoted(pattern)} is no pattern of names: down_proj for example")
+            raise ValueError(f"{quoted(pattern)} is not a pattern of names: down_proj for example")
         if problem := pattern_problem(pattern):
             raise ValueError(problem)
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_RANK:

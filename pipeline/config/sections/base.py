@@ -141,7 +141,7 @@ class Base(Section):
         if self.sha256 is None:
             if self.places:
                 yield (
-                    "places are named and sha256 is null, so nobody would know whether they give the same "
+                    "places are named and sha256 is null, so it could not be seen whether they give the same "
                     "file: set sha256 to the file's, or places to []"
                 )
             return

@@ -199,7 +199,8 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
         reasons.append("it holds no tensor")
     if reasons and not to_merge:
         raise DataError(
-            "Q-METRICS-020", f"{folder} is no whole LoRA adapter ({'; '.join(reasons)}): name another folder"
+            "Q-METRICS-020",
+            f"{folder} is not a complete LoRA adapter ({'; '.join(reasons)}): name another folder",
         )
     if reasons:
         raise DataError(

@@ -112,8 +112,8 @@ def check_targets(model: Any, train: Training) -> None:
     if other := next((name for name in others if pattern.fullmatch(name)), None):
         raise ConfigError(
             "Q-MODELS-026",
-            f"train.target_modules is {train.target_modules!r}, which matches {other} too, and that is no "
-            "linear of a layer: make the pattern narrower",
+            f"train.target_modules is {train.target_modules!r}, which matches {other} too, and that is not "
+            "a linear of a layer: make the pattern narrower",
         )
 
 

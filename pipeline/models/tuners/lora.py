@@ -204,7 +204,7 @@ def check_saved(model: Any, train: Training) -> int:
         raise AssertionError(f"{wrong[0]} trains whole and should not, or the other way round")
     weights = [weight for copy in copies.values() for weight in copy.parameters()]
     if any(weight.dtype != torch.float32 or weight.dim() != 1 for weight in weights):
-        raise AssertionError("a module that trains whole is no norm in float32")
+        raise AssertionError("a module that trains whole is not a norm in float32")
     return sum(weight.numel() for weight in weights)
 
 

@@ -69,7 +69,7 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
             return kind.from_pretrained(
                 file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False, **settings
             )
-    # anybody may have written the file: the libraries raise what they stumble over
+    # an untrusted file: the libraries raise what they stumble over
     except Exception as error:
         reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
         raise DataError(

@@ -78,7 +78,7 @@ def examine(folder: Path) -> dict[str, Any]:
             GenerationConfig.from_pretrained(folder, local_files_only=True)
     except QuenchError:
         raise
-    # anybody may have written the files: the libraries raise what they stumble over
+    # untrusted files: the libraries raise what they stumble over
     except Exception as error:
         raise DataError(
             "Q-BASE-012", f"{folder} can't be read ({' '.join(str(error).split())[:300]}): fetch it again"
@@ -206,7 +206,7 @@ def read_license(readme: Path) -> str | None:
 
     if not readme.is_file():
         return None
-    try:  # anybody may have written it, in any encoding
+    try:  # untrusted, in any encoding
         with readme.open("rb") as file:
             text = file.read(MAX_CARD).decode("utf-8-sig", errors="replace")
         block = REGEX_YAML_BLOCK.search(text)

@@ -17,7 +17,7 @@ from pipeline.models.experts.recognize import check_experts_of
 from pipeline.stages.base.file_choice import choose_files, choose_gguf, no_such_file
 from pipeline.stages.base.hf_folder import check_config, read_object
 
-CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # without a network nobody waits longer for the next place
+CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # without a network the next place is tried soon
 
 
 def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None = None) -> None:
@@ -115,7 +115,8 @@ def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
     reason = ": ".join([type(error).__name__, *str(error.__cause__ or error).strip().splitlines()[:1]])
     refusals: dict[type[Exception], QuenchError] = {  # a kind before those that it is one of
         errors.HFValidationError: ConfigError(
-            "Q-BASE-017", f"base.model is {repo!r}, which is no name of a hub repository: write OWNER/NAME"
+            "Q-BASE-017",
+            f"base.model is {repo!r}, which is not the name of a hub repository: write OWNER/NAME",
         ),
         errors.GatedRepoError: DataError(
             "Q-BASE-018",

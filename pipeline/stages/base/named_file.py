@@ -51,7 +51,7 @@ class NamedFile:
             return store / self.sha256
         with self._turn(store, scratch) as folder:
             whole = folder / self.sha256
-            # somebody else may have fetched it while this waited
+            # another process may have fetched it while this waited
             return whole if self._is_at(whole) else self._fetch(whole, root)
 
     def _is_at(self, path: Path) -> bool:
@@ -165,7 +165,9 @@ def local_file(place: LocalFile, root: Path) -> Path:
     """Where a file of this machine is. Raises `DataError` unless it can be read."""
     path = root / expanded(place.path, "base.places")
     if not (path.is_file() and os.access(path, os.R_OK)):
-        raise DataError("Q-BASE-034", f"{path} is no file that can be read: correct the path or its rights")
+        raise DataError(
+            "Q-BASE-034", f"{path} is not a file that can be read: correct the path or its rights"
+        )
     return path
 
 

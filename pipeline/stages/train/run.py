@@ -92,7 +92,7 @@ def find_start(
     if resume and previous is None and checkpoints_in(folder):
         raise ConfigError(
             "Q-TRAIN-028",
-            f"{folder} holds checkpoints without a {RUN}, so nobody knows whose they are (another "
+            f"{folder} holds checkpoints without a {RUN}, so they can't be matched to a run (another "
             f"version's?): {RESTART}, which deletes them",
         )
     changed = list(differences(previous["record"], record)) if previous else []
@@ -137,7 +137,7 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
     )
     start = checkpoints.get(given.resolve()) or checkpoints.get((folder / given).resolve())
     if start is None:
-        raise ConfigError("Q-TRAIN-030", f"{given} is no checkpoint in {folder}: {others}")
+        raise ConfigError("Q-TRAIN-030", f"{given} is not a checkpoint in {folder}: {others}")
     if trouble := defect(start):
         raise DataError("Q-TRAIN-031", f"{start} is torn ({trouble}), so no run can go on from it: {others}")
     if hard:
@@ -187,6 +187,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(run.get("record"), dict) or "finished" not in run:
         raise DataError(
             "Q-TRAIN-033",
-            f"{path} can't be read, so nobody knows whose checkpoints these are: {RESTART}",
+            f"{path} can't be read, so these checkpoints can't be matched to a run: {RESTART}",
         )
     return run

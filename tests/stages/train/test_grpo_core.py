@@ -117,7 +117,7 @@ def test_a_reference_that_cant_be_scored_names_its_row() -> None:
         ({"external": {"command": ["score"]}}, "doesn't name external"),
         ({"rewards": {"judge": 1.0}}, "judge"),
         ({"rewards": {"exact_match": 0.0}}, "are 0"),
-        ({"rewards": {"best": 1.0}}, "is no scorer"),
+        ({"rewards": {"best": 1.0}}, "is not a scorer"),
     ],
 )
 def test_rewards_that_cant_be_are_refused(settings: dict[str, Any], words: str) -> None:

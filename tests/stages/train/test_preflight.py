@@ -123,7 +123,7 @@ def test_no_row_to_train_on_fails(tokens: Path) -> None:
             "fail",
             "can't be read (Expecting value",
         ),
-        (lambda folder: (folder / "config.json").write_text("[]"), "fail", "config.json is no JSON object"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "fail", "is not a JSON object"),
         (
             lambda folder: (folder / "config.json").write_text('{"num_experts": 8}'),
             "fail",
@@ -299,8 +299,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Check:
 @pytest.mark.parametrize(
     ("answer", "state", "finding"),
     [
-        ([], "pass", "5.12 GB of 8.00 GB to be had, nobody else is on it"),
-        ([["7", "python", "300"]], "pass", "nobody else"),
+        ([], "pass", "5.12 GB of 8.00 GB to be had, no other process is on it"),
+        ([["7", "python", "300"]], "pass", "no other process"),
         (
             [["7", "python", "300"], ["4242", "/usr/bin/llama-server", "3000"]],
             "warn",

@@ -308,7 +308,7 @@ def test_a_base_that_is_damaged_stops_the_run_before_it_starts(
     tensors["model.norm.weight"][0] = float("nan")
     save_file(tensors, weights, metadata={"format": "pt"})
     assert main(["train", "--root", str(root)]) == 5
-    assert "answers are no numbers before any training: run stage base again" in capsys.readouterr().err
+    assert "answers are not numbers before any training: run stage base again" in capsys.readouterr().err
     assert not (root / "models/adapter").exists()
 
 

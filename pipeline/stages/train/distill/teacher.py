@@ -44,7 +44,7 @@ def ask_teacher(run: Run) -> Teacher:
 
     Raises `MachineError` where the disk is
     too small for 6 k + 2 bytes a position, `DataError` where the file can't be loaded, `GateError` where its
-    answers are no numbers.
+    answers are not numbers.
     """
     from transformers import AutoConfig
 
@@ -129,7 +129,7 @@ def answers(model: Any, batch: dict[str, Any], top_k: int) -> tuple[Any, Any]:
     if logs.isnan().any():
         raise GateError(
             "Q-TRAIN-020",
-            f"{SOURCE_FILE}'s answers are no numbers: run stage base again, for its weights are damaged",
+            f"{SOURCE_FILE}'s answers are not numbers: run stage base again, for its weights are damaged",
         )
     return best.int(), logs
 

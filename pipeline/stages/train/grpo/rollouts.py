@@ -122,10 +122,10 @@ class OwnSource:
 class ServerSource:
     """Draws with a llama-server per round, on the file and with the adapter that will be served.
 
-    A running server can't load another adapter, so each round starts one, with the adapter as llama.cpp's own
-    converter writes it (trained scales: with the tuned file). A base that is no GGUF is converted once, in 16
-    bit: what training holds in NF4 is then computed otherwise, which the importance correction corrects and
-    the run's figures show. The base's GGUF is among the checkpoints.
+    A running server can't load another adapter, so each round starts one, with the adapter as llama.cpp's
+    own converter writes it (trained scales: with the tuned file). A base that is not a GGUF is converted
+    once, in 16 bit: what training holds in NF4 is then computed otherwise, which the importance correction
+    corrects and the run's figures show. The base's GGUF is among the checkpoints.
     """
 
     name = "llama-server"

@@ -51,7 +51,7 @@ class Reference:
 
     def logps(self, tuned: Any, model: Any, batch: Batch) -> Any:
         """Log-probabilities (n,), float32, of the n answers in a packed batch. `tuned` is the model with what
-        trains on it, `model` the causal model below. Raises `GateError` for those that are no numbers.
+        trains on it, `model` the causal model below. Raises `GateError` for those that are not numbers.
 
         Each packed row is asked by itself, so that its numbers don't depend on what else is in the batch.
         """
@@ -70,7 +70,7 @@ class Reference:
             if not bool(logps.isfinite().all()):
                 raise GateError(
                     "Q-TRAIN-020",
-                    "the reference's answers are no numbers: run stage base again, its weights are damaged",
+                    "the reference's answers are not numbers: run stage base again, its weights are damaged",
                 )
             self.known[name] = logps.tolist()
             if self.file is not None:

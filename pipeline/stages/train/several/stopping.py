@@ -68,7 +68,7 @@ class Stopping(Loop):
                 self._say(number, *[0] * MET)
         self.save_newest()
         with suppress(Lost):
-            if self.group is not None:  # whoever ends first would have the others ended, in mid-save
+            if self.group is not None:  # torchrun ends all once one has ended: wait until they have saved
                 self.group.gathered(torch.zeros(1))
         if not step:
             return Stopped(number, "not one step was done")
