@@ -102,7 +102,7 @@ def adapter_on_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """PEFT puts the adapter on one layer of two."""
     from peft import LoraConfig
 
-    from pipeline.models import lora
+    from pipeline.models.tuners import lora
 
     real: Callable[[Any], LoraConfig] = lora.lora_config
 
