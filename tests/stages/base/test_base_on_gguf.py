@@ -179,7 +179,7 @@ def test_a_tensor_type_that_cannot_be_trained_on_is_named(
 def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
-    with pytest.raises(ValidationError, match="is a folder or repository: name a GGUF file"):
+    with pytest.raises(ValidationError, match=r"is a folder or repository: name a file that ends in \.gguf"):
         Base.model_validate(tiny_params["base"] | {"quantization": "gguf"})
     with pytest.raises(ValidationError, match="'a/b' is a folder or repository"):
         Base.model_validate(
