@@ -366,7 +366,7 @@ def running() -> list[int]:
     return [
         one.pid
         for one in psutil.process_iter(["cmdline"])
-        if any("shut the door" in part for part in one.info["cmdline"] or ())
+        if any("isolate the process, then run" in part for part in one.info["cmdline"] or ())
     ]
 
 

@@ -120,13 +120,13 @@ def test_tensors_are_read_as_the_package_gguf_reads_them(light: Path) -> None:
         assert tensor.start == theirs[name].data_offset
 
 
-def test_tensors_that_do_not_lie_one_behind_the_other_are_refused(light: Path, tmp_path: Path) -> None:
+def test_tensors_that_do_not_lie_one_after_the_other_are_refused(light: Path, tmp_path: Path) -> None:
     data = bytearray((light / "tiny-F16.gguf").read_bytes())
     tensor = next(reversed(gguf_tensors(light / "tiny-F16.gguf")[1].values()))
     at = data.index(tensor.name.encode()) + len(tensor.name) + 4 + 8 * len(tensor.shape) + 4
     data[at : at + 8] = bytes(8)  # the last tensor's offset
     (tmp_path / "bad.gguf").write_bytes(data)
-    with pytest.raises(DataError, match="one behind the other"):
+    with pytest.raises(DataError, match="one after the other"):
         gguf_tensors(tmp_path / "bad.gguf")
 
 
