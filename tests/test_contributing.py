@@ -119,7 +119,7 @@ from qlora import sixteen
 from tiny import untied_qwen2
 from pipeline.config.params import Params
 from pipeline.models.qlora import load_quantized
-from pipeline.models.tuners import TUNERS, put_tuner, tuner_in, tuner_on
+from pipeline.models.tuners import TUNERS, put_tuner, restored, tuner_on
 recipe = sixteen(tuner="norms", modules_to_save=["input_layernorm", "norm"], layers="1-")
 base, ids, adapter = untied_qwen2(Path("base"), layers=3), torch.arange(24)[None], Path("adapter")
 model = put_tuner(load_quantized(base, recipe), recipe)
@@ -132,7 +132,7 @@ for _ in range(4):
     optimizer.step()
 assert losses[-1] < losses[0] and all(change.any() for _, change, _ in tuner_on(model).numbers(model))
 tuner_on(model).save(model, adapter)
-again = tuner_in(adapter).restore(load_quantized(base, recipe), adapter)
+again = restored(load_quantized(base, recipe), adapter)
 assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
 for settings, why in ((dict(tuner="norms"), "name what trains there"), (dict(modules_to_save=["norm"]), "trained whole")):
     with pytest.raises(ValueError, match=why):

@@ -15,6 +15,7 @@ from pipeline.config.methods import METHODS
 from pipeline.config.products import PRODUCTS, ModelFiles, Product
 from pipeline.config.sections.values import group, keys_of
 from pipeline.config.training_problems import training_problems
+from pipeline.config.tuners import graph_of
 from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import Place, read_strict
@@ -95,7 +96,7 @@ class Params(sections.Section):
         """
         if self.base.quantization != "gguf":
             return "merged"
-        return self.train.tuning.graph
+        return graph_of(self.train.tuner)
 
     @property
     def product(self) -> Product:

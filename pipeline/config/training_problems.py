@@ -96,6 +96,11 @@ def _of_one_gguf(train: Train, compared: Sequence[str]) -> Iterator[str]:
 
 
 def _of_prompts(train: Train) -> Iterator[str]:
+    if train.dropout:
+        yield (
+            f"train.lora_dropout is {train.dropout:g}, and method grpo compares likelihoods before and after "
+            "a step, in which the dropout would be all: set it to 0.0 or null"
+        )
     if train.train_on_prompt:
         yield (
             f"train.train_on_prompt is on and train.method is {train.method}, which learns from the model's "

@@ -14,7 +14,7 @@ from pipeline.core.errors import DataError
 from pipeline.metrics.divergence import Prompt, Reference, kept_logits
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import give_back_holes
-from pipeline.models.tuners import tuner_in
+from pipeline.models.tuners import restored
 from pipeline.models.tuners.lora import with_adapter
 
 
@@ -41,7 +41,7 @@ def trained_model(
     trained_in = adapter or settings_of
     assert trained_in, "a base alone needs the settings of a run"
     with quantized_base(base, trained_in) as bare:
-        model = tuner_in(adapter).restore(bare, adapter) if adapter else bare
+        model = restored(bare, adapter) if adapter else bare
         yield (speaker := TorchSpeaker(in_float32(model) if float32 else model))
         speaker.forget()
         del bare, model

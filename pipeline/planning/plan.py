@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import CHECKPOINTS_KEPT, UNTUNED
+from pipeline.config.tuners import graph_of
 from pipeline.core.hardware import Card
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token
@@ -225,7 +226,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
         "checkpoints": checkpoint * (CHECKPOINTS_KEPT + 1),
         "adapter": adapter + TOKENIZER,
     }
-    if quantized and not PRODUCTS[setup.train.tuning.graph].with_lora:
+    if quantized and not PRODUCTS[graph_of(setup.train.tuner)].with_lora:
         sizes["tuned GGUF"] = quantized.file
     else:
         sizes["LoRA GGUF"] = lora_bytes(setup)

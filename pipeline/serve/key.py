@@ -32,7 +32,7 @@ def read_key(path: Path) -> str:
     holds no key."""
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise _unusable(path, "it is not a regular file")
+            raise _unusable(path, "it is a link, or not a regular file")
         with path.open("rb") as file:
             text = file.read(MAX_BYTES).decode("ascii")
     except FileNotFoundError:

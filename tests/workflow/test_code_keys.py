@@ -341,6 +341,9 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "the trainer": ("stages/train/trainer.py", other("QuenchTrainer"), TRAINING | LEARNERS),
     "processes that share a training": ("stages/train/several/group.py", other("open_group"), TRAINING),
     "the adapter": ("models/tuners/__init__.py", other("put_tuner"), TRAINING),
+    "what an adapter is proven to be": ("models/tuners/lora.py", other("check_saved"), TRAINING | LEARNERS),
+    "a usual rate": ("config/tuners.py", replaced("2.0e-4 is", "3.0e-4 is"), TRAINING | LEARNERS),
+    "what a tuner is in words": ("config/tuners.py", replaced('"an adapter"', '"LoRA"'), set()),
     # what several stages share
     "publishing": ("core/publish.py", other("remove"), EVERY),
     "scoring": ("metrics/text.py", other("exact_match"), SCORING),

@@ -79,7 +79,9 @@ class SshConnection:
                 "~/.ssh/config",
             )
         if not PYTHON.fullmatch(python):
-            raise ConfigError("Q-REMOTE-001", f"--python {quoted(python)} is not the path of a Python")
+            raise ConfigError(
+                "Q-REMOTE-001", f"--python {quoted(python)} is not the path of a Python: write one"
+            )
         self.name, self.python = name, python
         options = [word for key, value in OPTIONS.items() for word in ("-o", f"{key}={value}")]
         self._ssh = ["ssh", "-T", "-a", "-x", *(["-F", str(config.absolute())] if config else []), *options]

@@ -110,11 +110,16 @@ class Base(Section):
             return "hub"
         if self.file is not None:
             return "package"
-        return "gguf" if self.model.lower().endswith(".gguf") else "path"
+        return "gguf" if self.is_gguf else "path"
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the model's own name is that of a GGUF."""
+        return self.model.lower().endswith(".gguf")
 
     def problems(self) -> Iterator[str]:
         """What the model lacks, or has and can't use."""
-        if self.source == "package" and (self.model.endswith(".gguf") or not PACKAGE.fullmatch(self.model)):
+        if self.source == "package" and (self.is_gguf or not PACKAGE.fullmatch(self.model)):
             yield (
                 f"file {self.file!r} without a revision is inside a package, and {self.model!r} is not the "
                 "name of one: give the hub's commit in revision, or set file to null for a folder or a file "

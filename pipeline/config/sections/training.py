@@ -22,7 +22,7 @@ from pipeline.config.sections.values import (
     group,
     key,
 )
-from pipeline.config.tuners import TUNERS, TunerName, Tuning
+from pipeline.config.tuners import TUNERS, WORDS, TunerName, Tuning
 from pipeline.core.cpu import ComputeDtype
 
 
@@ -45,7 +45,7 @@ class Train(Section):
         "weight of that loss on the chosen answers, against their becoming less likely; orpo has its own",
     )
     tuner: TunerName = key(
-        "lora", f"what trains: {' | '.join(f'{name} ({tuner.words})' for name, tuner in TUNERS.items())}"
+        "lora", f"what trains: {' | '.join(f'{name} ({words})' for name, words in WORDS.items())}"
     )
     device: Literal["auto", "cpu", "gpu"] = key(
         "auto", "auto (the GPU that PyTorch sees, else the CPU) | cpu | gpu (none: an error)"
@@ -209,11 +209,6 @@ class Train(Section):
         learning = METHODS[self.method]
         if self.method == "distill" and self.sft_weight > 1:
             yield f"sft_weight is {self.sft_weight:g}, and of method distill it is a share: set it to 0 to 1"
-        if self.method == "grpo" and self.lora_dropout and "lora_dropout" in TUNERS[self.tuner].settings:
-            yield (
-                f"lora_dropout is {self.lora_dropout:g}, and method grpo compares likelihoods before and "
-                "after a step, in which the dropout would be all: set it to 0.0 or null"
-            )
         if self.neftune_noise_alpha is not None and (learning.preferences or learning.prompts):
             yield (
                 f"neftune_noise_alpha is set, and method {self.method} compares likelihoods, in which the "

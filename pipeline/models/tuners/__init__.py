@@ -23,11 +23,11 @@ class Tuner(NamedTuple):
     `put` gives the base of `load_quantized` with what trains, its start drawn from the random state; `check`
     the number of parameters, proven to be what the settings ask for in every layer and no others. `numbers`
     are what was trained: (name, tensor, whether it is 0 as long as nothing was learned). `save` writes them
-    into a folder, the same bytes for the same numbers. `load` gives them to a model that trains, `restore` to
-    a base that answers. Inside of `without` a model is what it was before.
+    into a folder, the same bytes for the same numbers. `load` gives them to a model that trains. Inside of
+    `without` a model is what it was before.
 
     `put` and `check` raise `ConfigError` for what the base hasn't, `check` `AssertionError` if anything else
-    trains, `load` and `restore` `DataError` for another model's numbers.
+    trains, `load` `DataError` for another model's numbers.
     """
 
     is_on: Callable[[Any], bool]
@@ -37,7 +37,6 @@ class Tuner(NamedTuple):
     without: Callable[[Any], AbstractContextManager[Any]]
     save: Callable[[Any, Path], None]
     load: Callable[[Any, Path], None]
-    restore: Callable[[Any, Path], Any]
 
 
 LORA = Tuner(
@@ -48,7 +47,6 @@ LORA = Tuner(
     without=lambda model: model.disable_adapter(),
     save=lora.save_adapter,
     load=lambda model, folder: model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True),
-    restore=lora.with_adapter,
 )
 SCALES = Tuner(
     is_on=lambda model: bool(scales.trained_changes(model)),
@@ -60,7 +58,6 @@ SCALES = Tuner(
     without=scales.without_changes,
     save=scales.save_scales,
     load=scales.fill_scales,
-    restore=scales.load_scales,
 )
 
 
@@ -68,6 +65,9 @@ TUNERS: Mapping[TunerName, Tuner] = {
     "lora": LORA,
     "scales": SCALES,
 }
+
+
+RESTORE: Mapping[TunerName, Callable[[Any, Path], Any]] = {"scales": scales.load_scales}
 
 
 def tuner_on(model: Any) -> Tuner:
@@ -78,6 +78,15 @@ def tuner_on(model: Any) -> Tuner:
 def tuner_in(folder: Path) -> Tuner:
     """The tuner that wrote what is in the folder."""
     return TUNERS[tuner_of(folder)]
+
+
+def restored(model: Any, adapter: Path) -> Any:
+    """A base of `load_quantized` that answers with what was trained into the folder `adapter`. Raises
+    `DataError` for another model's numbers.
+
+    Not a tuner's, or an edit of how it trains would run again what only asks it.
+    """
+    return RESTORE.get(tuner_of(adapter), lora.with_adapter)(model, adapter)
 
 
 def put_tuner(model: Any, settings: Training) -> Any:

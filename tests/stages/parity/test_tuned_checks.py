@@ -27,7 +27,7 @@ from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.forward import trained_model
 from pipeline.models.quantized_linear import QuantizedLinear
 from pipeline.models.quantized_model import load_gguf
-from pipeline.models.tuners import TUNERS
+from pipeline.models.tuners import restored
 from pipeline.models.tuners.scales import file_scales
 from pipeline.stages.parity.scales_weights import scales_weights
 from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file
@@ -83,7 +83,7 @@ def test_the_tuned_file_is_the_model_that_was_trained(chain: UnmergedChain) -> N
         load_gguf(chain.base, compute_dtype=torch.float32, device="cpu", name=name)
         for name in ("model.gguf", "tuned.gguf")
     )
-    TUNERS["scales"].restore(ours, chain.adapter)
+    restored(ours, chain.adapter)
     held = dict(theirs.named_modules())
     compared = list(load_file(chain.adapter / SCALES_FILE))
     for path in compared:

@@ -24,7 +24,7 @@ from pipeline.gguf.tensors import SCALES, gguf_tensors
 from pipeline.gguf.tuned_file import header_with, write_tuned
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.quantized_model import load_gguf
-from pipeline.models.tuners import TUNERS
+from pipeline.models.tuners import restored
 from pipeline.models.tuners.scales import file_scales
 from pipeline.stages.tuned.stage import write
 
@@ -109,7 +109,7 @@ def test_the_file_is_what_was_trained_and_the_base_but_for_its_scales(
     base = project / "models/base"
     # what is computed with it is what was trained, to the last bit
     in_training = base_model(project)
-    TUNERS["scales"].restore(in_training, trained / "adapter")
+    restored(in_training, trained / "adapter")
     folder = tmp_path / "served"
     folder.mkdir()
     for file in base.glob("*.json"):
@@ -226,7 +226,7 @@ def test_scales_of_another_file_are_refused(
     changes = load_file(trained / "adapter" / SCALES_FILE)
     save_file({name: one[:, :-1].contiguous() for name, one in changes.items()}, adapter / SCALES_FILE)
     with pytest.raises(DataError, match="Q-MODELS-033"):
-        TUNERS["scales"].restore(base_model(project), adapter)
+        restored(base_model(project), adapter)
     doubles = {name: one.double() for name, one in changes.items()}
     for numbers in (doubles, {"model.embed_tokens": torch.zeros(1, 1, 1)}, {"lm_head": torch.zeros(1, 1, 1)}):
         save_file(numbers, adapter / SCALES_FILE)

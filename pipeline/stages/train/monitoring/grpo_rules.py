@@ -8,6 +8,7 @@ completions cut off, an entropy above 0.05.
 import statistics
 from itertools import pairwise
 
+from pipeline.config.tuners import rates_of
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import WINDOW, Rules, Run, failure, passed, unknown, warning
 from pipeline.stages.train.monitoring.rules import finite_gradient, finite_loss, gradient_alarm, speed
@@ -144,7 +145,7 @@ GRPO_STEP: Rules = {
     "gradient alarm": gradient_alarm,
     "speed": speed,
     "learning rate": lambda run: usual_rate(
-        run, run.settings.tuning.grpo, "higher forgets, lower hardly learns"
+        run, rates_of(run.settings.tuner).grpo, "higher forgets, lower hardly learns"
     ),
     "rank": rank,
 }

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from pipeline.config.sections import Train
-from pipeline.config.tuners import Rates
+from pipeline.config.tuners import Rate, rates_of
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import (
     USUAL_LOSS,
@@ -38,15 +38,16 @@ def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Call
 
 def learning_rate(run: Run) -> Check:
     """The peak learning rate: usual for preferences is a fraction of the usual one."""
-    tuning, method = run.settings.tuning, run.settings.method
-    if run.preferences and (rates := tuning.preferences):
-        return usual_rate(run, rates, "a higher one makes the chosen answers less likely too", method)
-    return usual_rate(run, tuning.rates, "higher learns fast and forgets, lower may not learn")
+    rates, method = rates_of(run.settings.tuner), run.settings.method
+    if run.preferences and rates.preferences:
+        cause = "a higher one makes the chosen answers less likely too"
+        return usual_rate(run, rates.preferences, cause, method)
+    return usual_rate(run, rates.usual, "higher learns fast and forgets, lower may not learn")
 
 
-def usual_rate(run: Run, rates: Rates, cause: str, whose: str = "") -> Check:
+def usual_rate(run: Run, rate: Rate, cause: str, whose: str = "") -> Check:
     """`hint` for the learning rate."""
-    low, high, start = rates
+    low, high, start = rate
     return hint("learning_rate", low, high, f"{cause}: {start}", whose)(run)
 
 
