@@ -2,7 +2,6 @@
 
 import re
 
-from pipeline.config.budgets import is_budget
 from pipeline.config.ggml_types import LEVELS, TYPES
 
 SUFFIX = "-imatrix"
@@ -29,11 +28,6 @@ def improved_from(spelled: str) -> str | None:
 def distilled_from(spelled: str) -> str | None:
     """The level that "Q4_0-distilled" was made from, spelled as there; None for any other level."""
     return spelled.removesuffix(DISTILLED) if spelled.endswith(DISTILLED) else None
-
-
-def has_own_types(level: str) -> bool:
-    """Whether a level's types were chosen tensor by tensor, not by llama-quantize."""
-    return is_budget(level)
 
 
 def level_problem(spelled: str) -> str | None:

@@ -103,7 +103,7 @@ def _flat(config: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         name = f"{section}{key}"
         is_section = name in fields and group_of(fields[name])
-        # what is wrong in a section that there is not is told by its first key, if it has one
+        # what is wrong in a section that there is not is named by its first key, if it has one
         if isinstance(value, Mapping) and (is_section or (value and not section)):
             yield from _flat(value, f"{name}.")
         else:
@@ -180,8 +180,9 @@ def upgraded(file: Path) -> list[str]:
     values, lines = read_strict(file)
     places: list[Key] = [place for name in GONE if (place := tuple(name.split("."))) in lines]
     sections = values.items() if isinstance(values, Mapping) else ()
-    gone_sections = {name for name, _ in sections if name not in Params.model_fields and reasons(name)}
-    empty: list[Key] = [(name,) for name, held in sections if not held and name in gone_sections]
+    empty: list[Key] = [
+        (name,) for name, held in sections if not held and name not in Params.model_fields and reasons(name)
+    ]
     left, dropped, moved = deepcopy(values), [*places, *empty], dict[Key, Any]()
     for place in empty:
         left.pop(place[0])

@@ -228,8 +228,8 @@ def checked(path: Path, values: dict[str, Any], lines: Mapping[Place, int]) -> P
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """What a `params.yaml` holds with the defaults of what it leaves out, unchecked; unknown
-    sections stay.
+    """What a `params.yaml` holds with the defaults of what it leaves out, unchecked; unknown sections
+    stay.
     """
     given = {name: value for name, value in values.items() if value is not None}
     defaults = Params().model_dump(mode="json")

@@ -123,7 +123,7 @@ def in_float32(model: Any) -> Any:
     alone, what is looked up in an embedding afterwards.
 
     So the peak is the stored weights and the largest other tensor in float32, not the entire model twice. NF4
-    weights are dequantized by their own linear, to the type it is told to compute in. Gives the model back.
+    weights are dequantized by their own linear, to the type that it computes in. Gives the model back.
     """
     import torch
 

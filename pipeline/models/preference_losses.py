@@ -47,7 +47,7 @@ def pair_losses(
     method: Method, chosen: Likelihoods, rejected: Likelihoods, beta: float, sft_weight: float
 ) -> tuple[Any, Any]:
     """(losses, margins), each (pairs,); a margin is by how much the chosen answer is preferred, in the
-    method's own measure: above 0, the pair is told right.
+    method's own measure: above 0, the pair is ranked correctly.
     """
     if method == "dpo":
         margins = beta * (chosen.ratio - rejected.ratio)

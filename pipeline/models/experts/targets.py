@@ -93,8 +93,8 @@ def check_mixture(train: Train, *, mixture: bool) -> None:
 
 
 def narrowed(config: Any, names: list[str], train: Train) -> Any:
-    """PEFT's `LoraConfig` for a model with linears of these `names`, told which experts' matrices are
-    meant; as it is for a dense model. Raises what `check_mixture` does.
+    """PEFT's `LoraConfig` for a model with linears of these `names`, with the experts' matrices that
+    are meant; as it is for a dense model. Raises what `check_mixture` does.
     """
     routed = [name for name in names if is_routed(name)]
     check_mixture(train, mixture=bool(routed))

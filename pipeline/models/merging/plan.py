@@ -141,7 +141,7 @@ def _parameter(
 def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structure) -> dict[str, Any]:
     """Where one table is embeddings and head and the adapter treats them differently, give each its own.
 
-    Corrects `changed`; returns what the config must say. PEFT trains only the side it was told to: the other
+    Corrects `changed`; returns what the config must say. PEFT trains only the side that was named: the other
     keeps the base's numbers. A table of another length can only be both.
     """
     embedding, head = changed.get(model.embedding), changed.get(model.head)

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_routed, is_router, misfits
+from pipeline.config.targets import is_router, misfits
 from pipeline.config.tuners import TunerName, tuner_of
 from pipeline.core.errors import ConfigError
-from pipeline.models.experts.targets import check_mixture
-from pipeline.models.qlora import linear_names
 from pipeline.models.tuners import lora, scales
 
 
@@ -96,7 +94,6 @@ def put_tuner(model: Any, settings: Training) -> Any:
     Raises `ConfigError` for targets or layers that the model lacks, `DataError` if a linear has no scales.
     """
     check_targets(model, settings)
-    check_mixture(settings, mixture=any(map(is_routed, linear_names(model))))
     model = TUNERS[settings.tuner].put(model, settings)
     stop_gradients(causal_model(model))
     if settings.offloaded_layers:

@@ -4,7 +4,7 @@ proof that both are what was asked for.
 Norms (`train.modules_to_save`, PEFT's `ModulesToSaveWrapper`) learn as copies; the base's own stay for the
 model without its adapter. The copies are float32, for in 16 bit a norm near 1 would not move by a step of the
 optimizer; what they give has their input's type, as in the base. PEFT matches a name by its end, so `norm`
-alone would be every norm: here it is told entire paths.
+alone would be every norm: here it gets entire paths.
 """
 
 import re

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_target, trains_in
+from pipeline.config.targets import is_routed, is_target, trains_in
 from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.tensors import SCALES
+from pipeline.models.experts.targets import check_mixture
+from pipeline.models.qlora import linear_names
 from pipeline.models.tensors import whole
 
 AGAIN = "run `snakemake --force train`"
@@ -29,9 +31,10 @@ def trained_changes(model: Any) -> dict[str, Any]:
 
 
 def train_scales(model: Any, settings: Training) -> Any:
-    """`model` with scales that train in every target."""
+    """`model` with scales that train in every target. Raises `ConfigError` for a mixture of experts."""
     from pipeline.models.tuners.scaled_linear import put_scales
 
+    check_mixture(settings, mixture=any(map(is_routed, linear_names(model))))
     put_scales(model, lambda path: is_target(path, settings))
     return model
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pipeline.config.levels import has_own_types, split_level
+from pipeline.config.budgets import is_budget
+from pipeline.config.levels import split_level
 from pipeline.core.checks import Check
 from pipeline.gguf.file import K_BLOCK
 from pipeline.gguf.header import Header
@@ -66,7 +67,7 @@ def file_check(
     plain = [
         tensor
         for each, tensor in after.items()
-        if not has_own_types(name)  # whose types were chosen tensor by tensor, and proven when it was made
+        if not is_budget(name)  # whose types were chosen tensor by tensor, and proven when it was made
         and PLAIN_OF.get(level, PLAIN).search(each)
         and each not in requested
     ]

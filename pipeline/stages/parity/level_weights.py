@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.config.levels import has_own_types, split_level
+from pipeline.config.budgets import is_budget
+from pipeline.config.levels import split_level
 from pipeline.core.checks import Check
 from pipeline.gguf.tensor_types import check_tensor_types
 from pipeline.gguf.tensors import NOISE, WORST_WEIGHT, Floats, GgufTensor, gguf_tensors
@@ -118,7 +119,7 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
     wrong already. Raises `ConfigError` where `tensor_types` can't be.
     """
     title = f"Weights of {gguf.stem} → {name}"
-    tensor_types = NO_TYPES if has_own_types(name) else tensor_types
+    tensor_types = NO_TYPES if is_budget(name) else tensor_types
     with_imatrix = split_level(name)[1]
     check_tensor_types(gguf, tensor_types, with_imatrix)
     (_, before), (header, after) = gguf_tensors(gguf), gguf_tensors(level)
@@ -141,7 +142,7 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
     )
     if lost := {tensor: noise for tensor, noise in noises.items() if noise.lost}:
         return lost_check(title, lost, before, after)
-    if with_imatrix or has_own_types(name):  # a budget's file may have been made with one
+    if with_imatrix or is_budget(name):  # a budget's file may have been made with one
         noises = {tensor: replace(noise, worst=0.0) for tensor, noise in noises.items()}
     return noise_check(title, noises, after)
 

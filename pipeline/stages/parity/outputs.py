@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-from pipeline.config.levels import distilled_from, has_own_types, level_key, split_level
+from pipeline.config.budgets import is_budget
+from pipeline.config.levels import distilled_from, level_key, split_level
 from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.gguf.file import check_gguf
@@ -122,10 +123,10 @@ def output_checks(
             checks["outputs_lora"] = lora_check(outputs, with_lora, merge_base)
             for level in filter(lambda level: not distilled_from(level), chain.levels):  # the base has none
                 # the matrix is the merged model's; without it the level would be judged by another one
-                if split_level(level)[1] or has_own_types(level):
+                if split_level(level)[1] or is_budget(level):
                     why = (
                         "its types were chosen for the merged model, not for the base with the adapter"
-                        if has_own_types(level)
+                        if is_budget(level)
                         else "the importance matrix is the merged model's, so the base has none at this level"
                     )
                     checks[level_key("outputs_lora", level)] = Check(lora_title(level), "not measured", why)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.levels import DISTILLED, SUFFIX, has_own_types, improved_from
+from pipeline.config.budgets import is_budget
+from pipeline.config.levels import DISTILLED, SUFFIX, improved_from
 from pipeline.config.products import REFERENCES
 from pipeline.config.sections import UNTUNED
 from pipeline.core.text import count
@@ -87,7 +88,7 @@ def _levels(evaluations: Evaluations) -> list[str]:
     return [
         level
         for level in spelled
-        if level not in REFERENCES and not improved_from(level) and not has_own_types(level)
+        if level not in REFERENCES and not improved_from(level) and not is_budget(level)
     ]
 
 

@@ -40,8 +40,8 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def held_out_answers(evaluations: list[dict[str, Any]], best: int | None) -> dict[str, Any]:
-    """`preferences` of the report: how the held-out pairs (KTO: answers) are told apart at the end, with the
-    95 % interval of the share that is told right (Wilson's, for one of few pairs); nothing without any.
+    """`preferences` of the report: how the held-out pairs (KTO: answers) are ranked at the end, with the
+    95 % interval of the share that is ranked correctly (Wilson's, for one of few pairs); nothing without any.
     """
     from scipy.stats import binomtest
 

@@ -29,7 +29,7 @@ class Learning(NamedTuple):
 
 @dataclass
 class Learner:
-    """Supervised training in `run`, and what the other methods are told apart by."""
+    """Supervised training in `run`, and what the other methods differ in."""
 
     run: Run
 

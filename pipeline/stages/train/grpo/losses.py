@@ -30,7 +30,7 @@ from pipeline.stages.train.step_stats import Batch, Sums
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # how far below and above 1 the ratio may move an update
 CAP = 2.0  # of the correction's weight
-ENDS = 10  # steps at the beginning and at the end whose mean reward is told
+ENDS = 10  # steps at the beginning and at the end whose mean reward is reported
 # what a batch has besides the forward's own arguments, all (N,) over its labelled tokens
 PER_TOKEN = ("advantages", "old", "rollout", "reference")
 Group = Sequence[Completion]

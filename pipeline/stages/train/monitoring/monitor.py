@@ -1,4 +1,4 @@
-"""Is this run healthy? The rules of a method applied to each row of the metrics log as it is written.
+"""Does this run learn? The rules of a method applied to each row of the metrics log as it is written.
 
 Pure: rows in, checks out. The trainer prints a warning and stops on a failure.
 """

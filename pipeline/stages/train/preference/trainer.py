@@ -136,7 +136,7 @@ class PreferenceTrainer(QuenchTrainer):
 
 
 def measured(chosen: Likelihoods, rejected: Likelihoods, margins: Any, has_reference: bool) -> Sums:
-    """Sums of what is measured of pairs or answers: whether they are told right, and how likely they are."""
+    """Sums of what is measured of pairs or answers: whether they rank correctly, and how likely they are."""
     sums: Sums = {
         "accuracy": ((margins > 0).float().sum(), len(margins)),
         "margin": (margins.sum(), len(margins)),

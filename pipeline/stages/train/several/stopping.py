@@ -10,7 +10,7 @@ from pipeline.stages.train.loop import Loop
 from pipeline.stages.train.run import RESTART
 from pipeline.stages.train.several.group import Group, Lost
 
-MET = 2  # numbers that are told at every meeting beside the signal and the step
+MET = 2  # numbers that are exchanged at every meeting beside the signal and the step
 
 
 class Stopping(Loop):
