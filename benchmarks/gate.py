@@ -152,14 +152,14 @@ class Bench:
 
     def judge(self, case: str, level: str, model: Path, sixteen: Path, sixteen_case: str) -> None:
         """Print what the gate says of `model` as `level`, and what parity's check of its weights does."""
-        from pipeline.config.levels import split_level
+        from pipeline.config.levels import ModelName
         from pipeline.gate.judge import judge
         from pipeline.gate.records import Parity
         from pipeline.stages.parity.level_weights import level_weights
 
         evidence = self.evidence(level, case, model, sixteen_case, sixteen)
         verdict = judge(level, evidence, Parity.model_validate(PASSED), self.params.report.gate)
-        check = level_weights(sixteen, model, split_level(level)[0], {})
+        check = level_weights(sixteen, model, ModelName(level).level, {})
         figures = ", ".join(
             f"{one.key} {one.figure:.4g}"
             for one in verdict.checks

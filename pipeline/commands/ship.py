@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from pipeline.commands.project import Project
+from pipeline.config.levels import ModelName
 from pipeline.config.params import Params
-from pipeline.config.sections import UNTUNED
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.gate.inputs import load_inputs
 from pipeline.gate.recommend import advise
@@ -73,7 +73,7 @@ def shippable(params: Params, requested: str) -> str:
                 f"{params.train.tuner} there is {served}, the base's GGUF with {means}",
             )
         return served
-    if requested.lower().startswith(UNTUNED):
+    if ModelName(requested.lower()).untuned:
         raise ConfigError(
             "Q-SHIP-011",
             f"{requested} is the untuned base: ship a level of the tuned model "

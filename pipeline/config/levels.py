@@ -1,46 +1,76 @@
-"""How a quantization level is spelled in `params.yaml`."""
+"""How models and their quantization levels are spelled: in `params.yaml`, in reports and in file names."""
 
 import re
 
+from pipeline.config.budgets import is_budget
 from pipeline.config.ggml_types import LEVELS, TYPES
 
+UNTUNED = "base-"  # what the names of the untuned base's models begin with
 SUFFIX = "-imatrix"
 DISTILLED = "-distilled"  # behind a level of quantize.distill: the file whose scales were taught
 
 
-def split_level(spelled: str) -> tuple[str, bool]:
-    """A level of the tuned model as llama.cpp's name and whether the importance matrix is used:
-    "q4_k_m-imatrix" is ("Q4_K_M", True), "Q4_0-distilled" ("Q4_0", False).
+class ModelName(str):
+    """The name of a model, with what it says: F16, Q4_K_M, q4_k_m-imatrix, Q4_0-distilled, base-Q4_K_M, or a
+    budget (4.2GB). Of any other text everything is false, and `level` means nothing.
     """
-    level = spelled.upper().removesuffix(DISTILLED.upper())
-    name = level.removesuffix(SUFFIX.upper())
-    return name, len(name) < len(level)
 
+    @property
+    def untuned(self) -> bool:
+        """Whether it is the untuned base's."""
+        return self.startswith(UNTUNED)
 
-def improved_from(spelled: str) -> str | None:
-    """The plain level that "Q4_K_M-imatrix" or "Q4_0-distilled" is made like, spelled as there; None for any
-    other level.
-    """
-    ending = next((suffix for suffix in (SUFFIX, DISTILLED) if spelled.lower().endswith(suffix)), "")
-    return spelled[: -len(ending)] if ending else None
+    @property
+    def bare(self) -> "ModelName":
+        """Without base-: the tuned model's file that is made in the same way."""
+        return ModelName(self.removeprefix(UNTUNED))
 
+    @property
+    def plain(self) -> "ModelName":
+        """The level that one with an importance matrix or distilled scales is made like; itself if plain."""
+        ending = next((ending for ending in (SUFFIX, DISTILLED) if self.lower().endswith(ending)), "")
+        return ModelName(self[: len(self) - len(ending)])
 
-def distilled_from(spelled: str) -> str | None:
-    """The level that "Q4_0-distilled" was made from, spelled as there; None for any other level."""
-    return spelled.removesuffix(DISTILLED) if spelled.endswith(DISTILLED) else None
+    @property
+    def level(self) -> str:
+        """llama.cpp's name of the level, or a 16-bit type: Q4_K_M of base-q4_k_m and Q4_K_M-imatrix."""
+        return self.bare.plain.upper()
+
+    @property
+    def imatrix(self) -> bool:
+        """Whether it is made with the importance matrix."""
+        return self.lower().endswith(SUFFIX)
+
+    @property
+    def distilled(self) -> bool:
+        """Whether its scales were taught the 16-bit model's answers."""
+        return self.lower().endswith(DISTILLED)
+
+    @property
+    def has_own_types(self) -> bool:
+        """Whether its types were chosen tensor by tensor, so that no level says what they are."""
+        return is_budget(self)
+
+    def reference(self, sixteen: str) -> str:
+        """The model that it is compared with, `sixteen` being the 16-bit type: a level of the untuned base
+        with the 16-bit base, any other with the tuned 16-bit model.
+        """
+        untuned = UNTUNED + sixteen
+        return untuned if self.untuned and self != untuned else sixteen
 
 
 def level_problem(spelled: str) -> str | None:
     """Why `spelled` can't be a level, as a sentence; None if it can."""
-    name, with_imatrix = split_level(spelled)
-    if spelled.lower().endswith(DISTILLED):
-        return f"{spelled} is made of {name}: write {name} here, and in quantize.distill too"
+    model = ModelName(spelled)
+    name = model.upper().removesuffix(SUFFIX.upper())  # base-… is no level
+    if model.distilled:
+        return f"{spelled} is made of {model.level}: write {model.level} here, and in quantize.distill too"
     if name not in LEVELS:
         return (
             f"unknown level {spelled}: llama.cpp has {', '.join(sorted(LEVELS))}, each also with "
             f"{SUFFIX} behind it"
         )
-    if LEVELS[name].needs_imatrix and not with_imatrix:
+    if LEVELS[name].needs_imatrix and not model.imatrix:
         return f"level {spelled} can't be made without an importance matrix: write {spelled}{SUFFIX}"
     return None
 

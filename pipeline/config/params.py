@@ -11,6 +11,7 @@ from pydantic import ValidationError, model_validator
 from pipeline.config import sections
 from pipeline.config.conditions import refused
 from pipeline.config.faults import report
+from pipeline.config.levels import UNTUNED, ModelName
 from pipeline.config.methods import METHODS
 from pipeline.config.products import PRODUCTS, ModelFiles, Product
 from pipeline.config.sections.values import group, keys_of
@@ -109,7 +110,7 @@ class Params(sections.Section):
         (evaluate), levels of the base, the comparison of strategies, or parity in full.
         """
         named = [*self.evaluate.models, *self.quantize.levels]
-        needed = any(model.startswith(sections.UNTUNED) for model in named)
+        needed = any(ModelName(model).untuned for model in named)
         return needed or bool(self.compare.seeds) or self.parity.depth == "full"
 
     @property
@@ -172,7 +173,7 @@ class Params(sections.Section):
             )
         else:
             names = [
-                sections.UNTUNED + self.convert.type,
+                UNTUNED + self.convert.type,
                 self.convert.type,
                 *self.quantize.files,
                 *self.quantize.untuned,

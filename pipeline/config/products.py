@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.config.levels import level_key
-from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, UNTUNED, Graph
+from pipeline.config.levels import UNTUNED, ModelName, level_key
+from pipeline.config.sections import BASE, BASE_WITH_ADAPTER, ORIGINAL, TUNED, Graph
 
 REFERENCES = ("F16", "BF16")  # the 16-bit model that levels are made from
 BASE_FILE, ORIGINAL_FILE = "models/base/model.gguf", "models/base/source.gguf"
@@ -124,4 +124,4 @@ def product_of(models: Container[str]) -> Product:
 
 def is_base(model: str) -> bool:
     """Whether a model of `evaluate.models` is untuned."""
-    return model.startswith(UNTUNED) or model in (BASE, ORIGINAL)
+    return ModelName(model).untuned or model in (BASE, ORIGINAL)

@@ -10,8 +10,9 @@ measures; its task score and general ability are compared with the base's file a
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeline.config.levels import UNTUNED, ModelName
 from pipeline.config.products import REFERENCES, SERVED_CHECK, Product, product_of
-from pipeline.config.sections import BASE, ORIGINAL, UNTUNED, reference_of
+from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.gate.evaluations import Evaluation, Evaluations
 from pipeline.gate.records import Parity, ParityCheck
 from pipeline.metrics.level_limits import LevelLimit, level_limit, served_limit
@@ -76,9 +77,9 @@ def _level(
     reported = evaluation.reference
     sixteen = next(
         (name for name in REFERENCES if name in evaluations),
-        (reported or REFERENCES[0]).removeprefix(UNTUNED),
+        ModelName(reported or REFERENCES[0]).bare,
     )
-    against, untuned = reference_of(model, sixteen), model.startswith(UNTUNED)
+    against = ModelName(model).reference(sixteen)
     fault = (
         f"{model}'s report compares it with {reported or 'nothing'}, not with {against}: run `python -m "
         f"pipeline {stage}` again."
@@ -106,10 +107,10 @@ def _level(
         product.needed_checks(model, sixteen),
         "" if reported == against else fault,
         stage,
-        level_limit(model.removeprefix(UNTUNED), parameters),
+        level_limit(model, parameters),
         kld,
         same_top,
-        trained=None if untuned else _trained(checks.get(MERGED), parameters),
+        trained=None if ModelName(model).untuned else _trained(checks.get(MERGED), parameters),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from pipeline.config.budgets import is_budget
+from pipeline.config.levels import ModelName
 from pipeline.config.products import product_of
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
@@ -72,7 +72,7 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
         budgets=[
             read(f"reports/budget/{model}.json", Budget, f"budget@{model}")
             for model in models
-            if is_budget(model)
+            if ModelName(model).has_own_types
         ],
     )
     scored = [model for model, evaluation in inputs.evaluations.items() if evaluation.task]

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.config.levels import improved_from
+from pipeline.config.levels import ModelName
 from pipeline.config.products import REFERENCES, Product, is_base, product_of
 from pipeline.config.sections import AUTO, BASE, Report, Serve
 from pipeline.gate.distillation import distillation, is_distillation, sentence
@@ -173,7 +173,7 @@ def size_and_loss(model: str, evaluations: Evaluations) -> tuple[float, float]:
     header says more.
     """
     evaluation = evaluations[model]
-    plain = evaluations.get(improved_from(model) or "", evaluation)
+    plain = evaluations.get(ModelName(model).plain, evaluation)
     same = plain.tensor_types == evaluation.tensor_types
     divergence = evaluation.kld_mean
     return (plain if same else evaluation).bytes, math.inf if divergence is None else divergence

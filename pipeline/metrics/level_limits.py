@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import exp, log
 
 from pipeline.config.ggml_types import LEVELS
-from pipeline.config.levels import split_level
+from pipeline.config.levels import ModelName
 
 # Mean KL divergence from F16 in nats: Llama-3-8B on Wikitext-2, without an importance matrix (IQ levels: with
 # one, others are not published). Source: llama.cpp, tools/perplexity/README.md, "LLaMA 3 8b Scoreboard"
@@ -62,7 +62,7 @@ def level_limit(level: str, parameters: float | None) -> LevelLimit:
     """What `level` ("Q4_K_M", "Q4_K_M-imatrix", "nf4") of a model of `parameters` (None: not known) may lose;
     larger models get no less.
     """
-    name = split_level(level)[0].upper()
+    name = ModelName(level).level
     peer = NF4_COUNTS_AS if name == "NF4" else name
     if peer not in PUBLISHED_KLD:
         return LevelLimit(UNPUBLISHED_KLD, UNPUBLISHED_SAME_TOP, f"no figure is published for {name}")

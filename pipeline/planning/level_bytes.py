@@ -7,7 +7,7 @@ off), and `tensor_type_fallback` for rows that a type can't pack.
 from collections.abc import Iterator
 
 from pipeline.config.ggml_types import LEVELS, TYPES
-from pipeline.config.levels import split_level
+from pipeline.config.levels import ModelName
 from pipeline.planning.shape import Shape
 
 # of the vocabulary: its text, score, type and merges; 36.3 measured with SmolLM2's 49,152 tokens
@@ -116,7 +116,7 @@ def unquantized_bytes(shape: Shape) -> int:
 
 def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int = 0) -> str:
     """The ggml type that `tensor` (attn_v, token_embd, …; rows of `columns` weights) gets."""
-    name, with_matrix = split_level(level)
+    name, with_matrix = ModelName(level).level, ModelName(level).imatrix
     if name in ("F32", "F16", "BF16"):
         return name
     base = LEVELS[name].base

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.config.levels import UNTUNED
 from pipeline.config.products import PRODUCTS
-from pipeline.config.sections import CHECKPOINTS_KEPT, UNTUNED
+from pipeline.config.sections import CHECKPOINTS_KEPT
 from pipeline.config.tuners import graph_of
 from pipeline.core.hardware import Card
 from pipeline.planning.budget import file_bytes
@@ -232,8 +233,8 @@ def plan_disk(setup: Setup) -> dict[str, int]:
         sizes["LoRA GGUF"] = lora_bytes(setup)
     if train.quantization != "gguf":
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER
-        for level in ("F16", *(["base-F16"] if setup.untuned else []), *setup.levels):
-            sizes[f"{level} GGUF"] = file_bytes(shape, level.removeprefix(UNTUNED))
+        for level in ("F16", *([f"{UNTUNED}F16"] if setup.untuned else []), *setup.levels):
+            sizes[f"{level} GGUF"] = file_bytes(shape, level)
     before = quantized.file + quantized.made_from if quantized else 2 * shape.parameters
     copies = sum(sizes.values()) - sizes["checkpoints"] + (quantized.file if quantized else before)
     if rollouts := made_file(setup):

@@ -8,10 +8,9 @@ model. How far both were off on three models is in docs/gpu.md.
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pipeline.config.budgets import is_budget
 from pipeline.config.ggml_types import TYPES
+from pipeline.config.levels import ModelName
 from pipeline.config.params import Params
-from pipeline.config.sections import UNTUNED
 from pipeline.config.sections.models import MERGE_ROWS
 from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import ConfigError, QuenchError
@@ -150,5 +149,5 @@ def by_size(name: str, item: str, plan: Plan) -> float:
 
 
 def stored(level: str, plan: Plan) -> list[tuple[str, str, int]]:
-    """(name, ggml type, bytes) of every matrix at a level; nothing of a budget, whose types are not known."""
-    return [] if is_budget(level) else list(matrices(plan.setup.shape, level.removeprefix(UNTUNED)))
+    """(name, ggml type, bytes) of every matrix at a level; nothing of one whose types are not known."""
+    return [] if ModelName(level).has_own_types else list(matrices(plan.setup.shape, level))

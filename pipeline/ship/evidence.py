@@ -11,8 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.levels import ModelName
 from pipeline.config.products import product_of
-from pipeline.config.sections import BASE, UNTUNED
+from pipeline.config.sections import BASE
 from pipeline.core.hashing import file_hash
 from pipeline.gate.evaluations import Evaluation, Evaluations
 from pipeline.gate.inputs import read_record
@@ -37,7 +38,7 @@ def mismatches(model: str, name: str, root: Path, evaluations: Evaluations, pari
     for other, files in made_of.items():
         yield from _report_faults(other, files, hashes, root, evaluations[other])
     yield from _parity_faults(
-        [file for other, files in made_of.items() if not other.startswith(UNTUNED) for file in files],
+        [file for other, files in made_of.items() if not ModelName(other).untuned for file in files],
         hashes,
         parity,
     )

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.config.levels import distilled_from, split_level
 from pipeline.config.params import Params, load_params
 from pipeline.core.places import PROJECT
 from pipeline.metrics.level_limits import level_limit
@@ -21,9 +20,6 @@ def params(recipe: Path = RECIPE, **sections: dict[str, Any]) -> Params:
 
 
 def test_a_distilled_level_is_named_behind_its_own_and_has_its_limits() -> None:
-    assert split_level("q4_0-distilled") == ("Q4_0", False)
-    assert split_level("Q4_0-imatrix") == ("Q4_0", True)
-    assert (distilled_from("Q4_0-distilled"), distilled_from("Q4_0")) == ("Q4_0", None)
     assert level_limit("Q4_0-distilled", 1e8) == level_limit("Q4_0", 1e8)
     assert params().quantize.files == ["Q4_K_M", "Q4_0", "Q4_0-distilled"]
 

@@ -7,7 +7,7 @@ import pytest
 from qwen2_variants import cut_models
 
 from pipeline.config.ggml_types import LEVELS, TYPES
-from pipeline.config.levels import split_level
+from pipeline.config.levels import ModelName
 from pipeline.config.sections import Quantize
 from pipeline.llamacpp.tools import Toolchain, run_tool
 
@@ -36,14 +36,28 @@ def test_types_are_those_of_the_gguf_package() -> None:
     assert {kind.name for kind in GGMLQuantizationType} >= TYPES.keys()
 
 
-def test_spelling() -> None:
-    spelled = ("Q4_K_M", "q4_k_m-imatrix", "Q4_K_M-IMATRIX", "IQ2_M")
-    assert [split_level(one) for one in spelled] == [
-        ("Q4_K_M", False),
-        ("Q4_K_M", True),
-        ("Q4_K_M", True),
-        ("IQ2_M", False),
-    ]
+@pytest.mark.parametrize(
+    ("name", "level", "plain", "says", "reference"),
+    [
+        ("F16", "F16", "F16", "", "F16"),
+        ("base-F16", "F16", "base-F16", "untuned", "F16"),
+        ("q4_k_m", "Q4_K_M", "q4_k_m", "", "F16"),
+        ("base-Q4_K_M", "Q4_K_M", "base-Q4_K_M", "untuned", "base-F16"),
+        ("q4_k_m-imatrix", "Q4_K_M", "q4_k_m", "imatrix", "F16"),
+        ("Q4_K_M-IMATRIX", "Q4_K_M", "Q4_K_M", "imatrix", "F16"),
+        ("Q4_0-distilled", "Q4_0", "Q4_0", "distilled", "F16"),
+        ("4.2GB", "4.2GB", "4.2GB", "has_own_types", "F16"),
+    ],
+)
+def test_a_models_name_says_how_it_is_made(
+    name: str, level: str, plain: str, says: str, reference: str
+) -> None:
+    model = ModelName(name)
+    assert (model, model.level, model.plain, model.bare) == (name, level, plain, name.removeprefix("base-"))
+    properties = ("untuned", "imatrix", "distilled", "has_own_types")
+    assert [flag for flag in properties if getattr(model, flag)] == says.split()
+    assert model.reference("F16") == reference
+    assert ModelName(name.replace("F16", "BF16")).reference("BF16") == reference.replace("F16", "BF16")
 
 
 @pytest.mark.parametrize(

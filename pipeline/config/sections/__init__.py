@@ -26,14 +26,12 @@ from pipeline.config.sections.values import (
     BASE_WITH_ADAPTER,
     ORIGINAL,
     TUNED,
-    UNTUNED,
     Format,
     Graph,
     KldLimit,
     Quantization,
     Section,
     SixteenBit,
-    reference_of,
 )
 
 __all__ = [
@@ -45,7 +43,6 @@ __all__ = [
     "LEVELS_ALONE",
     "ORIGINAL",
     "TUNED",
-    "UNTUNED",
     "Base",
     "Compare",
     "Convert",
@@ -74,5 +71,4 @@ __all__ = [
     "SixteenBit",
     "Train",
     "Training",
-    "reference_of",
 ]

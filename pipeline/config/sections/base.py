@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
-from pipeline.config.levels import level_problem, split_level
+from pipeline.config.levels import ModelName, level_problem
 from pipeline.config.sections.places import Commit, Packages, Place, Sha256
 from pipeline.config.sections.values import (
     INSIDE,
@@ -166,7 +166,7 @@ class Base(Section):
                 "in .gguf (a repository's in file), or set it to nf4"
             )
         problem = level_problem(self.level) if self.level is not None else None
-        if problem or (self.level is not None and split_level(self.level)[1]):
+        if problem or (self.level is not None and ModelName(self.level).imatrix):
             yield (
                 f"level is {self.level!r} ({problem or 'there is no importance matrix yet'}): name a plain "
                 "one, Q4_K_M for example"

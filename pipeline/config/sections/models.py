@@ -7,10 +7,9 @@ from pydantic import Field, field_validator
 
 from pipeline.config.budgets import budget_problem
 from pipeline.config.ggml_types import LEVELS, WITH_SCALES
-from pipeline.config.levels import DISTILLED, distilled_from, split_level, tensor_type_problem
+from pipeline.config.levels import DISTILLED, ModelName, tensor_type_problem
 from pipeline.config.sections.values import (
     ONCE,
-    UNTUNED,
     ModelLevels,
     Section,
     SixteenBit,
@@ -89,15 +88,13 @@ class Quantize(Section):
 
     def problems(self) -> Iterator[str]:
         """Which levels can't be distilled."""
-        plain = [
-            level for level in self.levels if not level.startswith(UNTUNED) and not split_level(level)[1]
-        ]
+        plain = [level for level in map(ModelName, self.levels) if not level.untuned and not level.imatrix]
         if other := [level for level in self.distill if level not in plain]:
             yield (
                 f"distill names {', '.join(other)}: it can name the tuned model's levels without an "
                 f"importance matrix ({', '.join(plain) or 'here there is none'}), spelled as in levels"
             )
-        elif fixed := [level for level in self.distill if split_level(level)[0] not in WITH_SCALES]:
+        elif fixed := [level for level in self.distill if ModelName(level).level not in WITH_SCALES]:
             yield (
                 f"distill names {', '.join(fixed)}, whose blocks have no scales that could learn: name "
                 "levels of Q2_K to Q8_0 or IQ4"
@@ -106,7 +103,7 @@ class Quantize(Section):
     @property
     def tuned(self) -> list[str]:
         """The levels of the tuned model, in the order of `levels`; then those made to measure."""
-        return [*(level for level in self.levels if not level.startswith(UNTUNED)), *self.budgets]
+        return [*(level for level in self.levels if not ModelName(level).untuned), *self.budgets]
 
     @property
     def files(self) -> list[str]:
@@ -123,7 +120,7 @@ class Quantize(Section):
         ships. It is made without an importance matrix, which is measured on the merged model: where no level
         can be, it is `DECIDING`.
         """
-        names = (split_level(level)[0] for level in self.levels if not level.startswith(UNTUNED))
+        names = (model.level for model in map(ModelName, self.levels) if not model.untuned)
         return next((name for name in names if not LEVELS[name].needs_imatrix), DECIDING)
 
     @property
@@ -131,17 +128,17 @@ class Quantize(Section):
         """Tokens of the training rows that the importance matrix is measured on; 0, which makes none, if no
         level uses it.
         """
-        return IMATRIX_TOKENS if any(split_level(level)[1] for level in self.levels) else 0
+        return IMATRIX_TOKENS if any(ModelName(level).imatrix for level in self.levels) else 0
 
     @property
     def untuned(self) -> list[str]:
         """The levels of the untuned base (base-LEVEL), in the order of `levels`."""
-        return [level for level in self.levels if level.startswith(UNTUNED)]
+        return [level for level in self.levels if ModelName(level).untuned]
 
     def stage_of(self, model: str) -> str:
         """The stage that makes a level's file, as it is run: "quantize@Q4_K_M"."""
-        if plain := distilled_from(model):
-            return f"distill@{plain}"
+        if ModelName(model).distilled:
+            return f"distill@{ModelName(model).plain}"
         return f"{'budget' if model in self.budgets else 'quantize'}@{model}"
 
 

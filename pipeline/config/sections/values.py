@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic.fields import FieldInfo
 
-from pipeline.config.levels import level_problem, split_level
+from pipeline.config.levels import UNTUNED, ModelName, level_problem
 from pipeline.core.text import quoted
 
 
@@ -73,7 +73,6 @@ Format = Literal[
     "kto",
     "prompt",
 ]
-UNTUNED = "base-"  # what the names of the untuned base's models begin with
 # models of the graphs without a merge: the base's GGUF alone, the same with the adapter's GGUF on it or with
 # trained scales, and the file that base.level was made from
 BASE, BASE_WITH_ADAPTER, TUNED, ORIGINAL = "base", "adapter", "tuned", "source"
@@ -90,14 +89,6 @@ GuardFile = Annotated[
     ),
 ]
 Location = Annotated[str, Field(min_length=1, max_length=500)]  # a path, or a name on the hub
-
-
-def reference_of(model: str, sixteen: str) -> str:
-    """The model that another is compared with: a level of the untuned base with the 16-bit base, any other
-    with the tuned 16-bit model.
-    """
-    untuned = f"{UNTUNED}{sixteen}"
-    return untuned if model.startswith(UNTUNED) and model != untuned else sixteen
 
 
 def _check_limit(least: float, most: float, needed: str, value: Any) -> Any:
@@ -211,25 +202,25 @@ def _check_levels(levels: list[str]) -> list[str]:
 
 
 def _check_model_levels(levels: list[str]) -> list[str]:
-    untuned = [level.removeprefix(UNTUNED) for level in levels if level.startswith(UNTUNED)]
-    if with_imatrix := [level for level in untuned if split_level(level)[1]]:
+    untuned = [level.bare for level in map(ModelName, levels) if level.untuned]
+    if with_imatrix := [level for level in untuned if level.imatrix]:
         raise ValueError(
             f"{', '.join(UNTUNED + level for level in with_imatrix)}: the importance matrix is the tuned "
             "model's: leave -imatrix out"
         )
-    tuned = _check_levels([level for level in levels if not level.startswith(UNTUNED)])
+    tuned = _check_levels([level for level in levels if not ModelName(level).untuned])
     if not tuned:
         raise ValueError(
             f"{levels} names only levels of the untuned base: add one of the tuned model, Q4_K_M for example"
         )
-    _check_levels(untuned)
+    _check_levels([*untuned])
     return levels
 
 
 def _check_plain_levels(levels: list[str]) -> list[str]:
     # the matrix is measured on the merged model, which is made later or (compare) in half of the strategies
     # never
-    if with_imatrix := [level for level in levels if split_level(level)[1]]:
+    if with_imatrix := [level for level in levels if ModelName(level).imatrix]:
         raise ValueError(
             f"{', '.join(with_imatrix)}: these levels are compared without an importance matrix: leave "
             "-imatrix out"

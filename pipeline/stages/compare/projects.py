@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.ggml_types import TYPES
+from pipeline.config.levels import UNTUNED
 from pipeline.config.params import Params
-from pipeline.config.sections import LEVELS_ALONE, TUNED, UNTUNED, Train
+from pipeline.config.sections import LEVELS_ALONE, TUNED, Train
 from pipeline.config.sections.base import keys_of_file
 from pipeline.config.strategies import FOLDER, Job
 from pipeline.config.tuners import REFUSED_ELSEWHERE

@@ -17,9 +17,10 @@ from typing import Any
 
 from pipeline.chat.selection import answerable_rows, encoded_rows
 from pipeline.chat.tokens import load_tokenizer, trained_positions
+from pipeline.config.levels import ModelName
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
-from pipeline.config.sections import BASE, ORIGINAL, Evaluate, reference_of
+from pipeline.config.sections import BASE, ORIGINAL, Evaluate
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import write_rows
@@ -172,6 +173,6 @@ def compared_with(params: Params, model: str) -> str:
     file that the base was made from if they are to recover it; of the base that file, without one itself.
     """
     if params.graph == "merged":
-        return reference_of(model, params.convert.type)
+        return ModelName(model).reference(params.convert.type)
     moved = model == params.product.served and params.train.method != "distill"
     return BASE if moved or params.base.level is None else ORIGINAL

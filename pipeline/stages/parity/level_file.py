@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pipeline.config.budgets import is_budget
-from pipeline.config.levels import split_level
+from pipeline.config.levels import ModelName
 from pipeline.core.checks import Check
 from pipeline.gguf.file import K_BLOCK
 from pipeline.gguf.header import Header
@@ -50,7 +49,7 @@ def file_check(
     """A failure seen without reading weights: another level's file, tensors or types; None if none."""
     from gguf import LlamaFileType
 
-    level, remedy = split_level(name)[0], remake(next(iter(after.values())).file)
+    level, remedy = ModelName(name).level, remake(next(iter(after.values())).file)
     requested = given_by(after, tensor_types)
 
     def fail(what: str, count: int, unit: str, detail: str, cause: str) -> Check:
@@ -67,7 +66,7 @@ def file_check(
     plain = [
         tensor
         for each, tensor in after.items()
-        if not is_budget(name)  # whose types were chosen tensor by tensor, and proven when it was made
+        if not ModelName(name).has_own_types  # proven when it was made
         and PLAIN_OF.get(level, PLAIN).search(each)
         and each not in requested
     ]

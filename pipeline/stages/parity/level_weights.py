@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.config.budgets import is_budget
-from pipeline.config.levels import split_level
+from pipeline.config.levels import ModelName
 from pipeline.core.checks import Check
 from pipeline.gguf.tensor_types import check_tensor_types
 from pipeline.gguf.tensors import NOISE, WORST_WEIGHT, Floats, GgufTensor, gguf_tensors
@@ -113,15 +112,15 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
     """The parity check of one level (`name` as in `quantize.levels`); both files are streamed.
 
     A tensor may have `SLACK` times its type's usual noise, and a weight as many times its type's largest
-    error. The second is not asked of a level with an importance matrix, which gives unimportant
-    weights up. `tensor_types` is `quantize.tensor_types`, of no meaning for a budget's file. A type without a
-    known noise or a dequantizer in the package gguf leaves the parity check unmeasured, unless something is
-    wrong already. Raises `ConfigError` where `tensor_types` can't be.
+    error. The second is not asked of a level with an importance matrix, which gives unimportant weights up.
+    `tensor_types` is `quantize.tensor_types`, without which a file with types of its own was made. A type
+    without a known noise or a dequantizer in the package gguf leaves the parity check unmeasured, unless
+    something is wrong already. Raises `ConfigError` where `tensor_types` can't be.
     """
     title = f"Weights of {gguf.stem} → {name}"
-    tensor_types = NO_TYPES if is_budget(name) else tensor_types
-    with_imatrix = split_level(name)[1]
-    check_tensor_types(gguf, tensor_types, with_imatrix)
+    model = ModelName(name)
+    tensor_types = NO_TYPES if model.has_own_types else tensor_types
+    check_tensor_types(gguf, tensor_types, model.imatrix)
     (_, before), (header, after) = gguf_tensors(gguf), gguf_tensors(level)
     if check := file_check(title, name, tensor_types, header, before, after):
         return check
@@ -142,7 +141,7 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
     )
     if lost := {tensor: noise for tensor, noise in noises.items() if noise.lost}:
         return lost_check(title, lost, before, after)
-    if with_imatrix or is_budget(name):  # a budget's file may have been made with one
+    if model.imatrix or model.has_own_types:  # which may have been made with one, too
         noises = {tensor: replace(noise, worst=0.0) for tensor, noise in noises.items()}
     return noise_check(title, noises, after)
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-from pipeline.config.budgets import is_budget
-from pipeline.config.levels import distilled_from, level_key, split_level
+from pipeline.config.levels import ModelName, level_key
 from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.gguf.file import check_gguf
@@ -121,12 +120,14 @@ def output_checks(
         if base_gguf and lora:
             with_lora = files.enter_context(bench.gguf(base_gguf, lora))
             checks["outputs_lora"] = lora_check(outputs, with_lora, merge_base)
-            for level in filter(lambda level: not distilled_from(level), chain.levels):  # the base has none
+            for level in map(ModelName, chain.levels):
+                if level.distilled:
+                    continue  # the base has none
                 # the matrix is the merged model's; without it the level would be judged by another one
-                if split_level(level)[1] or is_budget(level):
+                if level.imatrix or level.has_own_types:
                     why = (
                         "its types were chosen for the merged model, not for the base with the adapter"
-                        if is_budget(level)
+                        if level.has_own_types
                         else "the importance matrix is the merged model's, so the base has none at this level"
                     )
                     checks[level_key("outputs_lora", level)] = Check(lora_title(level), "not measured", why)

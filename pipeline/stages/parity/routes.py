@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.levels import distilled_from, level_key
+from pipeline.config.levels import ModelName, level_key
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
-from pipeline.config.sections import TUNED, UNTUNED, Graph
+from pipeline.config.sections import TUNED, Graph
 from pipeline.core.publish import read_json
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
@@ -63,7 +63,7 @@ def merged(params: Params, root: Path, measure: Measure) -> Route:
         gguf=folder / f"{name}-{kind}.gguf",
         levels={level: folder / f"{name}-{level}.gguf" for level in params.quantize.files},
         untuned={
-            level.removeprefix(UNTUNED): folder / f"{name}-{level}.gguf"
+            ModelName(level).bare: folder / f"{name}-{level}.gguf"
             for level in params.quantize.untuned
             if not params.quantize.tensor_types  # which say what a level of the merged model is made of
         },
@@ -116,10 +116,10 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
             "weights_gguf": gguf_weights(chain.merged, chain.gguf),
         }
         for level, path in chain.levels.items():
-            key, plain = level_key("weights", level), distilled_from(level)
-            if plain:
-                record = measure.distilled / f"{plain}.json"
-                results[key] = distilled_weights(chain.levels[plain], path, record, level)
+            key, model = level_key("weights", level), ModelName(level)
+            if model.distilled:
+                record = measure.distilled / f"{model.plain}.json"
+                results[key] = distilled_weights(chain.levels[model.plain], path, record, level)
             else:
                 results[key] = level_weights(chain.gguf, path, level, measure.tensor_types)
         return results

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.levels import split_level
+from pipeline.config.levels import UNTUNED, ModelName
 from pipeline.config.params import Params
-from pipeline.config.sections import UNTUNED
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import K_BLOCK, describe
 from pipeline.llamacpp.converters import PLAIN, Quantizing, quantize_gguf
@@ -64,14 +63,14 @@ def main(params: Params, root: Path, level: str) -> None:
             "the same",
         )
     folder, name = root / "models/gguf", params.convert.name
-    untuned = UNTUNED if level.startswith(UNTUNED) else ""
-    type_name, with_imatrix = split_level(level.removeprefix(UNTUNED))
-    source, target = folder / f"{name}-{untuned}{params.convert.type}.gguf", folder / f"{name}-{level}.gguf"
+    model = ModelName(level)
+    sixteen = f"{UNTUNED if model.untuned else ''}{params.convert.type}"
+    source, target = folder / f"{name}-{sixteen}.gguf", folder / f"{name}-{level}.gguf"
     options = Quantizing(
-        imatrix=find_imatrix(root / "models/imatrix", level) if with_imatrix else None,
+        imatrix=find_imatrix(root / "models/imatrix", level) if model.imatrix else None,
         tensor_types=params.quantize.tensor_types,
     )
-    record = quantize(find_llama(params.machine), source, target, type_name, options)
+    record = quantize(find_llama(params.machine), source, target, model.level, options)
     print(f"quantize: {name}-{level}.gguf {record['bytes'] / 1e6:.0f} MB")
     if warning := fallback_warning(record):
         print(f"quantize: warning: {warning}")

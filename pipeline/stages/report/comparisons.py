@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.levels import UNTUNED
 from pipeline.config.products import is_base, product_of
-from pipeline.config.sections import BASE, ORIGINAL, UNTUNED
+from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.gate.evaluations import Answers, Evaluations
 from pipeline.metrics.significance import CHANCE
 from pipeline.pages.formats import p_value, signed

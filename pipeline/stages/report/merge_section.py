@@ -11,7 +11,7 @@ from math import hypot
 from statistics import fmean, median
 from typing import Any
 
-from pipeline.config.sections import UNTUNED
+from pipeline.config.levels import UNTUNED
 from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.records import Merge, MergedTensor, Parity
 from pipeline.metrics.adapter_norms import Norms

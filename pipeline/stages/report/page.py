@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.config.levels import UNTUNED
 from pipeline.config.products import product_of
-from pipeline.config.sections import BASE, ORIGINAL, UNTUNED
+from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.core.usage import Usage
 from pipeline.gate.distillation import distillation, is_distillation
 from pipeline.gate.distillation import sentence as recovery_sentence

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.budgets import is_budget
-from pipeline.config.levels import DISTILLED, SUFFIX, improved_from
+from pipeline.config.levels import DISTILLED, SUFFIX, UNTUNED, ModelName
 from pipeline.config.products import REFERENCES
-from pipeline.config.sections import UNTUNED
 from pipeline.core.text import count
 from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.records import Budget
@@ -84,11 +82,11 @@ def quantizing_values(evaluations: Evaluations, scores: Scores, reference: str) 
 
 def _levels(evaluations: Evaluations) -> list[str]:
     """The fixed levels, tuned or not, as llama-quantize makes them by itself."""
-    spelled = dict.fromkeys(model.removeprefix(UNTUNED) for model in evaluations)
+    spelled = dict.fromkeys(ModelName(model).bare for model in evaluations)
     return [
         level
         for level in spelled
-        if level not in REFERENCES and not improved_from(level) and not is_budget(level)
+        if level not in REFERENCES and level == level.plain and not level.has_own_types
     ]
 
 
@@ -103,9 +101,9 @@ def _improved(evaluations: Evaluations, scores: Scores) -> list[str]:
     """What an importance matrix or distilling did to each level made with and without; which is better."""
     sentences = []
     for model, evaluation in evaluations.items():
-        level = improved_from(model)
-        plain = evaluations.get(level) if level else None
-        if not level or not plain or evaluation.kld_mean is None or not plain.kld_mean:
+        level = ModelName(model).plain
+        plain = evaluations.get(level) if level != model else None
+        if not plain or evaluation.kld_mean is None or not plain.kld_mean:
             continue
         before, after = plain.kld_mean, evaluation.kld_mean
         sentences.append(

@@ -12,7 +12,6 @@ import tiny
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
-from pipeline.config.sections import reference_of
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.stages.evaluate.stage import divergence_rows, main
 
@@ -90,21 +89,6 @@ def test_f16_is_proven_to_be_itself_and_a_level_is_not(finished: Path) -> None:
     assert same["kld_max"] <= 1e-6
     assert level["self_divergence"] is None
     assert level["kld_mean"] > 1e-6
-
-
-@pytest.mark.parametrize(
-    ("model", "reference"),
-    [
-        ("F16", "F16"),
-        ("base-F16", "F16"),
-        ("Q4_K_M", "F16"),
-        ("Q4_K_M-imatrix", "F16"),
-        ("base-Q4_K_M", "base-F16"),
-    ],
-)
-def test_a_level_of_the_base_is_compared_with_the_base(model: str, reference: str) -> None:
-    assert reference_of(model, "F16") == reference
-    assert reference_of(model.replace("F16", "BF16"), "BF16") == reference.replace("F16", "BF16")
 
 
 def test_a_model_that_is_not_in_the_list_is_refused(finished: Path) -> None:
