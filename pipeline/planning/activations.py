@@ -6,20 +6,12 @@ and `swiglu.py`); a frozen linear keeps nothing. On the CPU the tests count the 
 very numbers.
 """
 
-from math import ceil
-
-from pipeline.config.methods import METHODS
 from pipeline.config.targets import rank_of, trains_in
+from pipeline.planning.base_kinds import kind_of
 from pipeline.planning.setup import FLOAT, Setup
-from pipeline.planning.weights import NF4_BLOCK, Linears, first_trained, lora_parameters, targets
+from pipeline.planning.weights import Linears, first_trained, lora_parameters, targets
 
 INDEX = 8  # bytes of an int64
-# of `pipeline.models.quantized_linear`, `quantized_head` and `chunked_loss`, which import torch (a test keeps
-# them equal): weights that are dense at a time, of linears, of the head; logits in a chunk
-BLOCK_WEIGHTS = {"cuda": 32 << 20, "cpu": 8 << 20}
-BLOCK_HEAD = 8 << 20
-CHUNK_LOGITS = 5 << 20
-LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
 CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
 
 
@@ -41,10 +33,9 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
     train keep their inputs alone.
     """
     train = setup.train
-    lean = setup.device == "cpu" and train.quantization == "nf4" and not train.use_dora
     shared, apart = list(targets), []
     if train.dropout or setup.lora_element != setup.element:
-        shared = [linear for linear in targets if lean and linear in setup.shape.linears]
+        shared = [linear for linear in targets if kind_of(setup).lean and linear in setup.shape.linears]
         apart = [linear for linear in targets if linear not in shared]
     ranks = sum(linear.used * rank_of(linear.path(layer), train) for linear in targets)
     kept = 0 if setup.train.tuning.inside else ranks * setup.lora_element
@@ -187,60 +178,14 @@ def gradients_in_flight(setup: Setup) -> int:
     return setup.tokens * (2 * setup.shape.hidden + setup.shape.intermediate) * setup.element
 
 
-def workspace_bytes(setup: Setup) -> int:
-    """What linears take while they run, and cuBLAS's own workspace.
-
-    NF4: the largest one dequantized, with its scales in float32 twice. A GGUF's: rows of at most
-    `BLOCK_WEIGHTS` weights of the largest one, and what the dequantizer takes beside. If its scales train
-    also the gradient of these, and copies of the bytes.
-    """
-    cublas = CUBLAS_WORKSPACE if setup.device == "cuda" else 0
-    if setup.packed:
-        most = BLOCK_WEIGHTS[setup.device]
-        block = max(
-            min(linear.outputs, max(1, most // linear.inputs)) * linear.inputs
-            for linear in setup.shape.linears
-        )
-        dense = block * setup.element
-        if setup.train.tuning.inside:  # its gradient too, and in float32, and the derivatives by a scale
-            dense += block * (setup.element + 2 * FLOAT) + 2 * block
-        return cublas + dense + setup.packed.scratch(setup.device, block)
-    if setup.train.quantization != "nf4":
-        return cublas
-    largest = max(linear.weights for linear in setup.shape.linears)
-    return cublas + largest * setup.element + 2 * ceil(largest / NF4_BLOCK) * FLOAT
+def workspace(setup: Setup) -> tuple[int, str]:
+    """Bytes that linears take while they run, with cuBLAS's own workspace, and what they are."""
+    size, words = kind_of(setup).workspace
+    cublas = (CUBLAS_WORKSPACE, "cuBLAS") if setup.device == "cuda" else (0, "")
+    return size + cublas[0], ", ".join(filter(None, (words, cublas[1]))) or "none"
 
 
-def loss_bytes(setup: Setup) -> int:
-    """Bytes that the loss adds: logits alive at once, and the last hidden states with their gradient.
-
-    Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger
-    (arXiv:2410.10989, `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its
-    gradient; rows in it are T ÷ ⌈V/h⌉ rounded up to a power of two. Quantized: `quantized_head_bytes`.
-    """
-    shape, tokens = setup.shape, setup.tokens
-    states = 2 * tokens * shape.hidden * setup.element
-    if setup.packed:
-        return states + quantized_head_bytes(setup)
-    if setup.loss == "liger" and not METHODS[setup.train.method].preferences:
-        rows = min(tokens, 1 << (ceil(tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length())
-        return states + rows * shape.vocabulary * setup.element + tokens * FLOAT
-    if setup.loss == "plain":
-        return states + tokens * shape.vocabulary * (LOSS_BYTES + setup.element)
-    return states + min(tokens, max(1, CHUNK_LOGITS // shape.vocabulary)) * shape.vocabulary * LOSS_BYTES
-
-
-def quantized_head_bytes(setup: Setup) -> int:
-    """Bytes that the loss of a quantized head adds, besides the last hidden states
-    (`pipeline.models.quantized_head`; arXiv:2411.09009).
-
-    A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD`
-    elements; gradients summed up in float32, with the block's part. After the blocks these are there twice
-    more, for the targets' own rows.
-    """
-    shape = setup.shape
-    gradient = setup.tokens * shape.hidden
-    head, logits = min(shape.table_weights, BLOCK_HEAD), min(setup.tokens * shape.vocabulary, BLOCK_HEAD)
-    return max(
-        head * setup.element + logits * LOSS_BYTES + gradient * (FLOAT + setup.element), 3 * gradient * FLOAT
-    )
+def loss(setup: Setup) -> tuple[int, str]:
+    """Bytes that the loss adds, and what they are: logits, and the last hidden states with their gradient."""
+    logits, words = kind_of(setup).logits
+    return 2 * setup.tokens * setup.shape.hidden * setup.element + logits, words

@@ -7,9 +7,10 @@ from pipeline.config.sections import Training
 from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
 from pipeline.planning import activations, weights
+from pipeline.planning.base_kinds import kind_of
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.serving import BUFFERS, ServingMemory, cache_per_token
-from pipeline.planning.setup import FLOAT, Loss, Setup, check_offload
+from pipeline.planning.setup import FLOAT, Setup, check_offload
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
@@ -58,11 +59,6 @@ class MemoryPlan:
         return sum(part.bytes for part in self.parts if part.at_peak and part.name not in ASSUMED)
 
 
-LOGITS: dict[Loss, str] = {
-    "liger": "one chunk of logits",
-    "chunked": "one chunk of logits",
-    "plain": "all logits",
-}
 SERVER = "llama-server"  # another process, beside training's
 ASSUMED = ("CUDA context", "allocator slack", "Python and libraries", "holes in the heap", SERVER)
 
@@ -81,7 +77,7 @@ def plan_memory(setup: Setup) -> MemoryPlan:
     # all are put on the GPU before some go to main memory, on a CPU the 16-bit file is mapped; a GGUF is
     # loaded tensor by tensor, what is shared out in main memory
     frozen, loading, mapped = weights.frozen_bytes(setup), 0, 0
-    if not setup.packed and not any(weights.shared_bytes(setup)):
+    if not kind_of(setup).is_file and not any(weights.shared_bytes(setup)):
         if setup.device == "cuda":
             loading = frozen + CUDA_CONTEXT
         else:
@@ -91,18 +87,12 @@ def plan_memory(setup: Setup) -> MemoryPlan:
 
 def lasting_parts(setup: Setup) -> list[Part]:
     """What stays from the first step to the last; what several processes and offloading come to as well."""
-    shape, train, processes = setup.shape, setup.train, setup.processes
-    if setup.packed:
-        linears, how = "quantized linears", setup.packed.source
-    elif train.quantization == "nf4":
-        linears, how = "linears in NF4", "scales quantized too"
-    else:
-        linears, how = "linears", train.bnb_4bit_compute_dtype
+    shape, train, processes, base = setup.shape, setup.train, setup.processes, kind_of(setup)
     away, (elsewhere, gathered) = weights.offloaded_bytes(setup), weights.shared_bytes(setup)
     in_main_memory = f"{memory_gb(sum(away))} of {plural(len(away), 'layer')} in main memory"
-    table, off_card = weights.table_bytes(setup), weights.off_card_bytes(setup)
+    (table, table_source), off_card = base.tables, weights.off_card_bytes(setup)
     tables = (
-        "quantized too" if setup.packed else train.bnb_4bit_compute_dtype,
+        table_source,
         "one table for both" if shape.tied else "",
         "embeddings in main memory" if off_card else "",
     )
@@ -110,7 +100,7 @@ def lasting_parts(setup: Setup) -> list[Part]:
     # all gradients of a round in one piece, what the others send, and this process's part of the sum
     exchanged = 2 * trained + trained // processes if processes > 1 else 0
     parts = [
-        Part(linears, weights.linear_bytes(setup) - sum(away) - elsewhere, how),
+        Part(base.called, base.linears - sum(away) - elsewhere, base.source),
         Part("gathered layers", gathered, f"the rest is with {processes} processes"),
         Part("offloaded layer", max(away, default=0), f"one at a time; {in_main_memory}"),
         Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
@@ -128,7 +118,7 @@ def step_parts(setup: Setup) -> tuple[Part, list[Part], Part]:
     """(what is kept for the backward, what the backward takes beside, what the loss does)."""
     # all layers are given the mask that keeps packed rows apart, T × T bools; autograd doesn't keep it
     mask, copies = setup.tokens**2, activations.autocast_copies(setup)
-    in_layer, at_loss = activations.gradients_in_flight(setup), activations.loss_bytes(setup)
+    in_layer, (at_loss, logits) = activations.gradients_in_flight(setup), activations.loss(setup)
     in_forward = activations.forward_kept(setup) + mask
     if setup.train.gradient_checkpointing:
         kept = Part("layer inputs kept", in_forward, "layers × tokens × hidden width")
@@ -138,14 +128,7 @@ def step_parts(setup: Setup) -> tuple[Part, list[Part], Part]:
     else:
         kept = Part("activations kept", in_forward + copies, "what all layers' forwards keep")
         moment = Part("gradients in flight", in_layer, "of one layer's activations")
-    dequantized = "the largest linear dequantized" if setup.train.quantization == "nf4" else ""
-    takes = (
-        "a block of linears dequantized" if setup.packed else dequantized,
-        "cuBLAS" if setup.device == "cuda" else "",
-    )
-    workspace = activations.workspace_bytes(setup)
-    loss = Part("loss", at_loss, "a block of the vocabulary" if setup.packed else LOGITS[setup.loss])
-    return kept, [moment, Part("workspace", workspace, ", ".join(filter(None, takes)) or "none")], loss
+    return kept, [moment, Part("workspace", *activations.workspace(setup))], Part("loss", at_loss, logits)
 
 
 def assumed_parts(setup: Setup, parts: list[Part], kept: Part) -> list[Part]:

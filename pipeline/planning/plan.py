@@ -12,6 +12,7 @@ from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import CHECKPOINTS_KEPT
 from pipeline.config.tuners import graph_of
 from pipeline.core.hardware import Card
+from pipeline.planning.base_kinds import kind_of
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token
 from pipeline.planning.memory import MemoryPlan, made_file, plan_memory
@@ -69,8 +70,7 @@ class Plan:
         """What to change where the plan doesn't fit, in half a sentence."""
         last = {reduction.change.partition(":")[0]: reduction.change for reduction in self.memory_reductions}
         changes = ", ".join(last.values())
-        gguf = self.setup.train.quantization == "gguf"
-        smaller = "a smaller level, or base" if gguf else "a smaller base"
+        smaller = "a smaller level, or base" if kind_of(self.setup).is_file else "a smaller base"
         if self.memory_reductions and self.memory_reductions[-1].enough:
             return f"set {changes}"
         return f"even with {changes} it would not fit, so take {smaller}" if changes else f"take {smaller}"
@@ -173,7 +173,7 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if shortening.max_length > SHORTEST:
         setup = shortening
         yield f"preprocess.max_length: {setup.max_length}", setup
-    if not train.embeddings_in_ram and train.quantization != "gguf":
+    if not train.embeddings_in_ram and not kind_of(setup).is_file:
         setup = setup.at(setup.max_length, offload="embeddings")
         yield "train.offload: embeddings", setup
     setup = _shortened(setup, room)
@@ -220,7 +220,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
     each but the checkpoints, and of the base, whatever `uncached` says: it remembers runs with all that they
     made. None where the file system shares blocks (Btrfs, XFS).
     """
-    shape, train, quantized = setup.shape, setup.train, setup.quantized
+    shape, quantized = setup.shape, setup.quantized
     adapter = FLOAT * sum(trained_tensors(setup))
     checkpoint = adapter + optimizer_bytes(setup) + STATE
     sizes = {
@@ -231,7 +231,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
         sizes["tuned GGUF"] = quantized.file
     else:
         sizes["LoRA GGUF"] = lora_bytes(setup)
-    if train.quantization != "gguf":
+    if not kind_of(setup).is_file:
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER
         for level in ("F16", *([f"{UNTUNED}F16"] if setup.untuned else []), *setup.levels):
             sizes[f"{level} GGUF"] = file_bytes(shape, level)

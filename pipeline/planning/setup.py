@@ -67,16 +67,6 @@ class Setup:
         """
         return self.element if self.device == "cuda" or self.train.tuning.inside else FLOAT
 
-    @property
-    def packed(self) -> QuantizedBase | None:
-        """`quantized` where linears, embeddings and head stay as the GGUF packs them, None where they don't.
-        Raises `AssertionError` where their bytes are then missing.
-        """
-        if self.train.quantization != "gguf":
-            return None
-        assert self.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
-        return self.quantized
-
     def at(self, max_length: int, **changes: Any) -> "Setup":
         """The same with rows of `max_length` tokens and other values for keys of `train`."""
         return replace(self, train=self.train.model_copy(update=changes), max_length=max_length)

@@ -10,13 +10,11 @@ from pipeline.config.sections import Train
 from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_apart, trains_in
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
+from pipeline.planning.base_kinds import kind_of
 from pipeline.planning.level_bytes import NAMES
 from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Linear, Shape
 
-NF4_BLOCK, SCALE_BLOCK = 64, 256  # weights a scale is for; scales a scale of scales is for
-# tables and offset that bitsandbytes keeps per linear
-NF4_CODE, SCALE_CODE, OFFSET = 16 * FLOAT, 256 * FLOAT, FLOAT
 EIGHT_BIT_BLOCK, SMALLEST_EIGHT_BIT = 256, 4096  # of bitsandbytes' 8-bit optimizers, in elements
 EIGHT_BIT_CODE = 256 * FLOAT
 # states an optimizer keeps per trained parameter, by transformers' name for it: (how many, are they 8 bit, is
@@ -38,43 +36,9 @@ ASKED = {"target_modules", "experts", "layers", "r", "lora_alpha"}
 ASKED |= {"lora_variants", "rank_pattern", "offload", "tuner"}
 
 
-def nf4_bytes(weights: int) -> int:
-    """Bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA, arXiv:2305.14314;
-    bitsandbytes `quantize_4bit`).
-
-    Two weights a byte, the odd one padded; a scale per 64 weights, in uint8 with a float32 scale per 256 of
-    them, an offset and a table (double quantization).
-    """
-    scales = ceil(weights / NF4_BLOCK)
-    quantized = ceil(weights / 2) + NF4_CODE
-    return quantized + scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE
-
-
-def linear_bytes(setup: Setup) -> int:
-    """Bytes of all linears' weights but the head's: NF4, the GGUF's own, or dense in the compute type."""
-    shape, train = setup.shape, setup.train
-    if setup.packed:
-        return setup.packed.linears
-    if train.quantization != "nf4":
-        return shape.linear_weights * setup.element
-    return shape.layers * sum(nf4_bytes(linear.weights) * linear.copies for linear in shape.linears)
-
-
-def layer_bytes(setup: Setup) -> list[int]:
-    """Bytes of the linears' weights of each layer, of NF4 without the scales."""
-    if setup.packed:
-        return list(setup.packed.layers)
-    nf4 = setup.train.quantization == "nf4"
-    each = sum(
-        (ceil(linear.weights / 2) if nf4 else linear.weights * setup.element) * linear.copies
-        for linear in setup.shape.linears
-    )
-    return [each] * setup.shape.layers
-
-
 def offloaded_bytes(setup: Setup) -> list[int]:
     """Bytes in main memory of each layer that is offloaded (`pipeline.models.offload`)."""
-    return layer_bytes(setup)[: setup.train.offloaded_layers]
+    return kind_of(setup).layers[: setup.train.offloaded_layers]
 
 
 def shared_bytes(setup: Setup) -> tuple[int, int]:
@@ -83,23 +47,15 @@ def shared_bytes(setup: Setup) -> tuple[int, int]:
     """
     if not setup.train.shares_base or setup.processes == 1:
         return 0, 0
-    layers = layer_bytes(setup)
+    layers = kind_of(setup).layers
     return sum(layers) - sum(layers) // setup.processes, min(GATHERED * max(layers), sum(layers))
-
-
-def table_bytes(setup: Setup) -> int:
-    """Bytes of embedding and head, which NF4 leaves as they are and a GGUF packs too; a tied head has none of
-    its own.
-    """
-    if setup.packed:
-        return setup.packed.tables
-    return setup.shape.table_weights * (1 if setup.shape.tied else 2) * setup.element
 
 
 def off_card_bytes(setup: Setup) -> int:
     """Bytes of an embedding that lies in main memory: none of a GGUF's, nor of one that is the head too."""
-    movable = setup.device == "cuda" and setup.train.quantization != "gguf" and not setup.shape.tied
-    return table_bytes(setup) // 2 if setup.train.embeddings_in_ram and movable else 0
+    base = kind_of(setup)
+    movable = setup.device == "cuda" and not base.is_file and not setup.shape.tied
+    return base.tables[0] // 2 if setup.train.embeddings_in_ram and movable else 0
 
 
 def small_bytes(setup: Setup) -> int:
@@ -109,7 +65,8 @@ def small_bytes(setup: Setup) -> int:
 
 def frozen_bytes(setup: Setup) -> int:
     """Bytes of all weights that don't train, wherever they lie."""
-    return linear_bytes(setup) + table_bytes(setup) + small_bytes(setup)
+    base = kind_of(setup)
+    return base.linears + base.tables[0] + small_bytes(setup)
 
 
 def targets(setup: Setup) -> tuple[Linears, ...]:

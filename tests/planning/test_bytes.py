@@ -21,7 +21,7 @@ from pipeline.core.places import PROJECT
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama
 from pipeline.models.offload import OffloadedWeight
-from pipeline.planning import activations
+from pipeline.planning import base_kinds
 from pipeline.planning.quantized import QuantizedBase, quantized_in
 from pipeline.planning.shape import load_shape
 
@@ -290,6 +290,6 @@ def test_offloaded_layers_are_those_of_the_tensors(quantization: str, tmp_path: 
 def test_figures_are_those_of_the_code_that_trains() -> None:
     from pipeline.models import chunked_loss, quantized_head, quantized_linear
 
-    assert activations.BLOCK_WEIGHTS == quantized_linear.BLOCK_WEIGHTS
-    assert activations.BLOCK_HEAD == quantized_head.BLOCK_HEAD
-    assert activations.CHUNK_LOGITS == chunked_loss.CHUNK_LOGITS
+    assert base_kinds.BLOCK_WEIGHTS == quantized_linear.BLOCK_WEIGHTS
+    assert base_kinds.BLOCK_HEAD == quantized_head.BLOCK_HEAD
+    assert base_kinds.CHUNK_LOGITS == chunked_loss.CHUNK_LOGITS

@@ -1,0 +1,153 @@
+"""How the frozen base lies in memory while something trains on it: in the compute type, in NF4, or in the
+blocks of its GGUF. Callers ask `kind_of(setup)`, never which of them it is.
+"""
+
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import NamedTuple
+
+from pipeline.config.methods import METHODS
+from pipeline.config.sections import Quantization
+from pipeline.planning.setup import FLOAT, Loss, Setup
+
+NF4_BLOCK, SCALE_BLOCK = 64, 256  # weights a scale is for; scales a scale of scales is for
+# tables and offset that bitsandbytes keeps per linear
+NF4_CODE, SCALE_CODE, OFFSET = 16 * FLOAT, 256 * FLOAT, FLOAT
+# of `pipeline.models.quantized_linear`, `quantized_head` and `chunked_loss`, which import torch (a test keeps
+# them equal): weights that are dense at a time, of linears, of the head; logits in a chunk
+BLOCK_WEIGHTS = {"cuda": 32 << 20, "cpu": 8 << 20}
+BLOCK_HEAD = 8 << 20
+CHUNK_LOGITS = 5 << 20
+LOSS_BYTES = 3 * FLOAT  # per logit alive: log-softmax and two gradients
+LOGITS: Mapping[Loss, str] = {
+    "liger": "one chunk of logits",
+    "chunked": "one chunk of logits",
+    "plain": "all logits",
+}
+
+
+class BaseKind(NamedTuple):
+    """Bytes of a base's parts, exact, tensor by tensor, each with what they are in words.
+
+    `linears` are all weights of linears but the head's, `layers` those of each layer (of NF4 without the
+    scales), `tables` embedding and head, of which a tied head has none of its own, `workspace` what linears
+    take while they run, `logits` what the loss keeps of them. `is_file`: it is the GGUF, which is loaded
+    tensor by tensor and never merged. `lean`: LoRA on its linears shares their input with dropout too
+    (`pipeline.models.lean_lora`).
+    """
+
+    called: str  # of linears
+    source: str
+    linears: int
+    layers: list[int]
+    tables: tuple[int, str]
+    workspace: tuple[int, str]
+    logits: tuple[int, str]
+    is_file: bool = False
+    lean: bool = False
+
+
+def sixteen_bit(setup: Setup) -> BaseKind:
+    """All in the compute type."""
+    shape, element, kind = setup.shape, setup.element, setup.train.bnb_4bit_compute_dtype
+    layer = element * sum(linear.weights * linear.copies for linear in shape.linears)
+    return BaseKind(
+        "linears",
+        kind,
+        shape.linear_weights * element,
+        [layer] * shape.layers,
+        (shape.table_weights * (1 if shape.tied else 2) * element, kind),
+        (0, ""),
+        (logits_bytes(setup), LOGITS[setup.loss]),
+    )
+
+
+def nf4(setup: Setup) -> BaseKind:
+    """Linears in NF4, of which the largest is dequantized at a time, with its scales in float32 twice."""
+    shape = setup.shape
+    largest = max(linear.weights for linear in shape.linears)
+    dense = largest * setup.element + 2 * ceil(largest / NF4_BLOCK) * FLOAT
+    return sixteen_bit(setup)._replace(
+        called="linears in NF4",
+        source="scales quantized too",
+        linears=shape.layers * sum(nf4_bytes(linear.weights) * linear.copies for linear in shape.linears),
+        layers=[sum(ceil(linear.weights / 2) * linear.copies for linear in shape.linears)] * shape.layers,
+        workspace=(dense, "the largest linear dequantized"),
+        lean=setup.device == "cpu" and not setup.train.use_dora,
+    )
+
+
+def packed(setup: Setup) -> BaseKind:
+    """Linears, embeddings and head in the GGUF's own blocks, of which at most `BLOCK_WEIGHTS` weights of the
+    largest linear are dequantized at a time. Raises `AssertionError` where their bytes are missing.
+    """
+    assert setup.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
+    file, most = setup.quantized, BLOCK_WEIGHTS[setup.device]
+    block = max(
+        min(linear.outputs, max(1, most // linear.inputs)) * linear.inputs for linear in setup.shape.linears
+    )
+    dense = block * setup.element + file.scratch(setup.device, block)
+    if setup.train.tuning.inside:  # its gradient too, and in float32, and the derivatives by a scale
+        dense += block * (setup.element + 2 * FLOAT) + 2 * block
+    return sixteen_bit(setup)._replace(
+        called="quantized linears",
+        source=file.source,
+        linears=file.linears,
+        layers=list(file.layers),
+        tables=(file.tables, "quantized too"),
+        workspace=(dense, "a block of linears dequantized"),
+        logits=(quantized_head_bytes(setup), "a block of the vocabulary"),
+        is_file=True,
+    )
+
+
+KINDS: Mapping[Quantization, Callable[[Setup], BaseKind]] = {"none": sixteen_bit, "nf4": nf4, "gguf": packed}
+
+
+def kind_of(setup: Setup) -> BaseKind:
+    """The kind that `base.quantization` says."""
+    return KINDS[setup.train.quantization](setup)
+
+
+def nf4_bytes(weights: int) -> int:
+    """Bytes of a linear's `weights` in NF4: packed halves, scales, tables (QLoRA, arXiv:2305.14314;
+    bitsandbytes `quantize_4bit`).
+
+    Two weights a byte, the odd one padded; a scale per 64 weights, in uint8 with a float32 scale per 256 of
+    them, an offset and a table (double quantization).
+    """
+    scales = ceil(weights / NF4_BLOCK)
+    quantized = ceil(weights / 2) + NF4_CODE
+    return quantized + scales + ceil(scales / SCALE_BLOCK) * FLOAT + OFFSET + SCALE_CODE
+
+
+def logits_bytes(setup: Setup) -> int:
+    """Bytes of the logits that are alive at once.
+
+    Plain and chunked: log-softmax and two gradients in float32; plain keeps the logits too. Liger
+    (arXiv:2410.10989, `fused_linear_cross_entropy_forward`): one chunk of logits, overwritten by its
+    gradient; rows in it are T ÷ ⌈V/h⌉ rounded up to a power of two.
+    """
+    shape, tokens = setup.shape, setup.tokens
+    if setup.loss == "liger" and not METHODS[setup.train.method].preferences:
+        rows = min(tokens, 1 << (ceil(tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length())
+        return rows * shape.vocabulary * setup.element + tokens * FLOAT
+    if setup.loss == "plain":
+        return tokens * shape.vocabulary * (LOSS_BYTES + setup.element)
+    return min(tokens, max(1, CHUNK_LOGITS // shape.vocabulary)) * shape.vocabulary * LOSS_BYTES
+
+
+def quantized_head_bytes(setup: Setup) -> int:
+    """Bytes that the loss of a quantized head adds, besides the last hidden states
+    (`pipeline.models.quantized_head`; arXiv:2411.09009).
+
+    A block of the vocabulary, dense, and its logits as often as elsewhere, each of at most `BLOCK_HEAD`
+    elements; gradients summed up in float32, with the block's part. After the blocks these are there twice
+    more, for the targets' own rows.
+    """
+    shape = setup.shape
+    gradient = setup.tokens * shape.hidden
+    head, logits = min(shape.table_weights, BLOCK_HEAD), min(setup.tokens * shape.vocabulary, BLOCK_HEAD)
+    return max(
+        head * setup.element + logits * LOSS_BYTES + gradient * (FLOAT + setup.element), 3 * gradient * FLOAT
+    )
