@@ -69,8 +69,8 @@ def shippable(params: Params, requested: str) -> str:
             means = "the adapter's beside it" if params.product.with_lora else params.product.beside
             raise ConfigError(
                 "Q-SHIP-011",
-                f"{requested} can't be shipped: with base.quantization gguf and train.tuner "
-                f"{params.train.tuner} there is {served}, the base's GGUF with {means}",
+                f"{requested} can't be shipped: these settings make {served} alone, the base's GGUF with "
+                f"{means}",
             )
         return served
     if ModelName(requested.lower()).untuned:

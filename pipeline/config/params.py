@@ -16,7 +16,6 @@ from pipeline.config.methods import METHODS
 from pipeline.config.products import PRODUCTS, ModelFiles, Product
 from pipeline.config.sections.values import group, keys_of
 from pipeline.config.training_problems import training_problems
-from pipeline.config.tuners import graph_of
 from pipeline.core.cpu import Device, fast_dtype, training_device
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import Place, read_strict
@@ -95,9 +94,7 @@ class Params(sections.Section):
         """Which graph of stages these settings need: a merged model and its levels, an adapter beside the
         base's own GGUF, or that GGUF with trained scales.
         """
-        if self.base.quantization != "gguf":
-            return "merged"
-        return graph_of(self.train.tuner)
+        return self.train.gguf_graph if self.base.quantization == "gguf" else "merged"
 
     @property
     def product(self) -> Product:

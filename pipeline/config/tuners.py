@@ -70,11 +70,6 @@ def rates_of(tuner: TunerName) -> Rates:
     return RATES.get(tuner, LORA_RATES)
 
 
-def graph_of(tuner: TunerName) -> Literal["adapter", "tuned"]:
-    """The graph of stages for a GGUF that is trained on."""
-    return GRAPHS.get(tuner, "adapter")
-
-
 def tuner_of(adapter: Path) -> TunerName:
     """The tuner whose file is in the folder `adapter`; lora if there is none."""
     return next((name for name, file in FILES.items() if (adapter / file).is_file()), "lora")

@@ -10,7 +10,6 @@ from typing import Any
 from pipeline.config.levels import UNTUNED
 from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import CHECKPOINTS_KEPT
-from pipeline.config.tuners import graph_of
 from pipeline.core.hardware import Card
 from pipeline.planning.base_kinds import kind_of
 from pipeline.planning.budget import file_bytes
@@ -227,7 +226,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
         "checkpoints": checkpoint * (CHECKPOINTS_KEPT + 1),
         "adapter": adapter + TOKENIZER,
     }
-    if quantized and not PRODUCTS[graph_of(setup.train.tuner)].with_lora:
+    if quantized and not PRODUCTS[setup.train.gguf_graph].with_lora:
         sizes["tuned GGUF"] = quantized.file
     else:
         sizes["LoRA GGUF"] = lora_bytes(setup)

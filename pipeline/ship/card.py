@@ -63,8 +63,7 @@ def text_values(
         "checks": list(inputs.parity.checks.values()),
         "architecture": ", ".join(architecture.architectures or [architecture.model_type]),
         "bundle": None,
-        "unmerged": product.served is not None,
-        "scales": level == TUNED,
+        "product": product,
         "lora": chosen.lora if chosen else None,
         "ORIGINAL": ORIGINAL,
     }

@@ -22,7 +22,7 @@ from pipeline.config.sections.values import (
     group,
     key,
 )
-from pipeline.config.tuners import TUNERS, WORDS, TunerName, Tuning
+from pipeline.config.tuners import GRAPHS, TUNERS, WORDS, TunerName, Tuning
 from pipeline.core.cpu import ComputeDtype
 
 
@@ -177,6 +177,11 @@ class Train(Section):
     def tuning(self) -> Tuning:
         """What trains."""
         return TUNERS[self.tuner]
+
+    @property
+    def gguf_graph(self) -> Literal["adapter", "tuned"]:
+        """The graph of stages for a GGUF that is trained on."""
+        return GRAPHS.get(self.tuner, "adapter")
 
     @property
     def use_dora(self) -> bool:

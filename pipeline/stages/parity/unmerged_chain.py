@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.config.products import PRODUCTS
 from pipeline.config.targets import alpha_alone
-from pipeline.config.tuners import graph_of, trained_file
+from pipeline.config.tuners import trained_file
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
@@ -92,7 +92,7 @@ def base_file(chain: UnmergedChain) -> Check:
         f"{gguf.name} was not made of what {chain.adapter.name}/ holds": fields.get(ADAPTER) == weights,
         f"{chain.adapter.name}/ was not trained on a GGUF's blocks": trained_with.quantization == "gguf",
         f"{chain.adapter.name}/ was trained with train.tuner {trained_with.tuner}": (
-            PRODUCTS[graph_of(trained_with.tuner)].with_lora == bool(chain.lora)
+            PRODUCTS[trained_with.gguf_graph].with_lora == bool(chain.lora)
         ),
     }
     wrong = [fault for fault, holds in claims.items() if not holds]

@@ -91,8 +91,7 @@ def page_values(
         "curves": curves,
         "measures": [(name, title, words) for name, (title, _, words) in MEASURES.items() if name in curves],
         "domains": domain_rows(inputs.evaluations, inputs.answers),
-        "unmerged": served is not None,
-        "scales": product.holds_scales,
+        "product": product,
         "served": served,
         "BASE": BASE,
         "ORIGINAL": ORIGINAL,
@@ -132,13 +131,13 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
     """The page's sections in their order; one that has nothing to say is left out."""
     inputs, evaluate = values["inputs"], [f"evaluate@{model}" for model in values["inputs"].evaluations]
     each = "; each model's figures by its own `evaluate`, linked from its name"
-    unmerged = values["unmerged"]
+    served = values["product"].served
     page_sections = [
-        Section("levels", "Models" if unmerged else "Levels", ["report"], each),
+        Section("levels", "Models" if served else "Levels", ["report"], each),
         Section("gate", "The gate", ["parity", "report"], each),
         Section("task", "Task quality", ["report"], each),
         Section("quantizing", "What quantizing costs, and what recovers it", ["report"], each)
-        if not unmerged
+        if not served
         else None,
         Section(
             "budgets",

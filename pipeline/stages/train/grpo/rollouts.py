@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pipeline.config.products import PRODUCTS, ModelFiles
-from pipeline.config.tuners import graph_of
 from pipeline.core.errors import ToolError
 from pipeline.core.publish import read_json, write_json
 from pipeline.gguf.base_files import MODEL_FILE
@@ -176,7 +175,7 @@ class ServerSource:
         """The file to serve and the adapter to put on it, from `model` as it is now."""
         adapter = scratch / "adapter"
         tuner_on(model).save(model, adapter)
-        if not PRODUCTS[graph_of(self.settings.tuner)].with_lora:
+        if not PRODUCTS[self.settings.gguf_graph].with_lora:
             write_tuned(self.model, scratch / "tuned.gguf", file_scales(self.run.base, adapter), {})
             return scratch / "tuned.gguf", None
         lora_to_gguf(self.tools, adapter, self.run.base, scratch / "lora.gguf", "F16")
