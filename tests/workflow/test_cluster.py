@@ -70,16 +70,20 @@ def test_a_run_waits_until_it_is_interrupted_or_they_are_gone(
     assert len((tmp_path / "asked").read_text()) == 3
 
 
-def test_the_profile_gives_a_gpu_to_what_trains_and_keeps_what_the_default_one_says() -> None:
+GPU = {"slurm": "gpu"}  # a profile's name for the resource
+
+
+@pytest.mark.parametrize("cluster", [path.name for path in PROJECT.glob("profiles/[!d]*")])  # not default
+def test_a_profile_gives_a_gpu_to_what_trains_and_keeps_what_the_default_one_says(cluster: str) -> None:
     profile, default = (
         yaml.safe_load((PROJECT / "profiles" / name / "config.yaml").read_text())
-        for name in ("slurm", "default")
+        for name in (cluster, "default")
     )
     assert {key: profile[key] for key in default if key != "cores"} == {
         key: value for key, value in default.items() if key != "cores"
     }
     stages = table().stages
     training = {name for name, stage in stages.items() if name == "train" or "train" in stage.starts}
-    asked = profile["set-resources"]
-    assert {name for name, resources in asked.items() if resources.get("gpu")} == training
-    assert asked.keys() <= stages.keys() | {f"curate_{phase}" for phase in PHASES}
+    resources = profile["set-resources"]
+    assert {name for name, given in resources.items() if given.get(GPU[cluster])} == training
+    assert resources.keys() <= stages.keys() | {f"curate_{phase}" for phase in PHASES}

@@ -18,7 +18,7 @@ from pipeline.config.sections import Convert
 from pipeline.config.targets import merged_only
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk, publishing, read_json
-from pipeline.gguf.file import write_not_made
+from pipeline.gguf.file import is_made, write_not_made
 from pipeline.gguf.provenance import Fields, adapter_fields, folder_fields
 from pipeline.llamacpp.converters import HeaderFields, base_fields, lora_to_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import PreTokenizer, find_pre_tokenizer
@@ -153,6 +153,11 @@ def remark(pre: PreTokenizer) -> str:
     return remarks.get(pre.found_by, "pre-tokenizer as the converter finds it")
 
 
+def size(path: Path) -> str:
+    """How large a GGUF is, or that it was not made."""
+    return f"{path.stat().st_size / 1e6:.0f} MB" if is_made(path) else "not made"
+
+
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
     folder, name, kind = root / "models/gguf", params.convert.name, params.convert.type
@@ -172,6 +177,6 @@ def main(params: Params, root: Path) -> None:
         f"; other than the base's: {', '.join(pre_tokenizers.differing)}" if pre_tokenizers.differing else ""
     )
     print(
-        f"convert: {', '.join(f'{path.name} {path.stat().st_size / 1e6:.0f} MB' for path in files)}; "
+        f"convert: {', '.join(f'{path.name} {size(path)}' for path in files)}; "
         f"{remark(pre_tokenizers.merged)}{others}"
     )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pipeline.config.ggml_types import LEVELS
 from pipeline.config.levels import ModelName
 from pipeline.core.checks import Check
 from pipeline.gguf.file import K_BLOCK
@@ -11,23 +12,8 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import GgufTensor
 from pipeline.stages.parity.check import failure
 
-# the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type), where it is
-# not the level's own name
-DEFAULT_TYPES = {
-    "Q2_K_S": "Q2_K",
-    "Q3_K_S": "Q3_K",
-    "Q3_K_M": "Q3_K",
-    "Q3_K_L": "Q3_K",
-    "Q4_K_S": "Q4_K",
-    "Q4_K_M": "Q4_K",
-    "Q5_K_S": "Q5_K",
-    "Q5_K_M": "Q5_K",
-    "IQ2_S": "IQ2_XS",
-    "IQ2_M": "IQ2_S",
-    "IQ3_XS": "IQ3_S",
-    "IQ3_M": "IQ3_S",
-    "MXFP4_MOE": "MXFP4",
-}
+# the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type)
+DEFAULT_TYPES = {name: level.base for name, level in LEVELS.items()} | {"MXFP4_MOE": "MXFP4"}
 # the tensors that llama.cpp gives a level's default type, where their rows fit (llama_tensor_get_type_impl
 # there), and levels with others
 PLAIN = re.compile(r"\.(attn_q|ffn_up|ffn_gate)(_exps)?\.weight$")
