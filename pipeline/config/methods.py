@@ -21,7 +21,8 @@ class Learning:
     without its adapter, `beta` and `dropout` are the defaults of `train.preference.beta` and
     `train.lora_dropout`. `loss` says in words what is made smaller. `prompts` says that the model gives its
     own answers and is only shown what stands before the last one, `teacher` that it learns how the file that
-    its base was made from answers. `learner` is its module below `pipeline.stages.train`.
+    its base was made from answers. `keeps` are the folders beside the checkpoints that a start from nothing
+    leaves: they know what they are of. `learner` is its module below `pipeline.stages.train`.
     """
 
     rows: tuple[str, ...]
@@ -33,6 +34,7 @@ class Learning:
     reference: bool = False
     beta: float | None = None
     dropout: float = 0.05
+    keeps: tuple[str, ...] = ()
     learner: str = "learner"
 
 
@@ -41,7 +43,11 @@ _judged = partial(Learning, preferences=True, learner="preference.learner")
 METHODS: Mapping[Method, Learning] = {
     "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards"),
     "distill": Learning(
-        ("chat", "text"), "divergence from the original", teacher=True, learner="distill.learner"
+        ("chat", "text"),
+        "divergence from the original",
+        teacher=True,
+        keeps=("teacher",),
+        learner="distill.learner",
     ),
     "dpo": _judged(("preference",), "log-sigmoid of the margin", pairs=True, reference=True, beta=0.1),
     "ipo": _judged(("preference",), "squared distance from a margin", pairs=True, reference=True, beta=0.1),
@@ -53,6 +59,7 @@ METHODS: Mapping[Method, Learning] = {
         "clipped policy gradient of rewards",
         prompts=True,
         dropout=0.0,
+        keeps=("rounds", "rollouts"),  # what was drawn, and the base as a GGUF to draw with
         learner="grpo.learner",
     ),
 }

@@ -13,6 +13,7 @@ def training_problems(
     """A sentence on each. `full_parity`: the adapter is put on the base's levels; `compared` are the
     strategies that are compared.
     """
+    learning = METHODS[train.method]
     if (trained := train.tuning.inside) and base.quantization != "gguf":
         yield (
             f"train.tuner is {train.tuner} and base.quantization is {base.quantization}, which has no "
@@ -20,9 +21,9 @@ def training_problems(
         )
     if "target_modules" not in train.tuning.settings and not train.modules_to_save:
         yield f"train.tuner is {train.tuner}, and train.modules_to_save is []: name what trains there"
-    if train.method == "distill" and base.level is None:
+    if learning.teacher and base.level is None:
         yield (
-            "train.method is distill and base.level is null, so there is no original to learn from: "
+            f"train.method is {train.method} and base.level is null, so there is no original to learn from: "
             "name the level to distill"
         )
     if graph != "merged":
@@ -43,19 +44,19 @@ def training_problems(
             f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.lora_variants "
             "lora_plus, with which norms would learn as fast as B: leave one of them out"
         )
-    if train.method == "distill" and train.train_on_prompt and not train.sft_weight:
+    if learning.teacher and train.train_on_prompt and not train.sft_weight:
         yield (
-            "train.train_on_prompt is on and train.method is distill with sft_weight 0, which learns "
+            f"train.train_on_prompt is on and train.method is {train.method} with sft_weight 0, which learns "
             "from all tokens already: set it to false"
         )
-    if train.train_on_prompt and METHODS[train.method].preferences:
+    if train.train_on_prompt and learning.preferences:
         yield (
             f"train.train_on_prompt is on and train.method is {train.method}, which compares answers to one "
             "prompt: set it to false"
         )
-    if METHODS[train.method].prompts:
+    if learning.prompts:
         yield from _of_prompts(train)
-    if compared and train.method not in ("sft", "distill"):
+    if compared and (learning.preferences or learning.prompts):
         yield (
             f"compare.seeds names seeds and train.method is {train.method}, and strategies are compared by "
             "supervised training: set the seeds to []"
@@ -68,7 +69,7 @@ def _problems_of_shards(train: Train) -> Iterator[str]:
     """What keeps a base from being shared out among processes."""
     if not train.shares_base:
         return
-    if train.method == "grpo":
+    if METHODS[train.method].prompts:
         yield "train.offload is shared and train.method is grpo, which one process trains: set it to none"
     if train.use_dora:
         yield (

@@ -17,6 +17,7 @@ from pipeline.commands.remote.line import SshConnection
 from pipeline.commands.remote.mirror import Mirror
 from pipeline.commands.remote.parcel import SCRATCH, STAGE, inputs, run_id
 from pipeline.commands.remote.watch import watched
+from pipeline.config.methods import METHODS
 from pipeline.config.params import Params, read_params
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, Stopped, ToolError
@@ -71,12 +72,12 @@ def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = F
 
 def refusal(train: Train) -> str | None:
     """What of `train` needs more than what is sent to the host, with a remedy; None if nothing does."""
-    if train.method == "grpo" and train.grpo.rollouts == "llama-server":
+    if METHODS[train.method].prompts and train.grpo.rollouts == "llama-server":
         return (
             "train.grpo.rollouts is llama-server, and no llama.cpp is sent: set it to in-process, which "
             "needs none"
         )
-    if train.method == "grpo" and train.grpo.external:
+    if METHODS[train.method].prompts and train.grpo.external:
         return (
             "train.grpo.rewards names external, and no program is sent: write the reward as a function "
             "(python:FILE.py:FUNCTION), which is"

@@ -150,11 +150,11 @@ def check_space(space: Space, params: Params) -> None:
     """Raise `ConfigError` for a key that a sweep can't search, or a value that the key can't have, with these
     settings.
     """
-    method = params.train.method
+    method, learning = params.train.method, METHODS[params.train.method]
     fits = {
-        "eval_loss": method != "grpo",
-        "accuracy": METHODS[method].preferences,
-        "reward": method == "grpo",
+        "eval_loss": not learning.prompts,
+        "accuracy": learning.preferences,
+        "reward": learning.prompts,
     }
     if not fits[space.metric]:
         names = [name for name, measured in fits.items() if measured]

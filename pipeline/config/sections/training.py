@@ -212,8 +212,9 @@ class Train(Section):
     def problems(self) -> Iterator[str]:
         """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""
         learning = METHODS[self.method]
-        if self.method == "distill" and self.sft_weight > 1:
-            yield f"sft_weight is {self.sft_weight:g}, and of method distill it is a share: set it to 0 to 1"
+        if learning.teacher and self.sft_weight > 1:
+            share = f"of method {self.method} it is a share"
+            yield f"sft_weight is {self.sft_weight:g}, and {share}: set it to 0 to 1"
         if self.neftune_noise_alpha is not None and (learning.preferences or learning.prompts):
             yield (
                 f"neftune_noise_alpha is set, and method {self.method} compares likelihoods, in which the "

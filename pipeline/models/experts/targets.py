@@ -8,6 +8,7 @@ is an ordinary linear, for `train.target_modules`.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipeline.config.methods import METHODS
 from pipeline.config.sections import Train
 from pipeline.config.targets import GATE, PARTS, ROUTED, ROUTER, expert_parts, is_routed
 from pipeline.config.targets import together as together  # beside the others of a routed name
@@ -66,8 +67,8 @@ REFUSED: Sequence[tuple[bool, Callable[[Train], object], str]] = (
     ),
     (
         True,
-        lambda train: train.method == "distill",
-        "train.method is distill, and this base is a mixture of experts, which was never tried: set it to "
+        lambda train: METHODS[train.method].teacher,
+        "train.method is {0.method}, and this base is a mixture of experts, which was never tried: set it to "
         "sft",
     ),
     (

@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.chat.selection import answerable_rows, encoded_rows
 from pipeline.chat.tokens import load_tokenizer, trained_positions
 from pipeline.config.levels import ModelName
+from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import BASE, ORIGINAL, Evaluate
@@ -174,5 +175,5 @@ def compared_with(params: Params, model: str) -> str:
     """
     if params.graph == "merged":
         return ModelName(model).reference(params.convert.type)
-    moved = model == params.product.served and params.train.method != "distill"
+    moved = model == params.product.served and not METHODS[params.train.method].teacher
     return BASE if moved or params.base.level is None else ORIGINAL

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.methods import METHODS, Method
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import publishing, remove, write_json
@@ -22,19 +23,16 @@ TEACHER = "teacher"  # folder of what the teacher answers, beside them
 REFERENCE = "reference.jsonl"  # what the reference answers to preferences
 ROUNDS = "rounds"  # folder of what was drawn, of train.method grpo
 ROLLOUTS = "rollouts"  # folder of the base as a GGUF, to draw with
-# what a start from nothing leaves, by method: the original's answers, and rounds, know what they are of, and
-# are used for nothing else
-KEPT = {"distill": {TEACHER}, "grpo": {ROUNDS, ROLLOUTS}}
 LATER = "later"  # those after a checkpoint that a user chose to go on from; nothing reads them
 METRICS_LOG = "steps.jsonl"
 
 
-def kept_from(method: str | None, *, resume: bool, replay: bool) -> set[str]:
+def kept_from(method: Method | None, *, resume: bool, replay: bool) -> set[str]:
     """What a start from nothing leaves of the last run: all that knows what it is of with `resume`, the
     rounds with `replay`, else nothing.
     """
     if resume:
-        return {TORN, *KEPT.get(method or "", ())}
+        return {TORN, *(METHODS[method].keeps if method and method in METHODS else ())}
     return {ROUNDS} if replay else set()
 
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
 from pipeline.config.sections import Serve, Training
 from pipeline.core.checks import Check, Verdict, refuse
@@ -48,7 +49,7 @@ def check_shared(settings: Training, count: int) -> None:
                 "start several (--processes, or QUENCH_PROCESSES in the environment), or set it to none",
             )
         return
-    if settings.method == "grpo":
+    if METHODS[settings.method].prompts:
         raise ConfigError(
             "Q-TRAIN-040",
             f"train.method grpo draws its rollouts in one process, and here are {count}: train without "

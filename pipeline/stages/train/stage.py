@@ -50,7 +50,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
     from pipeline.stages.train.assembly import make_trainer
 
     settings, checkpoints, group = job.settings, job.checkpoints, job.group
-    if replay and settings.method != "grpo":
+    if replay and not METHODS[settings.method].prompts:
         raise ConfigError(
             "Q-GRPO-014",
             f"--replay is about rollouts, and train.method {settings.method} has none: leave it out",
