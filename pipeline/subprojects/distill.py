@@ -55,7 +55,7 @@ def distilled_gguf(
     `data` is a project's folder of that name: its rows and its chats for distilling are learned from. `seed`
     is `train.seed` if it is left out. Beside the result stay `models/base/model.gguf` (the level as
     llama-quantize made it), `models/adapter/` (the scales), `reports/train.json` and `reports/rows.json`
-    (what was learned from). A killed run goes on from its checkpoint. Raises what a stage ended with.
+    (what was learned from). A killed run resumes from its checkpoint. Raises what a stage ended with.
     """
     distill_scales(project, params, source, level, data, seed=seed)
     run_stage(project, "tuned")

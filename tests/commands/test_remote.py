@@ -251,8 +251,8 @@ def test_a_killed_host_is_gone_on_from_with_what_is_here(card: Card, project: Pa
     shutil.rmtree(card.store)
     assert home.wait(600) == 0, (project / "home.log").read_text()
     said = (project / "home.log").read_text()
-    assert f"checkpoint-{SAVED}" in said.rpartition("going on from")[2].splitlines()[0]
-    assert "train: step 1 of" not in said.rpartition("going on from")[2]
+    assert f"checkpoint-{SAVED}" in said.rpartition("resuming from")[2].splitlines()[0]
+    assert "train: step 1 of" not in said.rpartition("resuming from")[2]
     assert tree_hash(project / "models/adapter") == tree_hash(local / "models/adapter")
     assert not (card.store / "runs").exists()
     assert list((card.store / "objects").iterdir())  # kept for the next training

@@ -103,7 +103,7 @@ def test_a_killed_sweep_goes_on(prepared: Path, tmp_path: Path) -> None:
     kill_while(root, sweep, "trial-1")
     run(root, sweep)
     said = (folder / "trial-1/train.log").read_text()
-    assert "going on from" in said
+    assert "resuming from" in said
     begun = [line for line in (folder / "journal.log").read_text().splitlines() if '"op_code":4' in line]
     assert len(begun) == 2 + 2  # each trial once, and two seeds
     assert not list(folder.glob("*/models"))

@@ -1,4 +1,4 @@
-"""A training run that dies, anywhere, goes on from its newest complete checkpoint and ends in the same bytes.
+"""A training run that dies, anywhere, resumes from its newest complete checkpoint and ends in the same bytes.
 
 SIGKILL is sent by the process to itself at a place drawn from a seed: after a micro-step of any epoch, or
 inside a save, at one of the save's own file operations or after some milliseconds.
@@ -237,13 +237,13 @@ def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path:
     assert run(root) == 0
     output = (root / "out.log").read_text()
     assert re.search(rf"{newest.name} is torn.*{weights.name}", output)
-    assert f"going on from {whole}" in output
+    assert f"resuming from {whole}" in output
     same_as(unbroken, root)
 
 
 @pytest.mark.slow
 def test_a_chosen_checkpoint_is_gone_on_from(project: Path, unbroken: Path, tmp_path: Path) -> None:
-    """The newer one is kept aside: when the run is killed again, the same command goes on from the chosen
+    """The newer one is kept aside: when the run is killed again, the same command resumes from the chosen
     one.
     """
     root = copy(project, tmp_path)
@@ -255,7 +255,7 @@ def test_a_chosen_checkpoint_is_gone_on_from(project: Path, unbroken: Path, tmp_
     assert defect(root / "models/checkpoints/later" / newest.name) is None
     assert run(root) == 0, (root / "out.log").read_text()[-2000:]
     output = (root / "out.log").read_text()
-    assert output.count(f"going on from {chosen}") == 2
+    assert output.count(f"resuming from {chosen}") == 2
     assert json.loads((root / "reports/train.json").read_text())["resumed_from"] == chosen.name
     same_as(unbroken, root)
 
@@ -305,5 +305,5 @@ def test_killed_for_real(project: Path, unbroken: Path, tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     again = subprocess.run(command, check=True, capture_output=True, text=True, preexec_fn=on_one_core)
-    assert "going on from" in again.stderr
+    assert "resuming from" in again.stderr
     same_as(unbroken, root)

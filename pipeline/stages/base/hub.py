@@ -24,7 +24,7 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
     """Put the model `repo` at `commit` (40 hexadecimal digits) into `folder`, or its one file `gguf`;
     HF_ENDPOINT may name another hub.
 
-    What has arrived stays in `cache`, a folder on the same disk, so that a broken download goes on where it
+    What has arrived stays in `cache`, a folder on the same disk, so that a broken download resumes where it
     stopped. Raises `DataError` (no such model or commit, no right to it, unsafe or damaged files),
     `ConfigError` (no repository name), `MachineError` (the hub can't be reached, no room).
     """
@@ -134,7 +134,7 @@ def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
         Exception: MachineError(
             "Q-BASE-021",
             f"{repo} can't be fetched from the hub ({reason[:200]}): check the network and HF_ENDPOINT, then "
-            "run the same command again; it goes on where it stopped",
+            "run the same command again; it resumes where it stopped",
         ),
     }
     return next(refusal for kind, refusal in refusals.items() if isinstance(error, kind))

@@ -2,7 +2,7 @@
 by httpx, s3 by fsspec).
 
 What arrives is written beside its place in the cache under a hidden name, which says from where, so that a
-broken download goes on; it gets the hash's name when it has the hash. So no reader meets a half of it.
+broken download resumes; it gets the hash's name when it has the hash. So no reader meets a half of it.
 """
 
 import fcntl
@@ -203,7 +203,7 @@ def _pieces(place: Url, start: int, part: Path) -> Iterator[bytes | None]:
         raise MachineError(
             "Q-BASE-032",
             f"{place} can't be fetched ({reason}): check the address and the network, then run the same "
-            "command again; it goes on where it stopped",
+            "command again; it resumes where it stopped",
         ) from error
 
 

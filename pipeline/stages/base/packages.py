@@ -102,7 +102,7 @@ def _download(requirement: str, folder: Path, label: str) -> Path:
     raise MachineError(
         "Q-BASE-036",
         f"{label}{requirement} can't be fetched ({errors[-1][:200].rstrip('.')}): check the network and the "
-        "package index that pip is set up for, then run the same command again; it goes on where it stopped",
+        "package index that pip is set up for, then run the same command again; it resumes where it stopped",
     )
 
 

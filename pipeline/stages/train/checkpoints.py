@@ -23,7 +23,7 @@ TEACHER = "teacher"  # folder of what the teacher answers, beside them
 REFERENCE = "reference.jsonl"  # what the reference answers to preferences
 ROUNDS = "rounds"  # folder of what was drawn, of train.method grpo
 ROLLOUTS = "rollouts"  # folder of the base as a GGUF, to draw with
-LATER = "later"  # those after a checkpoint that a user chose to go on from; nothing reads them
+LATER = "later"  # those after a checkpoint that a user chose to resume from; nothing reads them
 METRICS_LOG = "steps.jsonl"
 
 

@@ -47,7 +47,7 @@ class Learner:
         return Learning(collate, collate, QuenchTrainer)
 
     def measure_before(self, trainer: Any) -> None:
-        """Measure what the report says of the model before its first step, unless the run goes on."""
+        """Measure what the report says of the model before its first step, unless the run resumes."""
 
     def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """What reports/train.json has of this method alone, given the metrics log."""

@@ -173,7 +173,7 @@ class Loop:
     # --- checkpoints ----------------------------------------------------------------------------------------
 
     def write_state(self, folder: Path) -> None:
-        """Write what was trained, and what goes on from it, into `folder`."""
+        """Write what was trained, and the state that a run resumes from, into `folder`."""
         tuner_on(self.model).save(self.model, folder)
         parts = {"optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
         torch.save({name: part.state_dict() for name, part in parts.items()}, folder / OPTIMIZER)
@@ -187,8 +187,8 @@ class Loop:
         if "schedule" not in states:
             raise ConfigError(
                 "Q-TRAIN-029",
-                f"{checkpoint} is of a version with another training loop: put that version back to go on "
-                f"with it, or {RESTART}",
+                f"{checkpoint} is of a version with another training loop: put that version back to resume "
+                f"it, or {RESTART}",
             )
         self.optimizer.load_state_dict(states["optimizer"])
         self.schedule.load_state_dict(states["schedule"])

@@ -37,11 +37,11 @@ NAMES = {
     "base.template_sha256": "the base's chat template",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
-# where weights lie changes no byte, as the number of processes doesn't: a run may go on with it changed
+# where weights lie changes no byte, as the number of processes doesn't: a run may resume with it changed
 NO_PART = {"offload", "device", "machine"}  # the device itself is in the record
 # but then the base is quantized in main memory, whose sums a GPU makes in another order
 ELSEWHERE = ", base quantized in main memory"
-# a run may go on with these changed, though no longer to the same bytes: the order of sums depends on them
+# a run may resume with these changed, though no longer to the same bytes: the order of sums depends on them
 MACHINE = ("device", "threads")
 FITTED = ("settings.bnb_4bit_compute_dtype", "settings.optim")
 GIT_SECONDS = 30

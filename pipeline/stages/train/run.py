@@ -1,7 +1,7 @@
 """A run as one of its processes sees it, and whether the checkpoints that are there are its own.
 
-A run that was interrupted goes on only if it would end in the same bytes; where something else changed, going
-on would mix two runs, and starting again would lose the first one. So neither happens by itself.
+A run that was interrupted resumes only if it would end in the same bytes; where something else changed, it
+would mix two runs, and starting again would lose the first one. So neither happens by itself.
 """
 
 import json
@@ -68,7 +68,7 @@ class Job:
 @dataclass(frozen=True, kw_only=True)
 class Run(Job):
     """A job that has begun: its `record` (`pipeline.stages.train.record.describe`), and the checkpoint that
-    it goes on from, None: from nothing.
+    it resumes from, None: from nothing.
     """
 
     record: dict[str, Any]
@@ -81,7 +81,7 @@ class Run(Job):
 def find_start(
     folder: Path, record: dict[str, Any], *, resume: bool | Path, replay: bool = False
 ) -> Path | None:
-    """The checkpoint in `folder` to go on from, None for a start from nothing; it is then this run's.
+    """The checkpoint in `folder` to resume from, None for a start from nothing; it is then this run's.
 
     `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of
     other inputs, they are removed, but for what `kept_from` names. Raises `ConfigError` where an unfinished
@@ -106,7 +106,7 @@ def find_start(
                 "Q-TRAIN-029",
                 f"{folder} holds an unfinished run (step {step_of(start)}), and since then "
                 f"{'; '.join(hard)} changed: "
-                f"put that back to go on with it, or {RESTART}",
+                f"put that back to resume it, or {RESTART}",
             )
     if start is None:
         kept = kept_from(record["settings"].get("method"), resume=bool(resume), replay=replay)
@@ -115,7 +115,7 @@ def find_start(
                 remove(path)
     for _, text in changed if start else []:
         print(
-            f"train: {text} changed: the run goes on, but not to the very bytes of an unbroken one",
+            f"train: {text} changed: the run resumes, but not to the very bytes of an unbroken one",
             file=sys.stderr,
         )
     write_json(folder / RUN, {"record": record, "finished": False})
@@ -139,11 +139,11 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
     if start is None:
         raise ConfigError("Q-TRAIN-030", f"{given} is not a checkpoint in {folder}: {others}")
     if trouble := defect(start):
-        raise DataError("Q-TRAIN-031", f"{start} is torn ({trouble}), so no run can go on from it: {others}")
+        raise DataError("Q-TRAIN-031", f"{start} is torn ({trouble}), so no run can resume from it: {others}")
     if hard:
         raise ConfigError(
             "Q-TRAIN-029",
-            f"{start} is of a run before {'; '.join(hard)} changed: put that back to go on from it",
+            f"{start} is of a run before {'; '.join(hard)} changed: put that back to resume from it",
         )
     if read_notes(start).get("run") != run_id(record):
         raise ConfigError(

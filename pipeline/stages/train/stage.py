@@ -1,4 +1,4 @@
-"""Train a QLoRA adapter or a GGUF's scales, with checkpoints that a killed run goes on from to the same
+"""Train a QLoRA adapter or a GGUF's scales, with checkpoints that a killed run resumes from to the same
 bytes.
 
 Reads `data/tokens/` and `models/base/`. With `train.method` distill what is learned is how the file that the
@@ -42,7 +42,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
     """Train, as the first of the job's processes, publish the adapter folder, return the report;
     `metrics_log` in it are the rows of every step and evaluation.
 
-    With `resume`, goes on from the newest verified checkpoint of the same run, or from the one that it names;
+    With `resume`, resumes from the newest verified checkpoint of the same run, or from the one that it names;
     otherwise starts again; with `replay` on the rounds that a run of GRPO left, and draws none.
     Raises `GateError` where a monitoring rule fails or the adapter learned nothing, `ConfigError` where an
     unfinished run of other inputs is in the way, `Stopped` after a signal.
@@ -71,7 +71,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         if start is None:
             remove(job.tensorboard)
         else:
-            print(f"train: going on from {start}", file=sys.stderr)
+            print(f"train: resuming from {start}", file=sys.stderr)
         run = Run(
             **vars(job),
             record=record,

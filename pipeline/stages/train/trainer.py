@@ -87,7 +87,7 @@ class QuenchTrainer(Sharing):
     # --- the run --------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Train to the end, from the checkpoint that the run goes on from. Raises `Stopped` after a signal,
+        """Train to the end, from the checkpoint that the run resumes from. Raises `Stopped` after a signal,
         `GateError` where a monitoring rule fails.
         """
         self.begin()
@@ -201,7 +201,7 @@ class QuenchTrainer(Sharing):
             if "No space left" in str(error) or shutil.disk_usage(folder).free < FULL:
                 raise MachineError(
                     "Q-TRAIN-006",
-                    f"{folder} has no room for a checkpoint: make room, and the same command goes on from "
+                    f"{folder} has no room for a checkpoint: make room, and the same command resumes from "
                     "the last one",
                 ) from error
             raise

@@ -2,7 +2,7 @@
 training, then freed.
 
 Reads `models/base/source.gguf` and `data/tokens/`; writes `models/checkpoints/teacher/`
-(`pipeline.stages.train.distill.cache`). A run that goes on after a kill takes what is there. Teacher and
+(`pipeline.stages.train.distill.cache`). A run that resumes after a kill takes what is there. Teacher and
 student are never in memory together.
 """
 

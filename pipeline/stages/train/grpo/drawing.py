@@ -47,7 +47,7 @@ class Rounds:
         self.source, self.rewards, self.questions = source, rewards, questions  # of each split, by row
 
     def begun(self, step: int, rows: list[int]) -> Round:
-        """The round before `step` + 1, of which `rows` are the last ones: a run goes on inside it. Raises
+        """The round before `step` + 1, of which `rows` are the last ones: a run resumes inside it. Raises
         `DataError` if it is gone or another's.
         """
         file = round_file(self.run.checkpoints, step)
@@ -69,7 +69,7 @@ class Rounds:
         heed: Callable[[], None],
         resumed: bool,
     ) -> Round:
-        """The round before `step` + 1 for batches of prompts; `resumed`: a run goes on with it."""
+        """The round before `step` + 1 for batches of prompts; `resumed`: a run resumes in it."""
         file = round_file(self.run.checkpoints, step)
         rows = list(chain(*(batch["rows"] for batch in prompts)))
         head = {
@@ -99,7 +99,7 @@ class Rounds:
             print(
                 f"train: the rollouts before step {step + 1} were cut off and are drawn again; "
                 f"llama-server with train.grpo.parallel {self.grpo.parallel} and machine.n_gpu_layers "
-                f"{self.settings.rollout_layers} may draw others: the run goes on, but not to the very bytes "
+                f"{self.settings.rollout_layers} may draw others: the run resumes, but not to the very bytes "
                 "of an unbroken one",
                 file=sys.stderr,
             )

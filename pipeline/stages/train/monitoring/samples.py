@@ -74,7 +74,7 @@ def _greedy(model: Any, prompt: list[int], eos: int, max_new_tokens: int) -> lis
 
 
 def _first_turn(labels: Sequence[int]) -> tuple[int, int]:
-    """The range of the first trained tokens; from 1, for there must be a token to go on from."""
+    """The range of the first trained tokens; from 1, for there must be a token to continue from."""
     start = max(1, next(place for place, label in enumerate(labels) if label != IGNORED))
     end = next((place for place in range(start, len(labels)) if labels[place] == IGNORED), len(labels))
     return start, end

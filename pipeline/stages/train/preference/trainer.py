@@ -30,7 +30,7 @@ def likelihoods(model: Any, batch: Batch, count: int) -> tuple[Any, Any]:
 
 class Reference:
     """What the model without what trains on it answers to the rows that are trained or watched: each is asked
-    once, for later passes over the data and for a run that goes on.
+    once, for later passes over the data and for a run that resumes.
 
     `file` has a line for each packed row, by its hash, of the run with this `record`
     (`pipeline.stages.train.record.describe`); only with `keep` is it written. With `again` the model is asked

@@ -41,7 +41,7 @@ class Lost(MachineError):
         super().__init__(
             "Q-TRAIN-037",
             f"process {rank.number} of {rank.count} can't reach the others any more, one has ended or "
-            f"failed ({' '.join(str(why).split())[:120]}): the same command goes on from the newest "
+            f"failed ({' '.join(str(why).split())[:120]}): the same command resumes from the newest "
             "checkpoint",
         )
 

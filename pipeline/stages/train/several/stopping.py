@@ -72,7 +72,7 @@ class Stopping(Loop):
                 self.group.gathered(torch.zeros(1))
         if not step:
             return Stopped(number, "not one step was done")
-        return Stopped(number, f"checkpoint-{step} is complete, and the same command goes on from it")
+        return Stopped(number, f"checkpoint-{step} is complete, and the same command resumes from it")
 
     def save_newest(self) -> None:
         """Publish a checkpoint of the newest optimizer step, unless there is one; rank 0 alone."""
