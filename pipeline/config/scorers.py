@@ -6,13 +6,20 @@ from math import prod
 
 from pipeline.core.text import safe
 
-PLAIN = (  # take nothing after their name
-    "exact_match",
-    "json_fields",
-    "rouge_l",
-    "code",
-)
-SPELLINGS = f"{', '.join(PLAIN)}, number:MARKER, regex:PATTERN, python:FILE.py:FUNCTION, external or judge"
+PLAIN = {  # take nothing after their name; in words, beside the setting
+    "exact_match": "",
+    "json_fields": "share of fields equal",
+    "rouge_l": "words in the same order: for chats whose answers can be put in other words",
+    "code": "a Python answer runs the row's tests, sandboxed",
+}
+WORDS = PLAIN | {
+    "number:MARKER": "the number after it",
+    "regex:PATTERN": "its first group, or all of it",
+    "python:FILE.py:FUNCTION": "yours, below data/evaluation",
+    "external": "any program, see evaluate.external",
+    "judge": "a model gives marks, see evaluate.judge",
+}
+SPELLINGS = ", ".join(WORDS).replace(", judge", " or judge")
 MOST_REPEATS = 100_000  # of a pattern's {n} multiplied: 0.2 s to compile
 # can't lead out of the folder
 NAME = re.compile(r"(?P<file>[^./\\:][^/\\:]*(?:/[^./\\:][^/\\:]*)*\.py):(?P<function>[^\W\d]\w*)")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.config.scorers import scorer_problems
+from pipeline.config.scorers import WORDS, scorer_problems
 from pipeline.config.sections.values import (
     AUTO,
     NAME_PART,
@@ -124,12 +124,9 @@ class EvaluateKeys(Section):
     task_rows: Count = key(64, "held-out rows answered and scored")
     scorers: Annotated[list[str], Field(max_length=20), ONCE] = key(
         ["rouge_l"],
-        "how answers are scored, the first decides: exact_match | json_fields (share of fields equal) | "
-        "rouge_l (words in the same order: for chats whose answers can be put in other words) | "
-        "number:MARKER (the number after it) | regex:PATTERN (its first group, or all of it) | code (a "
-        "Python answer runs the row's tests, sandboxed) | python:FILE.py:FUNCTION (yours, below "
-        "data/evaluation) | external (any program, see evaluate.external) | judge (a model gives marks, see "
-        "evaluate.judge); [] scores nothing",
+        "how answers are scored, the first decides: "
+        + " | ".join(f"{name} ({words})" if words else name for name, words in WORDS.items())
+        + "; [] scores nothing",
     )
     judge: Judge | None = key(
         None,

@@ -213,8 +213,7 @@ class Train(Section):
         """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""
         learning = METHODS[self.method]
         if learning.teacher and self.sft_weight > 1:
-            share = f"of method {self.method} it is a share"
-            yield f"sft_weight is {self.sft_weight:g}, and {share}: set it to 0 to 1"
+            yield f"sft_weight is {self.sft_weight:g}, of method {self.method} a share: set it to 0 to 1"
         if self.neftune_noise_alpha is not None and (learning.preferences or learning.prompts):
             yield (
                 f"neftune_noise_alpha is set, and method {self.method} compares likelihoods, in which the "

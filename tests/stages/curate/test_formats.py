@@ -450,7 +450,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"instruction": "a"}, "unknown_format", ""),
     ({"prompt": "a", "completion": None}, "unknown_format", ""),
     ({"messages": {"role": "user"}}, "bad_shape", "messages is an object, not a list"),
-    ({"messages": "hello"}, "bad_shape", "messages is not strict JSON (not_json)"),
+    ({"messages": "hello"}, "bad_shape", "messages is not a list, nor one as strict JSON (not_json)"),
     ({"messages": [ASK, "4"]}, "bad_shape", "messages 2 is text, not an object"),
     ({"instruction": "a", "output": "b", "history": {"c": 1}}, "bad_shape", "history"),
     ({"instruction": "a", "output": "b", "history": [["c"]]}, "bad_shape", "history 1"),
@@ -496,7 +496,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         )
         for tool in ({"type": "retrieval", "name": "add"}, {"name": ""}, {"name": 5})
     ),
-    ({"messages": [ASK, ANSWER], "tools": "[{"}, "bad_shape", "tools is not strict JSON"),
+    ({"messages": [ASK, ANSWER], "tools": "[{"}, "bad_shape", "tools is not a list, nor one as strict JSON"),
     ({"messages": [ASK, ANSWER | {"role": "wizard"}]}, "bad_role", "messages 2"),
     ({"messages": [ASK, ANSWER | {"role": ["assistant"]}]}, "bad_role", "messages 2"),
     ({"messages": [{"content": "a"}, ANSWER]}, "bad_role", "messages 1"),

@@ -6,31 +6,35 @@ refused.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pipeline.chat.rows import BadRow, Kind, Row
 from pipeline.stages.curate.reading.turns import (
     Turn,
-    items,
-    kind,
-    number_of,
     read_tools,
     read_turns,
     system_turn,
-    text,
     transcript,
     turn,
     turns_of,
+)
+from pipeline.stages.curate.reading.values import (
+    Value,
+    answer_of,
+    domain_of,
+    items,
+    label_of,
+    number_of,
+    text,
+    thumb_of,
 )
 
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
 # media: without it the row means something else
 LOST = frozenset({"image", "images", "audio", "audios", "video", "videos"})
-Value = Mapping[str, Any]
-DOMAIN_CHARACTERS = 64
 
 
 def detect(value: Value) -> str:
@@ -203,45 +207,3 @@ def _text_row(value: Value, segments: list[dict[str, Any]]) -> Content:
     if value.get("tools") or value.get("functions"):
         raise BadRow("unsupported_field", "tools would be lost")
     return "text", {"messages": [], "segments": segments}
-
-
-def label_of(value: Value) -> bool | None:
-    """The thumb that a row of no particular format has; other words than true and false name classes."""
-    if value.get("kto_tag") is not None:
-        return thumb_of(value, "kto_tag")
-    label = _lower(value.get("label"))
-    if isinstance(label, bool) or label in ("true", "false"):
-        return label in (True, "true")
-    if label in (0, 1, -1, "0", "1", "-1"):  # trained as a good answer, a thumb down would do harm
-        raise BadRow(
-            "unsupported_field",
-            "label is a thumb or the number of a class: write true or false for a thumb, else take it out",
-        )
-    return None
-
-
-def thumb_of(value: Value, field: str) -> bool:
-    """The field's thumb, true or false, as text or a number too."""
-    label = _lower(value[field])
-    if label not in (True, False, "true", "false", "1", "0"):  # True == 1 == 1.0
-        raise BadRow("bad_shape", f"{field} is neither true nor false")
-    return label in (True, "true", "1")
-
-
-def _lower(label: Any) -> Any:
-    return label.strip().lower() if isinstance(label, str) else label
-
-
-def answer_of(value: Any) -> str:
-    """What a checker of answers expects, as text."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadRow("content_not_text", f"answer is {kind(value)}, neither text nor a number")
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def domain_of(value: Value, default: str) -> str:
-    """The domain that the row names, or the default."""
-    named = [value.get(key) for key in ("domain", "category")]
-    names = [name.strip() for name in named if isinstance(name, str)]
-    fit = (name for name in names if 0 < len(name) <= DOMAIN_CHARACTERS and name.isprintable())
-    return next(fit, default)

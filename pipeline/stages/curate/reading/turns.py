@@ -5,17 +5,14 @@ What can't be said in the canonical form raises `BadRow` with the place (`messag
 itself.
 """
 
-import math
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.chat.rows import BadRow
-from pipeline.core.jsonl import BadLine, parse_value
+from pipeline.stages.curate.reading.values import from_json, items, need, text
 
-T = TypeVar("T")
 Turn = dict[str, Any]  # a `pipeline.chat.rows.Message`
-NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
 
 ROLES = (
@@ -43,15 +40,6 @@ LOST = (
     "train_detail",
     "training_detail",
 )  # would be, and change the turn
-KINDS = {
-    dict: "an object",
-    list: "a list",
-    str: "text",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    type(None): "null or missing",
-}
 
 
 def read_turns(value: Any, field: str) -> list[Turn]:
@@ -102,60 +90,8 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     return [_tool(tool, f"tools {number}") for number, tool in enumerate(items(value, "tools"), start=1)]
 
 
-def text(value: Any, where: str) -> str:
-    """`value` if it is text; of a list, the text parts joined by newlines (as llama-server does)."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return "\n".join(_part(part, f"{where}: part {number}") for number, part in enumerate(value, start=1))
-    raise BadRow("content_not_text", f"{where} is {kind(value)}, not text")
-
-
-def _part(part: Any, where: str) -> str:
-    words = part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else part
-    if not isinstance(words, str):
-        raise BadRow("content_not_text", f"{where} is not text")
-    return words
-
-
-def items(value: Any, where: str) -> list[Any]:
-    """`value` if it is a list, or the list that its text is as JSON (tables have nothing but text)."""
-    if isinstance(value, str):
-        value = from_json(value, where, "bad_shape")
-    return _need(list, value, where, "bad_shape")
-
-
-def from_json(words: str, where: str, code: str) -> Any:
-    """What `words` are as strict JSON. Raises `BadRow` with `code`."""
-    try:
-        return parse_value(words.encode("utf-8", "surrogatepass"))
-    except BadLine as error:
-        raise BadRow(code, f"{where} is not strict JSON ({error.code})") from None
-
-
-def number_of(value: Any, field: str) -> float:
-    """A finite number, also as text (tables have nothing but text)."""
-    digits = str(value)
-    number = float(digits) if NUMBER.fullmatch(digits) else math.nan
-    if not math.isfinite(number):
-        raise BadRow("bad_shape", f"{field} is not a finite number")
-    return number
-
-
-def kind(value: Any) -> str:
-    """What JSON calls it."""
-    return KINDS[type(value)]
-
-
-def _need(wanted: type[T], value: Any, where: str, code: str) -> T:
-    """`value` if it is an object (or a list). Raises `BadRow` with `code` if it is not."""
-    if not isinstance(value, wanted):
-        raise BadRow(code, f"{where} is {kind(value)}, not {KINDS[wanted]}")
-    return value
-
-
 def _turn(item: Any, where: str) -> Turn:
-    _need(dict, item, where, "bad_shape")
+    need(dict, item, where, "bad_shape")
     if lost := [key for key in LOST if item.get(key)]:
         raise BadRow("unsupported_field", f"{where}: {lost[0]} would be lost")
     name = item.get("role", item.get("from"))
@@ -200,7 +136,7 @@ def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     calls, single = item.get("tool_calls"), item.get("function_call")
     if calls and single:
         raise BadRow("bad_tool_call", f"{where} has both tool_calls and function_call")
-    calls = _need(list, calls or ([single] if single else []), f"{where} tool_calls", "bad_tool_call")
+    calls = need(list, calls or ([single] if single else []), f"{where} tool_calls", "bad_tool_call")
     return [_call(call, f"{where} tool_calls {number}") for number, call in enumerate(calls, start=1)]
 
 
@@ -214,7 +150,7 @@ def _parse_calls(content: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    _need(dict, call, where, "bad_tool_call")
+    need(dict, call, where, "bad_tool_call")
     function, identity = call.get("function", call), call.get("id")
     if call.get("type", "function") not in ("function", None) or not isinstance(function, dict):
         raise BadRow("bad_tool_call", f"{where} is not a call of a function")
@@ -232,7 +168,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    function = _need(dict, tool, where, "bad_shape").get("function", tool)
+    function = need(dict, tool, where, "bad_shape").get("function", tool)
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name or tool.get("type", "function") != "function":
         raise BadRow("bad_shape", f"{where} is not a function with a name")

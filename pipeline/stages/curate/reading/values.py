@@ -1,0 +1,120 @@
+"""What a field of a row holds: text, a list, a number, a thumb, an answer, a domain; also as the text that
+tables have for it. What it can't be raises `BadRow` with the field's name, never with the text itself.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pipeline.chat.rows import BadRow
+from pipeline.core.jsonl import BadLine, parse_value
+
+T = TypeVar("T")
+Value = Mapping[str, Any]
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+DOMAIN_CHARACTERS = 64
+KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    type(None): "null or missing",
+}
+
+
+def text(value: Any, where: str) -> str:
+    """`value` if it is text; of a list, the text parts joined by newlines (as llama-server does)."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(_part(part, f"{where}: part {number}") for number, part in enumerate(value, start=1))
+    raise BadRow("content_not_text", f"{where} is {kind(value)}, not text")
+
+
+def _part(part: Any, where: str) -> str:
+    words = part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else part
+    if not isinstance(words, str):
+        raise BadRow("content_not_text", f"{where} is not text")
+    return words
+
+
+def items(value: Any, where: str) -> list[Any]:
+    """`value` if it is a list, or the list that its text is as JSON (tables have nothing but text)."""
+    if isinstance(value, str):
+        value = from_json(value, where, "bad_shape", "a list, nor one as strict JSON")
+    return need(list, value, where, "bad_shape")
+
+
+def from_json(words: str, where: str, code: str, wanted: str = "strict JSON") -> Any:
+    """What `words` are as strict JSON. Raises `BadRow` with `code`, which says that they are not `wanted`."""
+    try:
+        return parse_value(words.encode("utf-8", "surrogatepass"))
+    except BadLine as error:
+        raise BadRow(code, f"{where} is not {wanted} ({error.code})") from None
+
+
+def number_of(value: Any, field: str) -> float:
+    """A finite number, also as text (tables have nothing but text)."""
+    digits = str(value)
+    number = float(digits) if NUMBER.fullmatch(digits) else math.nan
+    if not math.isfinite(number):
+        raise BadRow("bad_shape", f"{field} is not a finite number")
+    return number
+
+
+def kind(value: Any) -> str:
+    """What JSON calls it."""
+    return KINDS[type(value)]
+
+
+def need(wanted: type[T], value: Any, where: str, code: str) -> T:
+    """`value` if it is an object (or a list). Raises `BadRow` with `code` if it is not."""
+    if not isinstance(value, wanted):
+        raise BadRow(code, f"{where} is {kind(value)}, not {KINDS[wanted]}")
+    return value
+
+
+def label_of(value: Value) -> bool | None:
+    """The thumb that a row of no particular format has; other words than true and false name classes."""
+    if value.get("kto_tag") is not None:
+        return thumb_of(value, "kto_tag")
+    label = _lower(value.get("label"))
+    if isinstance(label, bool) or label in ("true", "false"):
+        return label in (True, "true")
+    if label in (0, 1, -1, "0", "1", "-1"):  # trained as a good answer, a thumb down would do harm
+        raise BadRow(
+            "unsupported_field",
+            "label is a thumb or the number of a class: write true or false for a thumb, else take it out",
+        )
+    return None
+
+
+def thumb_of(value: Value, field: str) -> bool:
+    """The field's thumb, true or false, as text or a number too."""
+    label = _lower(value[field])
+    if label not in (True, False, "true", "false", "1", "0"):  # True == 1 == 1.0
+        raise BadRow("bad_shape", f"{field} is neither true nor false")
+    return label in (True, "true", "1")
+
+
+def _lower(label: Any) -> Any:
+    return label.strip().lower() if isinstance(label, str) else label
+
+
+def answer_of(value: Any) -> str:
+    """What a checker of answers expects, as text."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadRow("content_not_text", f"answer is {kind(value)}, neither text nor a number")
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def domain_of(value: Value, default: str) -> str:
+    """The domain that the row names, or the default."""
+    named = [value.get(key) for key in ("domain", "category")]
+    names = [name.strip() for name in named if isinstance(name, str)]
+    fit = (name for name in names if 0 < len(name) <= DOMAIN_CHARACTERS and name.isprintable())
+    return next(fit, default)
