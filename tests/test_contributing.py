@@ -103,6 +103,7 @@ from pipeline.workflow.cluster import jobs_at_work
 from pipeline.workflow.stages import table
 profile, default = (yaml.safe_load(Path(f"profiles/{name}/config.yaml").read_text()) for name in ("lsf", "default"))
 assert profile == profile | default | {"cores": profile["cores"]} and profile["set-resources"].keys() <= table().stages.keys()
+assert {name for name, stage in table().stages.items() if name == "train" or "train" in stage.starts} == profile["set-resources"].keys()
 job = f"17|RUN|Snakemake_rule_train___(0b9c2f0e-6f1e-4c1d-9a43-6f1f0f6f3a11)|{Path().resolve()}"
 Path("bjobs").write_text(f"#!/bin/sh\\necho '{job}'\\necho '18|RUN|bash|{Path().resolve()}'\\n")
 Path("bjobs").chmod(0o755)

@@ -69,8 +69,8 @@ def shippable(params: Params, requested: str) -> str:
             means = "the adapter's beside it" if params.product.with_lora else params.product.beside
             raise ConfigError(
                 "Q-SHIP-011",
-                f"{requested} can't be shipped: these settings make {served} alone, the base's GGUF with "
-                f"{means}",
+                f"{requested} can't be shipped: with base.quantization gguf only {served} is made, the "
+                f"base's GGUF with {means}",
             )
         return served
     if ModelName(requested.lower()).untuned:

@@ -12,29 +12,30 @@ DISTILLED = "-distilled"  # behind a level of quantize.distill: the file whose s
 
 class ModelName(str):
     """The name of a model, with what it says: F16, Q4_K_M, q4_k_m-imatrix, Q4_0-distilled, base-Q4_K_M, or a
-    budget (4.2GB). Of any other text everything is false, and `level` means nothing.
+    budget (4.2GB). Whether there is such a level is not asked. Levels and endings are read in any case, base-
+    in lower case.
     """
 
     @property
     def untuned(self) -> bool:
-        """Whether it is the untuned base's."""
+        """Whether it begins with base-: a model of the untuned base."""
         return self.startswith(UNTUNED)
 
     @property
-    def bare(self) -> "ModelName":
-        """Without base-: the tuned model's file that is made in the same way."""
-        return ModelName(self.removeprefix(UNTUNED))
+    def bare(self) -> str:
+        """The name without base-: the tuned model's file that is made in the same way."""
+        return self.removeprefix(UNTUNED)
 
     @property
-    def plain(self) -> "ModelName":
-        """The level that one with an importance matrix or distilled scales is made like; itself if plain."""
+    def plain(self) -> str:
+        """The name without -imatrix or -distilled."""
         ending = next((ending for ending in (SUFFIX, DISTILLED) if self.lower().endswith(ending)), "")
-        return ModelName(self[: len(self) - len(ending)])
+        return self[: len(self) - len(ending)]
 
     @property
     def level(self) -> str:
         """llama.cpp's name of the level, or a 16-bit type: Q4_K_M of base-q4_k_m and Q4_K_M-imatrix."""
-        return self.bare.plain.upper()
+        return self.bare.upper().removesuffix(DISTILLED.upper()).removesuffix(SUFFIX.upper())
 
     @property
     def imatrix(self) -> bool:

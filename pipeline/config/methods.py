@@ -9,6 +9,8 @@ from typing import Literal
 
 from pipeline.core.text import count, listed, most, plural
 
+# folders beside the checkpoints: what the teacher answers, what was drawn, the base as a GGUF to draw with
+TEACHER, ROUNDS, ROLLOUTS = "teacher", "rounds", "rollouts"
 Method = Literal["sft", "distill", "dpo", "ipo", "kto", "orpo", "simpo", "grpo"]
 
 
@@ -46,7 +48,7 @@ METHODS: Mapping[Method, Learning] = {
         ("chat", "text"),
         "divergence from the original",
         teacher=True,
-        keeps=("teacher",),
+        keeps=(TEACHER,),
         learner="distill.learner",
     ),
     "dpo": _judged(("preference",), "log-sigmoid of the margin", pairs=True, reference=True, beta=0.1),
@@ -59,7 +61,7 @@ METHODS: Mapping[Method, Learning] = {
         "clipped policy gradient of rewards",
         prompts=True,
         dropout=0.0,
-        keeps=("rounds", "rollouts"),  # what was drawn, and the base as a GGUF to draw with
+        keeps=(ROUNDS, ROLLOUTS),
         learner="grpo.learner",
     ),
 }

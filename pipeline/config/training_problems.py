@@ -70,7 +70,10 @@ def _problems_of_shards(train: Train) -> Iterator[str]:
     if not train.shares_base:
         return
     if METHODS[train.method].prompts:
-        yield "train.offload is shared and train.method is grpo, which one process trains: set it to none"
+        yield (
+            f"train.offload is shared and train.method is {train.method}, which one process trains: set it "
+            "to none"
+        )
     if train.use_dora:
         yield (
             "train.offload is shared and train.lora_variants names dora, which reads weights beside the "

@@ -7,7 +7,7 @@ very numbers.
 """
 
 from pipeline.config.targets import rank_of, trains_in
-from pipeline.planning.base_kinds import kind_of
+from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.weights import Linears, first_trained, lora_parameters, targets
 
@@ -35,7 +35,7 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
     train = setup.train
     shared, apart = list(targets), []
     if train.dropout or setup.lora_element != setup.element:
-        shared = [linear for linear in targets if kind_of(setup).lean and linear in setup.shape.linears]
+        shared = [linear for linear in targets if setup.lean and linear in setup.shape.linears]
         apart = [linear for linear in targets if linear not in shared]
     ranks = sum(linear.used * rank_of(linear.path(layer), train) for linear in targets)
     kept = 0 if setup.train.tuning.inside else ranks * setup.lora_element
@@ -180,12 +180,12 @@ def gradients_in_flight(setup: Setup) -> int:
 
 def workspace(setup: Setup) -> tuple[int, str]:
     """Bytes that linears take while they run, with cuBLAS's own workspace, and what they are."""
-    size, words = kind_of(setup).workspace
+    size, words = base_kind(setup).workspace
     cublas = (CUBLAS_WORKSPACE, "cuBLAS") if setup.device == "cuda" else (0, "")
     return size + cublas[0], ", ".join(filter(None, (words, cublas[1]))) or "none"
 
 
 def loss(setup: Setup) -> tuple[int, str]:
     """Bytes that the loss adds, and what they are: logits, and the last hidden states with their gradient."""
-    logits, words = kind_of(setup).logits
+    logits, words = base_kind(setup).logits
     return 2 * setup.tokens * setup.shape.hidden * setup.element + logits, words

@@ -1,5 +1,5 @@
 """How the frozen base lies in memory while something trains on it: in the compute type, in NF4, or in the
-blocks of its GGUF. Callers ask `kind_of(setup)`, never which of them it is.
+blocks of its GGUF. Callers ask `base_kind(setup)` instead of `base.quantization`.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,16 +27,16 @@ LOGITS: Mapping[Loss, str] = {
 
 
 class BaseKind(NamedTuple):
-    """Bytes of a base's parts, exact, tensor by tensor, each with what they are in words.
+    """Bytes of a base's parts, exact, tensor by tensor, each with what they are in words: of linears `called`
+    and `source`.
 
     `linears` are all weights of linears but the head's, `layers` those of each layer (of NF4 without the
     scales), `tables` embedding and head, of which a tied head has none of its own, `workspace` what linears
     take while they run, `logits` what the loss keeps of them. `is_file`: it is the GGUF, which is loaded
-    tensor by tensor and never merged. `lean`: LoRA on its linears shares their input with dropout too
-    (`pipeline.models.lean_lora`).
+    tensor by tensor and never merged.
     """
 
-    called: str  # of linears
+    called: str
     source: str
     linears: int
     layers: list[int]
@@ -44,10 +44,9 @@ class BaseKind(NamedTuple):
     workspace: tuple[int, str]
     logits: tuple[int, str]
     is_file: bool = False
-    lean: bool = False
 
 
-def sixteen_bit(setup: Setup) -> BaseKind:
+def unquantized(setup: Setup) -> BaseKind:
     """All in the compute type."""
     shape, element, kind = setup.shape, setup.element, setup.train.bnb_4bit_compute_dtype
     layer = element * sum(linear.weights * linear.copies for linear in shape.linears)
@@ -67,13 +66,12 @@ def nf4(setup: Setup) -> BaseKind:
     shape = setup.shape
     largest = max(linear.weights for linear in shape.linears)
     dense = largest * setup.element + 2 * ceil(largest / NF4_BLOCK) * FLOAT
-    return sixteen_bit(setup)._replace(
+    return unquantized(setup)._replace(
         called="linears in NF4",
         source="scales quantized too",
         linears=shape.layers * sum(nf4_bytes(linear.weights) * linear.copies for linear in shape.linears),
         layers=[sum(ceil(linear.weights / 2) * linear.copies for linear in shape.linears)] * shape.layers,
         workspace=(dense, "the largest linear dequantized"),
-        lean=setup.device == "cpu" and not setup.train.use_dora,
     )
 
 
@@ -89,7 +87,7 @@ def packed(setup: Setup) -> BaseKind:
     dense = block * setup.element + file.scratch(setup.device, block)
     if setup.train.tuning.inside:  # its gradient too, and in float32, and the derivatives by a scale
         dense += block * (setup.element + 2 * FLOAT) + 2 * block
-    return sixteen_bit(setup)._replace(
+    return unquantized(setup)._replace(
         called="quantized linears",
         source=file.source,
         linears=file.linears,
@@ -101,10 +99,10 @@ def packed(setup: Setup) -> BaseKind:
     )
 
 
-KINDS: Mapping[Quantization, Callable[[Setup], BaseKind]] = {"none": sixteen_bit, "nf4": nf4, "gguf": packed}
+KINDS: Mapping[Quantization, Callable[[Setup], BaseKind]] = {"none": unquantized, "nf4": nf4, "gguf": packed}
 
 
-def kind_of(setup: Setup) -> BaseKind:
+def base_kind(setup: Setup) -> BaseKind:
     """The kind that `base.quantization` says."""
     return KINDS[setup.train.quantization](setup)
 

@@ -7,7 +7,7 @@ from pipeline.config.sections import Training
 from pipeline.core.text import plural
 from pipeline.core.units import memory_gb
 from pipeline.planning import activations, weights
-from pipeline.planning.base_kinds import kind_of
+from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.serving import BUFFERS, ServingMemory, cache_per_token
 from pipeline.planning.setup import FLOAT, Setup, check_offload
@@ -77,7 +77,7 @@ def plan_memory(setup: Setup) -> MemoryPlan:
     # all are put on the GPU before some go to main memory, on a CPU the 16-bit file is mapped; a GGUF is
     # loaded tensor by tensor, what is shared out in main memory
     frozen, loading, mapped = weights.frozen_bytes(setup), 0, 0
-    if not kind_of(setup).is_file and not any(weights.shared_bytes(setup)):
+    if not base_kind(setup).is_file and not any(weights.shared_bytes(setup)):
         if setup.device == "cuda":
             loading = frozen + CUDA_CONTEXT
         else:
@@ -87,7 +87,7 @@ def plan_memory(setup: Setup) -> MemoryPlan:
 
 def lasting_parts(setup: Setup) -> list[Part]:
     """What stays from the first step to the last; what several processes and offloading come to as well."""
-    shape, train, processes, base = setup.shape, setup.train, setup.processes, kind_of(setup)
+    shape, train, processes, base = setup.shape, setup.train, setup.processes, base_kind(setup)
     away, (elsewhere, gathered) = weights.offloaded_bytes(setup), weights.shared_bytes(setup)
     in_main_memory = f"{memory_gb(sum(away))} of {plural(len(away), 'layer')} in main memory"
     (table, table_source), off_card = base.tables, weights.off_card_bytes(setup)

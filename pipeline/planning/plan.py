@@ -11,7 +11,7 @@ from pipeline.config.levels import UNTUNED
 from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import CHECKPOINTS_KEPT
 from pipeline.core.hardware import Card
-from pipeline.planning.base_kinds import kind_of
+from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token
 from pipeline.planning.memory import MemoryPlan, made_file, plan_memory
@@ -69,7 +69,7 @@ class Plan:
         """What to change where the plan doesn't fit, in half a sentence."""
         last = {reduction.change.partition(":")[0]: reduction.change for reduction in self.memory_reductions}
         changes = ", ".join(last.values())
-        smaller = "a smaller level, or base" if kind_of(self.setup).is_file else "a smaller base"
+        smaller = "a smaller level, or base" if base_kind(self.setup).is_file else "a smaller base"
         if self.memory_reductions and self.memory_reductions[-1].enough:
             return f"set {changes}"
         return f"even with {changes} it would not fit, so take {smaller}" if changes else f"take {smaller}"
@@ -172,7 +172,7 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if shortening.max_length > SHORTEST:
         setup = shortening
         yield f"preprocess.max_length: {setup.max_length}", setup
-    if not train.embeddings_in_ram and not kind_of(setup).is_file:
+    if not train.embeddings_in_ram and not base_kind(setup).is_file:
         setup = setup.at(setup.max_length, offload="embeddings")
         yield "train.offload: embeddings", setup
     setup = _shortened(setup, room)
@@ -230,7 +230,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
         sizes["tuned GGUF"] = quantized.file
     else:
         sizes["LoRA GGUF"] = lora_bytes(setup)
-    if not kind_of(setup).is_file:
+    if not base_kind(setup).is_file:
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER
         for level in ("F16", *([f"{UNTUNED}F16"] if setup.untuned else []), *setup.levels):
             sizes[f"{level} GGUF"] = file_bytes(shape, level)

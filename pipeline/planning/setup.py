@@ -67,6 +67,13 @@ class Setup:
         """
         return self.element if self.device == "cuda" or self.train.tuning.inside else FLOAT
 
+    @property
+    def lean(self) -> bool:
+        """Whether LoRA on the base's linears shares their input with dropout too
+        (`pipeline.models.lean_lora`).
+        """
+        return self.train.quantization == "nf4" and self.device == "cpu" and not self.train.use_dora
+
     def at(self, max_length: int, **changes: Any) -> "Setup":
         """The same with rows of `max_length` tokens and other values for keys of `train`."""
         return replace(self, train=self.train.model_copy(update=changes), max_length=max_length)

@@ -10,7 +10,7 @@ from pipeline.config.sections import Train
 from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_apart, trains_in
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
-from pipeline.planning.base_kinds import kind_of
+from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.level_bytes import NAMES
 from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Linear, Shape
@@ -38,7 +38,7 @@ ASKED |= {"lora_variants", "rank_pattern", "offload", "tuner"}
 
 def offloaded_bytes(setup: Setup) -> list[int]:
     """Bytes in main memory of each layer that is offloaded (`pipeline.models.offload`)."""
-    return kind_of(setup).layers[: setup.train.offloaded_layers]
+    return base_kind(setup).layers[: setup.train.offloaded_layers]
 
 
 def shared_bytes(setup: Setup) -> tuple[int, int]:
@@ -47,13 +47,13 @@ def shared_bytes(setup: Setup) -> tuple[int, int]:
     """
     if not setup.train.shares_base or setup.processes == 1:
         return 0, 0
-    layers = kind_of(setup).layers
+    layers = base_kind(setup).layers
     return sum(layers) - sum(layers) // setup.processes, min(GATHERED * max(layers), sum(layers))
 
 
 def off_card_bytes(setup: Setup) -> int:
     """Bytes of an embedding that lies in main memory: none of a GGUF's, nor of one that is the head too."""
-    base = kind_of(setup)
+    base = base_kind(setup)
     movable = setup.device == "cuda" and not base.is_file and not setup.shape.tied
     return base.tables[0] // 2 if setup.train.embeddings_in_ram and movable else 0
 
@@ -65,7 +65,7 @@ def small_bytes(setup: Setup) -> int:
 
 def frozen_bytes(setup: Setup) -> int:
     """Bytes of all weights that don't train, wherever they lie."""
-    base = kind_of(setup)
+    base = base_kind(setup)
     return base.linears + base.tables[0] + small_bytes(setup)
 
 

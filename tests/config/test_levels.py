@@ -39,19 +39,17 @@ def test_types_are_those_of_the_gguf_package() -> None:
 @pytest.mark.parametrize(
     ("name", "level", "plain", "says", "reference"),
     [
-        ("F16", "F16", "F16", "", "F16"),
         ("base-F16", "F16", "base-F16", "untuned", "F16"),
         ("q4_k_m", "Q4_K_M", "q4_k_m", "", "F16"),
         ("base-Q4_K_M", "Q4_K_M", "base-Q4_K_M", "untuned", "base-F16"),
         ("q4_k_m-imatrix", "Q4_K_M", "q4_k_m", "imatrix", "F16"),
         ("Q4_K_M-IMATRIX", "Q4_K_M", "Q4_K_M", "imatrix", "F16"),
         ("Q4_0-distilled", "Q4_0", "Q4_0", "distilled", "F16"),
+        ("Q4_0-imatrix-distilled", "Q4_0", "Q4_0-imatrix", "distilled", "F16"),  # there is none
         ("4.2GB", "4.2GB", "4.2GB", "has_own_types", "F16"),
     ],
 )
-def test_a_models_name_says_how_it_is_made(
-    name: str, level: str, plain: str, says: str, reference: str
-) -> None:
+def test_what_a_name_says(name: str, level: str, plain: str, says: str, reference: str) -> None:
     model = ModelName(name)
     assert (model, model.level, model.plain, model.bare) == (name, level, plain, name.removeprefix("base-"))
     properties = ("untuned", "imatrix", "distilled", "has_own_types")

@@ -203,7 +203,7 @@ def _check_levels(levels: list[str]) -> list[str]:
 
 def _check_model_levels(levels: list[str]) -> list[str]:
     untuned = [level.bare for level in map(ModelName, levels) if level.untuned]
-    if with_imatrix := [level for level in untuned if level.imatrix]:
+    if with_imatrix := [level for level in untuned if ModelName(level).imatrix]:
         raise ValueError(
             f"{', '.join(UNTUNED + level for level in with_imatrix)}: the importance matrix is the tuned "
             "model's: leave -imatrix out"
@@ -213,7 +213,7 @@ def _check_model_levels(levels: list[str]) -> list[str]:
         raise ValueError(
             f"{levels} names only levels of the untuned base: add one of the tuned model, Q4_K_M for example"
         )
-    _check_levels([*untuned])
+    _check_levels(untuned)
     return levels
 
 

@@ -12,7 +12,8 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import GgufTensor
 from pipeline.stages.parity.check import failure
 
-# the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type)
+# the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type); of MXFP4_MOE
+# the experts' is looked at
 DEFAULT_TYPES = {name: level.base for name, level in LEVELS.items()} | {"MXFP4_MOE": "MXFP4"}
 # the tensors that llama.cpp gives a level's default type, where their rows fit (llama_tensor_get_type_impl
 # there), and levels with others

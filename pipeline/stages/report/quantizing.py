@@ -84,8 +84,8 @@ def _levels(evaluations: Evaluations) -> list[str]:
     """The fixed levels, tuned or not, as llama-quantize makes them by itself."""
     spelled = dict.fromkeys(ModelName(model).bare for model in evaluations)
     return [
-        level
-        for level in spelled
+        str(level)
+        for level in map(ModelName, spelled)
         if level not in REFERENCES and level == level.plain and not level.has_own_types
     ]
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.methods import METHODS, Method
+from pipeline.config.methods import METHODS, ROUNDS, Method
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import publishing, remove, write_json
@@ -19,10 +19,7 @@ from pipeline.core.publish import publishing, remove, write_json
 MARKER = "complete.json"
 WRITING = ".writing"  # where the trainer writes; what is in there was never finished
 TORN = "torn"
-TEACHER = "teacher"  # folder of what the teacher answers, beside them
 REFERENCE = "reference.jsonl"  # what the reference answers to preferences
-ROUNDS = "rounds"  # folder of what was drawn, of train.method grpo
-ROLLOUTS = "rollouts"  # folder of the base as a GGUF, to draw with
 LATER = "later"  # those after a checkpoint that a user chose to resume from; nothing reads them
 METRICS_LOG = "steps.jsonl"
 

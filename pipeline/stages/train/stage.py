@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.chat.manifest import check_manifest
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.methods import METHODS, Method
+from pipeline.config.methods import METHODS, ROLLOUTS, TEACHER, Method
 from pipeline.config.params import Params
 from pipeline.config.tuners import trained_file
 from pipeline.core.errors import ConfigError, DataError
@@ -28,7 +28,7 @@ from pipeline.core.publish import publishing, remove, write_json
 from pipeline.core.ranks import Rank
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import tuner_on
-from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, ROLLOUTS, TEACHER, read_notes, step_of
+from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, read_notes, step_of
 from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.follow import follow, same_in_all
 from pipeline.stages.train.learner import learner_of

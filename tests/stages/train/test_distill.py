@@ -18,6 +18,7 @@ from killed import kill_at
 from tiny import FOUR_STEPS, tiny_gguf, tiny_params, write_project
 from train_runs import begun, job_in, one_thread, train_in  # noqa: F401 (a fixture)
 
+from pipeline.config.methods import TEACHER
 from pipeline.config.params import load_params
 from pipeline.config.sections import DISTILL_TOP_K, Training
 from pipeline.core.errors import DataError, GateError, MachineError
@@ -25,7 +26,7 @@ from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.gguf.base_files import SOURCE_FILE
 from pipeline.models.quantized_model import load_gguf
-from pipeline.stages.train.checkpoints import TEACHER, checkpoints_in
+from pipeline.stages.train.checkpoints import checkpoints_in
 from pipeline.stages.train.dataset import load_rows
 from pipeline.stages.train.distill.cache import open_teacher, position_counts
 from pipeline.stages.train.distill.teacher import ask_teacher, batches

@@ -16,6 +16,7 @@ from killed import kill_at
 from tiny import FOUR_STEPS, tiny_gguf, tiny_params, write_project
 from train_runs import one_thread, train_in  # noqa: F401 (a fixture)
 
+from pipeline.config.methods import ROUNDS
 from pipeline.config.params import load_params
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Training
@@ -24,7 +25,7 @@ from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama
-from pipeline.stages.train.checkpoints import ROUNDS, checkpoints_in
+from pipeline.stages.train.checkpoints import checkpoints_in
 from pipeline.stages.train.grpo.rewards import advantages
 from pipeline.stages.train.grpo.rounds import read_round
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pipeline.config.methods import TEACHER
 from pipeline.config.sections import DISTILL_TOP_K
 from pipeline.core.errors import GateError
 from pipeline.core.progress import progress
@@ -23,7 +24,6 @@ from pipeline.models.loss_parts import logit_rule
 from pipeline.models.quantized_head import block_logits, compute_type, rows_between, vocabulary_blocks
 from pipeline.models.quantized_model import load_gguf
 from pipeline.planning.memory import TEACHER_ROOM
-from pipeline.stages.train.checkpoints import TEACHER
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.distill.cache import (
     RECORD,

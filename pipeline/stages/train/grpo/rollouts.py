@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from pipeline.config.methods import ROLLOUTS
 from pipeline.config.products import PRODUCTS, ModelFiles
 from pipeline.core.errors import ToolError
 from pipeline.core.publish import read_json, write_json
@@ -24,7 +25,6 @@ from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.tuners import tuner_on
 from pipeline.models.tuners.scales import file_scales
-from pipeline.stages.train.checkpoints import ROLLOUTS
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.run import Run
 

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.methods import ROUNDS
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import parse_object, to_line
 from pipeline.core.publish import publishing
-from pipeline.stages.train.checkpoints import ROUNDS
 from pipeline.stages.train.run import RESTART
 
 
