@@ -39,6 +39,7 @@ def test_types_are_those_of_the_gguf_package() -> None:
 @pytest.mark.parametrize(
     ("name", "level", "plain", "says", "reference"),
     [
+        ("F16", "F16", "F16", "", "F16"),
         ("base-F16", "F16", "base-F16", "untuned", "F16"),
         ("q4_k_m", "Q4_K_M", "q4_k_m", "", "F16"),
         ("base-Q4_K_M", "Q4_K_M", "base-Q4_K_M", "untuned", "base-F16"),

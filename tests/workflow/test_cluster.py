@@ -71,8 +71,6 @@ def test_a_run_waits_until_it_is_interrupted_or_they_are_gone(
 
 
 GPU = {"slurm": "gpu"}  # a profile's name for the resource
-
-
 CLUSTERS = sorted({path.parent.name for path in PROJECT.glob("profiles/*/config.yaml")} - {"default"})
 
 
