@@ -5,6 +5,9 @@ A key's default and its comment stand here and nowhere else: `quench config use`
 them and a recipe.
 """
 
+# mypy: implicit-reexport
+# ruff: noqa: F401 (for other modules: these are the names that they import from here)
+
 from pipeline.config.sections.base import Base
 from pipeline.config.sections.data import Curate, CurateKeys, Preprocess
 from pipeline.config.sections.measuring import (
@@ -28,47 +31,7 @@ from pipeline.config.sections.values import (
     TUNED,
     Format,
     Graph,
-    KldLimit,
     Quantization,
     Section,
     SixteenBit,
 )
-
-__all__ = [
-    "AUTO",
-    "BASE",
-    "BASE_WITH_ADAPTER",
-    "CHECKPOINTS_KEPT",
-    "DISTILL_TOP_K",
-    "LEVELS_ALONE",
-    "ORIGINAL",
-    "TUNED",
-    "Base",
-    "Compare",
-    "Convert",
-    "Curate",
-    "CurateKeys",
-    "Depth",
-    "Distill",
-    "Evaluate",
-    "EvaluateKeys",
-    "External",
-    "Format",
-    "Gate",
-    "Graph",
-    "Judge",
-    "KldLimit",
-    "Machine",
-    "Merge",
-    "Parity",
-    "Preprocess",
-    "Quantization",
-    "Quantize",
-    "Report",
-    "Section",
-    "Serve",
-    "ServeKeys",
-    "SixteenBit",
-    "Train",
-    "Training",
-]
