@@ -62,11 +62,6 @@ class Piece:
     timings: dict[str, float] = field(default_factory=dict)
     error: str = ""
 
-    @property
-    def says_something(self) -> bool:
-        """Whether the model said anything in it."""
-        return bool(self.text or self.reasoning or self.calls)
-
 
 def parse_line(line: str) -> Piece | None:
     """The piece in one line; None for lines without one (empty, comments, the end mark), an error for what is
