@@ -91,33 +91,27 @@ GuardFile = Annotated[
 Location = Annotated[str, Field(min_length=1, max_length=500)]  # a path, or a name on the hub
 
 
-def _check_limit(least: float, most: float, needed: str, value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+def _check_number(kinds: Any, least: float, most: float, needed: str, value: Any) -> Any:
+    is_number = isinstance(value, kinds) and not isinstance(value, bool)
     if value == AUTO or (is_number and least <= value <= most):
         return value
     raise ValueError(f"is {value!r}: give a number {needed}, or auto")
 
 
-# one validator for both kinds of value, so that a wrong one is one error
+def _or_auto(kinds: Any, least: float, most: float, needed: str) -> PlainValidator:
+    """One validator for both kinds of value, so that a wrong one is one error."""
+    return PlainValidator(partial(_check_number, kinds, least, most, needed))
+
+
 KldLimit = Annotated[
-    float | Literal["auto"],
-    PlainValidator(partial(_check_limit, math.ulp(0), 1000, "above 0 and up to 1000")),
+    float | Literal["auto"], _or_auto(int | float, math.ulp(0), 1000, "above 0 and up to 1000")
 ]
-
-
-def _check_whole(least: int, most: int, value: Any) -> Any:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if value == AUTO or (is_whole and least <= value <= most):
-        return value
-    raise ValueError(f"is {value!r}: give a number from {least} to {most:,}, or auto")
-
-
 ON_GPU = (
     "layers on the GPU: auto (as many as fit the memory that is free there; none without one, or if "
     "llama.cpp was built for the CPU) | 0 for none | 99 for all"
 )
-GpuLayers = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 0, 10_000))]
-SlotsOrAuto = Annotated[int | Literal["auto"], PlainValidator(partial(_check_whole, 1, 1024))]
+GpuLayers = Annotated[int | Literal["auto"], _or_auto(int, 0, 10_000, "from 0 to 10,000")]
+SlotsOrAuto = Annotated[int | Literal["auto"], _or_auto(int, 1, 1024, "from 1 to 1,024")]
 
 
 def _recomputed(value: object) -> bool | int:
