@@ -97,12 +97,8 @@ def refresh_keys_for(stage: str, root: Path) -> None:
     """Write the keys of the code that `stage` is about to run, where this folder has them: a stage that is
     started by hand may be of newer code. Raises `ConfigError` where only an upgrade may do so.
     """
-    if (root / FOLDER).is_dir() or _names_key(stage, inputs_of(stage, root)):
+    if (root / FOLDER).is_dir() or key_file(stage.partition("@")[0]) in inputs_of(stage, root):
         project.refresh_keys(root)
-
-
-def _names_key(stage: str, deps: list[str]) -> bool:
-    return key_file(stage.partition("@")[0]) in deps
 
 
 def is_project_config(params: Path | None, root: Path) -> bool:
