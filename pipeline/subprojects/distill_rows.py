@@ -210,10 +210,5 @@ def write_lines(target: Path, *parts: tuple[Path, set[int]]) -> None:
     """Publish the lines at the places of each file, in their order, as `target`."""
     with publishing(target) as aside, aside.open("wb") as new:
         for file, places in parts:
-            new.writelines(lines(file, places))
-
-
-def lines(file: Path, places: set[int]) -> Iterator[bytes]:
-    """The lines of `file` at `places`."""
-    with file.open("rb") as opened:
-        yield from (line for place, line in enumerate(opened) if place in places)
+            with file.open("rb") as lines:
+                new.writelines(line for place, line in enumerate(lines) if place in places)
