@@ -17,6 +17,7 @@ from pathlib import Path
 from pipeline.core.errors import QuenchError
 from pipeline.core.publish import write_json
 
+FOLDER = Path(".quench/usage")
 KILO = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
 
 
@@ -48,13 +49,13 @@ def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Fi
     seconds, process, child = time.monotonic() - started, peak_of_process(), peak_of_children()
     with suppress(OSError, QuenchError):  # a stage that is done doesn't fail by what is noted of it
         seen = Figures(max(process, child), round(seconds, 3), disk())
-        write_json(usage_file(stage, root), asdict(Usage(plan(), seen, process)))
+        write_json(root / FOLDER / f"{stage}.json", asdict(Usage(plan(), seen, process)))
 
 
 def usages(root: Path) -> dict[str, Usage]:
     """{stage: its last run} of all stages that wrote theirs down below `root`."""
     usage_of = {}
-    for path in sorted((root / ".quench" / "usage").glob("*.json")):
+    for path in sorted((root / FOLDER).glob("*.json")):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             usage_of[path.stem] = Usage(
@@ -63,13 +64,6 @@ def usages(root: Path) -> dict[str, Usage]:
         except (ValueError, TypeError, KeyError):  # of another version: as good as not measured
             continue
     return usage_of
-
-
-def usage_file(stage: str, root: Path) -> Path:
-    """Where the usage of `stage` is written down, in a folder that is made for it."""
-    path = root / ".quench" / "usage" / f"{stage}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def peak_of_children() -> int:
