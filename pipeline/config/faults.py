@@ -32,7 +32,8 @@ def _line(error: Any, lines: Mapping[Place, int], keys: Sequence[str]) -> str:
 
 
 def _sentence(error: Any, keys: Sequence[str]) -> str:
-    given, key = quoted(error["input"]), _dotted(error)
+    given = quoted(error["input"])
+    key = ".".join(part for part in error["loc"] if isinstance(part, str))
     former = reasons(key)
     match error["type"]:
         case "extra_forbidden" if former:
@@ -66,7 +67,3 @@ def nearest(key: str, keys: Sequence[str]) -> str:
         or difflib.get_close_matches(key, keys, n=1)
     )
     return f"did you mean {near[0]}? Correct or remove it" if near else "remove it or correct its spelling"
-
-
-def _dotted(error: Any) -> str:
-    return ".".join(part for part in error["loc"] if isinstance(part, str))
