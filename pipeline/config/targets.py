@@ -7,7 +7,6 @@ to match the entire path, a key of `rank_pattern` its end.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from math import sqrt
 from typing import Any
 
@@ -45,7 +44,7 @@ def is_target(path: str, train: Train) -> bool:
     if is_router(path):
         return "router" in (train.experts or ())
     if isinstance(train.target_modules, str):
-        return _pattern(train.target_modules).fullmatch(path) is not None
+        return re.fullmatch(train.target_modules, path) is not None
     named = expert_parts(train) if is_routed(path) else train.target_modules
     return path.rpartition(".")[2] in named
 
@@ -197,8 +196,3 @@ def _unlike(train: Train, paths: Iterable[str]) -> str | None:
 
 def _ends_in(pattern: str, path: str) -> bool:
     return re.match(rf"(.*\.)?({pattern})$", path) is not None
-
-
-@cache
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text)
