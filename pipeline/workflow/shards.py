@@ -6,8 +6,6 @@ nothing of it. What jobs leave lies below `FOLDER`, where a later run resumes fr
 curate removes it.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from pipeline.config.sections import Curate
 from pipeline.core.errors import ConfigError
+from pipeline.core.hashing import json_hash
 from pipeline.core.publish import remove
 from pipeline.workflow.code_keys import stage_module
 from pipeline.workflow.hashes import stamps
@@ -112,7 +111,7 @@ def key_of_inputs(root: Path, settings: Curate, shards: int) -> str:
         base.read_text(encoding="utf-8") if base.is_file() else None,
         Package().key(stage_module("curate")),
     ]
-    return hashlib.sha256(json.dumps(made_of_these, sort_keys=True).encode()).hexdigest()
+    return json_hash(made_of_these)
 
 
 def drop_stale(root: Path, settings: Curate) -> None:
