@@ -2,7 +2,6 @@
 whole.
 """
 
-import gc
 import json
 import math
 import re
@@ -18,7 +17,6 @@ from pipeline.core.publish import publishing
 from pipeline.core.special_files import need_file
 
 MAX_LINE_BYTES = 4 << 20
-LONG = 1 << 18  # bytes
 MAX_DEPTH = 32  # lists and objects inside each other, the row's own object included
 INTEGERS = (
     -(2**63),
@@ -78,14 +76,6 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 def parse_value(line: bytes) -> Any:
     """Any one strict JSON value. Raises `BadLine`."""
-    if len(line) > LONG and gc.isenabled():
-        # JSON has no cycles to collect, and looking for them in a million new lists takes longer than reading
-        # them
-        gc.disable()
-        try:
-            return parse_value(line)
-        finally:
-            gc.enable()
     value = _parse_plain(line)
     return _parse_strictly(line) if value is None else value
 

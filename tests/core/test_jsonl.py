@@ -1,6 +1,5 @@
 """Strict JSONL: what is read, what is refused and why, and that nothing changes on the way."""
 
-import gc
 import io
 import json
 import os
@@ -250,16 +249,6 @@ def test_plain_lines_need_no_second_parser(line: bytes, monkeypatch: pytest.Monk
     """Ten times as fast: curation reads millions of them."""
     monkeypatch.setattr("pipeline.core.jsonl._parse_strictly", lambda line: pytest.fail(repr(line)))
     assert parse_line(line) == json.loads(line)
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_a_long_line_leaves_the_garbage_collector_as_it_was(enabled: bool) -> None:
-    (gc.enable if enabled else gc.disable)()
-    try:
-        assert parse_value(b"[" + b"1," * (1 << 18) + b"2]") == [1] * (1 << 18) + [2]
-        assert gc.isenabled() == enabled
-    finally:
-        gc.enable()
 
 
 def test_what_quench_wrote_may_hold_any_character_and_a_report_is_not_deep() -> None:
