@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from pipeline.config.conditions import idle
 from pipeline.config.overrides import Given, from_sections, override
-from pipeline.config.params import Params, Read, read_params
+from pipeline.config.params import Params, read_params
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.core.locks import RUN, Held, lock_file, stages_at_work, take, unusable
 from pipeline.core.owner import mark_run
@@ -68,8 +68,10 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
         be_the_only_one(root)
         wait_for_jobs(root, is_dry_run=is_dry_run(sys.argv[1:]))
         no_stage_at_work(root)
-        if settings:
-            read = _with_settings(root / "params.yaml", settings)
+        if settings:  # each change is shown
+            for change in override(root / "params.yaml", settings):
+                print(f"{root / 'params.yaml'}: {change}", file=sys.stderr)
+            read = read_params(root / "params.yaml")
         params = read.params
         need_graph(root, params.graph)
         need_settings(root, read)
@@ -79,7 +81,8 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
             if not is_dry_run(sys.argv[1:]):
                 drop_stale(root, params.curating)
         _held.append(share(root))
-        _need_plain_files(root)
+        # what DVC would open and wait for without end, and names that it can't record
+        need_plain_files(*(root / folder for folder in USERS), recorded=(root / ".dvc").is_dir())
         _empty(root / ".snakemake" / "locks")  # their owners are dead: the project's lock is ours
         _allow_reuse(sys.argv[1:])
         refresh_keys(root)
@@ -116,13 +119,6 @@ def _settings(given: Any) -> Given:
             "leave -n out",
         )
     return settings
-
-
-def _with_settings(file: Path, settings: Given) -> Read:
-    """The file with these settings, which are written there, each change shown."""
-    for change in override(file, settings):
-        print(f"{file}: {change}", file=sys.stderr)
-    return read_params(file)
 
 
 def is_dry_run(words: list[str]) -> bool:
@@ -224,13 +220,6 @@ def _refetch(stages: list[str], root: Path) -> None:
     if subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode:
         raise ToolError("Q-WORKFLOW-012", f"{', '.join(stages)} failed (see above): fix that, then run again")
     settle(root)
-
-
-def _need_plain_files(root: Path) -> None:
-    """Refuse what DVC would open and wait for without end, and names that it can't record, before it hashes
-    the user's folders.
-    """
-    need_plain_files(*(root / folder for folder in USERS), recorded=(root / ".dvc").is_dir())
 
 
 def _need_raw_data(root: Path) -> None:
