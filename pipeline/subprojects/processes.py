@@ -17,7 +17,7 @@ from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, QuenchError, Stopped, ToolError
 from pipeline.core.owner import DVC, RUN
 from pipeline.core.places import PROJECT, expanded
-from pipeline.core.publish import publishing, remove
+from pipeline.core.publish import remove, write_text
 
 Settings = dict[str, dict[str, Any]]  # {section: {key: value}}
 # of the run: nothing of a sub-project is in DVC's cache, and its stages end with this process, which hears of
@@ -36,8 +36,7 @@ def open_subproject(folder: Path, values: Settings, links: Mapping[str, Path]) -
         link.parent.mkdir(parents=True, exist_ok=True)
         remove(link)  # it may lead to where the project was before it was copied
         link.symlink_to(target.resolve())
-    with publishing(folder / "params.yaml") as aside:
-        aside.write_text(json.dumps(values, indent=2, ensure_ascii=False), encoding="utf-8")  # JSON is YAML
+    write_text(folder / "params.yaml", json.dumps(values, indent=2, ensure_ascii=False))  # JSON is YAML
     return folder
 
 

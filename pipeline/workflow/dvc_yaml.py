@@ -16,7 +16,7 @@ from pipeline.config.params import Params
 from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import Graph
 from pipeline.core.errors import ConfigError
-from pipeline.core.publish import publishing
+from pipeline.core.publish import write_text
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file, key_files
 from pipeline.workflow.project import is_project
@@ -178,9 +178,8 @@ def put_graph(root: Path, graph: Graph, *, cache_base: bool | None = None) -> bo
     the base's weights (`cache_base`) stays as it is, unless that is given.
     """
     target = root / "dvc.yaml"
-    expected = wanted_text(root, graph, cache_base=cache_base).encode()
-    if target.is_file() and target.read_bytes() == expected:
+    expected = wanted_text(root, graph, cache_base=cache_base)
+    if target.is_file() and target.read_bytes() == expected.encode():
         return False
-    with publishing(target) as aside:
-        aside.write_bytes(expected)
+    write_text(target, expected)
     return True

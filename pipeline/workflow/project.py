@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.config.params import Read, read_params
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.publish import need_folder, publishing
+from pipeline.core.publish import need_folder, write_text
 from pipeline.workflow.code_keys import FOLDER, key_file, write_keys
 from pipeline.workflow.package import Package
 from pipeline.workflow.stages import code_of_stages
@@ -66,8 +66,7 @@ def read_settings(root: Path) -> Read:
 def take_over(root: Path) -> None:
     """Make the keys of `root` those of the installed code, and its version the installed one."""
     write_keys(root, code_of_stages())
-    with publishing(root / VERSION_FILE) as aside:
-        aside.write_text(f"{installed_version()}\n", encoding="utf-8")
+    write_text(root / VERSION_FILE, f"{installed_version()}\n")
 
 
 def changed_code(root: Path) -> dict[str, list[str]]:
