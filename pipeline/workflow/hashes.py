@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.core.progress import progress
 from pipeline.workflow.cluster import is_remote
@@ -73,7 +73,7 @@ class Hashes:
         )
         with shown as advance, ThreadPoolExecutor(os.cpu_count()) as pool:
             for path, seen in zip(unknown, pool.map(partial(_look, advance=advance), unknown), strict=True):
-                digests[path] = self._take_in(path, seen) if seen else None
+                digests[path] = self._take_in(path, *seen) if seen else None
         return {path: digest for path, digest in digests.items() if digest is not None}
 
     def date(self, path: Path, date: int) -> None:
@@ -90,17 +90,17 @@ class Hashes:
         except OSError:
             return None
 
-    def _take_in(self, path: Path, seen: "Look") -> str:
+    def _take_in(self, path: Path, digest: str, before: State, after: State, started: int) -> str:
         entry = self._known.get(self._name(path))
-        if seen.md5 == UNREADABLE:
+        if digest == UNREADABLE:
             pass  # it may be read another time
-        elif entry and entry[0][:3] == seen.after[:3] and entry[1] != seen.md5:
+        elif entry and entry[0][:3] == after[:3] and entry[1] != digest:
             self.suspects.add(path)  # and stays one until it is another file, or has another date
-            self._remember(path, (*seen.after[:3], NEVER), entry[1])
-        elif seen.before == seen.after and seen.after[3] < seen.started - YOUNG:
-            self._remember(path, seen.after, seen.md5)
-        self.unreported[path] = seen.md5
-        return seen.md5
+            self._remember(path, (*after[:3], NEVER), entry[1])
+        elif before == after and after[3] < started - YOUNG:
+            self._remember(path, after, digest)
+        self.unreported[path] = digest
+        return digest
 
     def _remember(self, path: Path, state: State, digest: str) -> None:
         self.unreported[path] = digest
@@ -145,24 +145,17 @@ def stamps(paths: Iterable[Path], root: Path) -> dict[str, list[int]]:
     return {name: [state.st_size, state.st_mtime_ns] for name, state in files.items()}
 
 
-class Look(NamedTuple):
-    """A file as it was read."""
-
-    md5: str
-    before: State
-    after: State
-    started: int  # nanoseconds since 1970
-
-
-def _look(path: Path, advance: Callable[[int], None]) -> Look | None:
-    """Read a file; None where it is gone."""
+def _look(path: Path, advance: Callable[[int], None]) -> tuple[str, State, State, int] | None:
+    """Read a file: its md5, its state before and after, and when that began (nanoseconds since 1970); None
+    where it is gone.
+    """
     try:
         before, started = _state(path), time.time_ns()
         try:
             digest = _md5(path, advance)
         except OSError:
             digest = UNREADABLE
-        return Look(digest, before, _state(path), started)
+        return digest, before, _state(path), started
     except FileNotFoundError:
         return None
 
