@@ -54,8 +54,3 @@ def budget_problem(text: str) -> str | None:
     if not budget.amount or (budget.kind == "fits" and not budget.context):
         return f"budget {text} leaves room for nothing: name a number above 0"
     return None
-
-
-def is_budget(level: str) -> bool:
-    """Whether a level's name is a budget: its types were chosen tensor by tensor."""
-    return parse_budget(level) is not None

@@ -2,7 +2,7 @@
 
 import re
 
-from pipeline.config.budgets import is_budget
+from pipeline.config.budgets import parse_budget
 from pipeline.config.ggml_types import LEVELS, TYPES
 
 UNTUNED = "base-"  # what the names of the untuned base's models begin with
@@ -50,7 +50,7 @@ class ModelName(str):
     @property
     def has_own_types(self) -> bool:
         """Whether its types were chosen tensor by tensor, so that no level says what they are."""
-        return is_budget(self)
+        return parse_budget(self) is not None
 
     def reference(self, sixteen: str) -> str:
         """The model that it is compared with, `sixteen` being the 16-bit type: a level of the untuned base

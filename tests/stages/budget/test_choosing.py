@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tiny import tiny_gguf
 
-from pipeline.config.budgets import Budget, budget_problem, is_budget, parse_budget
+from pipeline.config.budgets import Budget, budget_problem, parse_budget
+from pipeline.config.levels import ModelName
 from pipeline.config.sections import Quantize, Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.file import check_gguf
@@ -40,7 +41,7 @@ DAMAGES = {name: {"Q4_0": 4.0, "Q5_0": 1.0, "Q8_0": 0.1} for name in NAMES}
 def test_a_budget_is_a_size_bits_per_weight_or_memory_with_a_context(text: str, wanted: Budget) -> None:
     assert parse_budget(text) == wanted
     assert budget_problem(text) is None
-    assert is_budget(text)
+    assert ModelName(text).has_own_types
 
 
 @pytest.mark.parametrize(
