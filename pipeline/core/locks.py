@@ -42,18 +42,15 @@ def take(path: Path) -> IO[str]:
     `OSError` if it is not a regular file.
     """
     lock = _opened(path, "a+")
-    for _ in range(4):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(LOOK_SECONDS)
-            continue
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        return lock
-    with lock:
-        raise Held(_owner(lock))
+    try:
+        _wait(lock, fcntl.LOCK_EX, time.monotonic() + 4 * LOOK_SECONDS)
+    except TimeoutError:
+        with lock:
+            raise Held(_owner(lock)) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
 
 
 @contextmanager
