@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pipeline.core.errors import ToolError
 from pipeline.core.hardware import Accelerator, accelerator
-from pipeline.core.lock_files import lines_of
+from pipeline.core.places import lines_of
 from pipeline.core.text import screen
 
 TORCH = "2.13.0"  # as in pyproject.toml

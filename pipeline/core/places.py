@@ -2,10 +2,12 @@
 in.
 
 A checkout has the files beside the package (recipes/, graphs/, profiles/, …) in its own folder; the wheel has
-copies of them below `pipeline/resources` (pyproject.toml, `force-include`).
+copies of them below `pipeline/resources` (pyproject.toml, `force-include`). Of a lock file, which is one of
+these, `lines_of` says what it pins.
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -23,6 +25,14 @@ def resource(name: str) -> Path:
     ".gitignore", which has no dot in the wheel.
     """
     return PROJECT / name if IS_CHECKOUT else RESOURCES / name.removeprefix(".")
+
+
+def lines_of(package: str, lock: str) -> str:
+    """The requirement of one package with its hashes, as pip reads it, cut out of a lock file's text; "" if
+    it is not in it.
+    """
+    pinned = re.search(rf"^{re.escape(package)}==.*(?:\n[ \t].*)*", lock, re.MULTILINE)
+    return pinned[0] + "\n" if pinned else ""
 
 
 def user_cache() -> Path | None:

@@ -18,8 +18,7 @@ from pipeline.commands.install import uv_environment
 from pipeline.core.errors import ToolError
 from pipeline.core.hardware import Accelerator
 from pipeline.core.hashing import file_hash
-from pipeline.core.lock_files import lines_of
-from pipeline.core.places import PROJECT
+from pipeline.core.places import PROJECT, lines_of
 
 PROXY = {"ALL_PROXY": "http://p:1"}
 STRATEGY = {"UV_INDEX_STRATEGY": "unsafe-best-match"}

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from pipeline.config.sections.places import Packages
 from pipeline.core.errors import DataError, MachineError
-from pipeline.core.lock_files import lines_of
-from pipeline.core.places import resource
+from pipeline.core.places import lines_of, resource
 from pipeline.core.publish import need_disk, remove, write_json
 
 LOCK = "requirements-bases.lock"
