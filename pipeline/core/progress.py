@@ -16,21 +16,16 @@ LINE_SECONDS = 15.0  # a log gets a line at most this often
 @contextmanager
 def terminal_bar(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
     """Give `show(done)` of a bar on the terminal that standard error is; None where it is none."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.markup import escape
+    from rich.progress import Progress
 
     output = console(stderr=True)
     if not output.is_terminal:
         yield None
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
     in_sight = sys.stdout.isatty()  # what is printed into a file stays out of the bar's way
-    with Progress(*columns, console=output, transient=True, redirect_stdout=in_sight) as bar:
-        task = bar.add_task(label, total=total)
+    with Progress(console=output, transient=True, redirect_stdout=in_sight) as bar:
+        task = bar.add_task(escape(label), total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
