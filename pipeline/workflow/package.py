@@ -46,7 +46,7 @@ class Package:
         for path, part in reached:
             if path == ANYTHING:
                 continue
-            if not self.sources[path].module or part in self.sources[path].parts:
+            if not self.sources[path].is_module or part in self.sources[path].parts:
                 files.setdefault(path, set()).add(part)
         return files
 
@@ -60,10 +60,10 @@ class Package:
         if path == ANYTHING:
             return
         source, folder = self.sources[path], path.rpartition("/")[0]
-        if source.module and name == BODY:
-            for module in source.module.loads:
+        if source.is_module and name == BODY:
+            for module in source.loads:
                 yield from self._imported(module)
-        elif source.module:
+        elif source.is_module:
             yield path, BODY
             yield from ((file, BODY) for file in self.unnamed.get(self._package(path), ()))
         part = source.parts.get(name)
@@ -72,7 +72,7 @@ class Package:
         for callee in part.hands if part else ():
             if not self._takes_settings(callee, path):
                 yield from self._used(SETTINGS, path)
-        for text in part.texts if part else source.texts if not source.module else ():
+        for text in part.texts if part else source.texts if not source.is_module else ():
             yield from self._named(text, folder)
 
     def _takes_settings(self, callee: str, path: str) -> bool:
@@ -104,8 +104,7 @@ class Package:
                     return
 
     def _in_module(self, path: str, names: list[str]) -> Iterator[Node]:
-        parts, module = self.sources[path].parts, self.sources[path].module
-        imports = module.imports if module else {}
+        parts, imports = self.sources[path].parts, self.sources[path].imports
         if not names:  # the module as such, of which anything may be taken
             yield from self._whole(path)
             for origin in imports.values():
@@ -137,7 +136,7 @@ class Package:
 
     def _digest(self, path: str, parts: set[str]) -> str:
         source = self.sources[path]
-        if not source.module:
+        if not source.is_module:
             return source.digest
         lines = (f"{name} {source.parts[name].digest}\n" for name in sorted(parts))
         return content_hash("".join(lines).encode())

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pipeline.core.places import RESOURCES, own_folder
 from pipeline.workflow import syntax
@@ -35,29 +35,18 @@ OF_ALL = f"{ALL}."  # before the members of the class of all settings
 BODY, PROGRAM = "", "__main__"  # parts of a module: what runs when it is imported, or started
 
 
-class Module(NamedTuple):
-    """The parts of a module, by name; where the names lead that it imports from the project; the modules
-    that are imported with it.
-    """
-
-    parts: dict[str, Part]
-    imports: dict[str, str]
-    loads: list[str]
-
-
 class Source(NamedTuple):
-    """A file: the hash of what it means, every text in it that may name another file, and a module's parts
-    (None: not Python).
+    """A file: the hash of what it means, every text in it that may name another file, and whether it is a
+    module. Of a module, its parts by name; where the names lead that it imports from the project; the modules
+    that are imported with it.
     """
 
     digest: str
     texts: list[str]
-    module: Module | None
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        """A module's."""
-        return self.module.parts if self.module else {}
+    is_module: bool
+    parts: dict[str, Part]
+    imports: dict[str, str]
+    loads: list[str]
 
 
 def read_source(content: bytes, *, is_python: bool) -> Source:
@@ -67,11 +56,11 @@ def read_source(content: bytes, *, is_python: bool) -> Source:
     if is_python:
         with suppress(SyntaxError, ValueError):
             tree = ast.parse(content)
-            module = module_of(tree)
-            texts = {text for part in module.parts.values() for text in part.texts}
-            return Source(tree_hash(tree), sorted(texts), module)
+            parts, imports, loads = module_of(tree)
+            texts = {text for part in parts.values() for text in part.texts}
+            return Source(tree_hash(tree), sorted(texts), True, parts, imports, loads)
     texts = set(QUOTED.findall(content.decode("utf-8", errors="replace")))
-    return Source(content_hash(content), sorted(texts), None)
+    return Source(content_hash(content), sorted(texts), False, {}, {}, [])
 
 
 def read_sources(folder: Path, memory: Path) -> dict[str, Source]:
@@ -115,16 +104,13 @@ def _recall(memory: Path, version: str) -> dict[str, Source]:
     try:
         kept = json.loads(memory.read_bytes())
         files = kept["files"] if kept["version"] == version else {}
-        return {name: _source(*source) for name, source in files.items()}
+        sources = {name: Source(*source) for name, source in files.items()}
+        return {
+            name: source._replace(parts={part: Part(*fields) for part, fields in source.parts.items()})
+            for name, source in sources.items()
+        }
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
-
-
-def _source(digest: str, texts: list[str], module: list[Any] | None) -> Source:
-    if module is None:
-        return Source(digest, texts, None)
-    parts, imports, loads = module
-    return Source(digest, texts, Module({name: Part(*part) for name, part in parts.items()}, imports, loads))
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -135,8 +121,8 @@ def write_whole(file: Path, text: str) -> None:
     aside.replace(file)
 
 
-def module_of(tree: ast.Module) -> Module:
-    """What a module consists of; comments go from `tree`."""
+def module_of(tree: ast.Module) -> tuple[dict[str, Part], dict[str, str], list[str]]:
+    """The parts, imports and loads of a module (`Source`); comments go from `tree`."""
     imports = dict(imported_in(tree.body))
     take_out_comments(tree, imports)
     nodes: dict[str, list[ast.AST]] = {}
@@ -145,7 +131,7 @@ def module_of(tree: ast.Module) -> Module:
             nodes.setdefault(name, []).append(node)
     scope = imports | {name: f".{name}" for name in nodes if "." not in name}
     loaded = dict(imported_in(tree.body, checking=False)).values()
-    return Module(
+    return (
         {name: Reader(scope, of_settings=name.startswith(OF_ALL)).part(part) for name, part in nodes.items()},
         {name: origin for name, origin in imports.items() if is_ours(origin)},
         sorted(set(filter(is_ours, loaded))),
