@@ -94,10 +94,7 @@ def _dvc_stage(name: str, stage: Stage, cache_base: bool) -> dict[str, Any]:
     }
     entry = {key: value for key, value in entry.items() if value}
     if isinstance(stage.each, Mapping):
-        matrix = {
-            key: _in_brackets(over) if isinstance(over, list) else f"${{{over}}}"
-            for key, over in stage.each.items()
-        }
+        matrix = {key: f"${{{over}}}" for key, over in stage.each.items()}
         return {"matrix": _in_brackets(matrix), **entry}
     return {"foreach": f"${{{stage.each}}}", "do": entry} if stage.each else entry
 

@@ -138,8 +138,8 @@ def read_by_dvc(graph: Graph) -> set[Key]:
     names = set[str]()
     for stage in stages_in(graph).values():
         names |= set(re.findall(r"\$\{([\w.]+)\}", stage.model_dump_json()))
-        lists = stage.each.values() if isinstance(stage.each, dict) else [stage.each]
-        names |= {name for name in lists if isinstance(name, str)}
+        each = {"item": stage.each} if isinstance(stage.each, str) else stage.each or {}
+        names |= set(each.values())
     return {tuple(name.split(".")) for name in names if not re.match(r"item\b", name)}
 
 

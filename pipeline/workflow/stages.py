@@ -46,10 +46,6 @@ class Part(BaseModel):
         return [name.rstrip("/") for names in lists for name in names]
 
 
-# {name of a value: where params.yaml has a list of it, or the list itself}
-Lists = Mapping[str, str | list[str]]
-
-
 class Stage(Part):
     """A stage as the table has it."""
 
@@ -57,7 +53,7 @@ class Stage(Part):
     outs: list[str] = []
     metrics: list[str] = []
     plots: dict[str, dict[str, str]] = {}
-    each: str | Lists | None = None
+    each: str | Mapping[str, str] | None = None
     threads: str | None = None
     starts: list[str] = []
     methods: list[str] = []
@@ -192,7 +188,7 @@ def rules(params: Params, cores: int, shards: Sequence[str] = ("1-of-1",)) -> It
         )
 
 
-def lists_of(each: str | Lists | None, values: Values) -> dict[str, list[Any]]:
+def lists_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -> dict[str, list[Any]]:
     """The lists that a stage has a job for each value of, or for each combination of values; {} if it is one
     job.
 
@@ -205,7 +201,7 @@ def lists_of(each: str | Lists | None, values: Values) -> dict[str, list[Any]]:
     }
 
 
-def items_of(each: str | Lists | None, values: Values) -> Iterator[tuple[str, Any]]:
+def items_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -> Iterator[tuple[str, Any]]:
     """(what follows the "@" in a job's name, what is `${item}` in its paths) for each job of a stage; ("",
     None) if it is one job.
     """
