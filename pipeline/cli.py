@@ -13,7 +13,7 @@ import typer
 from pipeline.commands import data, remote
 from pipeline.commands.topics import config, doctor, model, running, serving
 from pipeline.commands.topics.options import WholeLines
-from pipeline.core.errors import ConfigError, QuenchError
+from pipeline.core.errors import ConfigError, QuenchError, Stopped
 from pipeline.core.publish import printing
 from pipeline.core.text import screen
 from pipeline.models.runtime import silence_libraries
@@ -43,8 +43,8 @@ FORMER = {  # verbs of 0.1.0
 
 
 class Sentences(WholeLines):
-    """A `QuenchError` is its id and sentence on stderr and its exit code; any other exception is a bug and
-    keeps its traceback.
+    """A `QuenchError` is its id and sentence on stderr and its exit code, and so is `Stopped`; any other
+    exception is a bug and keeps its traceback.
     """
 
     sections: ClassVar = {
@@ -71,7 +71,7 @@ class Sentences(WholeLines):
         try:
             with printing():
                 return super().invoke(ctx)
-        except QuenchError as error:
+        except (QuenchError, Stopped) as error:
             print(f"quench: {error}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from None
 

@@ -1,14 +1,13 @@
 """`quench remote …`: stage train on another machine, by SSH."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pipeline.commands.topics.options import Root, topic
-from pipeline.core.errors import ConfigError, Stopped
+from pipeline.core.errors import ConfigError
 from pipeline.core.text import quoted, safe
 from pipeline.core.units import size_text
 
@@ -62,11 +61,7 @@ def train(
     """
     from pipeline.commands.remote.train import main
 
-    try:
-        main(_line(host, python, ssh_config), root, resume=not no_resume, keep=keep)
-    except Stopped as stopped:
-        print(f"quench: {stopped}", file=sys.stderr)
-        raise typer.Exit(stopped.exit_code) from None
+    main(_line(host, python, ssh_config), root, resume=not no_resume, keep=keep)
 
 
 @app.command(epilog="example: quench remote status my-card")

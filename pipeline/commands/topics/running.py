@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands.topics.options import ParamsFile, Root, load, topic
-from pipeline.core.errors import DataError, Stopped
+from pipeline.core.errors import DataError
 
 SETTING = re.compile(r"[a-z][\w]*(\.\w+)+=.*", re.DOTALL)  # train.r=8; an option begins with a dash
 
@@ -67,8 +67,11 @@ def run(
     if targets[:1] == ["sweep"]:
         if len(targets) == 1 or settings:
             raise typer.BadParameter("give one SPACE and no settings: quench run sweep space.yaml")
-        space = targets[1]
-        _sweep(root, Path(space), [word for word in rest if word not in ("sweep", space)], name, as_json)
+        from pipeline.commands.sweep.command import main, name_of
+
+        space = Path(targets[1])
+        options = [word for word in rest if word not in ("sweep", targets[1])]
+        main(root, space, name_of(space, name), options, as_json=as_json)
         return
     if name or as_json:
         raise typer.BadParameter("--name and --json are for quench run sweep SPACE")
@@ -79,16 +82,6 @@ def run(
         rest += ["--config", *(f"{section}={json.dumps(keys)}" for section, keys in sections.items())]
     os.chdir(root)
     os.execv(sys.executable, [sys.executable, "-m", "snakemake", *rest])  # noqa: S606 (no shell)
-
-
-def _sweep(root: Path, space: Path, options: list[str], name: str | None, as_json: bool) -> None:
-    from pipeline.commands.sweep.command import main, name_of
-
-    try:
-        main(root, space, name_of(space, name), options, as_json=as_json)
-    except Stopped as stopped:
-        print(f"quench: {stopped}", file=sys.stderr)
-        raise typer.Exit(stopped.exit_code) from None
 
 
 @app.command(epilog="example: quench status --open")
