@@ -10,13 +10,12 @@ neither Q5_0 nor Q5_1, that of gguf 6.9 and 4.6 ms. Training runs it twice a mat
 
 from functools import cache
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from pipeline.config.ggml_types import TYPES
+from pipeline.config.ggml_types import TYPES, GgmlType
 from pipeline.core.errors import DataError
 
 # weights that are worked on at a time on a CPU: 4 MB of float32 stay in its cache, and a call's cost is
@@ -27,28 +26,15 @@ LOW = 0x0F0F0F0F0F0F0F0F  # the low nibble of each of a word's eight bytes
 ONES = LOW // 15
 
 
-class Layout(NamedTuple):
-    """A type of ggml: its name and how many weights lie in how many bytes."""
-
-    name: str
-    weights: int
-    bytes: int
-
-
 FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 KERNELS = tuple(kind.number for kind in TYPES.values() if kind.kernel)  # those of `pipeline.gguf.kernels`
 NAMES = {int(kind): kind.name for kind in GGMLQuantizationType}
-TRAINABLE_TYPES = {  # by ggml's number
-    kind.number: Layout(name, kind.weights, kind.bytes)
-    for name, kind in TYPES.items()
-    if kind.scratch is not None
-}
+# by ggml's number
+TRAINABLE_TYPES = {kind.number: kind for kind in TYPES.values() if kind.scratch is not None}
 
 
-def layout(ggml_type: int) -> Layout:
-    """Name, weights and bytes of a block of the type with ggml's number `ggml_type`; `DataError` for one that
-    can't be trained on.
-    """
+def layout(ggml_type: int) -> GgmlType:
+    """The type with ggml's number `ggml_type`; `DataError` for one that can't be trained on."""
     if ggml_type in TRAINABLE_TYPES:
         return TRAINABLE_TYPES[ggml_type]
     raise DataError(
@@ -62,14 +48,14 @@ def columns_of(ggml_type: int, stored: int) -> int:
     """Weights of a row of `stored` bytes. Raises `DataError` if they are not whole blocks, or for an
     unknown type.
     """
-    name, weights, size = layout(ggml_type)
-    if stored % size:
+    kind = layout(ggml_type)
+    if stored % kind.bytes:
         raise DataError(
             "Q-GGUF-002",
-            f"a row of {stored} bytes is not a whole number of {name}'s blocks of {size} bytes: make the "
-            "GGUF file again",
+            f"a row of {stored} bytes is not a whole number of {NAMES[ggml_type]}'s blocks of {kind.bytes} "
+            "bytes: make the GGUF file again",
         )
-    return stored // size * weights
+    return stored // kind.bytes * kind.weights
 
 
 def dequantize(
@@ -91,23 +77,23 @@ def dequantize(
             f"out is {tuple(out.shape)} of {out.dtype}: contiguous {(*quantized.shape[:-1], columns)} of "
             f"{dtype} is needed"
         )
-    _, weights, size = layout(ggml_type)
     if not out.numel():
         return out
-    if quantized.storage_offset() % (size if ggml_type in FLOATS else 2):
+    kind = layout(ggml_type)
+    if quantized.storage_offset() % (kind.bytes if ggml_type in FLOATS else 2):
         # bytes are viewed as wider numbers, which must begin at a multiple of their width
         quantized = quantized.clone()
     if ggml_type in FLOATS:
         return out.copy_(quantized.contiguous().view(FLOATS[ggml_type]))
-    blocks, values = quantized.reshape(-1, size), out.view(-1, weights)
+    blocks, values = quantized.reshape(-1, kind.bytes), out.view(-1, kind.weights)
     if quantized.is_cuda and ggml_type in KERNELS and has_triton():
         from pipeline.gguf.kernels import dequantize_blocks
 
         dequantize_blocks(blocks, ggml_type, values)
         return out
-    step = (STEP if quantized.device.type == "cpu" else GPU_STEP) // weights
+    step = (STEP if quantized.device.type == "cpu" else GPU_STEP) // kind.weights
     rounded = dtype != torch.float32
-    scratch = torch.empty(min(step, len(blocks)), weights, device=quantized.device) if rounded else None
+    scratch = torch.empty(min(step, len(blocks)), kind.weights, device=blocks.device) if rounded else None
     for chunk, chunk_out in zip(torch.split(blocks, step), torch.split(values, step), strict=True):
         exact = chunk_out if scratch is None else scratch[: len(chunk)]
         FORMULAS.get(ggml_type, library)(chunk, exact, ggml_type)

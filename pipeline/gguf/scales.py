@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.dequantize import dequantize, layout
+from pipeline.gguf.dequantize import NAMES, dequantize, layout
 from pipeline.gguf.tensors import SCALES
 
 SMALLEST, LARGEST = 2.0**-14, 65504.0  # of float16's normal numbers
@@ -21,7 +21,7 @@ def scale_places(ggml_type: int) -> tuple[int, ...]:
     if ggml_type not in SCALES:
         raise DataError(
             "Q-GGUF-015",
-            f"tensor type {layout(ggml_type).name} has no scales that could be trained: take a file whose "
+            f"tensor type {NAMES[ggml_type]} has no scales that could be trained: take a file whose "
             "linears are Q4_0 to Q8_0, Q2_K to Q6_K or IQ4, or train an adapter",
         )
     return SCALES[ggml_type]

@@ -14,6 +14,7 @@ from ggml_reference import EVERY, SCALES, by_gguf, by_llama_cpp, random_rows, sa
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from needed import need
 
+from pipeline.config.ggml_types import TYPES
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.gguf import dequantize as module
@@ -88,10 +89,10 @@ def test_out_must_fit() -> None:
 
 
 def test_the_types_are_ggmls() -> None:
-    for ggml_type, (name, weights, size) in TRAINABLE_TYPES.items():
+    for ggml_type, kind in TRAINABLE_TYPES.items():
         known = GGMLQuantizationType(ggml_type)
-        assert (known.name, GGML_QUANT_SIZES[known]) == (name, (weights, size))
-        assert columns_of(ggml_type, 3 * size) == 3 * weights
+        assert (TYPES[known.name], GGML_QUANT_SIZES[known]) == (kind, (kind.weights, kind.bytes))
+        assert columns_of(ggml_type, 3 * kind.bytes) == 3 * kind.weights
     assert set(TRAINABLE_TYPES) == set(SCALES) | set(FLOATS)
 
 
