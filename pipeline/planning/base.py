@@ -85,7 +85,7 @@ def plan_run(
     or `DataError` as that and `find_quantized` do.
     """
     quantized = find_quantized(params, shape, root)
-    setup = setup_of(params, shape, card, quantized, processes, untuned=params.base_gguf)
+    setup = setup_of(params, shape, card, quantized, processes)
     return make_plan(setup, work_in(root, params.train), tflops)
 
 

@@ -85,8 +85,6 @@ def setup_of(
     card: Card | None = None,
     quantized: QuantizedBase | None = None,
     processes: int = 1,
-    *,
-    untuned: bool = True,
 ) -> Setup:
     """What `params` asks for, of a base of this shape."""
     return Setup(
@@ -97,7 +95,7 @@ def setup_of(
         quantized,
         processes,
         levels=(*params.quantize.files, *params.quantize.untuned),
-        untuned=untuned,
+        untuned=params.base_gguf,
     )
 
 

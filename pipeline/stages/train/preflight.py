@@ -81,8 +81,7 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
         checks += nf4_widths(shape, settings, card)
         checks += mixture_settings(shape, settings)
         quantized = quantized_in(base, settings)
-        setup = setup_of(params, shape, card, quantized, processes, untuned=params.base_gguf)
-        plan = make_plan(setup)
+        plan = make_plan(setup_of(params, shape, card, quantized, processes))
     except (ConfigError, DataError) as error:
         if error.id in REFUSED and not any(check.id == error.id for check in checks):
             checks.append(Check("settings", "fail", error.sentence, "", error.id))
