@@ -139,12 +139,6 @@ def test_many_pairs_need_a_clearer_difference() -> None:
     assert not any(pair.measurable for pair in pairs_of(five))
 
 
-def test_rows_without_a_score_are_left_out_of_a_pair() -> None:
-    (pair,) = pairs_of({"a": [1.0, None, 1.0], "b": [0.0, 1.0, None]})
-    assert pair.rows == 1
-    assert pairs_of({"a": [None], "b": [1.0]}) == []
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [

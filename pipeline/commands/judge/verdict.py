@@ -1,10 +1,10 @@
 """Which file to take: the best that fits, or which ones the rows don't distinguish. Pure arithmetic."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 
-from pipeline.core.text import plural
+from pipeline.core.text import listed, plural
 from pipeline.core.units import memory_gb
 from pipeline.metrics.paired import compare_scores, holm
 from pipeline.metrics.significance import CHANCE
@@ -68,26 +68,14 @@ class Verdict:
     notes: tuple[str, ...]
 
 
-def pairs_of(points: Mapping[str, Sequence[float | None]]) -> list[Pair]:
-    """Every two files' paired test on the same rows, in the same order, corrected by Holm; a pair without a
-    row that both have a score of is left out.
-    """
-    tested = []
-    for first, second in combinations(points, 2):
-        scored_pairs = [
-            (a, b)
-            for a, b in zip(points[first], points[second], strict=True)
-            if a is not None and b is not None
-        ]
-        if scored_pairs:
-            of_first, of_second = zip(*scored_pairs, strict=True)
-            tested.append((first, second, len(scored_pairs), compare_scores(of_first, of_second)))
-    adjusted = holm([paired.p_value for *_, paired in tested])
+def pairs_of(points: Mapping[str, Sequence[float]]) -> list[Pair]:
+    """Every two files' paired test on the same rows, in the same order, corrected by Holm."""
+    pairs = list(combinations(points, 2))
+    tests = [compare_scores(points[first], points[second]) for first, second in pairs]
+    adjusted = holm([test.p_value for test in tests])
     return [
-        Pair(
-            first, second, paired.points, paired.low, paired.high, paired.p_value, p_holm, paired.method, rows
-        )
-        for (first, second, rows, paired), p_holm in zip(tested, adjusted, strict=True)
+        Pair(first, second, p_holm=p_holm, rows=len(points[first]), **asdict(test))
+        for (first, second), test, p_holm in zip(pairs, tests, adjusted, strict=True)
     ]
 
 
@@ -115,7 +103,7 @@ def decide(entries: Sequence[Entry], pairs: Sequence[Pair], rows: int, room: str
     one_size = max(entry.bytes for entry in alike) <= 1.01 * min(entry.bytes for entry in alike)
     closing = _closing(smallest, fastest, len(alike), one_size)
     sentence = (
-        f"{_listed([entry.name for entry in alike])} fit in {room} and are not distinguishable on "
+        f"{listed([entry.name for entry in alike])} fit in {room} and are not distinguishable on "
         f"{plural(rows, 'row')} ({_range(alike)} points); {closing}."
     )
     notes = (*beware, *_coarse(best.name, alike, pairs, rows))
@@ -196,7 +184,3 @@ def _coarse(best: str, alike: Sequence[Entry], pairs: Sequence[Pair], rows: int)
         f"{plural(rows, 'row')} show no difference below about {max(halves):.0f} points: give more --rows "
         "for a firmer answer."
     ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
