@@ -14,7 +14,6 @@ from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import Evidence
 from pipeline.metrics.level_limits import LevelLimit
-from pipeline.metrics.significance import CHANCE
 from pipeline.pages.formats import p_value
 
 # share of the reference's scored answers that a level may lack, since a judge or a time limit may miss one
@@ -212,7 +211,7 @@ def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[flo
     answers, one would be refused. The interval alone is not enough: of five rows or fewer it is too narrow,
     and their p is never below.
     """
-    from pipeline.metrics.paired import compare_scores
+    from pipeline.metrics.paired import CHANCE, compare_scores
 
     difference, limit = compare_scores(before, after), rule.limit or 0.0
     drop = -difference.points

@@ -12,7 +12,6 @@ from statistics import fmean
 from pipeline.config.products import product_of
 from pipeline.gate.distillation import is_distillation
 from pipeline.gate.evaluations import Answers, Evaluation, Evaluations, Task
-from pipeline.metrics.significance import CHANCE
 from pipeline.pages.formats import p_value
 
 TOLERANCE = 1e-9  # points: 75.0 - 70.0 may come out as 5.000000000000004
@@ -72,7 +71,7 @@ class Evidence:
             pairs = self.paired_scores(model, other)
             if not pairs or not pairs[0]:
                 return None
-            from pipeline.metrics.paired import compare_scores
+            from pipeline.metrics.paired import CHANCE, compare_scores
 
             scores, rows = (fmean(pairs[0]), fmean(pairs[1])), len(pairs[0])
             p = compare_scores(*pairs).p_value

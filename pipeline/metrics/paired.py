@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pipeline.chat.selection import SEED
 from pipeline.metrics.intervals import CELLS, interval
 
+CHANCE = 0.05  # a difference whose p is not below it may be chance
 SWAPS = 5000  # of the 2ⁿ ways to swap; all of them up to 12 rows
 
 

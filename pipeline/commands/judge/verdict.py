@@ -6,8 +6,7 @@ from itertools import combinations
 
 from pipeline.core.text import listed, plural
 from pipeline.core.units import memory_gb
-from pipeline.metrics.paired import compare_scores, holm
-from pipeline.metrics.significance import CHANCE
+from pipeline.metrics.paired import CHANCE, compare_scores, holm
 
 COARSE = 5.0  # points: a difference as large that would not show is worth a word
 

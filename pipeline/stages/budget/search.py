@@ -13,8 +13,7 @@ from pipeline.core.progress import progress
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.metrics.divergence import Prompt
 from pipeline.metrics.level_limits import PUBLISHED_KLD
-from pipeline.metrics.paired import compare_scores
-from pipeline.metrics.significance import CHANCE
+from pipeline.metrics.paired import CHANCE, compare_scores
 from pipeline.planning.budget import MENU
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.shape import Shape

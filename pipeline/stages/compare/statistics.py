@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import DataError
-from pipeline.metrics.paired import compare_scores
-from pipeline.metrics.significance import CHANCE
+from pipeline.metrics.paired import CHANCE, compare_scores
 
 Scores = NDArray[np.float64]  # (seeds, rows), 0 to 1
 # of one measurement: "right" has 1 or 0 for each question, "sha256" is that of the questions; None: not asked

@@ -14,7 +14,6 @@ from pipeline.config.levels import UNTUNED
 from pipeline.config.products import is_base, product_of
 from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.gate.evaluations import Answers, Evaluations
-from pipeline.metrics.significance import CHANCE
 from pipeline.pages.formats import p_value, signed
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """better, worse, or noise where the test's p is not below `CHANCE`."""
+        from pipeline.metrics.paired import CHANCE
+
         if self.difference.p_value >= CHANCE:
             return "noise"
         return "better" if self.difference.points > 0 else "worse"

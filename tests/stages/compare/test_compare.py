@@ -39,7 +39,7 @@ from pipeline.core.child import become
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError
 from pipeline.core.hashing import tree_hash
 from pipeline.gguf.patch import write_patch
-from pipeline.metrics.significance import CHANCE
+from pipeline.metrics.paired import CHANCE
 from pipeline.models.base_header import checked_header
 from pipeline.stages.compare import (
     made,

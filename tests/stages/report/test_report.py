@@ -13,7 +13,7 @@ from report_inputs import CHATML_WITH_DEFAULT, MODELS, change, demo_params, writ
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
-from pipeline.metrics.significance import CHANCE
+from pipeline.metrics.paired import CHANCE
 from pipeline.pages.formats import probability
 from pipeline.pages.parity_summary import counts
 from pipeline.ship.ollama import default_system
