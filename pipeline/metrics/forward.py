@@ -5,26 +5,17 @@ training had.
 import gc
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError
-from pipeline.metrics.divergence import Prompt, Reference, kept_logits
+from pipeline.metrics.divergence import Prompt
 from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
 from pipeline.models.runtime import give_back_holes
 from pipeline.models.tuners import restored
 from pipeline.models.tuners.lora import with_adapter
-
-
-def trained_logits(
-    *, base: Path, adapter: Path, prompts: list[Prompt], scratch: Path
-) -> AbstractContextManager[Reference]:
-    """The logits of the model that training had, in a file below `scratch`; the model itself is freed before
-    the body.
-    """
-    return kept_logits(prompts, trained_model(base, adapter), scratch)
 
 
 @contextmanager

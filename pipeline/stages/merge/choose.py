@@ -14,8 +14,8 @@ from pipeline.core.publish import need_disk, publishing, remove, scratch_folder
 from pipeline.llamacpp.converters import HeaderFields, Quantizing, quantize_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import find_pre_tokenizer
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.metrics.divergence import Divergence, Prompt, gguf_divergence, thinned
-from pipeline.metrics.forward import trained_logits
+from pipeline.metrics.divergence import Divergence, Prompt, gguf_divergence, kept_logits, thinned
+from pipeline.metrics.forward import trained_model
 from pipeline.metrics.intervals import interval
 
 MergeBase = Literal["16-bit", "nf4"]
@@ -78,7 +78,7 @@ def merge_the_better(
     need_disk(merged.parent, 3 * sum(shard.stat().st_size for shard in base.glob("*.safetensors")))
     with scratch_folder(merged.with_name(SCRATCH)) as scratch:
         first, last = MERGE_BASES
-        with trained_logits(base=base, adapter=adapter, prompts=prompts, scratch=scratch) as reference:
+        with kept_logits(prompts, trained_model(base, adapter), scratch) as reference:
             make(first, scratch / first)
             measured = {first: measure(scratch / first, reference, params, tools)}
             remove(scratch / first)

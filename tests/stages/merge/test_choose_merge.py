@@ -41,13 +41,13 @@ def test_one_merge_is_there_at_a_time(
         }
 
     @contextmanager
-    def reference(**_: Any) -> Iterator[None]:
+    def reference(*_: Any) -> Iterator[None]:
         yield None
 
     (tmp_path / "models").mkdir()
     monkeypatch.setattr(choose, "measure", measure)
     monkeypatch.setattr(choose, "held_out", lambda *_: [])
-    monkeypatch.setattr(choose, "trained_logits", reference)
+    monkeypatch.setattr(choose, "kept_logits", reference)
     choice, record = choose.merge_the_better(make, PARAMS, tmp_path, None)  # type: ignore[arg-type]
     assert (choice.merge_base, record, calls) == (better, {"merge_base": better}, made)
     assert set(choice.candidates) == {"16-bit", "nf4"}

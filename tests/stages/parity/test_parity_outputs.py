@@ -22,7 +22,7 @@ from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
-from pipeline.metrics.forward import plain_model, run_settings, trained_logits
+from pipeline.metrics.forward import plain_model, run_settings, trained_model
 from pipeline.stages.parity.hand_overs import (
     gguf_check,
     level_bound,
@@ -114,9 +114,7 @@ def test_the_trained_model_is_nearer_to_its_own_gguf_than_to_others(
 ) -> None:
     """The way in which the merge's base is chosen: figures by row, which an interval can be made of."""
     models = finished / "models"
-    with trained_logits(
-        base=models / "base", adapter=models / "adapter", prompts=PROMPTS, scratch=tmp_path
-    ) as reference:
+    with kept_logits(PROMPTS, trained_model(models / "base", models / "adapter"), tmp_path) as reference:
         found = {
             name: gguf_divergence(reference, models / f"gguf/tiny-{name}.gguf", threads=1, tools=tools)
             for name in ("F16", "Q4_K_M")
