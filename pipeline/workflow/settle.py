@@ -68,15 +68,16 @@ def settle(root: Path) -> Settled:
         return settled
 
 
-def reuse(stage: str, root: Path) -> bool:
+def reuse(stage: str, root: Path, *, allowed: bool = False) -> bool:
     """Bring the outputs of `stage` ("train", "quantize@Q4_K_M") back from DVC's cache and say so; False where
     it has to run.
 
     It has to where anything that it depends on differs from its record, where the cache lacks an output, and
-    where reuse was not allowed (`REUSE`; DVC itself does the same with its own runs). Raises
+    where reuse was not allowed (by `REUSE` or the caller; DVC itself does the same with its own runs). Raises
     `ToolError` with DVC's words.
     """
-    if os.environ.get(REUSE) != "1" or "DVC_STAGE" in os.environ or not seems_unchanged(stage, root):
+    allowed = (allowed or os.environ.get(REUSE) == "1") and "DVC_STAGE" not in os.environ
+    if not allowed or not seems_unchanged(stage, root):
         return False
     with open_project(root, wait=True) as repo, repo.lock:
         recorded = repo.stage.load_one(path=str(Path(repo.root_dir, "dvc.yaml")), name=stage)

@@ -7,7 +7,6 @@ A lost connection is made again. A training that was killed resumes from its new
 the same host or, by the same command, on another.
 """
 
-import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +29,7 @@ from pipeline.workflow.dvc_yaml import need_graph
 from pipeline.workflow.integrity import verify_inputs
 from pipeline.workflow.record import inputs_state, record, refresh_keys_for, running
 from pipeline.workflow.settings import need_settings
-from pipeline.workflow.settle import REUSE, reuse
+from pipeline.workflow.settle import reuse
 
 NEEDED = ("pydantic", "pyyaml", "psutil", "pyarrow", "safetensors", "gguf", "tensorboard", "orjson")
 REPORT, ADAPTER = "reports/train.json", "models/adapter"
@@ -51,7 +50,7 @@ def main(line: SshConnection, root: Path, *, resume: bool = True, keep: bool = F
     need_settings(root, read, STAGE)
     with running(STAGE, root):
         refresh_keys_for(STAGE, root)
-        if resume and _is_done(root):
+        if resume and reuse(STAGE, root, allowed=True):  # as a plain `snakemake train`, with nothing to do
             print(f"remote: what an earlier run left on the host, `quench remote clean {line.name}` removes")
             return
         verify_inputs(STAGE, root)
@@ -86,19 +85,6 @@ def refusal(train: Train) -> str | None:
         return "train.offload is shared, and `quench remote` starts one process there: set it to none"
     return None
 
-
-def _is_done(root: Path) -> bool:
-    """Whether a plain `snakemake train` would have nothing to do; what is missing comes back from the
-    cache.
-    """
-    before = os.environ.get(REUSE)
-    os.environ[REUSE] = "1"
-    try:
-        return reuse(STAGE, root)
-    finally:
-        os.environ.pop(REUSE)
-        if before is not None:
-            os.environ[REUSE] = before
 
 
 def need_host(line: SshConnection) -> None:
