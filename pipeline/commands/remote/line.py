@@ -224,14 +224,11 @@ class SshConnection:
 @contextmanager
 def _started(command: list[str], **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with this one, and with the body at the latest."""
-    process = subprocess.Popen(bound(command), **pipes)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in filter(None, (process.stdout, process.stderr)):
-            pipe.close()
+    with subprocess.Popen(bound(command), **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _reason(lines: Iterable[str]) -> str:
