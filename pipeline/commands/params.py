@@ -7,7 +7,6 @@ nothing else.
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,13 +110,9 @@ def idle_settings(params: Params) -> dict[str, str]:
     """{key: a sentence on why it does nothing} of the settings that are not their defaults: by the other
     settings (`pipeline.config.conditions`), and for want of a GPU that llama.cpp could use.
     """
-    return {setting.key: str(setting) for setting in idle(params)} | dict(_layers(params))
-
-
-def _layers(params: Params) -> Iterator[tuple[str, str]]:
-    """The layers that llama.cpp is to put on a GPU and can't; a stage that is to do so ends with
-    Q-LLAMACPP-024.
-    """
+    sentences = {setting.key: str(setting) for setting in idle(params)}
     layers = params.machine.n_gpu_layers
+    # a stage that is to put them on a GPU ends with Q-LLAMACPP-024
     if layers not in (0, AUTO) and not sees_gpu(params.machine.llama_cpp):
-        yield LAYERS, f"{LAYERS} is {layers}, and the llama.cpp here sees no GPU"
+        sentences[LAYERS] = f"{LAYERS} is {layers}, and the llama.cpp here sees no GPU"
+    return sentences
