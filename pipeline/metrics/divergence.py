@@ -52,13 +52,8 @@ class Divergence:
     widths: tuple[int, int]
 
     @property
-    def comparable(self) -> bool:
-        """Whether the figures say anything."""
-        return not self.fault
-
-    @property
     def fault(self) -> str:
-        """Why they say nothing; empty where they do."""
+        """Why the figures say nothing; empty where they do."""
         if self.widths[0] != self.widths[1]:
             return f"the vocabularies have {self.widths[0]:,} and {self.widths[1]:,} tokens"
         return f"{self.strange} positions hold logits that are not finite numbers" if self.strange else ""
@@ -135,7 +130,7 @@ def gguf_divergence(reference: Reference, gguf: Path, *, threads: int, tools: To
     """
     with gguf_speaker(gguf, reference.prompts, threads=threads, tools=tools) as speaker:
         divergence = compare(reference, (speaker(prompt) for prompt in reference.prompts))
-    if not divergence.comparable:
+    if divergence.fault:
         raise GateError(
             "Q-METRICS-002",
             f"{gguf.name} can't be compared with the trained model ({divergence.fault}): set convert.type "

@@ -59,14 +59,14 @@ def divergences(
             with speaking(file, prompts, load, tools, advance) as speaker:
                 figures = compare(before, (speaker(prompt) for prompt in prompts))
             figures_of[file.name] = (
-                {
+                {"not_measured": figures.fault}
+                if figures.fault
+                else {
                     "kld": figures.kld,
                     "same_top": figures.same_top,
                     "rows": len(figures.kld_rows),
                     "positions": figures.positions,
                 }
-                if figures.comparable
-                else {"not_measured": figures.fault}
             )
     return figures_of
 

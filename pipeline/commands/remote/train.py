@@ -86,7 +86,6 @@ def refusal(train: Train) -> str | None:
     return None
 
 
-
 def need_host(line: SshConnection) -> None:
     """Raise `ToolError` unless the host has Python 3.11, rsync, and the packages of this machine, whose
     versions decide over the adapter's bytes and over which checkpoints a run may resume from.

@@ -140,7 +140,7 @@ def divergence(product: Made, settings: Evaluate, tools: Toolchain) -> dict[str,
         product.gguf, reference.prompts, threads=settings.threads, tools=tools, lora=product.lora
     ) as speaker:
         figures = compare(reference, (speaker(prompt) for prompt in reference.prompts))
-    if not figures.comparable:
+    if figures.fault:
         raise GateError(
             "Q-COMPARE-005",
             f"{product.gguf.name} can't be compared with what was trained ({figures.fault}): run "

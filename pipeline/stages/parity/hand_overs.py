@@ -87,7 +87,7 @@ def hand_over(
         limit=bound.nats,
         sentence="; ".join(filter(None, sentences)),
         cause="" if within or explained else cause(),
-        more={"kld_trained": from_trained.kld} if from_trained.comparable else {},
+        more={} if from_trained.fault else {"kld_trained": from_trained.kld},
     )
     return replace(check, verdict="warn", remedy=bound.remedy) if explained else check
 
@@ -127,9 +127,7 @@ def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
     allowed, exact = level_limit("nf4", outputs.parameters), merge_base == "16-bit"
     rounding = compare(outputs.as_trained, outputs.trained)
     note = (
-        f"in float32 arithmetic; training's own rounding is {rounding.kld:.2g} nats"
-        if rounding.comparable
-        else ""
+        "" if rounding.fault else f"in float32 arithmetic; training's own rounding is {rounding.kld:.2g} nats"
     )
     other = "nf4" if exact else "16-bit"
     rounded = Bound(

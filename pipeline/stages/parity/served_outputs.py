@@ -127,7 +127,7 @@ def served_check(measured: Divergences, limits: Parity, where: str, artifact: Ma
             f"{where}, same first choice at {served.same_top:.1%} (at least {least:.1%}); training "
             f"moves the base by {moved.kld:.2g} nats"
         )
-        + (f"; training's own rounding is {rounding.kld:.2g} nats" if rounding.comparable else "")
+        + ("" if rounding.fault else f"; training's own rounding is {rounding.kld:.2g} nats")
         + (
             (
                 f"; limits from the bare base, whose arithmetic alone costs {bare.kld:.2g} nats and "
