@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.commands.remote import watch
 from pipeline.commands.remote.answers import parse
-from pipeline.commands.remote.host import files, follow, runs
+from pipeline.commands.remote.host import files, runs
 from pipeline.commands.remote.host.files import CHECKPOINTS
 from pipeline.commands.remote.line import ConnectionLost, SshConnection
 from pipeline.commands.remote.mirror import Mirror
@@ -51,7 +51,7 @@ class Here:
         self.said: list[dict[str, Any]] = []
         self.began: list[tuple[list[str], list[str]]] = []
         places = {"HOME": "", "OBJECTS": "objects", "INCOMING": "incoming", "RUNS": "runs"}
-        for module in (files, follow, runs):
+        for module in (files, runs):
             for name, place in places.items():
                 monkeypatch.setattr(module, name, store / place, raising=False)
             monkeypatch.setattr(module, "say", lambda **message: self.said.append(message))
@@ -64,12 +64,12 @@ class Here:
 
     def ask(self, what: str, **given: Any) -> Any:
         self.said.clear()
-        follow.CALLS[what](**given)
+        runs.CALLS[what](**given)
         return parse(what, json.dumps(self.said[0]))
 
     def follow(self, **given: Any) -> Iterator[Any]:
         self.said.clear()
-        follow.follow(**given)
+        files.follow(**given)
         yield from (parse("follow", json.dumps(message)) for message in self.said.copy())
 
     def push(self, folder: Path, names: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from pydantic import (
 from pipeline.core.errors import DataError
 from pipeline.core.text import safe
 
-LONGEST_LINE = 16 << 20  # bytes; the host sends a file in pieces of 1 MiB (`host.follow.PIECE`)
+LONGEST_LINE = 16 << 20  # bytes; the host sends a file in pieces of 1 MiB (`host.files.PIECE`)
 MOST_CHATTER = 1 << 20  # bytes
 MOST_FOLLOWED = 4 << 30  # bytes of a log or a journal
 LONGEST_NAME = 255  # bytes of a file's name

@@ -48,9 +48,7 @@ OPTIONS = {
     "ClearAllForwardings": "yes",
     "ControlPath": "none",  # a line of its own, with these settings
 }
-SILENCE = (
-    30.0  # seconds without a sign of life (`host.follow.QUIET_SECONDS`) after which a line counts as cut
-)
+SILENCE = 30.0  # seconds without a sign of life (`host.files.QUIET_SECONDS`) after which a line counts as cut
 PATIENCE = 900.0  # seconds without an answer after which a host counts as gone
 LAST_WORDS_SECONDS = 5.0  # in which ssh ends after them
 LONGEST_PAUSE = 30.0  # seconds between two tries

@@ -16,7 +16,7 @@ Answers are lines of JSON after MARK: the output of a login shell is ignored.
 
 from pathlib import Path
 
-MODULES = ("files", "runs", "follow")  # in the order of their imports
+MODULES = ("files", "runs")  # in the order of their imports
 # each under its own name, so that they find each other
 MAKE = """
 import sys, types

@@ -1,4 +1,4 @@
-"""Runs on the host: start, look, stop, remove."""
+"""Runs on the host: start, look, stop, remove; and the call of this and all else here."""
 
 from __future__ import annotations  # an older Python is to say so, not to stumble
 
@@ -24,9 +24,12 @@ from pipeline.commands.remote.host.files import (
     Files,
     alive,
     files_below,
+    follow,
     read,
     say,
     sha256,
+    snapshot,
+    wanted,
 )
 
 PATIENCE = 600.0  # seconds for a checkpoint of a training that was asked to stop
@@ -186,3 +189,17 @@ def clean(run: str | None, keep: bool) -> None:
         with suppress(OSError):  # not empty
             folder.rmdir()
     say(running=left)
+
+
+CALLS = {call.__name__: call for call in (check, wanted, start, look, follow, snapshot, runs, stop, clean)}
+
+
+def main(name: str, /, **given: Any) -> None:
+    """Do one of them."""
+    os.umask(0o077)
+    try:
+        CALLS[name](**given)
+    except BrokenPipeError:
+        os._exit(1)  # the reader is gone
+    except OSError as error:
+        say(error=f"{type(error).__name__}: {error}")
