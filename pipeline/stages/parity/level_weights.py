@@ -11,9 +11,8 @@ import numpy as np
 
 from pipeline.config.levels import ModelName
 from pipeline.core.checks import Check
-from pipeline.gguf.tensor_types import check_tensor_types
 from pipeline.gguf.tensors import NOISE, WORST_WEIGHT, Floats, GgufTensor, gguf_tensors
-from pipeline.llamacpp.converters import NO_TYPES
+from pipeline.llamacpp.converters import NO_TYPES, check_tensor_types
 from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import failure
 from pipeline.stages.parity.level_file import file_check, remake
