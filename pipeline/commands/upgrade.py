@@ -22,6 +22,7 @@ from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.code_keys import LOCK, key_files
 from pipeline.workflow.dvc_yaml import put_graph, wanted_text
+from pipeline.workflow.ledger import overlap
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
 from pipeline.workflow.project import (
     changed_code,
@@ -103,11 +104,12 @@ def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> di
     """{stage: the stages whose outputs it reads}, for those that follow a stage of `first`, at any
     distance.
     """
-    written = {
-        name: {path.rstrip("/") for path in filled(stage.written, stage, values)}
-        for name, stage in graph.items()
-    }
-    read = {name: set(filled(stage.deps, stage, values)) for name, stage in graph.items()}
+    written = {name: [*map(Path, filled(stage.written, stage, values))] for name, stage in graph.items()}
+    read = {name: [*map(Path, filled(stage.deps, stage, values))] for name, stage in graph.items()}
+
+    def meet(name: str, other: str) -> bool:
+        return any(overlap(path, output) for path in read[name] for output in written[other])
+
     reasons: dict[str, str] = {}
     while True:
         again = first | reasons.keys()
@@ -115,16 +117,11 @@ def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> di
             name: ", ".join(before)
             for name in graph
             if name not in again
-            and (before := [other for other in graph if other in again and _meet(read[name], written[other])])
+            and (before := [other for other in graph if other in again and meet(name, other)])
         }
         if not new:
             return reasons
         reasons |= new
-
-
-def _meet(read: set[str], written: set[str]) -> bool:
-    """Whether one of the paths read is one of those written, lies in one, or holds one."""
-    return any(a == b or a.startswith(f"{b}/") or b.startswith(f"{a}/") for a in read for b in written)
 
 
 def _ran_with(stage: str, recorded: dict[str, Any], values: Values) -> dict[str, Any]:
