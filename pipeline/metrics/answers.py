@@ -133,7 +133,7 @@ def write_kept(file: Path, kept: Mapping[str, dict[str, Any]]) -> None:
 
 def score_answers(
     answers: list[dict[str, Any]],
-    scorers: str | Sequence[str],
+    scorers: Sequence[str],
     *,
     judge: Judge | None = None,
     external: External | None = None,
@@ -147,8 +147,7 @@ def score_answers(
     which references it can't score by. Raises `DataError` if a user's function fails, `ConfigError` for a
     scorer that can't be made, `ToolError` if a judge, a program or a sandbox is out of reach.
     """
-    spellings = [scorers] if isinstance(scorers, str) else scorers
-    parsed = [parse(spelled, judge, root, external) for spelled in spellings]
+    parsed = [parse(spelled, judge, root, external) for spelled in scorers]
     with ExitStack() as running:
         for scorer in parsed:
             running.enter_context(scorer.running)

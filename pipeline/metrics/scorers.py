@@ -2,7 +2,7 @@
 what one says of many answers.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ from pipeline.metrics.score import Measure, Score, Scorer
 
 PLAIN = {**text.PLAIN, "code": code.passes}
 SLOTS = {"code": 2, "judge": 4, "external": 4}
+# those that ask no model and run no code, so that trying one costs nothing
 TEXT_ALONE = {*text.PLAIN, "number", "regex"}
 
 
@@ -67,17 +68,12 @@ def points(scorer: ExternalScorer) -> Measure:
     return measure
 
 
-def looks_at_text_alone(spelling: str) -> bool:
-    """Whether a scorer asks no model and runs no code, so that trying it costs nothing."""
-    return spelling.partition(":")[0] in TEXT_ALONE
-
-
 def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], root: Path) -> None:
     """Prove that each row's reference can be scored, by scoring it against itself; scorers that ask a model
     or run code are not tried. Raises `Unscorable`, and as
     `parse`.
     """
-    tried = [parse(spelled, root=root) for spelled in scorers if looks_at_text_alone(spelled)]
+    tried = [parse(spelled, root=root) for spelled in scorers if spelled.partition(":")[0] in TEXT_ALONE]
     for row in rows:
         reference = row["messages"][-1]["content"]
         for scorer in tried:
@@ -110,19 +106,8 @@ def scored(scorer: Scorer, answers: list[dict[str, Any]]) -> tuple[list[Score], 
             refused.append(error.sentence)
             return Score(None, False)
 
-    return _in_slots(score, answers, scorer.slots), refused
-
-
-def _in_slots(
-    score: Callable[[dict[str, Any]], Score], answers: list[dict[str, Any]], slots: int
-) -> list[Score]:
-    if slots == 1:
-        return [score(answer) for answer in answers]
-    with ThreadPoolExecutor(slots) as pool:
-        running = [pool.submit(score, answer) for answer in answers]
-        try:
-            return [future.result() for future in running]
-        except BaseException:
-            # a judge that can't be reached is not asked again for every row that waits
-            pool.shutdown(cancel_futures=True)
-            raise
+    if scorer.slots == 1:
+        return [score(answer) for answer in answers], refused
+    with ThreadPoolExecutor(scorer.slots) as pool:
+        # cancels what waits if one fails: a judge that can't be reached is not asked again for every row
+        return list(pool.map(score, answers)), refused

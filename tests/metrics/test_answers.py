@@ -39,7 +39,7 @@ def answers(*texts: str, reference: str = REFERENCE) -> list[dict[str, Any]]:
 
 def test_scores_are_counted() -> None:
     rows = answers(REFERENCE, '{"a": 1}', "no JSON", REFERENCE)
-    task = score_answers(rows, "json_fields")
+    task = score_answers(rows, ["json_fields"])
     assert [row["score"] for row in rows] == [1.0, 0.5, 0.0, 1.0]
     assert (
         task["rows"],
@@ -61,7 +61,7 @@ def test_a_domain_that_is_no_text_is_unknown() -> None:
     rows = answers(REFERENCE, REFERENCE, REFERENCE, REFERENCE)
     rows[0]["domain"], rows[1]["domain"] = None, ["sums"]
     del rows[2]["domain"]
-    domains = score_answers(rows, "json_fields")["domains"]
+    domains = score_answers(rows, ["json_fields"])["domains"]
     assert {name: of_it["rows"] for name, of_it in domains.items()} == {"unknown": 3, "odd": 1}
 
 
@@ -121,7 +121,7 @@ def test_references_that_a_scorer_cannot_read_are_not_measured_by_it_and_named()
     assert found["scores"]["json_fields"] | {"measured": 0, "score": None} == found["scores"]["json_fields"]
     assert found["unscored"].keys() == {"json_fields"} and "2 of 2" in found["unscored"]["json_fields"]
     assert [row["score"] for row in rows] == [1.0, 0.0]
-    alone = score_answers(rows, "json_fields")
+    alone = score_answers(rows, ["json_fields"])
     assert (alone["scorer"], alone["score"], alone["valid"]) == ("json_fields", None, None)
 
 
