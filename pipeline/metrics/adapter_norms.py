@@ -19,7 +19,7 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import Entry, read_folder
 from pipeline.gguf.sources import in_model
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.models.merging.adapter import Module, changed_start, read_adapter
+from pipeline.models.merging.adapter import changed_start, read_adapter
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 PLACE = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.(.+)")
@@ -124,15 +124,11 @@ def _of_folder(folder: Path) -> Iterator[Norms]:
                 f"{adapter.rank(module.path)}: copy both files from one adapter",
             )
         yield _norms(
-            _weight_of(module),
+            f"{module.path}.weight",
             a.reshape(experts, -1, a.shape[1]),
             b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1),
             adapter.scale(module.path),
         )
-
-
-def _weight_of(module: Module) -> str:
-    return f"{module.path}.weight"
 
 
 def _numbers(entry: Entry) -> Floats:
