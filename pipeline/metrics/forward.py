@@ -5,7 +5,7 @@ training had.
 import gc
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,23 @@ def trained_model(
         del bare, model
 
 
+def quantized_base(base: Path, trained: Path) -> AbstractContextManager[Any]:
+    """The base as the training of the folder `trained` held it, without what was trained (`held`)."""
+    return held(base, run_settings(trained).model_copy(update=ON_ONE_DEVICE))
+
+
 @contextmanager
-def quantized_base(base: Path, trained: Path) -> Iterator[Any]:
-    """The base as the training of the folder `trained` held it, without what was trained; its memory is free
-    after the body, so long as the body's own names go.
+def held(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
+    """The base as `load_quantized` gives it; its memory is free after the body, so long as the body's own
+    names go.
     """
-    yield load_quantized(base, run_settings(trained).model_copy(update=ON_ONE_DEVICE))
+    import torch
+
+    yield load_quantized(base, settings, device)
     gc.collect()
     give_back_holes()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def run_settings(adapter: Path) -> Training:

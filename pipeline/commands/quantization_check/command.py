@@ -8,14 +8,11 @@ Writes `reports/quantization-check.json`, which the report shows as long as it i
     quench model nf4 --adapter runs/one --adapter runs/other     # switch between these two
 """
 
-import gc
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from pipeline.chat.selection import chats_in
 from pipeline.chat.tokens import encodable, load_tokenizer
@@ -40,9 +37,10 @@ from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.publish import read_json, write_json
+from pipeline.metrics.forward import held
 from pipeline.models.finite import adapter_is_finite, dequantization_is_finite, outputs_watched
 from pipeline.models.nf4_weights import weight_lines
-from pipeline.models.qlora import ON_ONE_DEVICE, load_quantized
+from pipeline.models.qlora import ON_ONE_DEVICE
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners.lora import adapter_config, check_adapter, lora_config
 from pipeline.planning.shape import KNOWN, Shape, load_shape
@@ -89,11 +87,11 @@ def quantization_check(
     """
     where = f"{len(rows)} prompts, {'the trained adapter' if adapter else 'a fresh random adapter'}"
     measured: dict[str, dict[str, int]] = {}
-    with loaded(base, settings.model_copy(update={"quantization": "none"}), reference_device(base)) as bare:
+    with held(base, settings.model_copy(update={"quantization": "none"}), reference_device(base)) as bare:
         model = put_adapter(bare, adapter, adapter_config(bare, settings), "default", SEED, trained=True)
         reference = last_logits(model, rows)
         measured[PLAIN] = measure_training(model, rows, settings.learning_rate)
-    with loaded(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
+    with held(base, settings) as bare:  # every linear was proven to be NF4 before anything else is put on
         quantized = dequantization_is_finite(bare)
         weights = weight_lines(bare, base)
         config = adapter_config(bare, settings)  # of the model that no adapter was on yet
@@ -127,19 +125,6 @@ def counted(title: str, what: str, number: int) -> Check:
     if number:
         return Check(title, "pass", "each one proven", what=what, figure=float(number))
     return Check(title, "not measured", "none", what=what)
-
-
-@contextmanager
-def loaded(base: Path, settings: Training, device: str | None = None) -> Iterator[Any]:
-    """The base as `load_quantized` gives it; its memory is free after the body, so long as the body's own
-    names go.
-    """
-    import torch
-
-    yield load_quantized(base, settings, device)
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def reference_device(base: Path) -> str | None:
