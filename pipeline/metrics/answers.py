@@ -27,14 +27,6 @@ UNKNOWN = "unknown"  # the domain of a row without one
 KEEP_SECONDS = 10.0  # answers are written this often
 
 
-def answer_rows(
-    model: Path, rows: list[dict[str, Any]], settings: Evaluate, tools: Toolchain, lora: Path | None = None
-) -> list[dict[str, Any]]:
-    """`answers_of` a server of its own; `lora` is put on the model."""
-    with evaluated_server(model, settings, tools, lora) as server:
-        return answers_of(server, rows, settings, (lora or model).name)
-
-
 def answers_of(
     server: Server, rows: list[dict[str, Any]], settings: Evaluate, label: str
 ) -> list[dict[str, Any]]:

@@ -14,19 +14,15 @@ brief, or to continue, isn't scored for that instead of for what it knows.
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.chat.rendering import Unrenderable, control_ids, implied_ids, renderings
-from pipeline.config.products import ModelFiles
-from pipeline.config.sections import Evaluate
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
-from pipeline.llamacpp.logits import CHUNK, GgufModel, open_gguf
-from pipeline.llamacpp.tools import Toolchain, llama_of
-from pipeline.metrics.general_questions import Question, load_questions
+from pipeline.llamacpp.logits import CHUNK, GgufModel
+from pipeline.metrics.general_questions import Question
 from pipeline.metrics.log_probabilities import negative_log, shifted
 
 ROWS = 32  # choices that are read in one pass over the weights
@@ -34,31 +30,14 @@ ROWS = 32  # choices that are read in one pass over the weights
 ASKED = "{question} Answer in a few words."
 
 
-def ask_general(
-    model: Path, tokenizer: Any, root: Path, settings: Evaluate, tools: Toolchain, lora: Path | None = None
-) -> dict[str, Any] | None:
-    """`general_ability` of the GGUF `model`, with the adapter `lora` on it if there is one, on the questions
-    that `evaluate.general` names; None if it names none.
-
-    Raises what `load_questions` and `general_ability` do.
-    """
-    if not (questions := load_questions(settings.general, root)):
-        return None
-    llama = llama_of(tools, settings)
-    with open_gguf(llama, ModelFiles(model, lora), ctx_size=settings.ctx_size, rows=ROWS) as loaded:
-        return general_ability(loaded, tokenizer, questions)
-
-
-def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Question]) -> dict[str, Any] | None:
+def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Question]) -> dict[str, Any]:
     """Score `questions`: the share right with its 95 % bootstrap interval, by subject, and 1 or 0 for each
-    question; None if there is none.
+    question.
 
     Raises `DataError` if a question can't be shown by the chat template or doesn't fit the context.
     """
     from pipeline.metrics.intervals import interval
 
-    if not questions:
-        return None
     encoded = [_encode(model, tokenizer, question) for question in questions]
     right = []
     with progress("general ability", len(questions)) as advance:

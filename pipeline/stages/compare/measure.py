@@ -21,12 +21,14 @@ from pipeline.config.strategies import FOLDER, Job
 from pipeline.core.errors import GateError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import read_json, remove, write_json
+from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Toolchain, find_toolchain, llama_of
 from pipeline.metrics.answer_speed import answer_speed, cpu_time, other_load, runs_of
-from pipeline.metrics.answers import answer_rows, score_answers
+from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
-from pipeline.metrics.general import ask_general
+from pipeline.metrics.general import ROWS, general_ability
+from pipeline.metrics.general_questions import load_questions
 from pipeline.stages.compare.made import MAKERS, Made, Make
 from pipeline.stages.compare.projects import TRAINED, untuned_gguf
 from pipeline.stages.compare.reference import load_reference, tokenizer_folder
@@ -86,7 +88,8 @@ def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
     """
     settings = params.evaluating
     rows = answerable_rows(root / "data/final/test.jsonl", COMPARED_ROWS)
-    answers = answer_rows(product.gguf, list(rows), settings, tools, lora=product.lora)
+    with evaluated_server(product.gguf, settings, tools, product.lora) as server:
+        answers = answers_of(server, list(rows), settings, (product.lora or product.gguf).name)
     scored = score_answers(
         answers, settings.scorers, judge=settings.judge, external=settings.external, root=root
     )
@@ -106,9 +109,14 @@ def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
 
 def general(product: Made, params: Params, root: Path, tools: Toolchain) -> dict[str, Any] | None:
     """Which general questions what is shipped answers right; None if `evaluate.general` names none."""
+    settings = params.evaluating
+    if not (questions := load_questions(settings.general, root)):
+        return None
+    llama, files = llama_of(tools, settings), ModelFiles(product.gguf, product.lora)
     tokenizer = load_tokenizer(tokenizer_folder(product.project))
-    answered = ask_general(product.gguf, tokenizer, root, params.evaluating, tools, product.lora)
-    return {key: answered[key] for key in ("file", "sha256", "score", "right")} if answered else None
+    with open_gguf(llama, files, ctx_size=settings.ctx_size, rows=ROWS) as loaded:
+        answered = general_ability(loaded, tokenizer, questions)
+    return {key: answered[key] for key in ("file", "sha256", "score", "right")}
 
 
 def generation_speed(gguf: Path, lora: Path | None, settings: Evaluate, tools: Toolchain) -> dict[str, Any]:

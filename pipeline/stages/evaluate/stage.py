@@ -74,7 +74,7 @@ def evaluate(
                 )
         with timed(seconds, "general"):
             questions = load_questions(settings.general, root)
-            figures["general"] = general_ability(opened, loaded, questions)
+            figures["general"] = general_ability(opened, loaded, questions) if questions else None
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, params.serving, tools, lora)
     with evaluated_server(model, settings, tools, lora, ROOM) as server:
