@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.ggml_types import LEVELS, TYPES
-from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata
 from pipeline.models.experts.recognize import expert_settings, kind_of
@@ -129,13 +127,6 @@ def by_layer(sizes: Iterable[tuple[int, int]]) -> tuple[int, ...]:
     for layer, size in sizes:
         totals[layer] += size
     return tuple(totals[layer] for layer in range(len(totals)))
-
-
-def quantized_in(base: Path, train: Training) -> QuantizedBase | None:
-    """The bytes of the GGUF in the folder `base`; None where training is not on a GGUF. Raises `DataError`
-    where it is missing or incomplete.
-    """
-    return quantized_file(base / MODEL_FILE) if train.quantization == "gguf" else None
 
 
 def level_of(name: str) -> str:

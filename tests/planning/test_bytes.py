@@ -18,11 +18,12 @@ from tiny import untied_qwen2
 from pipeline.config.sections import Training
 from pipeline.config.targets import expert_parts
 from pipeline.core.places import PROJECT
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama
 from pipeline.models.offload import OffloadedWeight
 from pipeline.planning import base_kinds
-from pipeline.planning.quantized import QuantizedBase, quantized_in
+from pipeline.planning.quantized import QuantizedBase, quantized_file
 from pipeline.planning.shape import load_shape
 
 sys.path.insert(0, str(PROJECT))
@@ -100,7 +101,7 @@ def trained_on(kind: str, **changed: Any) -> Training:
 
 
 def file_of(folder: Path, train: Training) -> QuantizedBase | None:
-    return quantized_in(folder, train)
+    return quantized_file(folder / MODEL_FILE) if train.quantization == "gguf" else None
 
 
 SLOW = pytest.mark.slow

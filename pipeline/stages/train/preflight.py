@@ -17,10 +17,11 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import Card
 from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.budget import check_budgets
 from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
-from pipeline.planning.quantized import quantized_in
+from pipeline.planning.quantized import quantized_file
 from pipeline.planning.setup import setup_of
 from pipeline.planning.shape import Shape, load_shape
 from pipeline.stages.train.input_files import complete_base, data
@@ -80,7 +81,7 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
         checks += room_in_budgets(shape, params.quantize.budgets, params.serving)
         checks += nf4_widths(shape, settings, card)
         checks += mixture_settings(shape, settings)
-        quantized = quantized_in(base, settings)
+        quantized = quantized_file(base / MODEL_FILE) if settings.quantization == "gguf" else None
         plan = make_plan(setup_of(params, shape, card, quantized, processes))
     except (ConfigError, DataError) as error:
         if error.id in REFUSED and not any(check.id == error.id for check in checks):
