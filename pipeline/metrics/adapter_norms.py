@@ -15,7 +15,6 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.text import listed, plural
-from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import Entry, read_folder
 from pipeline.gguf.sources import in_model
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
@@ -157,7 +156,12 @@ def _rows(entry: Entry, first: int, last: int) -> Floats:
 
 def _of_gguf(file: Path) -> Iterator[Norms]:
     header, tensors = gguf_tensors(file)
-    alpha = _alpha(file, header)
+    kind = header.fields.get("general.type"), header.fields.get("adapter.type")
+    if kind != ("adapter", "lora"):
+        raise DataError(
+            "Q-METRICS-020", f"{file} is not a LoRA adapter: name a PEFT folder or an adapter's GGUF"
+        )
+    alpha = float(header.fields.get("adapter.lora.alpha", 0.0))
     for name in dict.fromkeys(name.removesuffix(".lora_a").removesuffix(".lora_b") for name in tensors):
         if not all(name + part in tensors for part in PAIR):
             raise DataError(
@@ -168,15 +172,6 @@ def _of_gguf(file: Path) -> Iterator[Norms]:
         if name == "token_embd.weight":  # looked up like the table: (V, r)
             a = a.transpose(0, 2, 1)
         yield _norms(name, a, b, alpha / a.shape[1] if alpha else 1.0)  # llama.cpp: an alpha of 0 is none
-
-
-def _alpha(file: Path, header: Header) -> float:
-    kind = header.fields.get("general.type"), header.fields.get("adapter.type")
-    if kind != ("adapter", "lora"):
-        raise DataError(
-            "Q-METRICS-020", f"{file} is not a LoRA adapter: name a PEFT folder or an adapter's GGUF"
-        )
-    return float(header.fields.get("adapter.lora.alpha", 0.0))
 
 
 def _three(tensor: GgufTensor) -> Floats:

@@ -1,6 +1,6 @@
 """How many bytes the file of a budget of `quantize.budgets` may have. Pure arithmetic."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from pipeline.config.budgets import Budget, parse_budget
 from pipeline.config.ggml_types import TYPES
@@ -88,11 +88,10 @@ def planned_most(shape: Shape, budget: Budget, serve: Serve) -> int:
     return most_bytes(budget, weights=shape.parameters, header=header, cache=cache, serve=serve)
 
 
-def check_budgets(shape: Shape, budgets: Iterable[str], serve: Serve) -> None:
+def check_budgets(shape: Shape, budgets: Sequence[str], serve: Serve) -> None:
     """Raise `ConfigError` if no file of a budget could be made, before hours are spent on the model that it
     would be made from.
     """
-    budgets = [text for text in budgets if parse_budget(text)]
     if shape.experts and budgets:
         raise ConfigError(
             "Q-BUDGET-009",

@@ -36,9 +36,9 @@ def test_what_no_file_can_have_is_refused_before_training(tmp_path: Path, budget
 
 
 def test_a_mixture_has_no_budgets() -> None:
-    check_budgets(MIXTURE, ["Q4_K_M"], GPU)
+    check_budgets(MIXTURE, [], GPU)
     with pytest.raises(ConfigError, match="Q-BUDGET-009"):
-        check_budgets(MIXTURE, ["Q4_K_M", "20GB"], GPU)
+        check_budgets(MIXTURE, ["20GB"], GPU)
 
 
 def test_the_smallest_file_is_the_one_that_the_stage_finds(tmp_path: Path) -> None:
