@@ -102,23 +102,19 @@ def _write(folder: Path, name: str, recipe: str) -> None:
         if kept != RAW:  # the file that DVC records that folder in is in Git
             (folder / kept / ".gitkeep").touch()
     params = load_params(recipe_file(recipe))
+    ignored = resource(".gitignore").read_text(encoding="utf-8")
     texts = {
         "README.md": README.format(name=name),
         "Snakefile": SNAKEFILE,
         "params.yaml": recipe_text(recipe),
         LOCK: lock_text(params),
         "dvc.yaml": dvc_text(params.graph, of_project=True),
-        ".gitignore": _ignored(),
+        # the repository's own, but the keys of the code are kept: here they are the project's
+        ".gitignore": ignored.replace("/.quench/\n", f"/.quench/*\n!/{FOLDER}/\n"),
     }
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
     take_over(folder)
-
-
-def _ignored() -> str:
-    """The repository's own .gitignore, but the keys of the code are kept: here they are the project's."""
-    text = resource(".gitignore").read_text(encoding="utf-8")
-    return text.replace("/.quench/\n", f"/.quench/*\n!/{FOLDER}/\n")
 
 
 def _initialize(folder: Path) -> None:

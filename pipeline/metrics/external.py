@@ -166,7 +166,8 @@ class ExternalScorer:
             answer = json.loads(line)
             id, values = str(answer["id"]), answer["rewards"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            self._break(self._wrong(f'{_shown(line)}, which is not {{"id": …, "rewards": […]}}'))
+            shown = one_line(line[: 4 * SHOWN].decode(errors="replace"), SHOWN)
+            self._break(self._wrong(f'{shown!r}, which is not {{"id": …, "rewards": […]}}'))
             return
         with self.lock:
             number, answered = self.waiting.pop(id, (0, None))
@@ -233,7 +234,3 @@ def _problem(values: Any, number: int) -> str | None:
         if not abs(value) <= sys.float_info.max:  # nor is NaN
             return "a reward that is NaN or infinite"
     return None
-
-
-def _shown(line: bytes) -> str:
-    return repr(one_line(line[: 4 * SHOWN].decode(errors="replace"), SHOWN))

@@ -102,7 +102,9 @@ class Mirror:
         folder = self._fetch({digest: size for digest, size in files.values() if digest not in have})
         changed = {place: digest for place, digest in digests.items() if self._placed.get(place) != digest}
         complete = True
-        for unit, _ in groupby(sorted(changed, key=_order), _unit):
+        # whose run it is, is written last
+        ordered = sorted(changed, key=lambda place: (place == f"{CHECKPOINTS}/{RUN}", _unit(place)))
+        for unit, _ in groupby(ordered, _unit):
             inside = [place for place in digests if _unit(place) == unit]
             try:
                 self._place(unit, inside, digests, have, folder)
@@ -193,11 +195,6 @@ def _unit(place: str) -> str:
     if place.startswith(f"{CHECKPOINTS}/"):
         return "/".join(parts[:3]) if parts[2].startswith("checkpoint-") else place
     return "/".join(parts[:2]) if parts[0] == "models" else place
-
-
-def _order(place: str) -> tuple[bool, str]:
-    """Whose run it is, is written last."""
-    return place == f"{CHECKPOINTS}/{RUN}", _unit(place)
 
 
 def _check(checkpoint: Path) -> None:
