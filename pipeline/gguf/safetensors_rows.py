@@ -8,7 +8,7 @@ pages count as the process's own memory, so they are read and written here, with
 import json
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -140,12 +140,10 @@ def _read_index(folder: Path) -> dict[str, str]:
     if not (folder / INDEX).exists():
         return {}
     need_file(folder / INDEX)
-    try:
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):  # said below
         weights: dict[str, str] = json.loads((folder / INDEX).read_bytes())["weight_map"]
         if all("/" not in name for name in weights.values()):
             return weights
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass  # said below
     raise DataError("Q-GGUF-007", f"{folder / INDEX} is not an index of shards: {REMEDY}")
 
 

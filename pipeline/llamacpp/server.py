@@ -212,11 +212,9 @@ def wait_for_health(
                 "Q-LLAMACPP-014",
                 f"llama-server ended with exit status {process.wait()} while loading:\n{log_end(log)}",
             )
-        try:
+        with suppress(httpx.TransportError):  # not listening yet
             if httpx.get(f"{url}/health", timeout=5, trust_env=False, verify=BARE).status_code == 200:
                 return
-        except httpx.TransportError:
-            pass  # not listening yet
         time.sleep(0.1)
     raise ToolError(
         "Q-LLAMACPP-015", f"llama-server did not finish loading in {seconds:.0f} s:\n{log_end(log)}"

@@ -4,6 +4,7 @@ about the model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -87,12 +88,9 @@ def cpu_time() -> CpuTime:
     process_seconds = 0.0
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):
-        try:
-            process_seconds += sum(
-                process.cpu_times()[:4]
-            )  # user, system, and of ended children user, system
-        except psutil.NoSuchProcess:
-            continue
+        with suppress(psutil.NoSuchProcess):
+            # user, system, and of ended children user, system
+            process_seconds += sum(process.cpu_times()[:4])
     return CpuTime(
         process_seconds,
         sum(machine.get(name, 0.0) for name in IDLE),
