@@ -187,25 +187,23 @@ def stop(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def wait_for_health(
-    process: LoggedProcess, url: str, log: Path, seconds: float = START_SECONDS, growth: int = GROWTH_BYTES
-) -> None:
+def wait_for_health(process: LoggedProcess, url: str, log: Path) -> None:
     """Wait until `/health` says that the server is ready; `ToolError` with the log's end if it dies, takes
-    too long, or `growth` bytes of memory beyond its loaded model (then it is ended).
+    too long, or `GROWTH_BYTES` of memory beyond its loaded model (then it is ended).
     """
-    end, most = time.monotonic() + seconds, None
+    end, most = time.monotonic() + START_SECONDS, None
     while time.monotonic() < end:
         memory = own_memory(process.pid) or 0
         if most is None and process.pump.loaded.is_set():
-            most = memory + growth
+            most = memory + GROWTH_BYTES
         if most is not None and memory > most:
             process.kill()
             process.wait()
             raise ToolError(
                 "Q-LLAMACPP-029",
-                f"llama-server took {memory_gb(growth)} beside its loaded model before it answered, and was "
-                "ended: its chat template may make it grow without end, take another model or correct the "
-                f"template\n{log_end(log)}",
+                f"llama-server took {memory_gb(GROWTH_BYTES)} beside its loaded model before it answered, "
+                "and was ended: its chat template may make it grow without end, take another model or "
+                f"correct the template\n{log_end(log)}",
             )
         if process.poll() is not None:
             raise ToolError(
@@ -217,7 +215,7 @@ def wait_for_health(
                 return
         time.sleep(0.1)
     raise ToolError(
-        "Q-LLAMACPP-015", f"llama-server did not finish loading in {seconds:.0f} s:\n{log_end(log)}"
+        "Q-LLAMACPP-015", f"llama-server did not finish loading in {START_SECONDS} s:\n{log_end(log)}"
     )
 
 

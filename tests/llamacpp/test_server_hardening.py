@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -724,8 +723,7 @@ def test_whoever_starts_a_server_ends_one_that_grows_before_it_is_ready(
     tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starter: str
 ) -> None:
     model = tiny.tiny_gguf(tmp_path / "grows.gguf", tokenizer__chat_template=GROWS)
-    for module in (llamacpp_server, serve_command):  # 4 GB would take the test long
-        monkeypatch.setattr(module, "wait_for_health", partial(wait_for_health, growth=200_000_000))
+    monkeypatch.setattr(llamacpp_server, "GROWTH_BYTES", 200_000_000)  # 4 GB would take the test long
     if starter == "quench serve":
         settings = Serve(port=free_port(), ctx_size=256, parallel=1, threads=1, n_gpu_layers=0)
         running = serve_command.serve(
