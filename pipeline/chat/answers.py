@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from pipeline.chat.prompts import as_chat
+from pipeline.chat.prompts import as_chat, read_only
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.rows import Row
 from pipeline.chat.tokens import NOT_LEARNED, TOGETHER, Encoded, encode, not_learned
@@ -37,8 +37,7 @@ def encode_rows(
     rows = iter(rows)
     while batch := list(islice(rows, TOGETHER)):
         answers = [
-            list(_chats_of(row, method)) if row.get("kind", "chat") in METHODS[method].rows else []
-            for row in batch
+            list(answers_of(row)) if row.get("kind", "chat") in METHODS[method].rows else [] for row in batch
         ]
         encoded = encode(tokenizer, [chat for answer in answers for _, _, chat in answer])
         for row, answer in zip(batch, answers, strict=True):
@@ -46,29 +45,23 @@ def encode_rows(
             yield row, _sequences(parts) if parts else not_learned(row, method)
 
 
-def _chats_of(row: Row, method: Method) -> Iterator[tuple[int, str | None, Row]]:
-    """`answers_of`, and of a prompt the expected one."""
-    return iter([(LEARNED, None, as_chat(row))]) if METHODS[method].prompts else answers_of(row)
-
-
 def answers_of(row: Row) -> Iterator[tuple[int, str | None, Row]]:
     """(role, name in the row, chat that trains nothing but the answer) of each answer that the row compares
-    or judges.
+    or judges, and of a prompt or chat the expected one.
     """
+    if row.get("kind", "chat") in ("prompt", "chat"):
+        yield LEARNED, None, as_chat(row)
+        return
     tools = {"tools": row["tools"]} if "tools" in row else {}
     if row["kind"] == "preference":
-        before = [_read_only(turn) for turn in row["messages"]]
+        before = [read_only(turn) for turn in row["messages"]]
         for role, name in NAMES.items():
             yield role, name, {"kind": "chat", "messages": before + row[name], **tools}
         return
     turns = row["messages"]
     last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
-    messages = [turn if place == last else _read_only(turn) for place, turn in enumerate(turns[: last + 1])]
+    messages = [turn if place == last else read_only(turn) for place, turn in enumerate(turns[: last + 1])]
     yield CHOSEN if row["label"] else REJECTED, None, {"kind": "chat", "messages": messages, **tools}
-
-
-def _read_only(turn: Row) -> Row:
-    return turn | {"train": False} if turn["role"] == "assistant" else turn
 
 
 def _sequences(parts: list[tuple[int, str | None, Any]]) -> list[Encoded] | Unrenderable:

@@ -30,13 +30,16 @@ def as_chat(row: Row) -> Row:
     if row.get("kind") == "prompt":
         turns = [*turns, {"role": "assistant", "content": row["answer"]}]
     last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
-    context = [
-        turn | {"train": False} if turn["role"] == "assistant" else turn for turn in turns[: max(last, 0)]
-    ]
+    context = [read_only(turn) for turn in turns[: max(last, 0)]]
     answer = [
         {key: value for key, value in turn.items() if key != "train"} for turn in turns[last : last + 1]
     ]
     return {**row, "kind": "chat", "messages": context + answer}
+
+
+def read_only(turn: Message) -> Message:
+    """The turn, not trained if it is the assistant's."""
+    return turn | {"train": False} if turn["role"] == "assistant" else turn
 
 
 def prompt_ids(ids: Sequence[int], labels: Sequence[int]) -> list[int]:
@@ -73,17 +76,10 @@ def with_prompts(
             yield row, why
 
 
-def excluded_turns(messages: list[Message]) -> list[int]:
-    """The places of the assistant turns that are read only."""
-    return [
-        turn
-        for turn, message in enumerate(messages)
-        if message["role"] == "assistant" and message.get("train") is False
-    ]
-
-
 def _with_prompt(tokenizer: Any, row: Row, encoded: Encoded) -> Encoded:
-    if row.get("kind", "chat") == "text" or not excluded_turns(row["messages"]):
+    if row.get("kind", "chat") == "text" or not any(
+        turn["role"] == "assistant" and turn.get("train") is False for turn in row["messages"]
+    ):
         return Encoded(encoded.ids, list(encoded.ids), encoded.part)
     if encoded.part is not None:
         raise Unrenderable(
