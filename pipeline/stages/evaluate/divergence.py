@@ -7,8 +7,7 @@ are the same and count for both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ BLOCK = 4
 SELF_ROWS = 4  # rows that a model is compared with itself on
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A model against a reference after each of T positions; all (T,).
 
     `loss` is −log of the model's probability p of the token that comes next, `kld` is KL(reference ‖ model),
@@ -40,15 +38,12 @@ class Comparison:
 
     def at(self, chosen: Any) -> "Comparison":
         """The same at a part of the positions, by index or mask."""
-        return Comparison(*(getattr(self, field.name)[chosen] for field in fields(self)))
+        return Comparison(*(values[chosen] for values in self))
 
     @staticmethod
     def joined(parts: Iterable["Comparison"]) -> "Comparison":
         """One after the other."""
-        parts = list(parts)
-        return Comparison(
-            *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Comparison))
-        )
+        return Comparison(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 NOTHING = Comparison(np.empty(0), np.empty(0), np.empty(0, np.bool_), np.empty(0))
