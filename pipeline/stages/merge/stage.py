@@ -6,6 +6,7 @@ how it was merged). Command: `python -m pipeline merge`
 """
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pipeline.stages.merge.stream import idle_adapters, stream
 DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
-def merge(*, base: Path, adapter: Path, merged: Path, dtype: str, merge_base: MergeBase) -> dict[str, Any]:
+def merge(merge_base: MergeBase, merged: Path, *, base: Path, adapter: Path, dtype: str) -> dict[str, Any]:
     """Write the model of `base` with `adapter` in it to `merged`; the record that also becomes
     `merged/merge.json`.
 
@@ -53,16 +54,7 @@ def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`; with `merge.base` auto, make both and keep the better one."""
     settings, merged = params.merge, root / "models/merged"
     base, adapter = root / "models/base", root / "models/adapter"
-
-    def make(merge_base: MergeBase, folder: Path) -> dict[str, Any]:
-        return merge(
-            base=base,
-            adapter=adapter,
-            merged=folder,
-            dtype=DTYPES[params.convert.type],
-            merge_base=merge_base,
-        )
-
+    make = partial(merge, base=base, adapter=adapter, dtype=DTYPES[params.convert.type])
     remove(merged.with_name(SCRATCH))  # both merges of a killed run, tens of GB at 7B
     run = read_run(adapter)
     if settings.base == "auto" and run.nf4:
