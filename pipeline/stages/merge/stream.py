@@ -7,6 +7,9 @@ from math import gcd, sqrt
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.core.errors import DataError
 from pipeline.core.publish import write_json
 from pipeline.gguf.safetensors_rows import (
@@ -39,6 +42,7 @@ COPIED_TYPES = {
     "I64",
 }  # types that are not weights: copied as they are
 SAMPLE = 1 << 18  # numbers of a tensor from which what NF4 costs is measured
+Sums = NDArray[np.float64]  # of the numbers of an adapted tensor: five, see `change_sums`
 
 
 def stream(
@@ -92,15 +96,15 @@ def write_tensor(shard: BinaryIO, job: Job, kind: str, nf4: Nf4 | None) -> list[
     """Write a job's tensor and its update's diagnostics, with a few blocks of rows in memory at a time."""
     import torch
 
-    rows, change_stats = Rows(job, nf4), ChangeStats()
+    rows, sums = Rows(job, nf4), np.zeros(5)
     target = getattr(torch, DTYPES[kind][1])
 
-    def block(span: tuple[int, int]) -> tuple[Any, ChangeStats]:
-        change = ChangeStats()
+    def block(span: tuple[int, int]) -> tuple[Any, Sums]:
+        change = np.zeros(5)
         if job.update:
             start = rows.start(*span)
             total = rows.total(start, *span)
-            change.add(start, total)
+            change = change_sums(start, total)
             values = round_once(total, target)
         elif job.quantized or kind != job.source.dtype:
             values = round_once(rows.start(*span), target)
@@ -110,40 +114,27 @@ def write_tensor(shard: BinaryIO, job: Job, kind: str, nf4: Nf4 | None) -> list[
         return values, change
 
     for values, change in in_turn(block, rows.spans()):
-        change_stats += change
+        sums += change
         append_rows(shard, values)
     if not job.update:
         return []
     lost = nf4_error(job.source, nf4) if nf4 and job.source.columns > 1 else None
-    return [figures(job.name, job.update, change_stats, lost)]
+    return [figures(job.name, job.update, sums, lost)]
 
 
-class ChangeStats:
-    """Sums over the rows of one adapted tensor, as they pass."""
+def change_sums(start: Any, total: Any) -> Sums:
+    """Sums over rows of a weight W before and after (float64; with DoRA's lengths more than B·A changed):
+    the count of its numbers, W², |W|, Δ², |Δ|.
+    """
+    import torch
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.start_squares = self.start_sum = self.change_squares = self.change_sum = 0.0
-
-    def add(self, start: Any, total: Any) -> None:
-        """Count rows of the weight before and after (float64): with DoRA's lengths more than B·A changed."""
-        import torch
-
-        change = total - start
-        self.count += start.numel()
-        self.start_squares += float(torch.linalg.vector_norm(start)) ** 2
-        self.start_sum += float(start.abs().sum())
-        self.change_squares += float(torch.linalg.vector_norm(change)) ** 2
-        self.change_sum += float(change.abs().sum())
-
-    def __iadd__(self, other: "ChangeStats") -> "ChangeStats":
-        """Count another's rows too."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-        return self
+    sums = [float(start.numel())]
+    for values in (start, total - start):
+        sums += [float(torch.linalg.vector_norm(values)) ** 2, float(values.abs().sum())]
+    return np.array(sums)
 
 
-def figures(name: str, update: Update, change_stats: ChangeStats, lost: float | None) -> dict[str, Any]:
+def figures(name: str, update: Update, sums: Sums, lost: float | None) -> dict[str, Any]:
     """One tensor's record: rank, scale, Frobenius norms, mean |Δ| ÷ mean |W|, what NF4 cost it ÷ ‖ΔW‖,
     spectral norm of Δ.
 
@@ -151,7 +142,8 @@ def figures(name: str, update: Update, change_stats: ChangeStats, lost: float | 
     being of full rank, has none of.
     """
     layer, module = place_of(name)
-    change, weight = sqrt(change_stats.change_squares), sqrt(change_stats.start_squares)
+    count, start_squares, start_sum, change_squares, change_sum = sums.tolist()  # as in `change_sums`
+    change, weight = sqrt(change_squares), sqrt(start_squares)
     return {
         "tensor": name,
         "layer": layer,
@@ -163,12 +155,10 @@ def figures(name: str, update: Update, change_stats: ChangeStats, lost: float | 
         "norm_update": change,
         "norm_weight": weight,
         "spectral_update": _spectral(update) if update.magnitude is None else None,
-        "rms_weight": weight / sqrt(change_stats.count),
+        "rms_weight": weight / sqrt(count),
         "rows": update.left.shape[1],
         "columns": update.right.shape[2],
-        "relative_change": change_stats.change_sum / change_stats.start_sum
-        if change_stats.start_sum
-        else None,
+        "relative_change": change_sum / start_sum if start_sum else None,
         "nf4_error_to_update": lost * weight / change if lost is not None and change else None,
     }
 

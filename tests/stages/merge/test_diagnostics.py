@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from pipeline.gguf.safetensors_rows import read_header
 from pipeline.models.merging.compute import Update
 from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
-from pipeline.stages.merge.stream import SAMPLE, ChangeStats, figures, idle_adapters, nf4_error
+from pipeline.stages.merge.stream import SAMPLE, change_sums, figures, idle_adapters, nf4_error
 
 RANDOM = torch.Generator().manual_seed(0)
 
@@ -19,11 +19,13 @@ def record(size: float, rows: int = 400, columns: int = 300) -> dict[str, float]
     left, right = torch.randn(1, rows, 2, generator=RANDOM), torch.randn(1, 2, columns, generator=RANDOM)
     update = Update(left, right, 1.0)
     scale = size / float(torch.linalg.matrix_norm(update.rows(0, rows), 2))
-    update, change_stats = Update(left, right, scale), ChangeStats()
+    update = Update(left, right, scale)
     weight = torch.randn(rows, columns, dtype=torch.float64, generator=RANDOM)
-    for first, last in ((0, 100), (100, rows)):
-        change_stats.add(weight[first:last], weight[first:last] + update.rows(first, last))
-    return figures("model.layers.3.mlp.up_proj.weight", update, change_stats, 0.1)
+    first, second = (
+        change_sums(weight[first:last], weight[first:last] + update.rows(first, last))
+        for first, last in ((0, 100), (100, rows))
+    )
+    return figures("model.layers.3.mlp.up_proj.weight", update, first + second, 0.1)
 
 
 def test_the_figures_are_those_of_the_whole_matrices() -> None:
@@ -43,9 +45,7 @@ def test_the_figures_are_those_of_the_whole_matrices() -> None:
 def test_what_dora_changes_is_counted_and_has_no_spectral_norm() -> None:
     weight = torch.randn(40, 30, dtype=torch.float64, generator=RANDOM)
     update = Update(torch.zeros(1, 40, 2), torch.ones(1, 2, 30), 1.0, magnitude=1.5 * weight.norm(dim=1))
-    change_stats = ChangeStats()
-    change_stats.add(weight, 1.5 * weight)
-    one = figures("w", update, change_stats, None)
+    one = figures("w", update, change_sums(weight, 1.5 * weight), None)
     assert one["norm_b"] == 0.0
     assert one["relative_change"] == pytest.approx(0.5)
     assert one["norm_update"] == pytest.approx(0.5 * float(weight.norm()))
@@ -58,9 +58,8 @@ def test_updates_of_experts_are_counted_together() -> None:
     whole = torch.cat([0.5 * update.left[e].double() @ update.right[e].double() for e in range(3)])
     for first, last in ((0, 24), (3, 11), (8, 16), (7, 24)):
         torch.testing.assert_close(update.rows(first, last), whole[first:last])
-    change_stats = ChangeStats()
-    change_stats.add(torch.ones(24, 5, dtype=torch.float64), 1 + whole)
-    one = figures("a.experts.down_proj", update, change_stats, None)
+    sums = change_sums(torch.ones(24, 5, dtype=torch.float64), 1 + whole)
+    one = figures("a.experts.down_proj", update, sums, None)
     assert one["norm_update"] == pytest.approx(float(whole.norm()))
     assert (one["rows"], one["columns"]) == (8, 5)
     assert one["spectral_update"] == pytest.approx(
