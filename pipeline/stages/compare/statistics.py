@@ -26,15 +26,6 @@ General = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A mean over seeds and rows with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Difference:
     """A strategy's mean score less another's, in points of 100: 95 % interval over seeds and rows, p over
     rows.
@@ -58,10 +49,10 @@ class Difference:
         return {**asdict(self), "measurable": self.measurable}
 
 
-def mean_of(scores: Scores) -> Mean:
-    """The mean of `scores` (seeds, rows) with its interval, which for a single seed is 0 to 1."""
+def mean_of(scores: Scores) -> tuple[float, float, float]:
+    """The mean of `scores` (seeds, rows), and the ends of its 95 % interval, for a single seed 0 and 1."""
     value, half = float(scores.mean()), half_width(scores) if scores.size > 1 else 1.0
-    return Mean(value, max(value - half, 0.0), min(value + half, 1.0))
+    return value, max(value - half, 0.0), min(value + half, 1.0)
 
 
 def difference(first: Scores, second: Scores) -> Difference:
@@ -101,8 +92,8 @@ def general_score(measured: Sequence[General]) -> dict[str, Any] | None:
     """The share of questions right over the seeds with its 95 % interval; None if they were not asked."""
     if (right := _right(measured)) is None:
         return None
-    score = mean_of(right)
-    return {"rows": right.shape[1], "score": score.value, "low": score.low, "high": score.high}
+    score, low, high = mean_of(right)
+    return {"rows": right.shape[1], "score": score, "low": low, "high": high}
 
 
 def general_change(untuned: Sequence[General], measured: Sequence[General]) -> Difference | None:

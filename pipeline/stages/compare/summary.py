@@ -122,14 +122,11 @@ def of_level(
         )
         for name, summary in summaries.items()
     }
-    advice = recommend(level, measured, differences, perfect, len(untuned))
     return {
         "strategies": summaries,
         "differences": difference_rows(differences),
         "perfect_differences": difference_rows(perfect),
-        "recommended": advice.strategy,
-        "decided": advice.decided,
-        "sentence": advice.sentence,
+        **recommend(level, measured, differences, perfect, len(untuned)),
     }
 
 
@@ -137,7 +134,8 @@ def of_strategy(runs: Runs, rows: Sequence[str]) -> dict[str, Any]:
     """One strategy's figures over the seeds: sizes and divergence as means, speeds as medians, scores."""
     points = matrix(runs, rows)
     right = perfect_rows(points)
-    score, perfect = mean_of(points), mean_of(right)
+    score, score_low, score_high = mean_of(points)
+    perfect, perfect_low, perfect_high = mean_of(right)
     speeds = undisturbed(runs)
     bare = [speed["bare"]["median"] for speed in speeds if "bare" in speed]
     return {
@@ -145,12 +143,12 @@ def of_strategy(runs: Runs, rows: Sequence[str]) -> dict[str, Any]:
         "shipped": runs[0]["shipped"],
         "disk_bytes": round(fmean(sum(run["disk"].values()) for run in runs)),
         "disk": runs[0]["disk"],
-        "score": score.value,
-        "score_low": score.low,
-        "score_high": score.high,
-        "perfect": perfect.value,
-        "perfect_low": perfect.low,
-        "perfect_high": perfect.high,
+        "score": score,
+        "score_low": score_low,
+        "score_high": score_high,
+        "perfect": perfect,
+        "perfect_low": perfect_low,
+        "perfect_high": perfect_high,
         "general": general_score(generals(runs)),
         "kld": fmean(run["kld"] for run in runs),
         "same_top": fmean(run["same_top"] for run in runs),
