@@ -114,21 +114,15 @@ def make_on_level(params: Params, root: Path, job: Job) -> Made:
 
 
 def make_scaled(params: Params, root: Path, job: Job) -> Made:
-    """The base's level with the scales that were trained. Raises `DataError` as `with_scales` does."""
+    """The base's level with scales that learned the task, or its answers, then the task. Raises `DataError`
+    as `with_scales` does.
+    """
     project = open_tuned(params, root, job)
     gguf = base_level(params, root, project, job.level)
-    return with_scales(job, Made(project, gguf, None, {"GGUF": size_of(gguf)}))
-
-
-def make_distilled(params: Params, root: Path, job: Job) -> Made:
-    """The base's level with scales that learned its answers, then the task. Raises as `with_scales` does."""
-    project = open_tuned(params, root, job)
-    gguf = base_level(params, root, project, job.level)
-    disk = {
-        f"{params.convert.type} GGUF": size_of(untuned_gguf(root, params)),  # it is read while answers are
-        "GGUF": size_of(gguf),
-        "distilled GGUF": size_of(gguf),
-    }
+    disk = {"GGUF": size_of(gguf)}
+    if job.strategy == DISTILLED_SCALES:
+        disk["distilled GGUF"] = size_of(gguf)
+        disk[f"{params.convert.type} GGUF"] = size_of(untuned_gguf(root, params))  # read while answers are
     return with_scales(job, Made(project, gguf, None, disk))
 
 
@@ -148,7 +142,7 @@ MAKERS: Mapping[str, Make] = {
     LORA_NF4: make_adapted,
     LORA_LEVEL: make_on_level,
     SCALES_LEVEL: make_scaled,
-    DISTILLED_SCALES: make_distilled,
+    DISTILLED_SCALES: make_scaled,
     MERGED_DISTILLED: make_merged_distilled,
 }
 

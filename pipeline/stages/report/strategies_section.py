@@ -19,18 +19,10 @@ def strategies_values(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What the section needs of `reports/strategies.json`; "seeds" alone, empty, where not measured."""
     if not summary["seeds"]:
         return {"seeds": []}
-    reference = summary["reference"]
+    levels, reference = summary["levels"], summary["reference"]
     return {
-        "seeds": summary["seeds"],
-        "rows": summary["rows"],
-        "scorer": summary["scorer"],
-        "disk_counted": summary["disk_counted"],
-        "reference": reference,
-        "machines": summary["machines"],
-        "untuned_general": summary.get("untuned_general"),
-        "levels": [
-            level_values(level, summary["levels"][level], reference) for level in sorted(summary["levels"])
-        ],
+        **summary,
+        "levels": [level_values(level, levels[level], reference) for level in sorted(levels)],
         "few": len(summary["seeds"]) < 3,
     }
 
@@ -59,13 +51,7 @@ def level_values(
         }
         for strategy in measured
     ]
-    return {
-        "level": level,
-        "rows": rows,
-        "sentence": level_summary["sentence"],
-        "decided": level_summary["decided"],
-        "drawn": strategies_plot(level, rows, reference),
-    }
+    return {**level_summary, "level": level, "rows": rows, "drawn": strategies_plot(level, rows, reference)}
 
 
 def difference_cell(difference: Mapping[str, Any] | None) -> dict[str, Any] | None:
