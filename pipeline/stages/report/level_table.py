@@ -2,7 +2,7 @@
 sorting goes by; on the terminal with the recommendation, the gate, and where the page is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,7 @@ class Cell:
 
 
 DISTURBED = Cell(None, "disturbed")
-Read = Callable[[Evaluation], Cell]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column under a group's heading; `cell` reads it from a model's evaluation."""
-
-    title: str
-    cell: Read
+Read = Callable[[Evaluation], Cell]  # a model's cell of a column, from its evaluation
 
 
 def _cell(show: Callable[..., str], key: str, *digits: int, spread: str = "") -> Read:
@@ -118,30 +110,23 @@ def is_across(evaluation: Evaluation) -> bool:
     return is_base(model) and not is_base(reference)
 
 
-GROUPS: Mapping[str, Sequence[Column]] = {
-    "File": (
-        Column("size", _size),
-        Column("bits per weight", _cell(number, "bits_per_weight")),
-        Column("fallback tensors", _fallback),
-    ),
-    "Divergence": (
-        Column("perplexity", _cell(number, "perplexity", spread="perplexity_error")),
-        Column("KLD mean", _divergence(number, "kld_mean", 4)),
-        Column("KLD 99.9\u00a0%", _divergence(number, "kld_p999", 3)),
-        Column("same top", _divergence(percent, "same_top")),
-        Column("RMS Δp", _divergence(percent, "rms_dp")),
-    ),
-    "Tokens/s": (
-        Column("prompt", _speed("prompt_tok_s")),
-        Column("generation", _speed("generation_tok_s")),
-    ),
-    "Served": (Column("peak memory", _memory),),
-    "Task": (
-        Column("score", _score),
-        Column("stopped", _of_task("stopped")),
-        Column("refused", _of_task("refused")),
-    ),
-    "General": (Column("ability", lambda evaluation: _scored(evaluation.general)),),
+GROUPS: Mapping[str, Mapping[str, Read]] = {  # the columns under each heading, by their titles
+    "File": {
+        "size": _size,
+        "bits per weight": _cell(number, "bits_per_weight"),
+        "fallback tensors": _fallback,
+    },
+    "Divergence": {
+        "perplexity": _cell(number, "perplexity", spread="perplexity_error"),
+        "KLD mean": _divergence(number, "kld_mean", 4),
+        "KLD 99.9\u00a0%": _divergence(number, "kld_p999", 3),
+        "same top": _divergence(percent, "same_top"),
+        "RMS Δp": _divergence(percent, "rms_dp"),
+    },
+    "Tokens/s": {"prompt": _speed("prompt_tok_s"), "generation": _speed("generation_tok_s")},
+    "Served": {"peak memory": _memory},
+    "Task": {"score": _score, "stopped": _of_task("stopped"), "refused": _of_task("refused")},
+    "General": {"ability": lambda evaluation: _scored(evaluation.general)},
 }
 
 
@@ -156,7 +141,7 @@ def level_rows(
             "chosen": model == advice.model,
             "gate": verdicts.get(model),
             "groups": {
-                name: [column.cell(evaluation) for column in columns] for name, columns in GROUPS.items()
+                name: [cell(evaluation) for cell in columns.values()] for name, columns in GROUPS.items()
             },
         }
         for model, evaluation in evaluations.items()
