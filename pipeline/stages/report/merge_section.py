@@ -31,7 +31,7 @@ def merge_values(merge: Merge, parity: Parity, evaluations: Evaluations, referen
         "levels": levels,
         "maps": {
             "change": heat_map(changes, share),
-            "nf4": heat_map(by_place(merge.adapters, "nf4_error_to_update"), times),
+            "nf4": heat_map(by_place(merge.adapters, "nf4_error_to_update"), "{:.3g} ×".format),
         },
         "changes": table(changes),
         "outside": [
@@ -186,8 +186,3 @@ def stands_out(tensor: MergedTensor, noise: float) -> bool:
 def share(value: float) -> str:
     """A share of 1 with three significant digits: 0.784 %."""
     return f"{value * 100:.3g} %"
-
-
-def times(value: float) -> str:
-    """12.3 ×."""
-    return f"{value:.3g} ×"

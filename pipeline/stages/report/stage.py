@@ -22,7 +22,7 @@ from pipeline.gate.inputs import Inputs, load_inputs
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation, advise
 from pipeline.llamacpp.tools import DEFAULT_HOME
-from pipeline.metrics.adapter_norms import Norms, adapter_norms
+from pipeline.metrics.adapter_norms import adapter_norms
 from pipeline.models.merging.adapter import WEIGHTS
 from pipeline.pages.templating import fill
 from pipeline.serve.key import KEY_FILE
@@ -45,7 +45,9 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
     level = advice.model or min(verdicts, key=lambda model: (inputs.evaluations[model].bytes, model))
     files = product_of(inputs.evaluations).files(Path(), name, level)
     gguf, lora = str(files.gguf), str(files.lora) if files.lora else None
-    jinja = read_template(adapter)
+    if not adapter.is_dir():
+        raise DataError("Q-CORE-001", f"{adapter} is missing: run `python -m pipeline train`, which makes it")
+    jinja = chat_template(adapter)
     texts = text_values(inputs, advice, name=name, level=level, serve=serve, jinja=jinja) | {
         "front_matter": front_matter(inputs.base, level),
         "gguf": gguf,
@@ -53,9 +55,10 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
         "raw_command": serve_line(gguf, serve, params.machine.llama_cpp, lora),
         "key_file": KEY_FILE,
     }
+    norms = adapter_norms(adapter) if (adapter / WEIGHTS).is_file() else []  # scales are not an adapter
     page = (
         texts
-        | page_values(inputs, advice, verdicts, norms_of(adapter), usages(root))
+        | page_values(inputs, advice, verdicts, norms, usages(root))
         | {
             "settings": params.report,
             "llama_version": inputs.evaluations[level].llama_cpp or "of unknown version",
@@ -75,18 +78,6 @@ def main(params: Params, root: Path) -> None:
     inputs = load_inputs(root, params.evaluate.models)
     advice, verdicts = report(params, root, inputs)
     show(inputs.evaluations, advice, verdicts, root / "reports" / "index.html")
-
-
-def norms_of(adapter: Path) -> list[Norms]:
-    """The norms of the adapter that was trained; none of scales, which are not an adapter."""
-    return adapter_norms(adapter) if (adapter / WEIGHTS).is_file() else []
-
-
-def read_template(adapter: Path) -> str | None:
-    """The trained chat template, None if there are several. Raises `DataError` for a missing folder."""
-    if not adapter.is_dir():
-        raise DataError("Q-CORE-001", f"{adapter} is missing: run `python -m pipeline train`, which makes it")
-    return chat_template(adapter)
 
 
 def serve_line(gguf: str, serve: Serve, llama_home: str | None, lora: str | None = None) -> str:
