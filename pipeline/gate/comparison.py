@@ -9,6 +9,7 @@ measures; its task score and general ability are compared with the base's file a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pipeline.config.levels import UNTUNED, ModelName
 from pipeline.config.products import REFERENCES, SERVED_CHECK, Product, product_of
@@ -23,41 +24,34 @@ MERGED = "outputs_trained"  # parity compares the trained model with the merged 
 @dataclass(frozen=True)
 class Measured:
     """A figure and its sentence, up to the limit; without a figure half a sentence that says what is
-    missing."""
+    missing. `allowed` is the limit for "auto", `stage` what must have measured it, if anything must.
+    """
 
     figure: float | None
     words: str
-
-
-@dataclass(frozen=True)
-class FromTrained:
-    """How far the merged model is from the one that was trained, and the limit of that for "auto"."""
-
-    kld: Measured
     allowed: LevelLimit
+    stage: str = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one model is compared with. `stage` measures how far it is from it, `allowed` is the limit of that
-    for "auto".
+    """What one model is compared with, and how far it is from it.
 
     `needed` has the parity checks that must have passed, by key, with what each measures. `fault` is a
     sentence if the model's report compares it with something else. `ends` is parity's check of how answers
-    end, which judges what is `served` if its task is not scored. `trained` is there for a merged model.
+    end, which judges what is `served` if its task is not scored. `trained` is how far a merged model is from
+    the one that was trained.
     """
 
     against: str
     untuned: str
     needed: Mapping[str, str]
     fault: str
-    stage: str
-    allowed: LevelLimit
     kld: Measured
     same_top: Measured
     served: bool = False
     ends: ParityCheck | None = None
-    trained: FromTrained | None = None
+    trained: Measured | None = None
 
 
 def comparison(model: str, evaluations: Evaluations, parity: Parity) -> Comparison:
@@ -84,37 +78,36 @@ def _level(
         f"{model}'s report compares it with {reported or 'nothing'}, not with {against}: run `python -m "
         f"pipeline {stage}` again."
     )
+    parameters = evaluation.parameters
+    figure = partial(Measured, allowed=level_limit(model, parameters), stage=stage)
     # the worse of the assistant's tokens and all: answers known by heart survive damage that the rest of the
     # text shows
     here, all_tokens = measured(evaluation.kld_mean), measured(evaluation.all_tokens.kld_mean)
-    kld = Measured(None, f"{model}'s divergence from {against} is not in its report")
+    kld = figure(None, f"{model}'s divergence from {against} is not in its report")
     if here is not None and all_tokens is not None:
         where = f" over all tokens, {here:.4f} at the assistant's" if all_tokens > here else ""
         worse = max(here, all_tokens)
-        kld = Measured(worse, f"{model}'s mean KL divergence from {against} is {worse:.4f} nats{where}")
+        kld = figure(worse, f"{model}'s mean KL divergence from {against} is {worse:.4f} nats{where}")
     here, all_tokens = measured(evaluation.same_top), measured(evaluation.all_tokens.same_top)
-    same_top = Measured(None, f"how often {model} ranks {against}'s token first is not in its report")
+    same_top = figure(None, f"how often {model} ranks {against}'s token first is not in its report")
     if here is not None and all_tokens is not None and max(here, all_tokens) <= 1:
         where = (
             f"all positions, {share_text(here)} of the assistant's" if all_tokens < here else "the positions"
         )
         worse = min(here, all_tokens)
-        same_top = Measured(worse, f"{model} ranks {against}'s token first at {share_text(worse)} of {where}")
-    parameters = evaluation.parameters
+        same_top = figure(worse, f"{model} ranks {against}'s token first at {share_text(worse)} of {where}")
     return Comparison(
         against,
         UNTUNED + sixteen,
         product.needed_checks(model, sixteen),
         "" if reported == against else fault,
-        stage,
-        level_limit(model, parameters),
         kld,
         same_top,
         trained=None if ModelName(model).untuned else _trained(checks.get(MERGED), parameters),
     )
 
 
-def _trained(check: ParityCheck | None, parameters: float | None) -> FromTrained | None:
+def _trained(check: ParityCheck | None, parameters: float | None) -> Measured | None:
     """What parity measured between the trained model and the merged one; None where nothing was merged."""
     if check is None:
         return None
@@ -124,7 +117,7 @@ def _trained(check: ParityCheck | None, parameters: float | None) -> FromTrained
         if nats is None
         else f"The merged model is {nats:.2g} nats (mean KL divergence) from the trained one"
     )
-    return FromTrained(Measured(nats, words), level_limit("nf4", parameters))
+    return Measured(nats, words, level_limit("nf4", parameters))
 
 
 def _served(product: Product, evaluation: Evaluation, checks: Mapping[str, ParityCheck]) -> Comparison:
@@ -136,24 +129,23 @@ def _served(product: Product, evaluation: Evaluation, checks: Mapping[str, Parit
         f"{'no' if product.with_lora else 'an'} adapter's GGUF: run `python -m pipeline evaluate@{model}`."
     )
     nats, top = (nats_of(check), measured(check.figures.get("same_top"))) if check else (None, None)
-    kld = Measured(None, f"how far {what} {are} from the trained model is not in parity's report")
+    figure = partial(Measured, allowed=served_limit(), stage="parity")
+    kld = figure(None, f"how far {what} {are} from the trained model is not in parity's report")
     if nats is not None:
         words = f"{are} {nats:.2g} nats (mean KL divergence) from the trained model"
-        kld = Measured(nats, f"{what.capitalize()} in llama.cpp {words}")
-    same_top = Measured(
+        kld = figure(nats, f"{what.capitalize()} in llama.cpp {words}")
+    same_top = figure(
         None, "how often llama.cpp ranks the trained model's token first is not in parity's report"
     )
     if top is not None and top <= 1:
         words = f"{rank} the trained model's token first at {share_text(top)} of the positions"
-        same_top = Measured(top, f"{what.capitalize()} in llama.cpp {words}")
+        same_top = figure(top, f"{what.capitalize()} in llama.cpp {words}")
     is_compared = evaluation.reference in (BASE, ORIGINAL) and bool(evaluation.lora) == product.with_lora
     return Comparison(
         BASE,
         BASE,
         product.needed_checks(model, ""),
         "" if is_compared else fault,
-        "parity",
-        served_limit(),
         kld,
         same_top,
         served=True,

@@ -71,9 +71,9 @@ def judge(
     checks = (
         rules.parity(parity, compared.needed),
         rules.Rule("reference").check("fail", compared.fault) if compared.fault else None,
-        rules.divergence("kld", compared.kld, limits.max_kld, compared),
-        rules.divergence("same_top", compared.same_top, limits.min_same_top, compared),
-        rules.trained(compared, limits.max_kld_trained),
+        rules.divergence("kld", compared.kld, limits.max_kld),
+        rules.divergence("same_top", compared.same_top, limits.min_same_top),
+        rules.divergence("trained", compared.trained, limits.max_kld_trained),
         rules.task_drop(model, compared.against, evidence, limits.max_task_drop),
         rules.stopped(model, compared, evidence.evaluations, limits.min_stopped),
         rules.forgetting(model, compared.untuned, evidence, limits.max_forgetting),

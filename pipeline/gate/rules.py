@@ -13,7 +13,6 @@ from pipeline.gate.comparison import Comparison, Measured, share_text
 from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.records import Parity, Train
 from pipeline.gate.scores import Evidence
-from pipeline.metrics.level_limits import LevelLimit
 from pipeline.pages.formats import p_value
 
 # share of the reference's scored answers that a level may lack, since a judge or a time limit may miss one
@@ -78,42 +77,29 @@ def parity(parity: Parity, needed: Mapping[str, str]) -> Check:
 
 
 def divergence(
-    key: Literal["kld", "same_top"],
-    measured: Measured,
+    key: Literal["kld", "same_top", "trained"],
+    measured: Measured | None,
     given: float | Literal["auto"] | None,
-    compared: Comparison,
 ) -> Check | None:
-    """How far the model is from what it is compared with, by one of two figures."""
-    if given is None:
+    """How far the model is from what it is compared with, by one of two figures; or the merged model from
+    the trained one, and no rounding of its level is in that.
+    """
+    if measured is None or given is None:
         return None
-    limit, why = _limit(given, compared.allowed, key)
-    rule, figure = Rule(key, limit), measured.figure
+    figure, allowed, share = measured.figure, measured.allowed, key == "same_top"
+    by_default = allowed.same_top if share else allowed.kld
+    limit, why = (by_default, f" (auto: {allowed.source})") if given == AUTO else (given, "")
+    rule = Rule(key, limit)
+    if figure is None and measured.stage:
+        return rule.missing(measured.words, measured.stage)
     if figure is None:
-        return rule.missing(measured.words, compared.stage)
+        return rule.check("not measured", f"{measured.words}.")
     passes, bound = (
-        (figure <= limit, f"at most {limit:g} are allowed")
-        if key == "kld"
-        else (figure >= limit, f"at least {share_text(limit)} are wanted")
+        (figure >= limit, f"at least {share_text(limit)} are wanted")
+        if share
+        else (figure <= limit, f"at most {limit:g} are allowed")
     )
     return rule.check(passes, f"{measured.words}; {bound}{why}.", figure)
-
-
-def trained(compared: Comparison, given: float | Literal["auto"] | None) -> Check | None:
-    """How far the merged model is from the trained one; no rounding of its level is in that."""
-    if compared.trained is None or given is None:
-        return None
-    limit, why = _limit(given, compared.trained.allowed, "kld")
-    rule, figure, words = Rule("trained", limit), compared.trained.kld.figure, compared.trained.kld.words
-    if figure is None:
-        return rule.check("not measured", f"{words}.")
-    return rule.check(figure <= limit, f"{words}; at most {limit:g} are allowed{why}.", figure)
-
-
-def _limit(
-    given: float | Literal["auto"], allowed: LevelLimit, key: Literal["kld", "same_top"]
-) -> tuple[float, str]:
-    """The limit, and where one that is auto comes from."""
-    return (getattr(allowed, key), f" (auto: {allowed.source})") if given == AUTO else (given, "")
 
 
 def task_drop(model: str, against: str, evidence: Evidence, limit: float | None) -> Check | None:
