@@ -19,7 +19,7 @@ from pipeline.core.checks import figure_text as figure
 from pipeline.core.errors import DataError, GateError
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.gate.records import Parity
-from pipeline.pages.parity_summary import MARKS, counts, grouped, sentence, title
+from pipeline.pages.parity_summary import MARKS, counts, grouped, in_words
 
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not measured": "yellow"}
 
@@ -93,7 +93,8 @@ def show(report: Mapping[str, Any]) -> None:
     console.print(table)
     for line in explained(row for rows in groups.values() for row in rows):
         console.print(line, markup=False, soft_wrap=True)
-    verdict = f"{title(report)} (depth {report.get('depth', 'unknown')}). {sentence(report)}"
+    title, sentence = in_words(report)
+    verdict = f"{title} (depth {report.get('depth', 'unknown')}). {sentence}"
     console.print(verdict, markup=False, soft_wrap=True)
 
 

@@ -64,59 +64,49 @@ def counts(checks: ParityChecks) -> dict[str, int]:
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
-def title(report: Mapping[str, Any]) -> str:
-    """The verdict in a few words; a parity check that was not measured is never among those that hold."""
-    verdicts = counts(report["checks"])
-    if verdicts["fail"]:
-        return f"Something was lost: {verdicts['fail']} of {sum(verdicts.values())} parity checks failed"
-    if report["verdict"] != "pass" or not verdicts["pass"]:
-        return "Parity did not pass"
-    if verdicts["warn"]:
-        return f"Nothing was damaged, but rounding costs much: {verdicts['warn']} parity checks warn"
-    return (
-        "Every parity check holds"
-        if not verdicts["not measured"]
-        else "No parity check failed, but not all were measured"
-    )
-
-
-def sentence(report: Mapping[str, Any]) -> str:
-    """What failed first and what to do, or what holds."""
+def in_words(report: Mapping[str, Any]) -> tuple[str, str]:
+    """The verdict in a few words, and in a sentence: what failed first and what to do, or what holds. A
+    parity check that was not measured is never among those that hold.
+    """
     checks = report["checks"]
     verdicts = counts(checks)
-    if failed := first_failed(checks):
+    passed, left, total = verdicts["pass"], verdicts["not measured"], sum(verdicts.values())
+    if failed := first(checks, "fail"):
         return (
+            f"Something was lost: {verdicts['fail']} of {total} parity checks failed",
             f"The first that failed is “{failed['title']}”: do not serve these files before its cause is "
-            "repaired."
+            "repaired.",
         )
-    if report["verdict"] != "pass" or not verdicts["pass"]:
+    if report["verdict"] != "pass" or not passed:
         return (
-            f"None of {sum(verdicts.values())} parity checks failed, {verdicts['pass']} hold: run `snakemake "
-            "--force parity`, which measures them again."
+            "Parity did not pass",
+            f"None of {total} parity checks failed, {passed} hold: run `snakemake --force parity`, which "
+            "measures them again.",
         )
-    if verdicts["warn"]:
-        warned = next(row for rows in grouped(checks).values() for row in rows if row["verdict"] == "warn")
+    if warned := first(checks, "warn"):
         return (
+            f"Nothing was damaged, but rounding costs much: {verdicts['warn']} parity checks warn",
             f"“{warned['title']}” lost more than is usual, by rounding that was asked for: "
-            f"`report.gate` judges whether that is too much. {verdicts['not measured']} were not measured."
+            f"`report.gate` judges whether that is too much. {left} were not measured.",
         )
-    if not verdicts["not measured"]:
+    if not left:
         return (
-            f"All {verdicts['pass']} were measured and are within their limits: nothing was lost between "
-            "training and serving that they can show."
+            "Every parity check holds",
+            f"All {passed} were measured and are within their limits: nothing was lost between "
+            "training and serving that they can show.",
         )
-    held = f"{verdicts['pass']} of {sum(verdicts.values())} parity checks hold"
     return (
-        f"{held}; {verdicts['not measured']} {'was' if verdicts['not measured'] == 1 else 'were'} not "
-        "measured, so what they would show is not known."
+        "No parity check failed, but not all were measured",
+        f"{passed} of {total} parity checks hold; {left} {'was' if left == 1 else 'were'} not measured, so "
+        "what they would show is not known.",
     )
 
 
-def first_failed(checks: ParityChecks) -> Mapping[str, Any] | None:
-    """The failed parity check that stands first on the way from text to behavior: what comes after it may
-    only follow from it.
+def first(checks: ParityChecks, verdict: str) -> Mapping[str, Any] | None:
+    """The parity check of this verdict that stands first on the way from text to behavior: what comes after
+    one that failed may only follow from it.
     """
-    return next((row for rows in grouped(checks).values() for row in rows if row["verdict"] == "fail"), None)
+    return next((row for rows in grouped(checks).values() for row in rows if row["verdict"] == verdict), None)
 
 
 def code(sentence: str) -> "Markup":

@@ -25,11 +25,10 @@ from pipeline.pages.parity_summary import (
     code,
     counts,
     grouped,
+    in_words,
     most_severe,
     place_of,
-    sentence,
     served_unmerged,
-    title,
 )
 from pipeline.pages.plots import BAD, GOOD, INK, WARM, axes_of, cut, svg_of
 from pipeline.pages.templating import fill
@@ -178,10 +177,11 @@ def render_parity_page(report: Mapping[str, Any], merge: Mapping[str, Any] | Non
     """The page as one string of HTML; `merge` is reports/merge.json, None if there is none."""
     checks = report["checks"]
     groups = {name: [_shown(row) for row in rows] for name, rows in grouped(checks).items()}
+    title, sentence = in_words(report)
     return fill(
         "parity.html.jinja",
-        title=title(report),
-        verdict=code(sentence(report)),
+        title=title,
+        verdict=code(sentence),
         counts=counts(checks),
         depth=report.get("depth"),
         code=code,

@@ -13,7 +13,7 @@ from golden import Golden, changed_lines
 from html_page import Page, assert_accessible, lines_of
 from parity_inputs import check, failed_report, merge_report, outputs, parity_report
 
-from pipeline.pages.parity_summary import code, counts, first_failed, grouped
+from pipeline.pages.parity_summary import code, counts, first, grouped
 from pipeline.stages.parity.page import divergences, render_parity_page
 
 FULL = parity_report("full")
@@ -80,7 +80,7 @@ def test_what_is_said_otherwise(name: str, snapshot: Any) -> None:
 def test_the_first_to_fail_is_the_first_on_the_way() -> None:
     report = failed_report()
     report["checks"] = dict(reversed(report["checks"].items()))
-    assert first_failed(report["checks"]) == report["checks"]["weights_gguf"] | {
+    assert first(report["checks"], "fail") == report["checks"]["weights_gguf"] | {
         "key": "weights_gguf",
         "group": "Weights",
     }
