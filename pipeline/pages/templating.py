@@ -26,13 +26,13 @@ FILTERS: dict[str, Callable[..., Any]] = FIGURES | {
 }
 
 
-def fill(template: str, *, html: bool = True, **values: Any) -> str:
-    """One template of `templates/`, filled; as HTML everything printed is escaped.
+def fill(template: str, **values: Any) -> str:
+    """One template of `templates/`, filled; in NAME.html.jinja everything printed is escaped.
 
     Raises jinja2's `UndefinedError` if a text that is not HTML (Markdown, shell, INI) uses a value that is
     missing.
     """
-    return str(_environment(html).get_template(template).render(**values))
+    return str(_environment(template.endswith(".html.jinja")).get_template(template).render(**values))
 
 
 @cache  # it compiles a template once: that takes longer than to fill it

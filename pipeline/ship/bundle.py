@@ -23,8 +23,9 @@ from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment
 from pipeline.gate.recommend import Recommendation
 from pipeline.gguf.provenance import provenance
+from pipeline.pages.templating import fill
 from pipeline.serve.restarts import RESTARTS
-from pipeline.ship.card import claims, fill_text, front_matter, serve_script, text_values
+from pipeline.ship.card import claims, front_matter, serve_script, text_values
 from pipeline.ship.listing import (
     FILE_MODE,
     PROGRAM_MODE,
@@ -136,10 +137,10 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
         },
     }
     texts = {
-        CARD: fill_text("card.md.jinja", **values),
-        "Modelfile": fill_text("Modelfile.jinja", **values),
+        CARD: fill("card.md.jinja", **values),
+        "Modelfile": fill("Modelfile.jinja", **values),
         SCRIPT: serve_script(gguf.name, serve, lora.name if lora else None),
-        UNIT: fill_text(
+        UNIT: fill(
             "quench.service.jinja",
             name=shipment.name,
             level=level,

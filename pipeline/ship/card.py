@@ -38,11 +38,6 @@ class PrintedTools(Toolchain):
         return self.bin / name
 
 
-def fill_text(template: str, **values: Any) -> str:
-    """One template as Markdown, shell or INI."""
-    return fill(template, html=False, **values)
-
-
 def text_values(
     inputs: Inputs, advice: Recommendation, *, name: str, level: str, serve: Serve, jinja: str | None
 ) -> dict[str, Any]:
@@ -130,7 +125,7 @@ def serve_script(file: str, serve: Serve, lora: str | None = None) -> str:
         )
     arguments = " ".join(words.get(word, shlex.quote(word)) for word in command[1:])
     kept = "|".join([*sorted(KEPT), *(f"{prefix}*" for prefix in KEPT_PREFIXES)])
-    return fill_text(
+    return fill(
         "serve.sh.jinja",
         arguments=arguments,
         kept=kept,

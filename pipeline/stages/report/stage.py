@@ -26,7 +26,7 @@ from pipeline.metrics.adapter_norms import adapter_norms
 from pipeline.models.merging.adapter import WEIGHTS
 from pipeline.pages.templating import fill
 from pipeline.serve.key import KEY_FILE
-from pipeline.ship.card import PrintedTools, fill_text, front_matter, printed_command, text_values
+from pipeline.ship.card import PrintedTools, front_matter, printed_command, text_values
 from pipeline.ship.ollama import chat_template
 from pipeline.stages.report.level_table import show
 from pipeline.stages.report.page import page_values, with_warnings
@@ -64,7 +64,7 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
             "llama_version": inputs.evaluations[level].llama_cpp or "of unknown version",
         }
     )
-    written = {file: fill_text(f"{file}.jinja", **texts) for file in ("card.md", "Modelfile", "serve.txt")}
+    written = {file: fill(f"{file}.jinja", **texts) for file in ("card.md", "Modelfile", "serve.txt")}
     written["index.html"] = fill("index.html.jinja", **page)
     for file, text in written.items():
         with publishing(folder / file) as aside:
