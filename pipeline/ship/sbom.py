@@ -70,14 +70,13 @@ def bill(
         properties=[Property(name=key, value=str(value)) for key, value in provenance.items()],
         components=_hashed(subject.beside, ComponentType.FILE, "beside/"),
     )
+    package_version = provenance.get("quench.llama_cpp.package")
     llama = Component(
         name="llama.cpp",
         type=ComponentType.APPLICATION,
         bom_ref=LLAMA_REF,
         version=str(provenance.get("quench.llama_cpp.commit", "unknown")),
-        purl=PackageURL(
-            "pypi", name="llama-cpp-python", version=_text(provenance.get("quench.llama_cpp.package"))
-        ),
+        purl=PackageURL("pypi", name="llama-cpp-python", version=package_version and str(package_version)),
     )
     packages = [
         Component(
@@ -137,7 +136,3 @@ def _license(base: Base) -> list[License]:
 
 def _hash(sha256: str) -> HashType:
     return HashType(alg=HashAlgorithm.SHA_256, content=sha256)
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
