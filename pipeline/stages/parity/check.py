@@ -38,16 +38,11 @@ ParityChecks = dict[str, Check]
 LEFT_OUT = "parity.depth is {}; `quench model parity --depth {}` measures it"
 
 
-def failure(title: str, count: float, unit: str, sentence: str, cause: str, what: str) -> Check:
-    """What should be 0 and is not, with its likely `cause`."""
-    return Check(title, "fail", sentence, cause, what=what, figure=float(count), limit=0.0, unit=unit)
-
-
 def exact(title: str, count: int, unit: str, sentence: str, cause: str, what: str) -> Check:
-    """A check that fails unless `count` is 0."""
-    if count:
-        return failure(title, count, unit, sentence, cause, what)
-    return Check(title, "pass", sentence, what=what, figure=0.0, limit=0.0, unit=unit)
+    """A check that fails unless `count` is 0, with its likely `cause`."""
+    verdict: Verdict = "fail" if count else "pass"
+    remedy = cause if count else ""
+    return Check(title, verdict, sentence, remedy, what=what, figure=float(count), limit=0.0, unit=unit)
 
 
 def count_check(title: str, what: str, different: int, compared: int, first: str, cause: str = "") -> Check:
@@ -89,7 +84,7 @@ def incomparable(title: str, divergence: Divergence, sentence: str, cause: str) 
         if divergence.strange
         else (abs(divergence.widths[0] - divergence.widths[1]), "tokens")
     )
-    return failure(title, count, unit, sentence, cause, "logits that can't be compared")
+    return exact(title, count, unit, sentence, cause, "logits that can't be compared")
 
 
 def figures_of(divergence: Divergence) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pipeline.core.checks import Check
 from pipeline.gguf.file import K_BLOCK
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import GgufTensor
-from pipeline.stages.parity.check import failure
+from pipeline.stages.parity.check import exact
 
 # the type that most tensors of a level have (src/llama-quant.cpp, llama_ftype_get_default_type); of MXFP4_MOE
 # the experts' is looked at
@@ -40,7 +40,7 @@ def file_check(
     requested = given_by(after, tensor_types)
 
     def fail(what: str, count: int, unit: str, detail: str, cause: str) -> Check:
-        return failure(title, count, unit, detail, f"{cause}: {remedy}.", what)
+        return exact(title, count, unit, detail, f"{cause}: {remedy}.", what)
 
     expected_type, number = DEFAULT_TYPES.get(level, level), header.fields.get("general.file_type")
     file_types = {int(file_type): file_type.name.removeprefix("MOSTLY_") for file_type in LlamaFileType}

@@ -2,7 +2,7 @@
 worst weight in it, against what its type costs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from pipeline.core.checks import Check
 from pipeline.gguf.tensors import NOISE, WORST_WEIGHT, Floats, GgufTensor, gguf_tensors
 from pipeline.llamacpp.converters import NO_TYPES, check_tensor_types
 from pipeline.models.runtime import side_by_side
-from pipeline.stages.parity.check import failure
+from pipeline.stages.parity.check import exact
 from pipeline.stages.parity.level_file import file_check, remake
 
 # a block whose error is this share of its norm holds nothing of what it stands for; zeros are 1, other
@@ -67,7 +67,11 @@ def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
     """A tensor's relative error, its blocks (of the type's own size) that are lost, and its worst weight;
     both sides have the same shape.
     """
-    noise = BlockNoise(*map(np.concatenate, zip(*blocks_of(before, after), strict=True)))
+    parts = (
+        block_noise(*(side.values(first, last).reshape(-1, after.block) for side in (before, after)))
+        for first, last in after.blocks()
+    )
+    noise = BlockNoise(*map(np.concatenate, zip(*parts, strict=True)))
     total = float(noise.norm.sum())
     with np.errstate(invalid="ignore"):
         lost = ~(noise.error < LOST**2 * noise.norm) & ~(
@@ -87,13 +91,6 @@ def tensor_noise(before: GgufTensor, after: GgufTensor) -> TensorNoise:
         float(shares[worst]),
         row(worst),
     )
-
-
-def blocks_of(before: GgufTensor, after: GgufTensor) -> Iterator[BlockNoise]:
-    """The noise of every quantization block, for some rows at a time."""
-    for first, last in after.blocks():
-        exact, rounded = before.values(first, last), after.values(first, last)
-        yield block_noise(exact.reshape(-1, after.block), rounded.reshape(-1, after.block))
 
 
 def block_noise(before: Floats, after: Floats) -> BlockNoise:
@@ -202,7 +199,7 @@ def lost_check(
         cause = f"A block of {name} is zeroed, so the file is damaged: {remedy}."
     else:
         cause = f"The weights of {name} are others, so the file is damaged: {remedy}."
-    return failure(
+    return exact(
         title,
         count=count,
         unit="blocks",

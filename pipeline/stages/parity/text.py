@@ -60,7 +60,8 @@ def served_texts(tokenizer: Any, server: Server, conversations: Iterable[Convers
     here, too.
     """
     compared, left_out = list[Text](), Counter[str]()
-    begin = tokenizer.bos_token or "" if first_added(server) else ""
+    # llama-server makes a beginning of text of nothing where it puts one before every prompt
+    begin = tokenizer.bos_token or "" if server.tokens("") else ""
     for conversation, prompt in forms(conversations):
         try:
             ours = training_text(tokenizer, conversation, prompt)
@@ -198,11 +199,6 @@ def server_text(server: Server, conversation: Conversation, prompt: bool) -> str
 def settings(conversation: Conversation) -> dict[str, bool]:
     """What the template gets beside turns and tools."""
     return {} if conversation.thinking is None else {"enable_thinking": conversation.thinking}
-
-
-def first_added(server: Server) -> list[int]:
-    """What llama-server puts before every prompt: a beginning of text, or nothing."""
-    return server.tokens("")
 
 
 def trainable(tokenizer: Any, conversation: Conversation) -> bool:

@@ -16,7 +16,7 @@ from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.text import common_start
 from pipeline.stages.parity.check import exact
-from pipeline.stages.parity.text import Texts, first_added
+from pipeline.stages.parity.text import Texts
 
 IDS, CORPUS = "Token ids", "Token ids of a corpus"  # titles
 TOGETHER = 1024  # strings that are tokenized in one call
@@ -85,7 +85,7 @@ def token_ids(texts: Texts, tokenizer: Any, server: Server, f16: Path) -> Check:
 
     In NFC, as stage curate writes all text: llama.cpp does not normalize, some tokenizers do.
     """
-    begin, ids = first_added(server), Comparison()
+    begin, ids = server.tokens(""), Comparison()  # the beginning of text that it puts before every prompt
     for text in texts.compared:
         text_nfc = unicodedata.normalize("NFC", text.complete)
         trained = tokenizer(text_nfc, add_special_tokens=False)["input_ids"]
