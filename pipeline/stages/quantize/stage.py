@@ -13,20 +13,8 @@ from pipeline.config.levels import UNTUNED, ModelName
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import K_BLOCK, describe
-from pipeline.llamacpp.converters import PLAIN, Quantizing, quantize_gguf
-from pipeline.llamacpp.tools import Llama, find_llama
-
-
-def quantize(
-    llama: Llama, source: Path, target: Path, level: str, options: Quantizing = PLAIN
-) -> dict[str, Any]:
-    """Write `source` at `level` (llama.cpp's name) to `target`, read it back, and describe it
-    (`pipeline.gguf.file.describe`).
-
-    Raises `ConfigError` if the types of `options` can't be, `ToolError` if llama-quantize fails.
-    """
-    quantize_gguf(llama, source, target, level, options)
-    return describe(target)
+from pipeline.llamacpp.converters import Quantizing, quantize_gguf
+from pipeline.llamacpp.tools import find_llama
 
 
 def fallback_warning(record: Mapping[str, Any]) -> str | None:
@@ -70,7 +58,8 @@ def main(params: Params, root: Path, level: str) -> None:
         imatrix=find_imatrix(root / "models/imatrix", level) if model.imatrix else None,
         tensor_types=params.quantize.tensor_types,
     )
-    record = quantize(find_llama(params.machine), source, target, model.level, options)
+    quantize_gguf(find_llama(params.machine), source, target, model.level, options)
+    record = describe(target)
     print(f"quantize: {name}-{level}.gguf {record['bytes'] / 1e6:.0f} MB")
     if warning := fallback_warning(record):
         print(f"quantize: warning: {warning}")

@@ -15,10 +15,10 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import read_rows
 from pipeline.gguf.header import read_header
-from pipeline.llamacpp.converters import Quantizing
+from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.imatrix.stage import calibration_texts, imatrix, spread
-from pipeline.stages.quantize.stage import find_imatrix, quantize
+from pipeline.stages.quantize.stage import find_imatrix
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_matrix_its_record_and_the_levels_that_use_it(
     for threads in (1, 2):
         level = tmp_path / f"level-{threads}.gguf"
         options = Quantizing(imatrix=matrix)
-        quantize(Llama(tools, threads), made / "tiny-F16.gguf", level, "IQ2_M", options)
+        quantize_gguf(Llama(tools, threads), made / "tiny-F16.gguf", level, "IQ2_M", options)
         hashes.add(file_hash(level))
     assert len(hashes) == 1
     fields = read_header(level).fields
@@ -93,7 +93,7 @@ def test_the_matrix_changes_the_level(made: Path, tools: Toolchain, tmp_path: Pa
     measure(made, write_chats(tmp_path / "train.jsonl", 60), tmp_path / "imatrix", tools)
     for matrix in (None, tmp_path / "imatrix/imatrix.gguf"):
         target, options = tmp_path / f"{matrix is None}.gguf", Quantizing(imatrix=matrix)
-        quantize(Llama(tools), made / "tiny-F16.gguf", target, "Q4_K_M", options)
+        quantize_gguf(Llama(tools), made / "tiny-F16.gguf", target, "Q4_K_M", options)
     assert (tmp_path / "True.gguf").read_bytes()[-100_000:] != (tmp_path / "False.gguf").read_bytes()[
         -100_000:
     ]

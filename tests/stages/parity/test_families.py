@@ -14,13 +14,13 @@ from qwen2_variants import lineage_of
 
 from pipeline.config.params import Params
 from pipeline.config.sections import Convert
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, find_llama
 from pipeline.stages.convert.stage import Sources, convert
 from pipeline.stages.merge.stage import merge
 from pipeline.stages.parity.check import Measure, measured
 from pipeline.stages.parity.outputs import Chain
 from pipeline.stages.parity.routes import merged_probes
-from pipeline.stages.quantize.stage import quantize
 
 LEVEL = "Q4_K_M"
 ROWS = [
@@ -49,7 +49,7 @@ def test_a_family_keeps_everything_on_its_way(
     models = Sources(base, adapter, merged, lineage_of(tmp_path / "base.json"))
     convert(models, folder, Convert(name=name, type="F16"), tools)
     gguf, level = folder / f"{name}-F16.gguf", folder / f"{name}-{LEVEL}.gguf"
-    quantize(Llama(tools), gguf, level, LEVEL)
+    quantize_gguf(Llama(tools), gguf, level, LEVEL)
     probes = merged_probes(
         Chain(base, adapter, merged, gguf, {LEVEL: level}),
         Measure(ROWS, params.parity, replace(find_llama(params.machine), tools=tools), tmp_path),

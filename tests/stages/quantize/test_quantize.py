@@ -13,9 +13,11 @@ from tiny import tiny_params
 from pipeline.config.params import Params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
+from pipeline.gguf.file import describe
 from pipeline.gguf.header import read_header
+from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.stages.quantize.stage import fallback_warning, main, quantize
+from pipeline.stages.quantize.stage import fallback_warning, main
 
 
 @pytest.fixture
@@ -42,7 +44,8 @@ def test_the_same_bytes_in_any_case_and_with_any_number_of_threads(
         capsys.readouterr().out
         == f"quantize: tiny-q4_k_m.gguf {(folder / 'tiny-q4_k_m.gguf').stat().st_size / 1e6:.0f} MB\n"
     )
-    made = quantize(Llama(tools, 2), folder / "tiny-F16.gguf", folder / "two.gguf", "Q4_K_M")
+    quantize_gguf(Llama(tools, 2), folder / "tiny-F16.gguf", folder / "two.gguf", "Q4_K_M")
+    made = describe(folder / "two.gguf")
     assert file_hash(folder / "two.gguf") == file_hash(folder / "tiny-q4_k_m.gguf")
     assert (made["tensor_types"]["Q4_K"], made["fallback_tensors"]) == (12, 0)
 
@@ -51,7 +54,7 @@ def test_a_level_of_the_untuned_base_is_made_from_the_base(root: Path, tools: To
     folder = root / "models/gguf"
     (folder / "tiny-F16.gguf").rename(folder / "tiny-base-F16.gguf")
     main(params(levels=["Q4_K_M", "base-Q4_K_M"]), root, "base-Q4_K_M")
-    quantize(Llama(tools), folder / "tiny-base-F16.gguf", folder / "two.gguf", "Q4_K_M")
+    quantize_gguf(Llama(tools), folder / "tiny-base-F16.gguf", folder / "two.gguf", "Q4_K_M")
     assert file_hash(folder / "two.gguf") == file_hash(folder / "tiny-base-Q4_K_M.gguf")
 
 
@@ -70,7 +73,7 @@ def test_a_torn_source_is_an_error_and_publishes_nothing(root: Path, tools: Tool
     source = root / "models/gguf/tiny-F16.gguf"
     source.write_bytes(source.read_bytes()[:1_000_000])
     with pytest.raises(DataError, match="Q-GGUF-003"):
-        quantize(Llama(tools), source, source.with_name("tiny-Q4_K_M.gguf"), "Q4_K_M")
+        quantize_gguf(Llama(tools), source, source.with_name("tiny-Q4_K_M.gguf"), "Q4_K_M")
     assert [path.name for path in source.parent.iterdir()] == ["tiny-F16.gguf"]
 
 
