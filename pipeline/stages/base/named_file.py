@@ -123,7 +123,8 @@ class NamedFile:
         part.chmod(0o644)
         with publishing(whole) as aside:
             part.replace(aside)
-        self._clear(whole.parent)
+        for left in whole.parent.glob(f".{self.sha256}-*"):  # not the lock, others may be waiting for it
+            remove(left)
         return whole
 
     def _from(self, place: Place, part: Path, root: Path) -> Path:
@@ -149,11 +150,6 @@ class NamedFile:
             f"{place} gave {self.name} with sha256 {given} ({size:,} bytes{twins}), and base.sha256 is "
             f"{self.sha256}: correct the hash, or take the place out",
         )
-
-    def _clear(self, folder: Path) -> None:
-        """Remove what tries left behind; the lock stays, others may be waiting for it."""
-        for path in folder.glob(f".{self.sha256}-*"):
-            remove(path)
 
 
 def _fault(error: QuenchError) -> str:

@@ -132,7 +132,14 @@ def base(
         "sha256": chosen.sha256,
         "level": chosen.level,
         "tie": chosen.tie,
-        "tied": tied_facts(matrix) if matrix else None,
+        "tied": matrix
+        and {
+            "kept": matrix.finer.name,
+            "kept_type": matrix.finer.type,
+            "dropped": matrix.coarser.name,
+            "dropped_type": matrix.coarser.type,
+            "farthest_row": round(matrix.difference, 6),
+        },
         "files": files,
         "license": facts["license"] or (named if isinstance(named, str) else None),
     }
@@ -200,17 +207,6 @@ def convert_gguf(file: Path, folder: Path, tools: Toolchain, *, tie: bool) -> tu
             f"{matrix.difference:.1%}): tied, with the values of {matrix.finer.name} (base.tie)"
         )
     return header, matrix
-
-
-def tied_facts(matrix: OneMatrix) -> dict[str, Any]:
-    """Which copy of the matrix was taken and which left, for `models/base.json`."""
-    return {
-        "kept": matrix.finer.name,
-        "kept_type": matrix.finer.type,
-        "dropped": matrix.coarser.name,
-        "dropped_type": matrix.coarser.type,
-        "farthest_row": round(matrix.difference, 6),
-    }
 
 
 def main(params: Params, root: Path) -> None:

@@ -43,11 +43,11 @@ class Maker:
         quantize_gguf(self.llama, self.source, target, level, options)
 
     @contextmanager
-    def temporary_gguf(self, allocation: Allocation, sizes: Sizes, most: int | None = None) -> Iterator[Path]:
+    def temporary_gguf(self, allocation: Allocation, sizes: Sizes) -> Iterator[Path]:
         """The file of an allocation while the body runs."""
         file = self.scratch / "passing.gguf"
         try:
-            yield self.make(file, allocation, sizes, most)
+            yield self.make(file, allocation, sizes)
         finally:
             remove(file)
 

@@ -20,7 +20,7 @@ FOLDER, LOGITS, PROMPTS = "reference", "logits", "prompts.json"
 KLD_ROWS = 16  # held-out rows whose logits are compared: 64 positions each at most
 
 
-def write_reference(root: Path, rows: Path, count: int, ctx_size: int) -> None:
+def write_reference(root: Path, rows: Path, ctx_size: int) -> None:
     """Publish `root`/reference: prompts (token ids and the positions whose next token training teaches) and
     float32 logits (positions, V).
 
@@ -34,7 +34,7 @@ def write_reference(root: Path, rows: Path, count: int, ctx_size: int) -> None:
     from pipeline.metrics.forward import trained_model
 
     base, adapter, target = root / "models/base", root / "models/adapter", root / FOLDER
-    encoded = encoded_rows(load_tokenizer(tokenizer_folder(root)), rows, count, ctx_size)
+    encoded = encoded_rows(load_tokenizer(tokenizer_folder(root)), rows, KLD_ROWS, ctx_size)
     prompts = [Prompt(row.ids, thinned(trained_positions(row))) for row in encoded]
     if not prompts:
         raise DataError(
@@ -74,7 +74,7 @@ def main(words: Sequence[str]) -> int:
     """Write the reference of the sub-project and the rows that the command line names."""
     project, rows, ctx_size = words
     try:
-        write_reference(Path(project), Path(rows), KLD_ROWS, int(ctx_size))
+        write_reference(Path(project), Path(rows), int(ctx_size))
     except QuenchError as error:
         print(f"compare: {error}", file=sys.stderr)
         return error.exit_code
