@@ -19,13 +19,13 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.tuners.scales import file_scales
 
 
-def write(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Toolchain) -> None:
-    """Publish `target`, the GGUF in `base` with the scales in the folder `adapter`; `lineage` is
-    models/base.json.
+def write(root: Path, adapter: Path, target: Path, tools: Toolchain) -> None:
+    """Publish `target`, the GGUF of the base below `root` with the scales in the folder `adapter`.
 
     Raises `DataError` if the base's file is not the one that was trained on, `MachineError` if the disk is
     too small.
     """
+    base, lineage = root / "models/base", root / "models/base.json"
     trained_on = file_trained_on(base, adapter, lineage)
     if not (adapter / SCALES_FILE).is_file():
         raise DataError(
@@ -45,12 +45,6 @@ def write(*, base: Path, adapter: Path, lineage: Path, target: Path, tools: Tool
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
     target = root / "models/gguf" / f"{params.convert.name}-tuned.gguf"
-    write(
-        base=root / "models/base",
-        adapter=root / "models/adapter",
-        lineage=root / "models/base.json",
-        target=target,
-        tools=find_toolchain(params.machine.llama_cpp),
-    )
+    write(root, root / "models/adapter", target, find_toolchain(params.machine.llama_cpp))
     size, base = target.stat().st_size, (root / "models/base" / MODEL_FILE).stat().st_size
     print(f"tuned: {target.name} {size / 1e6:.1f} MB, from {base / 1e6:.1f} MB and the trained scales")

@@ -78,11 +78,6 @@ def base_model(project: Path, name: str = MODEL_FILE, folder: Path | None = None
     return load_gguf(folder or project / "models/base", compute_dtype=torch.float32, device="cpu", name=name)
 
 
-def make(project: Path, adapter: Path, target: Path, tools: Toolchain) -> None:
-    base = project / "models/base"
-    write(base=base, adapter=adapter, lineage=project / "models/base.json", target=target, tools=tools)
-
-
 def test_every_scale_of_the_layers_trains_and_nothing_else(project: Path, trained: Path) -> None:
     report = json.loads((trained / "report.json").read_text())
     _, tensors = gguf_tensors(project / "models/base" / MODEL_FILE)
@@ -105,7 +100,7 @@ def test_the_file_is_what_was_trained_and_the_base_but_for_its_scales(
     project: Path, trained: Path, tmp_path: Path, tools: Toolchain
 ) -> None:
     target = tmp_path / "tiny-tuned.gguf"
-    make(project, trained / "adapter", target, tools)
+    write(project, trained / "adapter", target, tools)
     base = project / "models/base"
     # what is computed with it is what was trained, to the last bit
     in_training = base_model(project)
@@ -205,7 +200,7 @@ def test_a_scale_that_is_not_a_number_is_not_written(
     save_file(changes, adapter / SCALES_FILE)
     (adapter / "run.json").write_bytes((trained / "adapter/run.json").read_bytes())
     with pytest.raises(GateError, match="Q-GGUF-020"):
-        make(project, adapter, tmp_path / "tuned.gguf", tools)
+        write(project, adapter, tmp_path / "tuned.gguf", tools)
     assert not list(tmp_path.glob("*.gguf"))
 
 
@@ -219,10 +214,10 @@ def test_scales_of_another_file_are_refused(
     target = tmp_path / "tuned.gguf"
     (adapter / "run.json").write_text(json.dumps(run_record))
     with pytest.raises(DataError, match="Q-GGUF-022"):
-        make(project, adapter, tmp_path / "tuned.gguf", tools)
+        write(project, adapter, tmp_path / "tuned.gguf", tools)
     (adapter / "run.json").write_bytes((trained / "adapter/run.json").read_bytes())
     with pytest.raises(DataError, match="Q-TUNED-001"):
-        make(project, adapter, tmp_path / "tuned.gguf", tools)
+        write(project, adapter, tmp_path / "tuned.gguf", tools)
     changes = load_file(trained / "adapter" / SCALES_FILE)
     save_file({name: one[:, :-1].contiguous() for name, one in changes.items()}, adapter / SCALES_FILE)
     with pytest.raises(DataError, match="Q-MODELS-033"):
@@ -231,10 +226,10 @@ def test_scales_of_another_file_are_refused(
     for numbers in (doubles, {"model.embed_tokens": torch.zeros(1, 1, 1)}, {"lm_head": torch.zeros(1, 1, 1)}):
         save_file(numbers, adapter / SCALES_FILE)
         with pytest.raises(DataError, match="Q-MODELS-033"):
-            make(project, adapter, target, tools)
+            write(project, adapter, target, tools)
     (adapter / SCALES_FILE).write_bytes((trained / "adapter" / SCALES_FILE).read_bytes()[:-7])
     with pytest.raises(DataError, match="Q-MODELS-033"):
-        make(project, adapter, target, tools)
+        write(project, adapter, target, tools)
     assert not target.exists()
 
 
