@@ -8,6 +8,7 @@ with it, so that each is learned after the exact text that a server shows the mo
 """
 
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -214,16 +215,11 @@ def own_system_prompt(tokenizer: Any) -> str | None:
     except Unrenderable:
         return None
     head, closing = bare.partition(question["content"])[0], rest.partition(question["content"])[0]
-    if (
-        not opening
-        or not closing
-        or not head.startswith(opening)
-        or not head.endswith(closing)
-        or len(head) < len(opening) + len(closing)
-    ):
+    own = re.fullmatch(f"{re.escape(opening)}(.*){re.escape(closing)}", head, re.DOTALL)
+    if not opening or not closing or not own:
         return None
     # Llama 3.1 has its own words before the place where the system turn goes
-    return head[len(opening) : len(head) - len(closing)].strip() or _without_markup(tokenizer, opening)
+    return own[1].strip() or _without_markup(tokenizer, opening)
 
 
 def _without_markup(tokenizer: Any, text: str) -> str | None:
