@@ -121,22 +121,15 @@ def served_check(measured: Divergences, limits: Parity, where: str, artifact: Ma
             unit="nats",
             figures=figures_of(served),
         )
-    by_floor = limit > limits.max_kld_served or least < MIN_SAME_TOP
-    sentence = (
-        (
-            f"{where}, same first choice at {served.same_top:.1%} (at least {least:.1%}); training "
-            f"moves the base by {moved.kld:.2g} nats"
-        )
-        + ("" if rounding.fault else f"; training's own rounding is {rounding.kld:.2g} nats")
-        + (
-            (
-                f"; limits from the bare base, whose arithmetic alone costs {bare.kld:.2g} nats and "
-                f"{1 - bare.same_top:.1%}"
-            )
-            if by_floor
-            else ""
-        )
-    )
+    sentences = [
+        f"{where}, same first choice at {served.same_top:.1%} (at least {least:.1%})",
+        f"training moves the base by {moved.kld:.2g} nats",
+    ]
+    if not rounding.fault:
+        sentences.append(f"training's own rounding is {rounding.kld:.2g} nats")
+    if limit > limits.max_kld_served or least < MIN_SAME_TOP:
+        floor = f"{bare.kld:.2g} nats and {1 - bare.same_top:.1%}"
+        sentences.append(f"limits from the bare base, whose arithmetic alone costs {floor}")
     cause = ""
     if served.kld >= 0.5 * moved.kld:
         cause = (
@@ -145,7 +138,7 @@ def served_check(measured: Divergences, limits: Parity, where: str, artifact: Ma
         )
     elif not within:
         cause = f"Either {file} is of another run, or it was changed after it was made: {artifact.again}."
-    return divergence_check(title, served, limit, sentence, cause)
+    return divergence_check(title, served, limit, "; ".join(sentences), cause)
 
 
 def served_floor(bare: Divergence) -> tuple[float, float]:
