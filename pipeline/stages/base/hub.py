@@ -29,10 +29,7 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
     `ConfigError` (no repository name), `MachineError` (the hub can't be reached, no room).
     """
     with _hub_errors(repo, commit):
-        info = _model_info(repo, commit)
-        # a GGUF's header comes with its gigabytes
-        check_experts_of({"general.architecture": (info.gguf or {}).get("architecture")}, repo)
-        listing = info.siblings or []
+        listing = _listing(repo, commit)
         listed, where = [file.rfilename for file in listing], f"{repo} at {commit}"
         names = choose_gguf(listed, gguf, where) if gguf else choose_files(listed, where)
         wanted = sorted(
@@ -66,9 +63,7 @@ def fetch_one(place: Hub, sha256: str, part: Path) -> None:
     hub lists it with another hash. Raises as `download` does.
     """
     with _hub_errors(place.hub, place.revision):
-        info = _model_info(place.hub, place.revision)
-        check_experts_of({"general.architecture": (info.gguf or {}).get("architecture")}, place.hub)
-        listing = {file.rfilename: file for file in info.siblings or []}
+        listing = {file.rfilename: file for file in _listing(place.hub, place.revision)}
         if place.file not in listing:
             raise no_such_file(place.file, list(listing), f"{place.hub} at {place.revision}")
         file = listing[place.file]
@@ -82,8 +77,10 @@ def fetch_one(place: Hub, sha256: str, part: Path) -> None:
         _receive(place.hub, place.revision, file, part)
 
 
-def _model_info(repo: str, commit: str) -> Any:
-    """What the hub says of a repository: its files with sizes and hashes."""
+def _listing(repo: str, commit: str) -> list[Any]:
+    """The files of a repository as the hub lists them, with sizes and hashes. Raises for experts that can't
+    be trained: a GGUF's header, which names them too, comes with its gigabytes.
+    """
     import httpx2  # huggingface_hub's HTTP client
     from huggingface_hub import HfApi
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -91,7 +88,9 @@ def _model_info(repo: str, commit: str) -> Any:
     if not sys.stderr.isatty():
         disable_progress_bars()
     timeout: Any = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
-    return HfApi().model_info(repo, revision=commit, files_metadata=True, timeout=timeout)
+    info = HfApi().model_info(repo, revision=commit, files_metadata=True, timeout=timeout)
+    check_experts_of({"general.architecture": (info.gguf or {}).get("architecture")}, repo)
+    return info.siblings or []
 
 
 @contextmanager
