@@ -90,13 +90,10 @@ def check_room(text: str, most: int, header: int, sizes: Sizes) -> None:
     `header` is the bytes before the tensors.
     """
     least, largest = (header + size for size in extremes(sizes))
-    need_room(text, most, least=least, largest=largest, bits=smallest_bits(sizes))
-
-
-def smallest_bits(sizes: Sizes) -> float:
-    """Bits per weight of the tensors that have a choice, at their smallest."""
+    # of the tensors that have a choice, at their smallest
     stored = [(sizes[name][kind], bits(kind)) for name, kind in smallest(sizes).items()]
-    return 8 * sum(size for size, _ in stored) / sum(8 * size / each for size, each in stored)
+    per_weight = 8 * sum(size for size, _ in stored) / sum(8 * size / each for size, each in stored)
+    need_room(text, most, least=least, largest=largest, bits=per_weight)
 
 
 def patterns(allocation: Allocation) -> dict[str, str]:
