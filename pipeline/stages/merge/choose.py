@@ -57,7 +57,7 @@ class Choice:
 
     merge_base: MergeBase
     reason: str
-    level: str | None = None  # the deciding one
+    deciding_level: str | None = None
     candidates: Mapping[MergeBase, Mapping[str, Any]] = field(default_factory=dict)
 
 

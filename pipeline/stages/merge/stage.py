@@ -74,14 +74,7 @@ def main(params: Params, root: Path) -> None:
         done = make(choice.merge_base, merged)
     write_json(
         root / "reports/merge.json",
-        done
-        | {
-            "asked": settings.base,
-            "reason": choice.reason,
-            "deciding_level": choice.level,
-            "candidates": choice.candidates,
-            "warnings": idle_adapters(done["adapters"]),
-        },
+        done | asdict(choice) | {"asked": settings.base, "warnings": idle_adapters(done["adapters"])},
     )
     print(
         f"merge: {done['adapted']} of {done['tensors']} tensors adapted, {done['bytes'] / 1e6:.0f} MB, into "
