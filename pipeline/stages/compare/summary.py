@@ -44,7 +44,8 @@ def summarize(
 
     Raises `DataError` where no row has a score from every strategy and seed.
     """
-    rows = scored_rows(figures)
+    # those that have a score everywhere, in the order in which they were answered
+    rows = [row for row in figures[0]["points"] if all(run["points"].get(row) is not None for run in figures)]
     if not rows:
         raise DataError(
             "Q-COMPARE-004",
@@ -88,11 +89,6 @@ def seconds(figures: Sequence[Figures]) -> float:
         trained |= run["training"].get("parts") or {name: run["training"]["seconds"]}
     total: float = sum(trained.values()) + sum(run["measuring_seconds"] for run in figures)
     return round(total, 1)
-
-
-def scored_rows(figures: Sequence[Figures]) -> list[str]:
-    """The rows that have a score everywhere, in the order in which they were answered."""
-    return [row for row in figures[0]["points"] if all(run["points"].get(row) is not None for run in figures)]
 
 
 def of_level(
