@@ -6,7 +6,7 @@ and llama.cpp's on what is served. Stored weights come first everywhere: where t
 refuse the file, and then they say why.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.levels import ModelName, level_key
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
-from pipeline.config.sections import TUNED, Graph
+from pipeline.config.sections import TUNED
 from pipeline.core.publish import read_json
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
@@ -84,25 +84,20 @@ def merged(params: Params, root: Path, measure: Measure) -> Route:
     )
 
 
-def adapter(params: Params, root: Path, measure: Measure) -> Route:
-    """The route of the graph that serves the base's file with the adapter's GGUF on it."""
-    lora = root / "models/gguf" / f"{params.convert.name}-lora.gguf"
-    chain = _unmerged(root, root / "models/base" / MODEL_FILE, lora)
-    return Route(unmerged_probes(chain, measure), _unmerged_places(places.SERVED), [chain.served, lora])
-
-
-def tuned(params: Params, root: Path, measure: Measure) -> Route:
-    """The route of the graph that serves the base's file with trained scales."""
-    chain = _unmerged(root, root / "models/gguf" / f"{params.convert.name}-{TUNED}.gguf")
-    files = [chain.bare, chain.served]
-    return Route(unmerged_probes(chain, measure), _unmerged_places(places.TUNED), files)
-
-
-ROUTES: dict[Graph, Callable[[Params, Path, Measure], Route]] = {
-    "merged": merged,
-    "adapter": adapter,
-    "tuned": tuned,
-}
+def unmerged(params: Params, root: Path, measure: Measure) -> Route:
+    """The route of the graphs that serve the base's file, with the adapter's GGUF on it or with trained
+    scales.
+    """
+    models, name = root / "models", params.convert.name
+    lora = models / f"gguf/{name}-lora.gguf" if params.graph == "adapter" else None
+    served = models / "base" / MODEL_FILE if lora else models / f"gguf/{name}-{TUNED}.gguf"
+    chain = UnmergedChain(models / "base", models / "base.json", models / "adapter", served, lora)
+    place = places.SERVED if lora else places.TUNED
+    judged = {
+        **dict.fromkeys(("weights_file", "outputs_bare"), places.BASE),
+        **dict.fromkeys(("weights_lora", "weights_scales", "outputs_served"), place),
+    }
+    return Route(unmerged_probes(chain, measure), judged, [chain.bare, lora or served])
 
 
 def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> list[Probe]:
@@ -215,16 +210,3 @@ def _behavior(models: list[Path], tokenizer: Any, measure: Measure, lora: Path |
         lambda _: behavior.behavior_checks([ModelFiles(model, lora) for model in models], tokenizer, measure),
         "standard",
     )
-
-
-def _unmerged(root: Path, served: Path, lora: Path | None = None) -> UnmergedChain:
-    """The files below `root` of a graph that serves `served`, with `lora` on it if one is given."""
-    models = root / "models"
-    return UnmergedChain(models / "base", models / "base.json", models / "adapter", served, lora)
-
-
-def _unmerged_places(served: str) -> dict[str, str]:
-    return {
-        **dict.fromkeys(("weights_file", "outputs_bare"), places.BASE),
-        **dict.fromkeys(("weights_lora", "weights_scales", "outputs_served"), served),
-    }
