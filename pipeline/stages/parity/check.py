@@ -35,7 +35,6 @@ NONE: Figures = {}
 CTX_SIZE = 2048  # tokens; parity's conversations are short
 DEPTHS = get_args(Depth)
 ParityChecks = dict[str, Check]
-LEFT_OUT = "parity.depth is {}; `quench model parity --depth {}` measures it"
 
 
 def exact(title: str, count: int, unit: str, sentence: str, cause: str, what: str) -> Check:
@@ -155,7 +154,7 @@ def measured(probes: Sequence[Probe], depth: Depth) -> ParityChecks:
     for probe in probes:
         why = probe.lacking
         if not why and DEPTHS.index(probe.depth) > DEPTHS.index(depth):
-            why = LEFT_OUT.format(depth, probe.depth)
+            why = f"parity.depth is {depth}; `quench model parity --depth {probe.depth}` measures it"
         if not why:
             print(f"parity: measuring {probe.name}", file=sys.stderr, flush=True)
             try:

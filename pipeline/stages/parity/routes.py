@@ -32,7 +32,7 @@ from pipeline.stages.parity.merged_weights import merged_weights
 from pipeline.stages.parity.outputs import Bench, Chain, output_checks
 from pipeline.stages.parity.scales_weights import distilled_weights, scales_weights
 from pipeline.stages.parity.served_outputs import outputs
-from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file, lora_weights
+from pipeline.stages.parity.unmerged_chain import BARE_TITLE, UnmergedChain, base_file, lora_weights
 
 NO_BASE = "no setting needs a GGUF of the untuned base: set parity.depth to full in params.yaml"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
@@ -168,11 +168,12 @@ def unmerged_probes(chain: UnmergedChain, measure: Measure) -> list[Probe]:
             return results | {"weights_lora": lora_weights(chain.base, chain.adapter, chain.lora)}
         return results | {"weights_scales": scales_weights(chain.base, chain.adapter, chain.served)}
 
+    said = {"outputs_bare": BARE_TITLE, "outputs_served": chain.made.title}
     return [
         Probe("weights", {}, weights),
         Probe("special tokens", SPECIAL, lambda _: _special(tokenizer, chain.base, chain.served, measure)),
         _text(chain.served, tokenizer, measure),
-        Probe("outputs", chain.made.titles, lambda _: outputs(chain, tokenizer, measure), "standard"),
+        Probe("outputs", said, lambda _: outputs(chain, tokenizer, measure), "standard"),
         _behavior([chain.served], tokenizer, measure, chain.lora),
     ]
 

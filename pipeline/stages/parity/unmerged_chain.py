@@ -38,11 +38,6 @@ class Made:
     file: str
     again: str
 
-    @property
-    def titles(self) -> dict[str, str]:
-        """Titles of the parity checks of outputs, by key."""
-        return {"outputs_bare": BARE_TITLE, "outputs_served": self.title}
-
 
 LORA = Made("Trained model → base GGUF with LoRA GGUF", "the adapter's GGUF", "run `snakemake --force lora`")
 TUNED = Made("Trained model → tuned GGUF", "the tuned file", "run `snakemake --force tuned`")

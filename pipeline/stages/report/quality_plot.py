@@ -1,6 +1,7 @@
 """Quality against file size as inline SVG: tuned levels, the untuned base's, and their Pareto front."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.config.products import is_base, product_of
@@ -27,9 +28,7 @@ def quality_plot(evaluations: Evaluations, recommended: str | None) -> str:
     reference = "what it was made from" if product_of(evaluations).served else "the 16-bit model"
     label = "task score, points" if scored else f"same top token as {reference}, %"
     unit, divisor = ("GB", 1e9) if max(place.size for place in places) >= 1e9 else ("MB", 1e6)
-    places = [
-        Place(place.model, place.size / divisor, place.value, place.low, place.high) for place in places
-    ]
+    places = [replace(place, size=place.size / divisor) for place in places]
     ranges = _ranges(places)
     figure, panels = panels_of(f"file size, {unit}", label, INCHES, [3, 1][: len(ranges)])
     figure.set_dpi(72)  # so that a pixel is a point
