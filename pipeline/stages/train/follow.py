@@ -9,23 +9,12 @@ from typing import Any
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Training
 from pipeline.core.interruption import Interruption
-from pipeline.core.metrics_log import MetricsLog, Row
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.models.runtime import use_all_cores
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.proofs import prove_beforehand
 from pipeline.stages.train.record import describe
 from pipeline.stages.train.run import Job, Run
-
-
-class NoLog(MetricsLog):
-    """Rank 0 writes the journal."""
-
-    def append(self, row: Row) -> None:
-        """Nothing."""
-
-    def rows(self) -> list[Row]:
-        """None."""
-        return []
 
 
 def follow(job: Job) -> None:
@@ -54,7 +43,7 @@ def follow(job: Job) -> None:
             start=job.checkpoints / plan["start"] if plan["start"] else None,
             tokenizer=load_tokenizer(job.base),
             interruption=interruption,
-            metrics_log=NoLog(job.checkpoints / "none"),
+            metrics_log=MetricsLog(Path(os.devnull)),  # rank 0 writes the journal
         )
         learner = learner_of(settings.method)(run)
         opened.enter_context(learner.prepared())  # rank 0 has asked a teacher, so its answers are there
