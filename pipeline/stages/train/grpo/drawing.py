@@ -12,7 +12,7 @@ from pipeline.core.errors import DataError, GateError
 from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.grpo.losses import Group, trained
 from pipeline.stages.train.grpo.rewards import Answer, Question, Rewards, advantages, seed_of
-from pipeline.stages.train.grpo.rollouts import Request, Source
+from pipeline.stages.train.grpo.rollouts import OwnSource, Request, ServerSource
 from pipeline.stages.train.grpo.rounds import (
     Completion,
     Round,
@@ -36,7 +36,7 @@ class Rounds:
     def __init__(
         self,
         run: Run,
-        source: Source,
+        source: OwnSource | ServerSource,
         rewards: Rewards,
         questions: Mapping[str, Sequence[Question]],
         *,

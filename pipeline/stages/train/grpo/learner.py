@@ -51,7 +51,7 @@ class GrpoLearner(Learner):
 
 
 def open_source(run: Run) -> Any:
-    """Who draws (a `pipeline.stages.train.grpo.rollouts.Source`), by `train.grpo.rollouts`."""
+    """Who draws, by `train.grpo.rollouts`."""
     settings = run.settings
     if settings.grpo.rollouts == "llama-server":
         from pipeline.llamacpp.tools import find_toolchain

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pipeline.config.methods import ROLLOUTS
 from pipeline.config.products import PRODUCTS, ModelFiles
@@ -58,20 +58,9 @@ class Drawn(NamedTuple):
     stopped: bool
 
 
-class Source(Protocol):
-    """Who draws. `same_again` is whether the same requests give the same completions."""
-
-    name: str
-    same_again: bool
-
-    def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
-        """A completion by `model` for each request; `heed` is called between them, and may raise."""
-        ...
-
-
 class OwnSource:
     """Draws with the model in training: no gap between rollout and training, and no server. `ends` are the
-    ids of tokens that end an answer.
+    ids of tokens that end an answer, `same_again` is whether the same requests give the same completions.
     """
 
     name, same_again = "in-process", True
@@ -80,7 +69,9 @@ class OwnSource:
         self.ends, self.max_new_tokens = frozenset(ends), max_new_tokens
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
-        """A completion for each request, those of one prompt together."""
+        """A completion by `model` for each request, those of one prompt together; `heed` is called between
+        them, and may raise.
+        """
         drawn: list[Drawn] = []
         with undisturbed(model):
             for _, group in groupby(requests, key=lambda request: request.prompt):
