@@ -57,8 +57,9 @@ class Sharing(Stopping):
             if mine < len(batches):
                 own_loss = super().training_step(batches[mine], items)
                 figures = [([float(own_loss), float(self.stats.loss_sum)], self.stats.measures.sums())]
-            elif self.sharded:
-                self.run_along(batches[0], items)
+            elif self.sharded:  # of a batch that is another's, for the layers that are shared out
+                super().training_step(batches[0], items)
+                self.optimizer.zero_grad()
         finally:
             self.stats = stats
         losses = []
@@ -67,11 +68,6 @@ class Sharing(Stopping):
             self.stats.add(batch, torch.tensor(total, device=self.device), sums)
         self.gradients.add_round()
         return losses
-
-    def run_along(self, batch: Batch, items: Any) -> None:
-        """Forward and backward of a batch that is another's, for the layers that are shared out."""
-        super().training_step(batch, items)
-        self.optimizer.zero_grad()
 
     # --- figures of all -------------------------------------------------------------------------------------
 
