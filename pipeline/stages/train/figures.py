@@ -14,8 +14,9 @@ CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "to
 def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The run in figures, from the metrics log's `rows`: those of all parts of a run that was interrupted."""
     steps = [row for row in rows if row["kind"] == "step"]
-    evaluations = [row for row in rows if row["kind"] == "eval"]
     best = trainer.progress.best_global_step
+    evaluations = [row for row in rows if row["kind"] == "eval" and row["step"] == (best or row["step"])]
+    evaluation = evaluations[-1] if evaluations else {}
     tokens, seconds = sum(row["tokens"] for row in steps), sum(row["seconds"] for row in steps)
     return {
         "device": str(trainer.model.device),
@@ -32,22 +33,17 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "loss_first": steps[0]["loss"],
         "loss_last": steps[-1]["loss"],
         "peak_memory_bytes": peak_memory(),
-        **held_out_answers(evaluations, best),
-        "eval_loss": next(
-            (row["eval_loss"] for row in reversed(evaluations) if row["step"] == (best or row["step"])), None
-        ),
+        **held_out_answers(evaluation),
+        "eval_loss": evaluation.get("eval_loss"),
     }
 
 
-def held_out_answers(evaluations: list[dict[str, Any]], best: int | None) -> dict[str, Any]:
+def held_out_answers(evaluation: dict[str, Any]) -> dict[str, Any]:
     """`preferences` of the report: how the held-out pairs (KTO: answers) are ranked at the end, with the
     95 % interval of the share that is ranked correctly (Wilson's, for one of few pairs); nothing without any.
     """
     from scipy.stats import binomtest
 
-    evaluation: dict[str, Any] = next(
-        (row for row in reversed(evaluations) if row["step"] == (best or row["step"])), {}
-    )
     measures = evaluation.get("measures", {})
     if "accuracy" not in measures:
         return {}
