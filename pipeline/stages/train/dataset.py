@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.chat.answers import REJECTED
 from pipeline.chat.tokens import IGNORED
 
+Labelled = tuple[list[int], list[int]]  # ids and labels of a sequence
 OTHERS = "others"  # of a batch: the same prompts with other answers
 PARTS = ("input_ids", "labels", "position_ids")  # of a batch: what its log-probabilities depend on
 # what a batch knows of itself; `items` are what its loss is a mean over: tokens, positions, pairs or answers
@@ -54,6 +55,11 @@ def for_the_model(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name not in NOT_FOR_THE_MODEL}
 
 
+def forward_parts(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The forward's arguments and the labels."""
+    return {part: batch[part] for part in PARTS}
+
+
 def token_weights(examples: list[dict[str, Any]]) -> Any:
     """The weight (1, T), float32, of each token of flattened packed rows: that of its sequence."""
     import torch
@@ -65,14 +71,31 @@ def token_weights(examples: list[dict[str, Any]]) -> Any:
     return weights.float().repeat_interleave(lengths)[None]
 
 
-def sequences(rows: Any, count: int, *, wanted: bool = False) -> list[tuple[list[int], list[int]]]:
-    """(ids, labels) of the first `count` conversations in packed rows, only `wanted` ones, none rejected."""
+def sequences(rows: Any, count: int, *, wanted: bool = False) -> list[Labelled]:
+    """The first `count` conversations in packed rows, only `wanted` ones, none rejected."""
     conversations = (
-        (row["input_ids"][end - length : end], row["labels"][end - length : end])
+        sequence
         for row in rows
-        for length, end, role in zip(
-            row["seq_lengths"], accumulate(row["seq_lengths"]), row["roles"], strict=True
-        )
+        for sequence, role in zip(unpacked(row), row["roles"], strict=True)
         if role != REJECTED or not wanted
     )
     return list(islice(conversations, count))
+
+
+def unpacked(row: Mapping[str, Any]) -> list[Labelled]:
+    """The sequences of a packed row."""
+    return [
+        (row["input_ids"][end - length : end], row["labels"][end - length : end])
+        for length, end in zip(row["seq_lengths"], accumulate(row["seq_lengths"]), strict=True)
+    ]
+
+
+def packed(sequences: list[Labelled], number: int = 0) -> dict[str, Any]:
+    """A packed row of these sequences, as the collator takes it."""
+    return {
+        "input_ids": [token for ids, _ in sequences for token in ids],
+        "labels": [label for _, labels in sequences for label in labels],
+        "seq_lengths": [len(ids) for ids, _ in sequences],
+        "row": number,
+        "row_ids": [],
+    }

@@ -17,7 +17,7 @@ from pipeline.models.qlora import float32_cast_bytes
 from pipeline.models.tensors import nf4_state
 from pipeline.models.tuners import TUNERS, causal_model, tuner_on
 from pipeline.models.tuners.scales import unchanged_in_file
-from pipeline.stages.train.dataset import for_the_model, sequences
+from pipeline.stages.train.dataset import Labelled, for_the_model, packed, sequences
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.run import RESTART
 
@@ -25,7 +25,6 @@ PROBE_TOKENS = 48  # of each of the two rows
 # normalized squared error of logits, packed against alone: bfloat16 gives about 1e-5, a leak above 0.1
 SAME_ROW = 1e-2
 
-Labelled = tuple[list[int], list[int]]  # ids and labels of one row
 BEFORE = "before.json"  # beside the checkpoints: what distillation started from
 NAMED = 5  # numbers named in one sentence
 ROUNDING = 1e-6  # an epoch's last step has the epoch's number up to a float's rounding
@@ -45,9 +44,9 @@ def check_no_leaks(
         return None
     first, second = ((ids[:PROBE_TOKENS], labels[:PROBE_TOKENS]) for ids, labels in rows[:2])
     with undisturbed(model):
-        packed = _logits(model, collate, [first, second])[len(first[0]) :]
+        behind = _logits(model, collate, [first, second])[len(first[0]) :]
         alone = _logits(model, collate, [second])
-    error = float((packed - alone).pow(2).mean() / alone.pow(2).mean())
+    error = float((behind - alone).pow(2).mean() / alone.pow(2).mean())
     if not math.isfinite(error):
         raise GateError(
             "Q-TRAIN-020",
@@ -67,16 +66,9 @@ def _logits(
     model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Labelled]
 ) -> Any:
     """Float32 logits (T, V) of rows packed into one."""
-    packed = {
-        "input_ids": [token for ids, _ in rows for token in ids],
-        "labels": [label for _, labels in rows for label in labels],
-        "seq_lengths": [len(ids) for ids, _ in rows],
-        "row": 0,
-        "row_ids": [],
-    }
     inputs = {
         name: value.to(model.device) if hasattr(value, "to") else value
-        for name, value in for_the_model(collate([packed])).items()
+        for name, value in for_the_model(collate([packed(rows)])).items()
         if name != "labels"
     }
     return model(**inputs).logits[0].float()

@@ -23,7 +23,7 @@ import torch
 from pipeline.chat.prompts import prompt_ids
 from pipeline.chat.tokens import IGNORED
 from pipeline.config.sections.method_groups import Grpo
-from pipeline.stages.train.dataset import PARTS, Collator
+from pipeline.stages.train.dataset import Collator
 from pipeline.stages.train.grpo.rewards import teaches
 from pipeline.stages.train.grpo.rounds import Completion
 from pipeline.stages.train.step_stats import Batch, Sums
@@ -133,11 +133,6 @@ def items(settings: Grpo, tokens: int, completions: int) -> int:
     completions is no larger than one of long ones.
     """
     return tokens if settings.loss == "dapo" else completions * settings.max_new_tokens
-
-
-def forward_parts(batch: Batch) -> Batch:
-    """The forward's arguments and the labels."""
-    return {part: batch[part] for part in PARTS}
 
 
 def of_groups(groups: Sequence[Group]) -> Sums:

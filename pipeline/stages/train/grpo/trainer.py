@@ -9,11 +9,11 @@ import torch
 
 from pipeline.models.chunked_loss import token_logps
 from pipeline.models.tuners import causal_model, tuner_on
+from pipeline.stages.train.dataset import forward_parts
 from pipeline.stages.train.grpo.drawing import Rounds
 from pipeline.stages.train.grpo.losses import (
     Group,
     correction,
-    forward_parts,
     of_groups,
     of_tokens,
     policy_terms,

@@ -6,18 +6,16 @@ Where that makes a packed row longer than the split's longest, ends of borrowed 
 what fits in memory does so here too.
 """
 
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from pipeline.chat.tokens import IGNORED
 from pipeline.config.methods import METHODS, Method
-from pipeline.stages.train.dataset import OTHERS, Collator
+from pipeline.stages.train.dataset import OTHERS, Collator, Labelled, forward_parts, packed, unpacked
 from pipeline.stages.train.step_stats import Batch
 
 PackedRow = dict[str, Any]
-Answered = tuple[list[int], list[int]]  # ids and labels of a sequence
 
 
 class PreferenceCollator:
@@ -46,26 +44,18 @@ class PreferenceCollator:
     def other_batch(self, numbers: list[int]) -> Batch:
         """The prompts of these packed rows with other answers: ids, labels and positions (1, T)."""
         rows = [self.with_others(number) for number in numbers]
-        batch = self.plain(rows)
-        return {name: batch[name] for name in ("input_ids", "labels", "position_ids")} | _shapes(rows)
+        return forward_parts(self.plain(rows)) | _shapes(rows)
 
     def with_others(self, number: int) -> PackedRow:
         """A packed row whose sequences have the answers behind them, no longer than the longest row."""
-        mine = _sequences(self.rows[number])
+        mine = unpacked(self.rows[number])
         sequences = [
             _with_answer(sequence, self.other(number, sequence, [*mine[place + 1 :], *mine[:place]]))
             for place, sequence in enumerate(mine)
         ]
-        sequences = _shortened(sequences, mine, self.longest)
-        return {
-            "input_ids": [token for ids, _ in sequences for token in ids],
-            "labels": [label for _, labels in sequences for label in labels],
-            "seq_lengths": [len(ids) for ids, _ in sequences],
-            "row": number,
-            "row_ids": [],
-        }
+        return packed(_shortened(sequences, mine, self.longest), number)
 
-    def other(self, number: int, sequence: Answered, near: list[Answered]) -> Answered:
+    def other(self, number: int, sequence: Labelled, near: list[Labelled]) -> Labelled:
         """The nearest sequence with another prompt: of `near`, those of the packed row `number`, else of the
         rows after it; itself where there is no other prompt.
         """
@@ -73,7 +63,7 @@ class PreferenceCollator:
         if nearest := next((other for other in near if _prompt(other) != prompt), None):
             return nearest
         for step in range(1, len(self.rows)):
-            follower = _sequences(self.rows[(number + step) % len(self.rows)])
+            follower = unpacked(self.rows[(number + step) % len(self.rows)])
             if nearest := next((other for other in follower if _prompt(other) != prompt), None):
                 return nearest
         return sequence
@@ -87,25 +77,18 @@ def _shapes(rows: list[PackedRow]) -> Batch:
     }
 
 
-def _prompt(sequence: Answered) -> list[int]:
+def _prompt(sequence: Labelled) -> list[int]:
     return sequence[0][: _answer_start(sequence[1])]
 
 
-def _sequences(row: PackedRow) -> list[Answered]:
-    return [
-        (row["input_ids"][end - length : end], row["labels"][end - length : end])
-        for length, end in zip(row["seq_lengths"], accumulate(row["seq_lengths"]), strict=True)
-    ]
-
-
-def _with_answer(sequence: Answered, other: Answered) -> Answered:
+def _with_answer(sequence: Labelled, other: Labelled) -> Labelled:
     """The prompt of one sequence with the answer of another."""
     (ids, labels), (other_ids, other_labels) = sequence, other
     start, begin = _answer_start(labels), _answer_start(other_labels)
     return ids[:start] + other_ids[begin:], [IGNORED] * start + other_labels[begin:]
 
 
-def _shortened(sequences: list[Answered], originals: list[Answered], longest: int) -> list[Answered]:
+def _shortened(sequences: list[Labelled], originals: list[Labelled], longest: int) -> list[Labelled]:
     """The sequences with `longest` tokens together at most, as the `originals` have: what is over is taken
     off the ends of those that are longer than their own.
     """
