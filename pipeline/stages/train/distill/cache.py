@@ -8,11 +8,10 @@ order, after which a token follows in the same conversation. That is 6 k + 2 byt
 """
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -23,17 +22,18 @@ FORMAT = 1  # to be raised when the files' meaning changes
 IDS, LOGS = np.dtype("<i4"), np.dtype("<f2")
 
 Key = dict[str, Any]
+Numbers = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Answers:
     """The teacher's answers to one split; packed row r has positions `starts[r]` to `starts[r + 1]`."""
 
-    starts: np.ndarray[Any, Any]  # (rows + 1,)
-    ids: np.ndarray[Any, Any]  # (P, k)
-    logs: np.ndarray[Any, Any]  # (P, k + 1)
+    starts: Numbers  # (rows + 1,)
+    ids: Numbers  # (P, k)
+    logs: Numbers  # (P, k + 1)
 
-    def of(self, row: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def of(self, row: int) -> tuple[Numbers, Numbers]:
         """ids (p, k) and log-probabilities (p, k + 1) of a packed row's p positions: views of the files."""
         piece = slice(int(self.starts[row]), int(self.starts[row + 1]))
         return self.ids[piece], self.logs[piece]
@@ -48,27 +48,6 @@ class Teacher:
     train: Answers
     val: Answers
     figures: dict[str, Any]
-
-
-class Writer:
-    """The two files of one split, written in order: a full disk is an error, unlike in a memory map."""
-
-    def __init__(self, ids: BinaryIO, logs: BinaryIO, positions: int, top_k: int) -> None:
-        self.ids, self.logs, self.left, self.rest_sum = ids, logs, positions, 0.0
-        for file, kind, width in ((ids, IDS, top_k), (logs, LOGS, top_k + 1)):
-            header = {
-                "descr": np.lib.format.dtype_to_descr(kind),
-                "fortran_order": False,
-                "shape": (positions, width),
-            }
-            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-
-    def add(self, ids: np.ndarray[Any, Any], logs: np.ndarray[Any, Any]) -> None:
-        """Write the answers at the next positions, (p, k) and (p, k + 1)."""
-        self.ids.write(np.ascontiguousarray(ids, IDS).tobytes())
-        self.logs.write(np.ascontiguousarray(logs, LOGS).tobytes())
-        self.left -= len(ids)
-        self.rest_sum += float(np.exp(logs[:, -1].astype(np.float64)).sum())
 
 
 def key_of(record: dict[str, Any], top_k: int) -> Key:
@@ -93,17 +72,34 @@ def cache_bytes(positions: int, top_k: int) -> int:
     return positions * (top_k * IDS.itemsize + (top_k + 1) * LOGS.itemsize)
 
 
-@contextmanager
-def writing(folder: Path, split: str, positions: int, top_k: int) -> Iterator[Writer]:
-    """A writer of one split's files in `folder`. Raises `AssertionError` for more or fewer `positions`."""
-    with ExitStack() as files:
-        ids, logs = (
-            files.enter_context((folder / f"{split}-{part}.npy").open("wb")) for part in ("ids", "logs")
-        )
-        writer = Writer(ids, logs, positions, top_k)
-        yield writer
-        if writer.left:
-            raise AssertionError(f"{split}: {writer.left} of {positions} positions have no answer")
+def write_answers(
+    folder: Path, split: str, positions: int, top_k: int, answers: Iterable[tuple[Numbers, Numbers]]
+) -> float:
+    """Write one split's two files in `folder`, in order: a full disk is an error, unlike in a memory map.
+
+    `answers` are those at the next positions, (p, k) and (p, k + 1), each time. Gives the sum of the
+    probabilities of what is not kept. Raises `AssertionError` for more or fewer `positions`.
+    """
+    left, rest = positions, 0.0
+    with (
+        (folder / f"{split}-ids.npy").open("wb") as of_ids,
+        (folder / f"{split}-logs.npy").open("wb") as of_logs,
+    ):
+        for file, kind, width in ((of_ids, IDS, top_k), (of_logs, LOGS, top_k + 1)):
+            header = {
+                "descr": np.lib.format.dtype_to_descr(kind),
+                "fortran_order": False,
+                "shape": (positions, width),
+            }
+            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+        for ids, logs in answers:
+            of_ids.write(np.ascontiguousarray(ids, IDS).tobytes())
+            of_logs.write(np.ascontiguousarray(logs, LOGS).tobytes())
+            left -= len(ids)
+            rest += float(np.exp(logs[:, -1].astype(np.float64)).sum())
+    if left:
+        raise AssertionError(f"{split}: {left} of {positions} positions have no answer")
+    return rest
 
 
 def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teacher | None:

@@ -7,7 +7,7 @@ student are never in memory together.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from pipeline.stages.train.distill.cache import (
     key_of,
     open_teacher,
     position_counts,
-    writing,
+    write_answers,
 )
 from pipeline.stages.train.run import Run
 
@@ -84,12 +84,8 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
     ):
         aside.mkdir()
         for split, dataset in rows.items():
-            with writing(aside, split, sum(counts[split]), top_k) as writer:
-                for batch in batches(dataset):
-                    ids, logs = answers(model, batch, top_k)
-                    writer.add(ids.cpu().numpy(), logs.cpu().numpy())
-                    advance(len(ids))
-                rest += writer.rest_sum
+            asked = (answers(model, batch, top_k, advance) for batch in batches(dataset))
+            rest += write_answers(aside, split, sum(counts[split]), top_k, asked)
         figures = {
             "file": SOURCE_FILE,
             "sha256": key["file_sha256"],
@@ -121,8 +117,10 @@ def batches(rows: Any) -> Iterator[dict[str, Any]]:
         yield collate(waiting)
 
 
-def answers(model: Any, batch: dict[str, Any], top_k: int) -> tuple[Any, Any]:
-    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of P positions. `GateError` for NaN."""
+def answers(model: Any, batch: dict[str, Any], top_k: int, advance: Callable[[int], None]) -> tuple[Any, Any]:
+    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of P positions, of which `advance` is
+    told. `GateError` for NaN.
+    """
     ids, places = (batch[name].to(model.device) for name in ("input_ids", "position_ids"))
     hidden = model.model(input_ids=ids, position_ids=places, use_cache=False)[0][:, :-1]
     best, logs = likeliest(hidden[followed(places)], model, top_k)
@@ -131,7 +129,8 @@ def answers(model: Any, batch: dict[str, Any], top_k: int) -> tuple[Any, Any]:
             "Q-TRAIN-020",
             f"{SOURCE_FILE}'s answers are not numbers: run stage base again, for its weights are damaged",
         )
-    return best.int(), logs
+    advance(len(best))
+    return best.int().cpu().numpy(), logs.cpu().numpy()
 
 
 def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
