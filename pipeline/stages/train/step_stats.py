@@ -16,21 +16,17 @@ class Measures:
     """Means of what a method measures beside its loss, from sums of micro-batches."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Any, int]] = {}
+        self.sums: Sums = {}
 
     def add(self, sums: Sums) -> None:
         """Count the sums of a micro-batch."""
         for name, (total, count) in sums.items():
-            before, counted = self._sums.get(name, (0.0, 0))
-            self._sums[name] = before + total.detach(), counted + count
-
-    def sums(self) -> Sums:
-        """What was counted: sums by name, and of how many values."""
-        return dict(self._sums)
+            before, counted = self.sums.get(name, (0.0, 0))
+            self.sums[name] = before + total.detach(), counted + count
 
     def record(self, items: int) -> dict[str, Any]:
         """`measures`, the mean by name, and `items`, for a row of the metrics log; {} if not measured."""
-        means = {name: float(total) / count for name, (total, count) in self._sums.items() if count}
+        means = {name: float(total) / count for name, (total, count) in self.sums.items() if count}
         return {"items": items, "measures": means} if means else {}
 
 

@@ -56,7 +56,7 @@ class Sharing(Stopping):
             figures: list[Figures] = []
             if mine < len(batches):
                 own_loss = super().training_step(batches[mine], items)
-                figures = [([float(own_loss), float(self.stats.loss_sum)], self.stats.measures.sums())]
+                figures = [([float(own_loss), float(self.stats.loss_sum)], self.stats.measures.sums)]
             elif self.sharded:  # of a batch that is another's, for the layers that are shared out
                 super().training_step(batches[0], items)
                 self.optimizer.zero_grad()
