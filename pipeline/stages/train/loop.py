@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import BatchSampler
+from transformers import get_scheduler
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
@@ -61,7 +62,12 @@ class Loop:
         self.step_batches: list[Batch] = []  # the optimizer step's micro-batches
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: Any = make_optimizer(model, self.settings)
-        self.schedule: Any = make_schedule(self.optimizer, self.settings, len(rows))
+        self.schedule: Any = get_scheduler(
+            self.settings.lr_scheduler_type,
+            optimizer=self.optimizer,
+            num_warmup_steps=warmup_steps(self.settings, len(rows)),
+            num_training_steps=self.max_steps,
+        )
         self.scaler = torch.amp.GradScaler("cuda", enabled=self.compute_dtype() == torch.float16)
 
     @property
@@ -234,15 +240,3 @@ def kind_of(optim: str) -> tuple[Any, dict[str, Any]]:
 
     options = {"betas": betas, "optim_bits": 8 if "8bit" in optim else 32, "is_paged": "paged" in optim}
     return (Lion, options) if "lion" in optim else (AdamW, options | {"eps": eps})
-
-
-def make_schedule(optimizer: Any, settings: Training, rows: int) -> Any:
-    """The learning rate's schedule over a complete run on `rows` training rows."""
-    from transformers import get_scheduler
-
-    return get_scheduler(
-        settings.lr_scheduler_type,
-        optimizer=optimizer,
-        num_warmup_steps=warmup_steps(settings, rows),
-        num_training_steps=total_steps(settings, rows),
-    )
