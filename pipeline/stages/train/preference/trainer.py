@@ -81,7 +81,7 @@ class Reference:
 def _read(file: Path) -> list[dict[str, Any]]:
     """The lines of `file`; none where it is missing, or damaged: it is made again then."""
     try:
-        return MetricsLog(file).rows() if file.is_file() else []
+        return MetricsLog(file).rows()
     except DataError:
         remove(file)
         return []
@@ -100,32 +100,27 @@ class PreferenceTrainer(QuenchTrainer):
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
         """Sum of the losses of a batch's pairs or answers ÷ `items`, and the sums of what is measured."""
-        roles = inputs["roles"]
+        roles, settings = inputs["roles"], self.settings
         # the reference before the forward that keeps activations; KTO's other answers after it, for autocast
         # would keep copies of the adapter's weights that were made without a gradient
         reference = self.asked(model, inputs)
         logps, tokens = likelihoods(model, inputs, len(roles))
         answers = Likelihoods(logps, torch.zeros_like(logps) if reference is None else reference, tokens)
         chosen, rejected = answers.of(roles == CHOSEN), answers.of(roles == REJECTED)
-        if self.settings.method == "kto":
+        if settings.method == "kto":
             divergence = self.divergence(model, inputs)
-            losses, margins = kto_losses(
-                answers, roles == CHOSEN, divergence, self.settings.beta, self.weights
-            )
+            losses, margins = kto_losses(answers, roles == CHOSEN, divergence, settings.beta, self.weights)
             extra: Sums = {"kl": (divergence, 1)}
         else:
-            losses, margins = self.paired(chosen, rejected)
+            losses, margins = pair_losses(
+                settings.method, chosen, rejected, settings.beta, settings.sft_weight
+            )
             extra = {}
         return losses.sum() / items, extra | measured(chosen, rejected, margins, self.reference is not None)
 
     def asked(self, model: Any, batch: Batch) -> Any:
         """The reference's log-probabilities (n,) of the answers in a batch; None without a reference."""
         return self.reference and self.reference.logps(self.model, model, batch)
-
-    def paired(self, chosen: Likelihoods, rejected: Likelihoods) -> tuple[Any, Any]:
-        """Losses and margins (pairs,)."""
-        settings = self.settings
-        return pair_losses(settings.method, chosen, rejected, settings.beta, settings.sft_weight)
 
     def divergence(self, model: Any, inputs: Batch) -> Any:
         """KTO's z: the mean of log π ÷ reference over other answers to the batch's prompts, at least 0."""
