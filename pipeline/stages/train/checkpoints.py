@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.methods import METHODS, ROUNDS, Method
 from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import publishing, remove, write_json
@@ -22,15 +21,6 @@ TORN = "torn"
 REFERENCE = "reference.jsonl"  # what the reference answers to preferences
 LATER = "later"  # those after a checkpoint that a user chose to resume from; nothing reads them
 METRICS_LOG = "steps.jsonl"
-
-
-def kept_from(method: Method | None, *, resume: bool, replay: bool) -> set[str]:
-    """What a start from nothing leaves of the last run: all that knows what it is of with `resume`, the
-    rounds with `replay`, else nothing.
-    """
-    if resume:
-        return {TORN, *(METHODS[method].keeps if method and method in METHODS else ())}
-    return {ROUNDS} if replay else set()
 
 
 def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.methods import METHODS, ROUNDS
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.interruption import Interruption
@@ -17,9 +18,9 @@ from pipeline.core.jsonl import parse_object
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove, write_json
 from pipeline.stages.train.checkpoints import (
+    TORN,
     checkpoints_in,
     defect,
-    kept_from,
     newest_verified,
     read_notes,
     set_later_aside,
@@ -84,9 +85,9 @@ def find_start(
     """The checkpoint in `folder` to resume from, None for a start from nothing; it is then this run's.
 
     `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of
-    other inputs, they are removed, but for what `kept_from` names. Raises `ConfigError` where an unfinished
-    run is there and its inputs, settings or libraries were others, and for a choice that is none; nothing is
-    deleted then.
+    other inputs, they are removed, but with `resume` for what knows what it is of, with `replay` for the
+    rounds. Raises `ConfigError` where an unfinished run is there and its inputs, settings or libraries were
+    others, and for a choice that is none; nothing is deleted then.
     """
     previous = _read(folder / RUN) if resume else None
     if resume and previous is None and checkpoints_in(folder):
@@ -109,7 +110,9 @@ def find_start(
                 f"put that back to resume it, or {RESTART}",
             )
     if start is None:
-        kept = kept_from(record["settings"].get("method"), resume=bool(resume), replay=replay)
+        method = record["settings"].get("method")
+        keeps = METHODS[method].keeps if method in METHODS else ()
+        kept = {TORN, *keeps} if resume else {ROUNDS} if replay else set()
         for path in folder.glob("*"):
             if path.name not in kept:
                 remove(path)
