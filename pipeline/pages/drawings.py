@@ -124,6 +124,24 @@ def bars(
     return svg_of(figure, name, title, description, [f"{label}: {count:,}" for label, count in items])
 
 
+def histogram(
+    name: str,
+    title: str,
+    bins: Sequence[Mapping[str, Any]],
+    forms: tuple[str, str] = (",", ","),
+    marks: Sequence[tuple[str, float]] = (),
+) -> "Markup | str":
+    """`bars` of bins {"from", "to", "rows"}; `forms` are those of a bin's ends, in the description and as a
+    label.
+    """
+    said, label = forms
+    description = "; ".join(
+        f"{bin['from']:{said}} to {bin['to']:{said}}: {bin['rows']:,}" for bin in bins if bin["rows"]
+    )
+    items = [(f"{bin['from']:{label}}", bin["rows"]) for bin in bins]
+    return bars(name, title, description, items, edges=True, marks=marks)
+
+
 def _step(axes: Any, step: Step, unit: float, top: float, bottom: float) -> None:
     """One step's branch between `top` and `bottom`, its name on the left, what it did on the right."""
     y, quiet = (top + bottom + 8) / 2 if step.moved else top + 15, not step.moved

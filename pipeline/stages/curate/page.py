@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.config.methods import kinds_sentences
 from pipeline.core.text import most, plural, words
-from pipeline.pages.drawings import Step, bars, flow
+from pipeline.pages.drawings import Step, bars, flow, histogram
 from pipeline.pages.templating import fill
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
@@ -114,15 +114,7 @@ def _tokens(tokens: Mapping[str, Any]) -> str:
             marks.append(
                 (f"{label}: {value:,}", at + (value - bins[at]["from"]) / (bins[at]["to"] - bins[at]["from"]))
             )
-    summary = "; ".join(f"{bar['from']:,} to {bar['to']:,}: {bar['rows']:,}" for bar in bins if bar["rows"])
-    return bars(
-        "tokens",
-        "Rows by length in tokens",
-        summary,
-        [(f"{bar['from']:,}", bar["rows"]) for bar in bins],
-        edges=True,
-        marks=marks,
-    )
+    return histogram("tokens", "Rows by length in tokens", bins, marks=marks)
 
 
 def _turns(turns: Mapping[str, int], longest: int = 12) -> str:

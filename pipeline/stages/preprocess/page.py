@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.chat.tokens import IGNORED
 from pipeline.config.methods import unused_sentences
 from pipeline.core.text import count, percent, plural
-from pipeline.pages.drawings import bars
+from pipeline.pages.drawings import histogram
 from pipeline.pages.templating import fill
 from pipeline.stages.preprocess.rewards import sentences
 from pipeline.stages.preprocess.tables import Written
@@ -58,17 +58,6 @@ def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, 
         for kind, (title, tells) in KINDS.items()
         if train["kinds"].get(kind)
     ]
-    lengths = train["lengths"]
-    description = "; ".join(
-        f"{bin['from']:,} to {bin['to']:,}: {bin['rows']:,}" for bin in lengths if bin["rows"]
-    )
-    drawing = bars(
-        "lengths",
-        "Sequences by length in tokens",
-        description,
-        [(f"{bin['from']:,}", bin["rows"]) for bin in lengths],
-        edges=True,
-    )
     return fill(
         "labels.html.jinja",
         stats=stats,
@@ -78,7 +67,7 @@ def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, 
         title=f"{percent(stats['trained_share'])} of the tokens are trained",
         verdict=_verdict(stats),
         notes=_notes(stats),
-        drawing=drawing,
+        drawing=histogram("lengths", "Sequences by length in tokens", train["lengths"]),
         rewards=_rewards(train["rewards"]),
         rejects=_rejects(stats),
     )
@@ -139,15 +128,7 @@ def _rewards(rewards: Mapping[str, Any]) -> dict[str, Any] | None:
     if not rewards["sequences"]:
         return None
     drawings = {
-        name: bars(
-            name,
-            f"Training sequences by {what}",
-            "; ".join(
-                f"{bin['from']:g} to {bin['to']:g}: {bin['rows']:,}" for bin in rewards[name] if bin["rows"]
-            ),
-            [(f"{bin['from']:.3g}", bin["rows"]) for bin in rewards[name]],
-            edges=True,
-        )
+        name: histogram(name, f"Training sequences by {what}", rewards[name], ("g", ".3g"))
         for name, what in (("rewards", "reward"), ("weights", "weight"))
     }
     return {**rewards, "drawings": drawings, "sentences": sentences(rewards)}
