@@ -146,7 +146,7 @@ def write_rows(folder: Path, base: Path, tokens: int, method: str = "sft") -> Pa
     from pipeline.chat.manifest import NAME, manifest
     from pipeline.chat.tokens import load_tokenizer
     from pipeline.core.publish import write_json
-    from pipeline.stages.preprocess.tables import packed_schema
+    from pipeline.stages.preprocess.tables import PACKED
 
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -161,7 +161,7 @@ def write_rows(folder: Path, base: Path, tokens: int, method: str = "sft") -> Pa
         "weights": [[1.0, 1.0]] * ROW_COUNT,
     }
     for split, some in (("train", rows), ("val", {key: values[:1] for key, values in rows.items()})):
-        parquet.write_table(pyarrow.table(some, schema=packed_schema()), folder / f"{split}.parquet")
+        parquet.write_table(pyarrow.table(some, schema=PACKED), folder / f"{split}.parquet")
     counts = {
         split: dict.fromkeys(("rows", "sequences"), 2 * n)
         | {"packed_rows": n}

@@ -32,9 +32,9 @@ from pipeline.stages.preprocess.rewards import Weighting, account, sentences, we
 from pipeline.stages.preprocess.stats import SplitStats, row_name
 from pipeline.stages.preprocess.stretches import Base
 from pipeline.stages.preprocess.tables import (
-    Sequence,
     Written,
     copy_rewards,
+    sequence,
     to_table,
     token_lengths,
     units,
@@ -167,7 +167,7 @@ def write_split(
 
 def sequences(
     tokenizer: Any, path: Path, max_length: int, train: Train, split_stats: SplitStats
-) -> Iterator[Sequence]:
+) -> Iterator[dict[str, Any]]:
     """Every sequence of the rows in `path` that the method can train as is; `split_stats` counts all."""
     unit, pairs = 0, METHODS[train.method].pairs
     rows = encode_rows(tokenizer, read_rows(path), train.method)
@@ -188,7 +188,7 @@ def sequences(
         split_stats.keep(row, names)
         for place, (named, encoding) in enumerate(zip(names, encoded, strict=True)):
             unit += place == 0 or not pairs
-            yield Sequence(named, encoding, unit, row.get("reward"))
+            yield sequence(named, encoding, unit, row.get("reward"))
 
 
 def main(params: Params, root: Path) -> None:

@@ -11,7 +11,6 @@ The functions are copied, so that data/tokens is all that training depends on, a
 
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -36,49 +35,53 @@ CHUNK = 1024  # sequences that are held as Python lists at a time
 GROUP = 1024  # packed rows that are written at a time
 
 
-@dataclass(frozen=True)
-class Sequence:
+# a sequence to train, a row of `to_table`
+SEQUENCE = pyarrow.schema(
+    {
+        "row_id": pyarrow.string(),
+        "input_ids": INTS,
+        "labels": INTS,
+        "role": pyarrow.int8(),
+        "unit": pyarrow.int64(),
+        "reward": pyarrow.float64(),
+        "trained": pyarrow.int32(),
+    }
+)
+# a line of a Parquet file of packed rows
+PACKED = pyarrow.schema(
+    {
+        "input_ids": INTS,
+        "labels": INTS,
+        "seq_lengths": INTS,
+        "row_ids": pyarrow.list_(pyarrow.string()),
+        "roles": pyarrow.list_(pyarrow.int8()),
+        "weights": pyarrow.list_(pyarrow.float32()),
+    }
+)
+
+
+def sequence(name: str, encoded: Encoded, unit: int, reward: float | None = None) -> dict[str, Any]:
     """A sequence to train: its name, ids and labels, the reward of its row (None: none), and the number of
     the unit that it is in: sequences of one unit share a packed row.
     """
-
-    name: str
-    encoded: Encoded
-    unit: int
-    reward: float | None = None
-
-    def record(self) -> dict[str, Any]:
-        """The sequence as a row of `to_table`."""
-        encoded = self.encoded
-        return {
-            "row_id": self.name,
-            "input_ids": encoded.ids,
-            "labels": encoded.labels,
-            "role": encoded.role,
-            "unit": self.unit,
-            "reward": self.reward,
-            "trained": len(trained_positions(encoded)),
-        }
+    return {
+        "row_id": name,
+        "input_ids": encoded.ids,
+        "labels": encoded.labels,
+        "role": encoded.role,
+        "unit": unit,
+        "reward": reward,
+        "trained": len(trained_positions(encoded)),
+    }
 
 
-def to_table(sequences: Iterable[Sequence]) -> Any:
+def to_table(sequences: Iterable[dict[str, Any]]) -> Any:
     """The sequences as one Arrow table: 8 bytes a token."""
-    schema = pyarrow.schema(
-        {
-            "row_id": pyarrow.string(),
-            "input_ids": INTS,
-            "labels": INTS,
-            "role": pyarrow.int8(),
-            "unit": pyarrow.int64(),
-            "reward": pyarrow.float64(),
-            "trained": pyarrow.int32(),
-        }
-    )
     sequences = iter(sequences)
     batches = []
     while chunk := list(islice(sequences, CHUNK)):
-        batches.append(pyarrow.RecordBatch.from_pylist([sequence.record() for sequence in chunk], schema))
-    return pyarrow.Table.from_batches(batches, schema)
+        batches.append(pyarrow.RecordBatch.from_pylist(chunk, SEQUENCE))
+    return pyarrow.Table.from_batches(batches, SEQUENCE)
 
 
 def token_lengths(table: Any) -> list[int]:
@@ -92,34 +95,19 @@ def units(table: Any) -> list[list[int]]:
     return [[place for place, _ in group] for _, group in numbers]
 
 
-def packed_schema() -> Any:
-    """The columns of a Parquet file of packed rows."""
-    return pyarrow.schema(
-        {
-            "input_ids": INTS,
-            "labels": INTS,
-            "seq_lengths": INTS,
-            "row_ids": pyarrow.list_(pyarrow.string()),
-            "roles": pyarrow.list_(pyarrow.int8()),
-            "weights": pyarrow.list_(pyarrow.float32()),
-        }
-    )
-
-
 def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = None) -> None:
     """Write the packed rows, each given by the numbers of its sequences in `table`, whose losses are
     multiplied by `weights` (one for each sequence; None: 1).
     """
-    schema = packed_schema()
     ones = np.ones(table.num_rows) if weights is None else weights
     weight = pyarrow.array(ones, pyarrow.float32())
     table = table.drop_columns(["unit", "reward", "trained"]).append_column("weight", weight).combine_chunks()
-    with parquet.ParquetWriter(path, schema) as writer:
+    with parquet.ParquetWriter(path, PACKED) as writer:
         for start in range(0, len(rows), GROUP):
-            writer.write_batch(_packed(table, rows[start : start + GROUP], schema))
+            writer.write_batch(_packed(table, rows[start : start + GROUP]))
 
 
-def _packed(table: Any, rows: list[list[int]], schema: Any) -> Any:
+def _packed(table: Any, rows: list[list[int]]) -> Any:
     taken = table.take([number for row in rows for number in row]).combine_chunks()
     lengths = pyarrow.compute.list_value_length(taken["input_ids"]).to_numpy()
     sequences = np.cumsum([0, *map(len, rows)], dtype=np.int32)  # where the rows begin, in sequences
@@ -128,7 +116,7 @@ def _packed(table: Any, rows: list[list[int]], schema: Any) -> Any:
     flat += [(sequences, pyarrow.array(lengths, pyarrow.int32()))]
     flat += [(sequences, taken[name].chunk(0)) for name in ("row_id", "role", "weight")]
     return pyarrow.record_batch(
-        [pyarrow.ListArray.from_arrays(offsets, values) for offsets, values in flat], schema=schema
+        [pyarrow.ListArray.from_arrays(offsets, values) for offsets, values in flat], schema=PACKED
     )
 
 
@@ -149,12 +137,12 @@ class Written:
         self.starts = np.concatenate(([0], np.cumsum(sizes)))
         self.row_ids: list[str] = column["row_ids"].flatten().to_pylist()
         self.roles, self.weights = (column[name].flatten().to_numpy() for name in ("roles", "weights"))
-        self.counts = column["seq_lengths"].value_lengths().to_numpy()  # sequences of each packed row
-        counts, owners = (column[name].value_lengths().to_numpy() for name in ("seq_lengths", "row_ids"))
-        ends = self.starts[np.concatenate(([0], np.cumsum(counts)))]
+        # sequences of each packed row
+        self.counts, owners = (column[name].value_lengths().to_numpy() for name in ("seq_lengths", "row_ids"))
+        ends = self.starts[np.concatenate(([0], np.cumsum(self.counts)))]
         if (
             len(self.ids) != len(self.labels)
-            or not np.array_equal(counts, owners)
+            or not np.array_equal(self.counts, owners)
             or not len(self.roles) == len(self.weights) == len(self.row_ids)
             or not np.array_equal(np.diff(ends), self.lengths)
         ):
@@ -189,7 +177,9 @@ class Written:
 def write_questions(target: Path, table: Path, rows: Path) -> None:
     """Write the questions of the sequences in `table` (Parquet), in order; `rows` made the table."""
     names = Written(table).row_ids
-    if write_rows(target, questions(rows, names)) != len(names):
+    wanted = set(names)
+    named = ((row_name(row, rows.name, number), row) for number, row in enumerate(read_rows(rows), start=1))
+    if write_rows(target, (question(name, row) for name, row in named if name in wanted)) != len(names):
         raise AssertionError(f"{target.name} has not a line for each row of {table.name}")
 
 
@@ -211,13 +201,3 @@ def _copy(file: Path, folder: Path, target: Path) -> None:
     place = target / file.relative_to(folder)
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, place)
-
-
-def questions(rows: Path, names: list[str]) -> Iterator[dict[str, Any]]:
-    """The questions of the rows of these names, which are in the order of `rows`."""
-    remaining = iter(names)
-    awaited = next(remaining, None)
-    for number, row in enumerate(read_rows(rows), start=1):
-        if (name := row_name(row, rows.name, number)) == awaited:
-            yield question(name, row)
-            awaited = next(remaining, None)

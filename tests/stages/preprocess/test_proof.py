@@ -21,7 +21,7 @@ from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stretches import Base, same
-from pipeline.stages.preprocess.tables import Sequence, to_table, write_rows_of
+from pipeline.stages.preprocess.tables import sequence, to_table, write_rows_of
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> dic
     rejected = sum(isinstance(each, Unrenderable) for _, each in encode(base.tokenizer, rows))
     found = change(found) if change else found
     write_rows(folder / "train.jsonl", rows)
-    table = to_table(Sequence(*pair, unit) for unit, pair in enumerate(found))
+    table = to_table(sequence(*pair, unit) for unit, pair in enumerate(found))
     write_rows_of(folder / "train.parquet", table, [[number] for number in range(len(found))])
     return prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, Train(), rejected)
 

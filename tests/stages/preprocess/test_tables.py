@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from pipeline.chat.tokens import Encoded
 from pipeline.core.errors import DataError
-from pipeline.stages.preprocess.tables import Sequence, Written, to_table, token_lengths, write_rows_of
+from pipeline.stages.preprocess.tables import Written, sequence, to_table, token_lengths, write_rows_of
 
 SEQUENCES = [
-    Sequence("a", Encoded([1, 2, 3], [-100, 2, 3]), 0),
-    Sequence("b#1", Encoded([4], [4]), 1),
-    Sequence("b#2", Encoded([5, 6], [-100, 6]), 2),
-    Sequence("a", Encoded([7, 8], [7, 8]), 3),
+    sequence("a", Encoded([1, 2, 3], [-100, 2, 3]), 0),
+    sequence("b#1", Encoded([4], [4]), 1),
+    sequence("b#2", Encoded([5, 6], [-100, 6]), 2),
+    sequence("a", Encoded([7, 8], [7, 8]), 3),
 ]
 
 
@@ -26,7 +26,7 @@ def test_there_and_back(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], data: st.DataObject
 ) -> None:
     sequences = [
-        Sequence(f"row{number}", Encoded([number] * length, [-100] * length), number)
+        sequence(f"row{number}", Encoded([number] * length, [-100] * length), number)
         for number, length in enumerate(lengths)
     ]
     order = data.draw(st.permutations(range(len(lengths))))
@@ -44,8 +44,8 @@ def test_there_and_back(
     assert written.row_ids == [f"row{number}" for row in rows for number in row]
     assert written.lengths.tolist() == [sum(lengths[number] for number in row) for row in rows]
     for one in sequences:
-        ids, labels = written.take(one.name) or ([], [])
-        assert (list(ids), list(labels)) == (one.encoded.ids, one.encoded.labels)
+        ids, labels = written.take(one["row_id"]) or ([], [])
+        assert (list(ids), list(labels)) == (one["input_ids"], one["labels"])
     assert list(written.left()) == []
 
 
