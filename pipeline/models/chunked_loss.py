@@ -5,10 +5,11 @@ never hold all logits: trained positions only, a few of them at a time.
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from pipeline.core.errors import GateError, ToolError
 from pipeline.models.loss_parts import LossWithGradient, gradient_type, logit_rule, to_logits, trained_states
-from pipeline.models.quantized_head import has_quantized_head, losses_and_gradient, quantized_head_loss
+from pipeline.models.quantized_head import QuantizedHeadLoss, has_quantized_head, losses_and_gradient
 
 CHUNK_LOGITS = 5 << 20  # logits alive at once, 34 rows of 151,936; a chunk takes 12 bytes a logit
 
@@ -19,14 +20,18 @@ def chunked_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
 
     `model` is the causal model below PEFT, `inputs` what the collator gives: `labels` (B, S), -100 where
     nothing is trained, and the forward's own arguments. Logits have the head's type and the softmax is in
-    float32, as in transformers' own loss. A quantized head has a loss of its own,
-    `pipeline.models.quantized_head`.
+    float32, as in transformers' own loss.
     """
-    if has_quantized_head(model):
-        return quantized_head_loss(model, inputs, tokens)
     states, targets = trained_states(model, inputs)
-    divisor = max(len(targets), 1) if tokens is None else tokens
-    return ChunkedLoss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    return head_loss(states, targets, model, max(len(targets), 1) if tokens is None else tokens)
+
+
+def head_loss(states: Any, targets: Any, model: Any, divisor: Any) -> Any:
+    """Summed cross entropy ÷ `divisor` of `states` (N, H) for `targets` (N,). A quantized head has a loss of
+    its own, `pipeline.models.quantized_head`.
+    """
+    loss = QuantizedHeadLoss if has_quantized_head(model) else ChunkedLoss
+    return loss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
 
 
 class ChunkedLoss(LossWithGradient):
@@ -46,12 +51,7 @@ class ChunkedLoss(LossWithGradient):
             piece = slice(start, start + rows)
             with torch.set_grad_enabled(with_gradient):
                 chunk = states[piece].detach().requires_grad_(with_gradient)
-                loss = (
-                    torch.nn.functional.cross_entropy(
-                        to_logits(model, chunk), targets[piece], reduction="sum"
-                    )
-                    / before
-                )
+                loss = cross_entropy(to_logits(model, chunk), targets[piece], reduction="sum") / before
             total += loss.detach()
             if with_gradient:
                 gradient[piece] = torch.autograd.grad(loss, chunk)[0]
@@ -138,9 +138,7 @@ def dense_losses_and_gradient(states: Any, targets: Any, model: Any, with_gradie
         piece = slice(start, start + rows)
         with torch.set_grad_enabled(with_gradient):
             chunk = states[piece].detach().requires_grad_(with_gradient)
-            chunk_losses = torch.nn.functional.cross_entropy(
-                to_logits(model, chunk), targets[piece], reduction="none"
-            )
+            chunk_losses = cross_entropy(to_logits(model, chunk), targets[piece], reduction="none")
             if gradient is not None:
                 gradient[piece] = torch.autograd.grad(chunk_losses.sum(), chunk)[0]
         losses[piece] = chunk_losses.detach()
@@ -152,16 +150,10 @@ def at_trained(values: Any, labels: Any) -> Any:
     return values[:, 1:][labels[:, 1:] != -100]
 
 
-def sequence_of(position_ids: Any) -> Any:
-    """The number (1, S), from 0, of the sequence that each token of a packed batch is in; positions restart
-    with every sequence.
-    """
-    return (position_ids == 0).cumsum(1) - 1
-
-
 def sums_by_sequence(values: Any, inputs: dict[str, Any], count: int) -> Any:
     """Sums (count,) of values (N,) of the trained tokens of a packed batch, one for each of its sequences."""
-    places = at_trained(sequence_of(inputs["position_ids"]), inputs["labels"])
+    numbers = (inputs["position_ids"] == 0).cumsum(1) - 1  # positions restart with every sequence
+    places = at_trained(numbers, inputs["labels"])
     return torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, places, values)
 
 

@@ -11,13 +11,8 @@ from typing import Any
 
 from pipeline.core.errors import ToolError
 
-SWITCHES = {
-    "rope",
-    "rms_norm",
-    "swiglu",
-    "cross_entropy",
-    "fused_linear_cross_entropy",
-}  # of an architecture that has all kernels
+# of an architecture that has all kernels
+SWITCHES = {"rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy"}
 
 
 def choose_loss(wanted: str, *, mixture: bool = False, norms: bool = False) -> str:
@@ -95,11 +90,12 @@ def fused_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
     """
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
+    from pipeline.models.chunked_loss import chunked_loss
     from pipeline.models.loss_parts import logit_rule, trained_states
-    from pipeline.models.quantized_head import has_quantized_head, quantized_head_loss
+    from pipeline.models.quantized_head import has_quantized_head
 
     if has_quantized_head(model):
-        return quantized_head_loss(model, inputs, tokens)
+        return chunked_loss(model, inputs, tokens)
     states, targets = trained_states(model, inputs)
     factor, softcap = logit_rule(model.config)
     head = model.lm_head

@@ -11,34 +11,24 @@ from typing import Any
 import torch
 
 from pipeline.gguf.dequantize import dequantize
-from pipeline.models.loss_parts import LossWithGradient, logit_rule, trained_states
+from pipeline.models.loss_parts import LossWithGradient, logit_rule
 from pipeline.models.quantized_linear import QuantizedLinear
 
-BLOCK_LOGITS = (
-    5 << 20
-    # logits alive at once, of all trained positions and a block of the vocabulary; a block takes 12 bytes a
-    # logit
-)
+# logits alive at once, of all trained positions and a block of the vocabulary; a block takes 12 bytes a logit
+BLOCK_LOGITS = 5 << 20
 BLOCK_HEAD = 8 << 20  # weights of the head that are dense at once
 LOWEST, TINY = -1e38, 1e-38  # stand for −∞ and 0 where these would make no number
 
 
 def has_quantized_head(model: Any) -> bool:
-    """Whether `quantized_head_loss` is the loss for this causal model (below PEFT)."""
+    """Whether `QuantizedHeadLoss` is the loss for this causal model (below PEFT)."""
     return isinstance(model.lm_head, QuantizedLinear)
 
 
-def quantized_head_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
-    """`chunked_loss` for a model whose `lm_head` is a `QuantizedLinear`: the same number, a float32 scalar,
-    and the same gradients.
-    """
-    states, targets = trained_states(model, inputs)
-    divisor = max(len(targets), 1) if tokens is None else tokens
-    return QuantizedHeadLoss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
-
-
 class QuantizedHeadLoss(LossWithGradient):
-    """Gradients are made along with the loss, so that no logit is computed and no row dequantized twice."""
+    """`ChunkedLoss` for a head that is a `QuantizedLinear`: the same number, and the same gradients, which
+    are made along with the loss, so that no logit is computed and no row dequantized twice.
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
@@ -87,15 +77,10 @@ def sums_outside(
     highest = torch.full((len(ids),), -torch.inf, device=x.device)
     others = torch.zeros(len(ids), device=x.device)
     pulled = torch.zeros(x.shape, device=x.device) if with_gradient else None
-    id_logits, id_slopes = (
-        torch.zeros(ids.shape, device=x.device),
-        torch.full(ids.shape, factor, device=x.device),
-    )
+    id_logits = torch.zeros(ids.shape, device=x.device)
+    id_slopes = torch.full(ids.shape, factor, device=x.device)
     for first, last in vocabulary_blocks(head, len(ids)):
-        rows = rows_between(head, first, last)
-        logits, slopes = block_logits(
-            x, rows, None if head.bias is None else head.bias[first:last], factor, softcap
-        )
+        logits, slopes, rows = block_logits(x, head, first, last, factor, softcap)
         at, place = ((ids >= first) & (ids < last)).nonzero(as_tuple=True)
         columns = ids[at, place] - first
         id_logits[at, place] = logits[at, columns]
@@ -104,9 +89,8 @@ def sums_outside(
         logits[at, columns] = -torch.inf
         raised = torch.maximum(highest, logits.amax(1))
         shrink = torch.where(raised == highest, 1.0, (highest - raised).exp())
-        weights = logits.sub_(
-            raised.clamp(min=LOWEST)[:, None]
-        ).exp_()  # all 0 in a block that holds no other token
+        # all 0 in a block that holds no other token
+        weights = logits.sub_(raised.clamp(min=LOWEST)[:, None]).exp_()
         others = others * shrink + weights.sum(1)
         if pulled is not None:
             weights.mul_(factor if slopes is None else slopes)
@@ -115,17 +99,20 @@ def sums_outside(
     return id_logits, id_slopes, highest, others, pulled
 
 
-def block_logits(x: Any, rows: Any, bias: Any, factor: float, softcap: float | None) -> tuple[Any, Any]:
-    """Float32 logits (N, c) of states x (N, H) by rows (c, H), and their slopes by the head's output (None:
-    `factor` everywhere).
+def block_logits(
+    x: Any, head: Any, first: int, last: int, factor: float, softcap: float | None
+) -> tuple[Any, Any, Any]:
+    """Float32 logits (N, c) of states x (N, H) by rows [first, last) of a head, quantized or dense, their
+    slopes by the head's output (None: `factor` everywhere), and the rows (c, H) in its compute type.
     """
-    logits = torch.nn.functional.linear(x, rows, bias)
+    rows = head.rows(first, last) if isinstance(head, QuantizedLinear) else head.weight[first:last]
+    logits = torch.nn.functional.linear(x, rows, None if head.bias is None else head.bias[first:last])
     if factor != 1.0:
         logits *= factor
     if softcap is None:
-        return logits.float(), None
+        return logits.float(), None, rows
     bent = (logits / softcap).tanh()
-    return (bent * softcap).float(), (1 - bent.float().square()) * factor
+    return (bent * softcap).float(), (1 - bent.float().square()) * factor, rows
 
 
 def vocabulary_blocks(head: Any, count: int) -> Iterator[tuple[int, int]]:
@@ -138,11 +125,6 @@ def compute_type(head: Any) -> torch.dtype:
     """The type that a head, quantized or dense, computes in."""
     dtype: torch.dtype = head.compute_dtype if isinstance(head, QuantizedLinear) else head.weight.dtype
     return dtype
-
-
-def rows_between(head: Any, first: int, last: int) -> Any:
-    """Rows [first, last) of a head, quantized or dense, (last − first, H) in its compute type."""
-    return head.rows(first, last) if isinstance(head, QuantizedLinear) else head.weight[first:last]
 
 
 def rows_at(head: Any, ids: Any) -> Any:

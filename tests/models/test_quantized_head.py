@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.models import quantized_head as head
 from pipeline.models.chunked_loss import ChunkedLoss, chunked_loss
 from pipeline.models.loss_parts import trained_states
-from pipeline.models.quantized_head import quantized_head_loss
 
 
 def plain_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
@@ -32,7 +31,7 @@ def compare(
 ) -> None:
     """Both losses and both gradients are the same."""
     value, expected = (
-        quantized_head_loss(ours, {"labels": labels}, tokens),
+        chunked_loss(ours, {"labels": labels}, tokens),
         plain_loss(theirs, {"labels": labels}, tokens),
     )
     assert value.dtype == torch.float32 and value.item() == pytest.approx(
@@ -88,7 +87,7 @@ def test_a_gradient_below_float16_waits_for_the_loss_scale_in_float32(quantized:
         pair[not quantized] for pair in (models(dtype=torch.float16), models(dtype=torch.float32))
     )
     for model in (found, exact):
-        loss = quantized_head_loss if quantized else plain_loss
+        loss = chunked_loss if quantized else plain_loss
         (loss(model, {"labels": all_trained()}, tokens) * scale).backward()
     exact_gradient = exact.states.grad
     assert found.states.grad.dtype == torch.float16 and float(exact_gradient.abs().max()) / scale < 6e-8
@@ -108,7 +107,7 @@ def test_of_a_token_that_it_is_sure_of_the_gradient_is_not_lost_in_rounding() ->
     for model in (ours, theirs, exact):
         model.states.data.copy_(sure)
     for model in (ours, exact):
-        quantized_head_loss(model, {"labels": labels}).backward()
+        chunked_loss(model, {"labels": labels}).backward()
     plain_loss(theirs, {"labels": labels}).backward()
     wanted = exact.states.grad
     off, usual = (
@@ -133,7 +132,7 @@ def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: py
     ours, _ = models(GgmlType.F32)  # its quantized bytes are few operations, each of a block
     monkeypatch.setattr(head, "BLOCK_HEAD", 4 * HIDDEN)
     with Sizes():
-        quantized_head_loss(ours, {"labels": all_trained()}).backward()
+        chunked_loss(ours, {"labels": all_trained()}).backward()
     assert max(sizes) < VOCABULARY * HIDDEN and 22 * VOCABULARY not in sizes
 
 
@@ -141,16 +140,14 @@ def test_without_gradients_none_are_made() -> None:
     ours, theirs = models()
     with torch.no_grad():
         value, expected = (
-            quantized_head_loss(ours, {"labels": all_trained()}),
+            chunked_loss(ours, {"labels": all_trained()}),
             plain_loss(theirs, {"labels": all_trained()}),
         )
     assert value.item() == pytest.approx(expected.item(), rel=1e-5) and not value.requires_grad
 
 
 def test_chunked_loss_takes_it_for_a_quantized_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, _ = models()
+    ours, theirs = models()
+    expected = plain_loss(theirs, {"labels": all_trained()}).item()
     monkeypatch.setattr(ChunkedLoss, "apply", None)
-    assert (
-        chunked_loss(ours, {"labels": all_trained()}).item()
-        == quantized_head_loss(ours, {"labels": all_trained()}).item()
-    )
+    assert chunked_loss(ours, {"labels": all_trained()}).item() == pytest.approx(expected, rel=1e-5)

@@ -21,7 +21,7 @@ from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.gguf.base_files import SOURCE_FILE
 from pipeline.models.distill_loss import followed
 from pipeline.models.loss_parts import logit_rule
-from pipeline.models.quantized_head import block_logits, compute_type, rows_between, vocabulary_blocks
+from pipeline.models.quantized_head import block_logits, compute_type, vocabulary_blocks
 from pipeline.models.quantized_model import load_gguf
 from pipeline.planning.memory import TEACHER_ROOM
 from pipeline.stages.train.dataset import Collator, load_rows
@@ -142,16 +142,12 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
     """
     head, count = model.lm_head, len(states)
     x, rule = states.to(compute_type(head)), logit_rule(model.config)
-    best, ids = (
-        torch.empty(count, 0, device=x.device),
-        torch.empty(count, 0, dtype=torch.long, device=x.device),
-    )
+    best = torch.empty(count, 0, device=x.device)
+    ids = torch.empty(count, 0, dtype=torch.long, device=x.device)
     # log of the sum of exp(logit) over what is not kept
     others = torch.full((count,), -torch.inf, device=x.device)
     for first, last in vocabulary_blocks(head, count):
-        logits, _ = block_logits(
-            x, rows_between(head, first, last), None if head.bias is None else head.bias[first:last], *rule
-        )
+        logits, _, _ = block_logits(x, head, first, last, *rule)
         top, places = take(logits, top_k)
         others = others.logaddexp(logits.logsumexp(1))
         merged, merged_ids = torch.cat([best, top], 1), torch.cat([ids, places + first], 1)
