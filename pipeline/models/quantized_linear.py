@@ -122,8 +122,12 @@ class QuantizedLinear(torch.nn.Linear):
         with torch.autocast(input.device.type, enabled=False):
             x = input.reshape(-1, self.in_features).to(self.compute_dtype)
             bias = None if self.bias is None else self.bias.to(self.compute_dtype)
-            y: torch.Tensor = QuantizedMatmul.apply(x, self.weight, bias, self.ggml_type)  # type: ignore[no-untyped-call]
+            y: torch.Tensor = self.product(x, bias)
             return y.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        """x Wᵀ + b."""
+        return QuantizedMatmul.apply(x, self.weight, bias, self.ggml_type)  # type: ignore[no-untyped-call]
 
     @property
     def logical(self) -> int:
@@ -135,13 +139,6 @@ class QuantizedLinear(torch.nn.Linear):
         next use of any quantized linear.
         """
         return passing(self.weight[first:last], self.ggml_type, self.compute_dtype)
-
-    def extra_repr(self) -> str:
-        """What `print(model)` shows."""
-        return (
-            f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, "
-            f"ggml_type={self.ggml_type}, compute_dtype={self.compute_dtype}"
-        )
 
 
 class QuantizedEmbedding(torch.nn.Embedding):

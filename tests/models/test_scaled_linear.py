@@ -37,7 +37,8 @@ def random_rows(ggml_type: GgmlType, rows: int = OUTPUTS, columns: int = INPUTS)
 def scaled(ggml_type: GgmlType, change: float = 0.05, dtype: torch.dtype = torch.float32) -> ScaledLinear:
     """A linear with a bias whose scales are changed at random by about `change`."""
     torch.manual_seed(int(ggml_type))
-    made = ScaledLinear(random_rows(ggml_type), int(ggml_type), torch.randn(OUTPUTS), compute_dtype=dtype)
+    bias = torch.randn(OUTPUTS)
+    made = ScaledLinear(QuantizedLinear(random_rows(ggml_type), int(ggml_type), bias, compute_dtype=dtype))
     torch.nn.init.normal_(made.change, std=change)
     return made
 
@@ -205,4 +206,4 @@ def test_without_what_was_trained_the_file_answers_and_then_it_is_back() -> None
 def test_a_type_without_scales_is_refused() -> None:
     values = torch.zeros(4, 64, dtype=torch.float16).view(torch.uint8)
     with pytest.raises(DataError, match="Q-GGUF-015"):
-        ScaledLinear(values, 1, compute_dtype=torch.float32)
+        ScaledLinear(QuantizedLinear(values, 1, compute_dtype=torch.float32))

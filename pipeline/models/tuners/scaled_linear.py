@@ -80,29 +80,18 @@ class ScaledLinear(QuantizedLinear):
     of a row), 0 at the start: then it computes what the file does.
     """
 
-    def __init__(
-        self,
-        quantized: torch.Tensor,
-        ggml_type: int,
-        bias: torch.Tensor | None = None,
-        *,
-        compute_dtype: torch.dtype,
-    ) -> None:
-        super().__init__(quantized, ggml_type, bias, compute_dtype=compute_dtype)
+    def __init__(self, linear: QuantizedLinear) -> None:
+        super().__init__(linear.weight, linear.ggml_type, linear.bias, compute_dtype=linear.compute_dtype)
         shape = (
-            len(scale_places(ggml_type)),
+            len(scale_places(self.ggml_type)),
             self.out_features,
-            self.in_features // layout(ggml_type).weights,
+            self.in_features // layout(self.ggml_type).weights,
         )
-        self.change = torch.nn.Parameter(torch.zeros(shape, device=quantized.device))
+        self.change = torch.nn.Parameter(torch.zeros(shape, device=self.weight.device))
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """(…, out_features) for (…, in_features), in the input's type."""
-        with torch.autocast(input.device.type, enabled=False):
-            x = input.reshape(-1, self.in_features).to(self.compute_dtype)
-            bias = None if self.bias is None else self.bias.to(self.compute_dtype)
-            y: torch.Tensor = ScaledMatmul.apply(x, self.weight, self.change, bias, self.ggml_type)  # type: ignore[no-untyped-call]
-            return y.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        """x Wᵀ + b, of the changed W."""
+        return ScaledMatmul.apply(x, self.weight, self.change, bias, self.ggml_type)  # type: ignore[no-untyped-call]
 
     def tuned(self) -> QuantizedLinear:
         """The same linear as the tuned file holds it, frozen."""
@@ -125,8 +114,6 @@ def put_scales(model: Any, trains: Callable[[str], bool]) -> dict[str, ScaledLin
     scaled = {}
     for path, module in list(model.named_modules()):
         if ".layers." in path and trains(path) and isinstance(module, QuantizedLinear):
-            scaled[path] = ScaledLinear(
-                module.weight, module.ggml_type, module.bias, compute_dtype=module.compute_dtype
-            )
+            scaled[path] = ScaledLinear(module)
             model.set_submodule(path, scaled[path])
     return scaled
