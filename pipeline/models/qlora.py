@@ -2,11 +2,14 @@
 proofs that it is that.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_router, is_target
+from pipeline.config.targets import is_router, is_target, layer_of, trains_in
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.models.merging.nf4 import quick_quantizer
 from pipeline.models.runtime import freed_at_once
@@ -30,12 +33,7 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
     if train.quantization == "gguf":
         from pipeline.models.quantized_model import load_gguf
 
-        return load_gguf(
-            folder,
-            compute_dtype=dtype,
-            device=device,
-            in_main_memory=train.offloaded_layers,
-        )
+        return load_gguf(folder, compute_dtype=dtype, device=device, in_main_memory=train.offloaded_layers)
     with freed_at_once():
         return load_safetensors(folder, train, dtype, device)
 
@@ -142,6 +140,23 @@ def keep_embeddings_on_cpu(model: Any) -> None:
             return rows.to(model.get_output_embeddings().weight.device)
 
     model.set_input_embeddings(EmbeddingsInMainMemory())
+
+
+def check_layers(
+    paths: Iterable[str], train: Training, targets: Sequence[str], layers: int, what: str
+) -> None:
+    """Raise `ConfigError` unless each of so many layers that trains has one of `paths` for each of
+    `targets`; `what` says what has a path.
+    """
+    counts = Counter((layer_of(path), path.rpartition(".")[2]) for path in paths)
+    training_layers = [number for number in range(layers) if trains_in(number, train)]
+    for number, target in product(training_layers, targets):
+        if counts[number, target] != 1:
+            raise ConfigError(
+                "Q-MODELS-026",
+                f"layer {number} has {counts[number, target]} {what.format(target)}, and each layer must "
+                "have 1: take targets that all its layers have",
+            )
 
 
 def linear_names(model: Any) -> list[str]:

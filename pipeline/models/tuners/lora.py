@@ -8,9 +8,7 @@ alone would be every norm: here it gets entire paths.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import product
 from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from pipeline.config.targets import is_routed, is_target, layer_of, left_out, ra
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import read_json, write_json
 from pipeline.models.experts.targets import narrowed, plain_targets
-from pipeline.models.qlora import linear_names
+from pipeline.models.qlora import check_layers, linear_names
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
@@ -84,17 +82,9 @@ def check_adapter(model: Any, train: Training) -> int:
 
     inside = model.get_base_model()
     matched = {name: module for name, module in inside.named_modules() if isinstance(module, LoraLayer)}
-    # by layer and target: "model.layers.3.self_attn.q_proj" is q_proj of layer 3; routed experts are apart
-    counts = Counter((layer_of(name), name.rpartition(".")[2]) for name in matched if not is_routed(name))
+    plain = [name for name in matched if not is_routed(name)]  # routed experts are apart
     named = [] if isinstance(train.target_modules, str) else plain_targets(train, linear_names(model))
-    training_layers = [number for number in range(len(inside.model.layers)) if trains_in(number, train)]
-    for number, target in product(training_layers, named):
-        if counts[number, target] != 1:
-            raise ConfigError(
-                "Q-MODELS-026",
-                f"layer {number} has {counts[number, target]} adapters named {target}, and each layer must "
-                "have 1: take targets that all its layers have",
-            )
+    check_layers(plain, train, named, len(inside.model.layers), "adapters named {}")
     if outside := next((name for name in matched if layer_of(name) is None), None):
         raise ConfigError(
             "Q-MODELS-026",
@@ -165,15 +155,6 @@ def saved_modules(model: Any, adapter: str = "default") -> dict[str, Any]:
     }
 
 
-def saved_changes(model: Any) -> Iterator[tuple[str, Any]]:
-    """(path, what was learned: the copy's weight less the base's, float32) of every module that trains
-    whole.
-    """
-    copies = saved_modules(model)
-    for path, wrapper in ((path, model.get_base_model().get_submodule(path)) for path in copies):
-        yield path, copies[path].weight.detach() - wrapper.original_module.weight.float()
-
-
 def hold_in_float32(model: Any, adapter: str = "default") -> None:
     """Make the copies of `model` float32, and what they give of their input's type."""
     for copy in saved_modules(model, adapter).values():
@@ -209,11 +190,15 @@ def check_saved(model: Any, train: Training) -> int:
 
 
 def adapter_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:
-    """The adapter's matrices, of which B starts at 0, and what norms have learned; see `Tuner`."""
+    """The adapter's matrices, of which B starts at 0, and what norms have learned: the copy's weight less
+    the base's, float32; see `Tuner`.
+    """
     for name, weight in model.named_parameters():
         if "lora_" in name:
             yield name, weight, "lora_B" in name
-    yield from ((name, change, True) for name, change in saved_changes(model))
+    for path, copy in saved_modules(model).items():
+        original = model.get_base_model().get_submodule(path).original_module
+        yield path, copy.weight.detach() - original.weight.float(), True
 
 
 def save_adapter(model: Any, folder: Path) -> None:

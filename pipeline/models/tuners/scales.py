@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_routed, is_target, trains_in
+from pipeline.config.targets import is_routed, is_target
 from pipeline.config.tuners import SCALES_FILE
-from pipeline.core.errors import ConfigError, DataError, GateError
+from pipeline.core.errors import DataError, GateError
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.tensors import SCALES
 from pipeline.models.experts.targets import check_mixture
-from pipeline.models.qlora import linear_names
+from pipeline.models.qlora import check_layers, linear_names
 from pipeline.models.tensors import whole
 
 AGAIN = "run `snakemake --force train`"
@@ -159,15 +159,8 @@ def check_scales(model: Any, settings: Training) -> int:
     if wrong := sorted(name for name in changes if not is_target(name, settings)):
         raise AssertionError(f"{wrong[0]} trains, and is no target")
     named = [] if isinstance(settings.target_modules, str) else settings.target_modules
-    for number in filter(lambda layer: trains_in(layer, settings), range(len(model.model.layers))):
-        for target in named:
-            count = sum(f".layers.{number}." in name and name.endswith(f".{target}") for name in changes)
-            if count != 1:
-                raise ConfigError(
-                    "Q-MODELS-026",
-                    f"layer {number} has {count} linears named {target} whose scales could train, and each "
-                    "layer must have 1: take targets that all its layers have",
-                )
+    what = "linears named {} whose scales could train"
+    check_layers(changes, settings, named, len(model.model.layers), what)
     training = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if other := sorted(training ^ {f"{name}.change" for name in changes}):
         raise AssertionError(f"{other[0]} is trainable, and only the scales should be, or is not")
