@@ -116,11 +116,6 @@ def read_config(folder: Path) -> Any:
     return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def is_mixture(folder: Path) -> bool:
-    """Whether the model in a folder has experts that are separated where it is trained."""
-    return has_experts(read_config(folder))
-
-
 def class_for(config: Any) -> Any:
     """transformers' own class of causal language models for this configuration, for a mixture with separate
     experts.

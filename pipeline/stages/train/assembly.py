@@ -8,7 +8,7 @@ from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.units import memory_gb
 from pipeline.models.chunked_loss import check_head
-from pipeline.models.experts.separate import is_mixture
+from pipeline.models.experts.separate import has_experts, read_config
 from pipeline.models.experts.targets import check_mixture
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
 from pipeline.models.qlora import load_quantized
@@ -33,7 +33,7 @@ def load_model(run: Run) -> tuple[Any, str]:
     trained with. With `train.offload: shared` the processes keep a part each.
     """
     base, settings = run.base, run.settings
-    mixture = is_mixture(base)
+    mixture = has_experts(read_config(base))
     check_mixture(settings, mixture=mixture)
     loss = choose_loss(settings.loss, mixture=mixture, norms=bool(settings.modules_to_save))
     if loss == "liger":
