@@ -27,7 +27,7 @@ from pipeline.stages.train.figures import CURVE, curve
 from pipeline.stages.train.journal import check_mean
 from pipeline.stages.train.loop import kind_of
 from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
-from pipeline.stages.train.several.stopping import Stopping
+from pipeline.stages.train.several.sharing import Sharing
 
 # --- the recipe ---------------------------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ def test_the_curve_has_a_line_a_step() -> None:
 
 
 def test_a_signal_of_ones_own_does_not_cut_the_checkpoint_short_that_anothers_asked_for() -> None:
-    class Trainer(Stopping):
+    class Trainer(Sharing):
         step = 3
 
         def __init__(self, interruption: Interruption) -> None:

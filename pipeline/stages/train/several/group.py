@@ -110,17 +110,14 @@ class Group:
             if self.leads:
                 self._note(OVER, "yes")
                 if not self._begun and not self.rank.hosted:  # the store ends with this process
-                    self._see_off(time.monotonic() + LEAVE_SECONDS)
+                    end = time.monotonic() + LEAVE_SECONDS
+                    others = [f"{LEFT}/{number}" for number in range(1, self.count)]
+                    while not all(map(self._read, others)) and time.monotonic() < end:
+                        time.sleep(LOOK_SECONDS)
             elif not self._begun:
                 self._note(f"{LEFT}/{self.rank.number}", "yes")
         if dist.is_initialized() and not failed:
             dist.destroy_process_group()
-
-    def _see_off(self, end: float) -> None:
-        while not all(self._read(f"{LEFT}/{number}") for number in range(1, self.count)):
-            if time.monotonic() > end:
-                return
-            time.sleep(LOOK_SECONDS)
 
     def _note(self, key: str, text: str) -> None:
         try:
