@@ -5,9 +5,8 @@ that come back would not be those that were drawn by.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
@@ -138,10 +137,17 @@ class ServerSource:
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
         """A completion for each request by `model` as it is now."""
-        longest = max(len(request.prompt) for request in requests)
-        with self.server(model, longest) as server, ThreadPoolExecutor(self.settings.grpo.parallel) as pool:
-            completed = partial(complete, server, max_new_tokens=self.settings.grpo.max_new_tokens)
-            drawn = []
+        grpo, drawn = self.settings.grpo, list[Drawn]()
+        llama = Llama(self.tools, self.settings.machine.threads, self.settings.rollout_layers)
+        room = max(len(request.prompt) for request in requests) + grpo.max_new_tokens + 8
+        with (
+            tempfile.TemporaryDirectory(prefix="quench-rollouts-") as scratch,
+            serving(
+                llama, self.learned(model, Path(scratch)), ctx_size=room, parallel=grpo.parallel
+            ) as server,
+            ThreadPoolExecutor(grpo.parallel) as pool,
+        ):
+            completed = partial(complete, server, max_new_tokens=grpo.max_new_tokens)
             try:
                 for completion in pool.map(completed, requests):
                     drawn.append(completion)
@@ -151,26 +157,15 @@ class ServerSource:
                 raise
         return drawn
 
-    @contextmanager
-    def server(self, model: Any, longest: int) -> Iterator[Server]:
-        """A server with what `model` has learned, for prompts of up to `longest` tokens."""
-        grpo = self.settings.grpo
-        with tempfile.TemporaryDirectory(prefix="quench-rollouts-") as scratch:
-            file, lora = self.learned(model, Path(scratch))
-            llama = Llama(self.tools, self.settings.machine.threads, self.settings.rollout_layers)
-            room = longest + grpo.max_new_tokens + 8
-            with serving(llama, ModelFiles(file, lora), ctx_size=room, parallel=grpo.parallel) as server:
-                yield server
-
-    def learned(self, model: Any, scratch: Path) -> tuple[Path, Path | None]:
+    def learned(self, model: Any, scratch: Path) -> ModelFiles:
         """The file to serve and the adapter to put on it, from `model` as it is now."""
         adapter = scratch / "adapter"
         tuner_on(model).save(model, adapter)
         if not PRODUCTS[self.settings.gguf_graph].with_lora:
             write_tuned(self.model, scratch / "tuned.gguf", file_scales(self.run.base, adapter), {})
-            return scratch / "tuned.gguf", None
+            return ModelFiles(scratch / "tuned.gguf", None)
         lora_to_gguf(self.tools, adapter, self.run.base, scratch / "lora.gguf", "F16")
-        return self.model, scratch / "lora.gguf"
+        return ModelFiles(self.model, scratch / "lora.gguf")
 
 
 def as_gguf(tools: Toolchain, base: Path, folder: Path, type: FloatType, weights: str) -> Path:
