@@ -169,12 +169,6 @@ def _best_of(checkpoint: Path) -> str | None:
     return f"checkpoint-{step}" if step else None
 
 
-def run_in(folder: Path) -> str | None:
-    """The `run_id` of the run that `folder` holds; None if it holds none."""
-    run = _read(folder / RUN)
-    return run_id(run["record"]) if run else None
-
-
 def finish(folder: Path, record: dict[str, Any]) -> None:
     """Note that the run's adapter is published: what comes next may replace its checkpoints."""
     write_json(folder / RUN, {"record": record, "finished": True})

@@ -30,7 +30,8 @@ from pipeline.stages.train.dataset import for_the_model
 from pipeline.stages.train.journal import Journal
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.proofs import check_not_repacked
-from pipeline.stages.train.run import RESTART, run_in
+from pipeline.stages.train.record import run_id
+from pipeline.stages.train.run import RESTART
 from pipeline.stages.train.several.group import Lost
 from pipeline.stages.train.several.sharing import Sharing
 from pipeline.stages.train.step_stats import Batch, Figures, Measures, Sums
@@ -209,7 +210,7 @@ class QuenchTrainer(Sharing):
         notes = {
             "step": step,
             "pending_evaluation": due and self.evaluated_step != step,
-            "run": run_in(folder),
+            "run": run_id(self.run.record),
         }
         self.run.metrics_log.sync()
         publish_checkpoint(written, self._checkpoint(step), notes)
