@@ -64,13 +64,9 @@ def complete_base(base: Path, quantization: Quantization) -> Check:
             return Check("base", "fail", error.sentence, "", "Q-TRAIN-003")
         if (is_gguf := (base / MODEL_FILE).is_file()) != (quantization == "gguf"):
             held = "a GGUF" if is_gguf else "no GGUF"
-            return Check(
-                "base",
-                "fail",
-                f"{base} holds {held}, and base.quantization is {quantization}",
-                "run `snakemake base`, which makes the base that params.yaml names",
-                "Q-TRAIN-002",
-            )
+            finding = f"{base} holds {held}, and base.quantization is {quantization}"
+            remedy = "run `snakemake base`, which makes the base that params.yaml names"
+            return Check("base", "fail", finding, remedy, "Q-TRAIN-002")
         if is_gguf:
             names = [MODEL_FILE]
             held = f"{MODEL_FILE}, {len(read_gguf_header(base / MODEL_FILE).tensors)} tensors"

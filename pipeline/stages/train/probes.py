@@ -57,14 +57,8 @@ def gpu(card: Card) -> list[Check]:
             Check("GPU's other processes", "not measured", getattr(error, "sentence", str(error))),
         ]
     if holders:
-        return [
-            Check(
-                "GPU",
-                "warn",
-                f"{finding}; {'; '.join(holders)}",
-                "end them if the memory plan doesn't fit beside them",
-            )
-        ]
+        finding = f"{finding}; {'; '.join(holders)}"
+        return [Check("GPU", "warn", finding, "end them if the memory plan doesn't fit beside them")]
     return [Check("GPU", "pass", f"{finding}, no other process is on it")]
 
 
@@ -110,12 +104,8 @@ def arithmetic(card: Card, settings: Training) -> Check:
             f"bfloat16, which a GPU of compute capability {arch[0]}.{arch[1]} has no units for (8.0 "
             "and later have): right, but slow"
         )
-        return Check(
-            "arithmetic",
-            "warn",
-            finding,
-            "set train.bnb_4bit_compute_dtype to float16, if the model's values fit its range",
-        )
+        remedy = "set train.bnb_4bit_compute_dtype to float16, if the model's values fit its range"
+        return Check("arithmetic", "warn", finding, remedy)
     return Check("arithmetic", "pass", chosen)
 
 
@@ -136,18 +126,11 @@ def bitsandbytes_works(settings: Training) -> Check:
         import torch
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-        device = training_device()
-        weights = (
-            torch.arange(4096, device=device)
-            .sin()
-            .to(getattr(torch, settings.bnb_4bit_compute_dtype))
-            .reshape(64, 64)
-        )
+        dtype = getattr(torch, settings.bnb_4bit_compute_dtype)
+        weights = torch.arange(4096, device=training_device()).sin().to(dtype).reshape(64, 64)
         quantized, state = quantize_4bit(weights, compress_statistics=True, quant_type="nf4")
-        error = (dequantize_4bit(quantized, state) - weights).float().abs().amax(
-            dim=1
-        ) / weights.float().abs().amax(dim=1)  # a row is a block
-        return float(error.max())
+        errors = (dequantize_4bit(quantized, state) - weights).float().abs().amax(dim=1)  # a row is a block
+        return float((errors / weights.float().abs().amax(dim=1)).max())
 
     sentence = "an NF4 round trip errs by {:.3f} of a block's largest weight"
     return probe("bitsandbytes", round_trip, LARGEST_NF4_ERROR, sentence, "run `make setup`", "Q-TRAIN-007")

@@ -96,9 +96,8 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         check_learned(trainer.model, rows)
         publish_adapter(trainer.model, tokenizer, record, job.adapter)
         finish(checkpoints, record)
-        remove(checkpoints / TEACHER)
-        remove(checkpoints / REFERENCE)
-        remove(checkpoints / ROLLOUTS)
+        for made in (TEACHER, REFERENCE, ROLLOUTS):
+            remove(checkpoints / made)
     return summary(trainer, rows) | {
         "method": settings.method,
         **idle_experts(trainer.model),
@@ -141,11 +140,7 @@ def main(
     job = Job.below(root, params.training, group)
     report = train(job, resume=resume, replay=replay)
     rows, inputs = report.pop("metrics_log"), report.pop("inputs")
-    hashes = {
-        "tokens": inputs["tokens_sha256"],
-        **inputs["base"],
-        "adapter": tree_hash(job.adapter),
-    }
+    hashes = {"tokens": inputs["tokens_sha256"], **inputs["base"], "adapter": tree_hash(job.adapter)}
     report["run"] = run_record(root, argv=sys.argv, seeds={"train.seed": params.train.seed}, hashes=hashes)
     report["run"]["processes"] = group.count if group else 1
     write_curve(root / "reports/train.csv", curve(rows))

@@ -31,8 +31,6 @@ from pipeline.stages.train.step_stats import Batch, Sums
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # how far below and above 1 the ratio may move an update
 CAP = 2.0  # of the correction's weight
 ENDS = 10  # steps at the beginning and at the end whose mean reward is reported
-# what a batch has besides the forward's own arguments, all (N,) over its labelled tokens
-PER_TOKEN = ("advantages", "old", "rollout", "reference")
 Group = Sequence[Completion]
 
 
@@ -93,7 +91,7 @@ def trained(group: Group, settings: Grpo) -> list[Completion]:
 
 def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> Batch:
     """The completions to train of the groups to a batch's prompts, as one sequence (1, T) whose positions
-    restart with each, with `PER_TOKEN` where it is known.
+    restart with each, and, all (N,) over its labelled tokens, what is known of each.
     """
     pairs = [
         (prompt, completion)
@@ -115,24 +113,19 @@ def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> B
     }
     # a group of equal rewards counts although it is skipped: the update is the same as if it were not
     tokens_counted = sum(len(completion.ids) for group in groups for completion in group)
+    most_tokens = sum(map(len, groups)) * settings.max_new_tokens
     return {
         **{name: torch.tensor([list(chain(*rows))], dtype=torch.long) for name, rows in flat.items()},
         **{name: torch.tensor(list(chain(*rows)), dtype=torch.float32) for name, rows in tokens.items()},
         "rows": prompts["rows"],
         "row_ids": prompts["row_ids"],
         "trained_tokens": tokens_counted,
-        "items": items(settings, tokens_counted, sum(map(len, groups))),
+        # the share of what the sum over an optimizer step's tokens is divided by: `dapo`, the tokens, so each
+        # counts alike; `dr_grpo`, as many as there could have been, so a step of short completions is no
+        # larger than one of long ones
+        "items": tokens_counted if settings.loss == "dapo" else most_tokens,
         "groups": groups,
     }
-
-
-def items(settings: Grpo, tokens: int, completions: int) -> int:
-    """A batch's share of what the sum over an optimizer step's tokens is divided by.
-
-    `dapo`: the tokens, so each counts alike. `dr_grpo`: as many as there could have been, so a step of short
-    completions is no larger than one of long ones.
-    """
-    return tokens if settings.loss == "dapo" else completions * settings.max_new_tokens
 
 
 def of_groups(groups: Sequence[Group]) -> Sums:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 
-from pipeline.config.sections import Train
 from pipeline.config.tuners import Rate, rates_of
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import (
@@ -126,9 +125,10 @@ def end_loss(run: Run) -> Check:
         return unknown("no step yet")
     (low, high), loss = USUAL_LOSS, median(run.losses[-WINDOW:])
     if run.teacher:
+        weight = run.settings.sft_weight
+        mixed = f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
         return passed(
-            f"{loss:.3g} in the last steps: nats between the level's answers and the original's"
-            + _mixed(run.settings)
+            f"{loss:.3g} in the last steps: nats between the level's answers and the original's{mixed}"
         )
     if run.preferences:
         return passed(f"{loss:.3g} in the last steps, of train.method {run.settings.method}")
@@ -142,12 +142,6 @@ def end_loss(run: Run) -> Check:
     return passed(
         text, "above is normal for hard or mixed text; else give it more steps" if loss > high else ""
     )
-
-
-def _mixed(settings: Train) -> str:
-    """What else is in the loss."""
-    weight = settings.sft_weight
-    return f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
 
 
 EVERY_EVAL: Rules = {"finite eval loss": finite_eval_loss, "overfitting": overfitting}
