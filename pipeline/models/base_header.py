@@ -92,11 +92,6 @@ class Network(Part):
             raise ValueError("it has no attention.layer_norm_rms_epsilon")
         return self
 
-    @property
-    def scales_positions(self) -> bool:
-        """Whether rotary positions are scaled."""
-        return self.rope_scaling != "none" or {self.rope_factor, self.rope_linear} - {0, 1} != set()
-
 
 class Vocabulary(Part):
     """`tokenizer.…`"""
@@ -152,19 +147,21 @@ def checked_header(file: Path) -> Header:
             "Q-MODELS-002", f"{file} can't be read ({error.strerror}): correct base.model in params.yaml"
         ) from None
     metadata = read_metadata(header, file)
+    network = metadata.network
     if metadata.split.count > 1:  # 0 is what joining leaves
         raise DataError(
             "Q-MODELS-004",
             f"{file} is one of {metadata.split.count} parts: join them with `llama-gguf-split --merge`, "
             "then name the result",
         )
-    if metadata.network.block_count > len(header.tensors):
+    if network.block_count > len(header.tensors):
         raise DataError(
             "Q-MODELS-001",
-            f"{file} announces {metadata.network.block_count} layers but has {len(header.tensors)} tensors: "
-            "fetch it again",
+            f"{file} announces {network.block_count} layers but has {len(header.tensors)} tensors: fetch it "
+            "again",
         )
-    if metadata.network.scales_positions or "rope_freqs.weight" in header.tensors:
+    scaled = network.rope_scaling != "none" or not {network.rope_factor, network.rope_linear} <= {0, 1}
+    if scaled or "rope_freqs.weight" in header.tensors:
         raise DataError(
             "Q-MODELS-005",
             f"{file} has scaled rotary positions, which transformers would drop in silence: take the "

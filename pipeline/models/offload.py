@@ -79,7 +79,9 @@ class OffloadedWeight:
     def __init__(self, linear: Any, layer: int, resident: Resident, device: torch.device) -> None:
         self.linear, self.layer, self.resident = linear, layer, resident
         self.at_rest, self.compute = linear.weight, linear.forward
-        self.at_rest.data = host = in_main_memory(self.at_rest.data, device)
+        host = self.at_rest.data.cpu().contiguous()
+        # for a GPU in pages that it can read by itself
+        self.at_rest.data = host = host.pin_memory() if device.type == "cuda" else host
         values = torch.empty_like(host, device=device)
         self.bytes = values.untyped_storage().nbytes()
         self.on_device = like(self.at_rest, values)
@@ -103,12 +105,6 @@ class OffloadedWeight:
         if output.grad_fn is not None:
             output.grad_fn.register_prehook(lambda _: self.resident.need(self))
         return output
-
-
-def in_main_memory(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`values` in main memory, for a GPU in pages that it can read by itself."""
-    host = values.cpu().contiguous()
-    return host.pin_memory() if device.type == "cuda" else host
 
 
 def like(weight: Any, values: torch.Tensor) -> Any:

@@ -39,13 +39,6 @@ def shard(model: Any, device: torch.device) -> int:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, ignored_params=whole)
     fully_shard(model.model, mesh=mesh, ignored_params=whole)  # has no more to share out, and plans ahead
-    _move(model, device)
-    parts = [parameter.to_local() for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    return sum(part.numel() * part.element_size() for part in parts)
-
-
-def _move(model: Any, device: torch.device) -> None:
-    """All that is not shared out to `device`."""
     for parameter in model.parameters():
         if not isinstance(parameter, DTensor):
             parameter.data = parameter.data.to(device)
@@ -54,3 +47,5 @@ def _move(model: Any, device: torch.device) -> None:
             setattr(module, name, buffer.to(device))
         if (state := getattr(module, "quant_state", None)) is not None and not hasattr(module, "base_layer"):
             state.to(device)
+    parts = [parameter.to_local() for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    return sum(part.numel() * part.element_size() for part in parts)

@@ -111,7 +111,6 @@ def narrowed(config: Any, names: list[str], train: Train) -> Any:
     shared = {leaf(name) for name in names if not is_routed(name)}
     others = [rf".*\.experts\.\d+\.{part}" for part in PARTS if part in plain and part not in parts]
     others += [rf"(?!.*\.experts\.\d+\.).*\.{part}" for part in parts if part in shared and part not in plain]
-    config.exclude_modules = (
-        "|".join(filter(None, [config.exclude_modules, *others])) or None
-    )  # a pattern, matched against the entire name
+    # a pattern, matched against the entire name
+    config.exclude_modules = "|".join(filter(None, [config.exclude_modules, *others])) or None
     return config

@@ -154,13 +154,10 @@ class Rows:
         """Rows [first, last) of what the update is added to, float64."""
         values = read_rows(self.job.source, first, last)
         if self.nf4:
-            span = slice(
-                first * self.job.source.columns // self.nf4.block,
-                -(-last * self.job.source.columns // self.nf4.block),
-            )
-            values = round_trip(values.view(-1), self.maxima[span], self.used[span], self.nf4).view(
-                values.shape
-            )
+            columns, block = self.job.source.columns, self.nf4.block
+            span = slice(first * columns // block, -(-last * columns // block))
+            seen = round_trip(values.view(-1), self.maxima[span], self.used[span], self.nf4)
+            values = seen.view(values.shape)
         return values.double()
 
     def total(self, start: Any, first: int, last: int) -> Any:

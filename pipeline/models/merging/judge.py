@@ -12,11 +12,8 @@ from pipeline.models.merging.nf4 import Nf4, codes, tensor_scales, values_of
 from pipeline.models.tensors import all_finite
 
 ROWS = 64  # rows a block: whole blocks of NF4, whatever the columns
-FRACTION = {
-    "F16": (10, -14),
-    "BF16": (7, -126),
-    "F32": (23, -126),
-}  # bits of the fraction, exponent of the smallest normal number
+# bits of the fraction, exponent of the smallest normal number
+FRACTION = {"F16": (10, -14), "BF16": (7, -126), "F32": (23, -126)}
 EXPONENT = 0x7FF << 52  # of a float64
 
 
@@ -48,13 +45,13 @@ def tensor_error(job: Job, merged: Entry, nf4: Nf4 | None, assumed: Assumption |
     scales = None
     if nf4:
         scales = tensor_scales((read_rows(job.source, *span).view(-1) for span in _spans(job.source)), nf4)
-    lengths = _lengths(job, nf4, scales)
+    lengths, kept_as = _lengths(job, nf4, scales), getattr(torch, DTYPES[merged.dtype][1])
     worst = 0.0
     for first, last in _spans(job.source):
         start, change = _start(job.source, nf4, scales, first, last), _change(job.update, first, last)
         exact = start
         for _ in range(assumed.times if assumed else 1):
-            exact = (exact if exact is start else round_once(exact, _type(merged)).double()) + change
+            exact = (exact if exact is start else round_once(exact, kept_as).double()) + change
             if lengths is not None and job.update:
                 exact = exact * (
                     job.update.magnitude[None]
@@ -149,9 +146,3 @@ def _lengths(job: Job, nf4: Nf4 | None, scales: Any) -> Any:
         for first, last in _spans(job.source)
     ]
     return (torch.stack(parts).sum(dim=0) if axis == 0 else torch.cat(parts)).sqrt()
-
-
-def _type(entry: Entry) -> Any:
-    import torch
-
-    return getattr(torch, DTYPES[entry.dtype][1])
