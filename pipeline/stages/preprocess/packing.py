@@ -16,11 +16,8 @@ from typing import Any
 from pipeline.core.errors import ConfigError
 
 LIMIT = 1e-4  # largest difference of a logit between packed and alone, in float32; leaks are some 0.01 to 25
-LENGTHS = (
-    7,
-    19,
-    12,
-)  # tokens of the rows that are packed; longer than `WINDOW`, so that sliding attention slides
+# tokens of the rows that are packed; longer than `WINDOW`, so that sliding attention slides
+LENGTHS = (7, 19, 12)
 WINDOW = 8
 # sizes that make any architecture small; what a config lacks is left out
 SMALL = {

@@ -76,11 +76,9 @@ def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, 
 def _verdict(stats: Mapping[str, Any]) -> str:
     """The outcome of the rows, in a sentence or two."""
     train = stats["splits"]["train"]
-    sentences = [
-        f"{plural(train['rows'], 'training row', 'training rows')} with {plural(train['tokens'], 'token')}"
-    ]
+    sentences = [f"{plural(train['rows'], 'training row')} with {plural(train['tokens'], 'token')}"]
     if stats["packing"]:
-        packed = plural(train["packed_rows"], "packed row", "packed rows")
+        packed = plural(train["packed_rows"], "packed row")
         sentences[0] += (
             f" are in {packed} of up to {count(stats['max_length'])}, {percent(train['packing_density'])} "
             "full"

@@ -10,6 +10,7 @@ get, `data/tokens/questions-{train,val}.jsonl`), `data/tokens/manifest.json`, `r
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from pipeline.stages.preprocess.tables import (
     sequence,
     to_table,
     token_lengths,
-    units,
     write_questions,
     write_rows_of,
 )
@@ -140,7 +140,9 @@ def write_split(
     """
     base, max_length, train = to_tokens.base, to_tokens.max_length, to_tokens.train
     table = to_table(sequences(base.tokenizer, rows, max_length, train, split_stats))
-    lengths, members = token_lengths(table), units(table)
+    lengths, units = token_lengths(table), table["unit"].to_pylist()
+    # the numbers of each unit's sequences, which are neighbors
+    members = [list(unit) for _, unit in groupby(range(len(units)), key=units.__getitem__)]
     together = best_fit([sum(lengths[place] for place in unit) for unit in members], max_length)
     packed = members
     if to_tokens.packing:

@@ -11,8 +11,7 @@ The functions are copied, so that data/tokens is all that training depends on, a
 
 import shutil
 from collections.abc import Iterable, Iterator
-from itertools import groupby, islice
-from operator import itemgetter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +86,6 @@ def to_table(sequences: Iterable[dict[str, Any]]) -> Any:
 def token_lengths(table: Any) -> list[int]:
     """The number of tokens of each sequence."""
     return list(pyarrow.compute.list_value_length(table["input_ids"]).to_pylist())
-
-
-def units(table: Any) -> list[list[int]]:
-    """The numbers of the sequences of each unit, in order; a unit's are neighbors."""
-    numbers = groupby(enumerate(table["unit"].to_pylist()), key=itemgetter(1))
-    return [[place for place, _ in group] for _, group in numbers]
 
 
 def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = None) -> None:
