@@ -1,7 +1,6 @@
 """Clean rows on disk while the rules that compare rows are at work: in order, any row by its index."""
 
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -17,7 +16,6 @@ from pipeline.chat.rows import Row
 BLOCK_ROWS, BLOCK_BYTES = 1024, 1 << 20
 OFFSET = 8  # bytes of an offset
 MOST_OPEN = 128  # files
-_SOURCE = re.compile(rb'\{"id":"[0-9a-f]{16}","source":("(?:[^"\\]|\\.)*")')
 Item = TypeVar("Item")
 
 
@@ -28,22 +26,19 @@ class Spool:
         self.path = path
         self.file, self.begins = path.open("wb", buffering=1 << 20), _offsets_path(path).open("wb")
         self.size = 0
-        self._append_offsets(np.zeros(1, np.int64))
+        self.begins.write(bytes(OFFSET))
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Add rows, each a line with its newline."""
         self.file.writelines(lines)
-        ends = self.size + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)), dtype=np.int64)
-        self._append_offsets(ends)
+        ends = [*accumulate(map(len, lines), initial=self.size)]
+        self.begins.write(np.array(ends[1:], np.int64).data)
+        self.size = ends[-1]
 
     def finish(self) -> None:
         """No row comes any more; from now on `Rows` reads them."""
         self.file.close()
         self.begins.close()
-
-    def _append_offsets(self, offsets: NDArray[np.int64]) -> None:
-        self.begins.write(offsets.data)
-        self.size = int(offsets[-1]) if len(offsets) else self.size
 
 
 class Rows:
@@ -71,17 +66,12 @@ class Rows:
 
     def source(self, index: int) -> str:
         """FILE:LINE of one row."""
-        return source_of(self.line(index))
+        return str(self.row(index)["source"])
 
     def row(self, index: int) -> Row:
         """One row, decoded."""
         row: Row = orjson.loads(self.line(index))
         return row
-
-    def lines(self, spool: int) -> Iterator[bytes]:
-        """Every row's line of one spool, in order."""
-        with self.spools[spool].open("rb", buffering=1 << 20) as file:
-            yield from file
 
     def ranges(self, spool: int) -> Iterator[tuple[int, int]]:
         """(offset, bytes) of neighboring rows, `BLOCK_ROWS` and `BLOCK_BYTES` at most, for `read_rows_at`."""
@@ -122,14 +112,6 @@ def spread_evenly(indices: NDArray[np.int64], most: int) -> list[int]:
     """At most `most` of the indices, spread evenly."""
     places = np.unique(np.linspace(0, max(len(indices) - 1, 0), min(most, len(indices))).astype(np.int64))
     return [int(index) for index in indices[places]]
-
-
-def source_of(line: bytes) -> str:
-    """FILE:LINE of a spooled row, without decoding the rest of it."""
-    match = _SOURCE.match(line)
-    if not match:
-        raise RuntimeError(f"a spooled row begins with {line[:60]!r}")  # a bug of ours
-    return str(orjson.loads(match[1]))
 
 
 def read_rows_at(path: Path, offset: int, size: int) -> list[Row]:

@@ -26,7 +26,7 @@ from pipeline.stages.curate.phases.cleaning import CHANGES, REJECTS, raw_folder
 from pipeline.stages.curate.phases.cluster import CLUSTERS, DECIDED, LEAKS, REPORT, SAMPLES
 from pipeline.stages.curate.phases.work import ROWS, Work, load
 from pipeline.stages.curate.samples import first_lines
-from pipeline.stages.curate.spool import Rows, source_of
+from pipeline.stages.curate.spool import Rows
 
 DROPPED = "dropped.jsonl"
 
@@ -48,7 +48,8 @@ def write(work: Work, shard: int) -> None:
         for spool in spools:
             begin, end = rows.bases[spool : spool + 2]
             outcomes, sides = (decided[name][begin:end].tobytes() for name in ("outcome", "split"))
-            for at, line in enumerate(rows.lines(spool)):
+            lines = stack.enter_context(rows.spools[spool].open("rb", buffering=1 << 20))
+            for at, line in enumerate(lines):
                 if outcomes[at] == KEPT:
                     splits[sides[at]].write(line)
                 else:
@@ -76,7 +77,7 @@ def reject(line: bytes, decision: np.void, rows: Rows, leak: dict[str, Any] | No
     else:
         assert leak is not None
         why = leak
-    file, _, number = source_of(line).rpartition(":")  # FILE:LINE or FILE:LINE#PART
+    file, _, number = orjson.loads(line)["source"].rpartition(":")  # FILE:LINE or FILE:LINE#PART
     line_number = int(number.partition("#")[0])
     return asdict(Reject(file, line_number, None, *OUTCOMES[outcome], "", shortened(line))) | why
 
