@@ -11,7 +11,8 @@ texts are then compared.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -76,45 +77,34 @@ class Leak:
     spans: list[Span]
 
 
-class Documents:
-    """The texts of the files that training must not overlap with, and their fingerprints, in files of
-    `folder`: `add_file` for each, then `finish`; any process reads them afterwards.
+def write_documents(folder: Path, files: Mapping[str, Path], boilerplate: Hashes) -> dict[str, int]:
+    """Write the texts of the named `files` that training must not overlap with, and their fingerprints, into
+    files of `folder`, which any process reads afterwards. Gives for each the number of texts of `NGRAM` words
+    or more: no other can be found. Raises `DataError`.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.spill = Spill(folder, DOCUMENTS)
-        self.texts = (folder / "texts").open("wb")
-        self.places: list[Place] = []
-
-    def add_file(self, path: Path, name: str, boilerplate: Hashes) -> int:
-        """Add the texts of a named file, and give the number of those of `NGRAM` words or more: no other can
-        be found. Raises `DataError`.
-        """
-        before = len(self.places)
-        texts = read_texts(path)
-        while block := list(islice(texts, 256)):
-            tokens = tokenize([text for _, text in block])
-            long = np.flatnonzero(np.diff(word_ngrams(tokens, NGRAM)[1]))
-            number = np.zeros(len(block), np.uint32)
-            number[long] = np.arange(len(long)) + (len(self.places) + DOCUMENT)
-            keys, rows = fingerprints(tokens, np.arange(len(block) + 1), boilerplate)
-            self.spill.add(keys, number[rows])
-            for line, text in (block[i] for i in long):
-                data = text.encode("utf-8", "surrogatepass")
-                self.places.append((name, line, self.texts.tell(), len(data)))
-                self.texts.write(data)
-        return len(self.places) - before
-
-    def finish(self) -> None:
-        """No file comes any more."""
-        self.spill.finish()
-        self.texts.close()
-        (self.folder / f"{DOCUMENTS}.json").write_text(json.dumps(self.places), encoding="utf-8")
+    spill, places = Spill(folder, DOCUMENTS), list[Place]()
+    with (folder / "texts").open("wb") as file:
+        for name, path in files.items():
+            texts = read_texts(path)
+            while block := list(islice(texts, 256)):
+                tokens = tokenize([text for _, text in block])
+                long = np.flatnonzero(np.diff(word_ngrams(tokens, NGRAM)[1]))
+                number = np.zeros(len(block), np.uint32)
+                number[long] = np.arange(len(long)) + (len(places) + DOCUMENT)
+                keys, rows = fingerprints(tokens, np.arange(len(block) + 1), boilerplate)
+                spill.add(keys, number[rows])
+                for line, text in (block[i] for i in long):
+                    data = text.encode("utf-8", "surrogatepass")
+                    places.append((name, line, file.tell(), len(data)))
+                    file.write(data)
+    spill.finish()
+    (folder / f"{DOCUMENTS}.json").write_text(json.dumps(places), encoding="utf-8")
+    found = Counter(name for name, *_ in places)
+    return {name: found[name] for name in files}
 
 
 class Overlaps:
-    """Finds training rows that share `NGRAM` words with others, by fingerprints of rows and `Documents`."""
+    """Finds training rows that share `NGRAM` words with others, by fingerprints of rows and of documents."""
 
     def __init__(self, prints: Sequence[Spill], folder: Path, boilerplate: Hashes) -> None:
         self.prints, self.boilerplate = prints, boilerplate

@@ -11,8 +11,8 @@ from pipeline.stages.curate.comparing.spill import Keys, Rows, Spill, groups_of,
 from pipeline.stages.curate.spool import Files
 
 SIMILAR = ("entire", "family", "request")  # sketches that `Features` has
-PRINTS = "prints"  # its `fingerprints`
-KEYS = ("asking", "divided", PRINTS)  # other keys
+PRINTS = "fingerprints"
+KEYS = ("asking", "divided", PRINTS)  # other keys that it has
 WORTH = "worth"
 # in a band's bucket a row is compared with this many before it and with the first: work grows with rows, not
 # pairs
@@ -38,8 +38,8 @@ class Sketches:
     def add(self, block: Features) -> None:
         """Add the next rows."""
         first = np.uint32(self.row)
-        pairs = {"asking": block.asking, "divided": block.divided, PRINTS: block.fingerprints}
-        for name, (keys, rows) in pairs.items():
+        for name in KEYS:
+            keys, rows = getattr(block, name)
             self.spills[name].add(keys, rows + first)
         for name in SIMILAR:
             sketch: Sketch = getattr(block, name)

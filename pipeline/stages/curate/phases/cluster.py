@@ -38,12 +38,12 @@ from pipeline.stages.curate.pairs import add_pairs, make_pairs, near_duplicates,
 from pipeline.stages.curate.phases.cleaning import STATS, Plan
 from pipeline.stages.curate.phases.compare import (
     ANSWERS,
+    FIRST,
     GUARDED,
     Answers,
     read_boilerplate,
     read_edges,
     read_facts,
-    read_first,
 )
 from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.rules.heuristics import JUDGES
@@ -83,6 +83,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         samples = row_samples(everything, pairs, leaks, decisions, clusters, settings)
         requests, samples["answers"] = _answers(work, everything)
         kept = decisions.outcome == KEPT
+        turns = np.bincount(table.turns[kept], minlength=1).tolist()  # the system's not counted
         group = np.append(clusters.group, clusters.group[[pair.chosen for pair in pairs.made]])
         counted = {
             "contamination": {
@@ -93,7 +94,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
             "groups": group_counts(group, kept)
             | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
             "tokens": count_tokens(root / "models/base", everything, kept),
-            "turns": turn_counts(table.turns[kept]),
+            "turns": {str(number): rows for number, rows in enumerate(turns) if rows},
             "not_measured": not_measured(settings, root / "models/base"),
             "pairs": of_pairs,
         }
@@ -113,7 +114,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
 def _clusters(work: Work, rows: Rows, settings: Curate) -> Clusters:
     edges = chain.from_iterable(map(read_edges, work.each("join")))
     sketched = Sketched(work.each("sketch"), rows.bases)
-    return clusters(sketched, read_first(work.made("sample")), edges, settings.near_threshold)
+    return clusters(sketched, np.load(work.made("sample") / FIRST), edges, settings.near_threshold)
 
 
 def _leaks(work: Work, rows: Rows, decisions: Decisions, table: Table, settings: Curate) -> dict[int, Leak]:
@@ -161,13 +162,6 @@ def not_measured(settings: Curate, base: Path) -> list[str]:
         "near_duplicates": settings.drop_duplicates != "near",
     }
     return [rule for rule, is_off in off.items() if is_off]
-
-
-def turn_counts(turns: NDArray[np.uint16]) -> dict[str, int]:
-    """Rows by their number of turns, the system's not counted."""
-    return {
-        str(number): count for number, count in enumerate(np.bincount(turns, minlength=1).tolist()) if count
-    }
 
 
 def count_tokens(base: Path, rows: Rows, kept: NDArray[np.bool_]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.config.sections import Curate
 from pipeline.core.progress import progress
-from pipeline.stages.curate.comparing.contamination import DOCUMENTS, Documents
+from pipeline.stages.curate.comparing.contamination import DOCUMENTS, write_documents
 from pipeline.stages.curate.comparing.decide import FACT
 from pipeline.stages.curate.comparing.duplicates import Edges, first_rows, joined
 from pipeline.stages.curate.comparing.features import (
@@ -23,7 +23,7 @@ from pipeline.stages.curate.comparing.features import (
     features,
 )
 from pipeline.stages.curate.comparing.row_parts import key_of, request_and_answer
-from pipeline.stages.curate.comparing.sketched import PRINTS, Labels, Sketched, Sketches
+from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched, Sketches
 from pipeline.stages.curate.comparing.spill import Keys, Spill, groups_of, pieces
 from pipeline.stages.curate.phases.cleaning import FACTS
 from pipeline.stages.curate.phases.work import Work, dump
@@ -31,8 +31,8 @@ from pipeline.stages.curate.samples import SHOWN
 from pipeline.stages.curate.spool import Rows, read_rows_at, spread_evenly
 from pipeline.stages.curate.workers import Workers
 
-GUARDED, FIRST = "guarded.json", "first.npy"
-COMMON = ("shingles", "grams", "requests", "template")  # arrays of `Boilerplate`
+GUARDED, FIRST = "guarded.json", "first.npy"  # of every row the first one with the same content
+COMMON = "boilerplate.npz"
 ANSWERS = "answers.json"
 EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
 READ_EDGES = 1 << 20  # at a time
@@ -52,21 +52,15 @@ def sample(root: Path, settings: Curate, work: Work) -> None:
     with work.making("sample") as folder:
         shown = (rows.row(index) for index in spread_evenly(np.arange(len(rows)), SAMPLE_ROWS))
         common = boilerplate(shown, folder)
-        for name in COMMON:
-            np.save(folder / f"{name}.npy", getattr(common, name))
+        np.savez(folder / COMMON, **vars(common))
         keys, row = Spill(folder, "exact"), 0
         for shard in work.each("clean"):
             exact = read_facts(shard)["exact"]
             keys.add(exact, np.arange(row, row + len(exact), dtype=np.uint32))
             row += len(exact)
         np.save(folder / FIRST, first_rows(keys.finish(), row))
-        documents = Documents(folder)
-        guarded = {
-            name: documents.add_file(root / "data/guard" / name, name, common.grams)
-            for name in settings.decontaminate
-        }
-        documents.finish()
-        dump(folder / GUARDED, guarded)
+        files = {name: root / "data/guard" / name for name in settings.decontaminate}
+        dump(folder / GUARDED, write_documents(folder, files, common.grams))
 
 
 def read_facts(folder: Path) -> NDArray:
@@ -76,13 +70,8 @@ def read_facts(folder: Path) -> NDArray:
 
 def read_boilerplate(folder: Path) -> Boilerplate:
     """What `sample` found."""
-    return Boilerplate(**{name: np.load(folder / f"{name}.npy") for name in COMMON})
-
-
-def read_first(folder: Path) -> Labels:
-    """Of every row the first one with the same content."""
-    first: Labels = np.load(folder / FIRST)
-    return first
+    with np.load(folder / COMMON) as arrays:
+        return Boilerplate(**arrays)
 
 
 def sketch(settings: Curate, work: Work, shard: int, pool: Workers) -> None:
@@ -111,12 +100,9 @@ def part_features(_: Any, part: tuple[int, int], path: Path, **settings: Any) ->
 
 def join(settings: Curate, work: Work, shard: int) -> None:
     """Join the keys of all shards that are this one's (from 0) to join."""
-    rows = work.rows()
-    sketched, first, in_shard = (
-        Sketched(work.each("sketch"), rows.bases),
-        read_first(work.made("sample")),
-        work.first_bytes(shard),
-    )
+    rows, first = work.rows(), np.load(work.made("sample") / FIRST)
+    sketched = Sketched(work.each("sketch"), rows.bases)
+    in_shard = range(256 * shard // work.shards, 256 * (shard + 1) // work.shards)  # by their first byte
     with work.making("join", shard) as folder:
         files = [(folder / name).open("wb") for name in EDGES]
         for same, related in joined(sketched, first, settings.near_threshold, in_shard):
@@ -124,7 +110,7 @@ def join(settings: Curate, work: Work, shard: int) -> None:
                 file.write(np.ascontiguousarray(column, np.int32).data)
         for file in files:
             file.close()
-        dump(folder / ANSWERS, several_answers(sketched.groups("asking", in_shard), first, rows, SHOWN))
+        dump(folder / ANSWERS, several_answers(sketched.groups("asking", in_shard), first, rows))
         # most fingerprints are of one row alone, and of no use
         shared = Spill(folder, PRINTS)
         print_spills = [*sketched.stored(PRINTS), Spill(work.made("sample"), DOCUMENTS)]
@@ -143,9 +129,9 @@ def read_edges(folder: Path) -> Iterator[Edges]:
 
 
 def several_answers(
-    asking: Iterable[tuple[Keys, NDArray[np.uint32]]], first: NDArray[np.int32], rows: Rows, most: int
+    asking: Iterable[tuple[Keys, NDArray[np.uint32]]], first: NDArray[np.int32], rows: Rows
 ) -> Answers:
-    """The requests with different answers, and the rows of the first `most`. `asking` has the rows that make
+    """The requests with different answers, and the rows of the first `SHOWN`. `asking` has the rows that make
     the same request, `first` of every row the first with its content.
     """
     count, shown = 0, list[list[int]]()
@@ -161,5 +147,5 @@ def several_answers(
             if len(answers) > 1:
                 count += 1
                 shown.append(sorted(answers.values()))
-        shown = sorted(shown)[:most]
+        shown = sorted(shown)[:SHOWN]
     return Answers(count, shown)

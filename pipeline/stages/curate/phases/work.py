@@ -31,8 +31,9 @@ class Work:
     key: str = ""
 
     def path(self, phase: str, shard: int | None = None) -> Path:
-        """The folder of a phase, or of one shard (from 0) of it."""
-        return self.folder / name_of(phase, shard, self.shards)
+        """The folder of a phase, or of one shard (from 0) of it: clean-3-of-7, sample-of-7."""
+        part = "" if shard is None else f"-{shard + 1}"
+        return self.folder / f"{phase}{part}-of-{self.shards}"
 
     @contextmanager
     def making(self, phase: str, shard: int | None = None) -> Iterator[Path]:
@@ -72,15 +73,6 @@ class Work:
     def rows(self) -> Rows:
         """The clean rows of all shards."""
         return Rows([folder / ROWS for folder in self.each("clean")])
-
-    def first_bytes(self, shard: int) -> range:
-        """The keys that are `shard`'s to join, by their first byte."""
-        return range(256 * shard // self.shards, 256 * (shard + 1) // self.shards)
-
-
-def name_of(phase: str, shard: int | None, shards: int) -> str:
-    """What the folder of a phase is called: clean-3-of-7, sample-of-7."""
-    return f"{phase}-of-{shards}" if shard is None else f"{phase}-{shard + 1}-of-{shards}"
 
 
 def dump(path: Path, value: Any) -> None:
