@@ -5,7 +5,6 @@ Runs in worker processes, on blocks of lines; what a block gives depends on that
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +23,6 @@ from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.redaction import Redactor
 from pipeline.stages.curate.rules.shape import normalize, reasoning, turns
-from pipeline.stages.curate.spool import batches
 
 KINDS: tuple[str, ...] = get_args(Kind)
 WITHHELD = "‹not shown: this row had something to redact›"
@@ -149,7 +147,7 @@ class Cleaner:
 
     def block(self, block: Block) -> Cleaned:
         """Every line of a block, accounted for."""
-        done = Cleaned(block.file, sum(map(_size, block.lines)), len(block.lines))
+        done = Cleaned(block.file, sum(len(line.raw) for line in block.lines), len(block.lines))
         for line in block.lines:
             changes: Changes = []
             try:
@@ -177,12 +175,11 @@ class Cleaner:
 
     def entry(self, file: str, line: RawLine, rejected: Rejected) -> dict[str, Any]:
         """A line of `data/rejects.jsonl`; its text is scrubbed of secrets."""
-        raw = line.data if isinstance(line.data, bytes) else b""
-        text = self.redactor.scrub(raw[:SCRUBBED].decode("utf-8", "replace"))
-        if len(raw) > SCRUBBED:
+        text = self.redactor.scrub(line.raw[:SCRUBBED].decode("utf-8", "replace"))
+        if len(line.raw) > SCRUBBED:
             text = text[: -SCRUBBED // 8]  # a key that was cut in two may not be known as one
-        if len(text) > TEXT_SHOWN or len(raw) > SCRUBBED:
-            text = f"{text[:TEXT_SHOWN]}… ({len(raw)} bytes)"
+        if len(text) > TEXT_SHOWN or len(line.raw) > SCRUBBED:
+            text = f"{text[:TEXT_SHOWN]}… ({len(line.raw)} bytes)"
         rule, why = rejected.rule, rejected.why
         return asdict(Reject(file, line.number, line.offset, rule, why.code, str(why), text))
 
@@ -211,12 +208,3 @@ class Reject:
 def file_entry(file: str, why: BadLine) -> dict[str, Any]:
     """A line of `data/rejects.jsonl` for a file that isn't read."""
     return asdict(Reject(file, None, None, "read", why.code, str(why), ""))
-
-
-def blocks(file: str, lines: Iterable[RawLine], size: int) -> Iterator[Block]:
-    """Neighboring lines in blocks of at most `size` bytes (or one longer line) and 4,096 lines."""
-    return (Block(file, batch) for batch in batches(lines, _size, size, 4096))
-
-
-def _size(line: RawLine) -> int:
-    return len(line.data) if isinstance(line.data, bytes) else 0

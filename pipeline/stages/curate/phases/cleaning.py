@@ -21,18 +21,18 @@ from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk
 from pipeline.core.special_files import need_plain_files, unreadable
 from pipeline.stages.curate.account import CurationStats
-from pipeline.stages.curate.clean import Block, Cleaner, blocks, file_entry
+from pipeline.stages.curate.clean import Block, Cleaner, file_entry
 from pipeline.stages.curate.comparing.decide import FACT, hash_of
 from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
 from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.reading.containers import Part, is_cut_anywhere, raw_lines
 from pipeline.stages.curate.reading.files import files_below, opened, raw_files, refusal, size
-from pipeline.stages.curate.spool import Spool
+from pipeline.stages.curate.spool import Spool, batches
 from pipeline.stages.curate.workers import Workers
 
 DISK_FACTOR = 4  # of the raw bytes: clean rows, features, outputs
 BLOCK = 1 << 20  # bytes read at a time
-BLOCK_BYTES = 1 << 20  # raw bytes that a worker gets at a time
+BLOCK_BYTES, BLOCK_LINES = 1 << 20, 4096  # raw ones that a worker gets at a time
 PLAN, FACTS, REJECTS, CHANGES, STATS = "plan.json", "facts", "rejects.jsonl", "changes.jsonl", "stats.json"
 
 
@@ -168,7 +168,8 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
             lines = raw_lines(
                 paths[name], name, max_line_bytes=settings.max_line_bytes, notes=notes, part=part
             )
-            yield from blocks(name, lines, BLOCK_BYTES)
+            for batch in batches(lines, lambda line: len(line.raw), BLOCK_BYTES, BLOCK_LINES):
+                yield Block(name, batch)
 
     with (
         progress("curate: reading and cleaning", sum(left.values())) as advance,

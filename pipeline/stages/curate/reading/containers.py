@@ -44,6 +44,11 @@ class RawLine(NamedTuple):
     offset: int | None  # bytes from the start of the (decompressed) file; None for CSV and Parquet
     data: bytes | BadLine
 
+    @property
+    def raw(self) -> bytes:
+        """Its bytes, as far as there are any."""
+        return self.data if isinstance(self.data, bytes) else b""
+
 
 def parsed(row: bytes | BadLine) -> dict[str, Any]:
     """The JSON object of a row as `raw_lines` gives it. Raises `BadLine`."""
@@ -64,14 +69,10 @@ def raw_lines(
     Parquet file. `notes` counts `bom` and `crlf` (lines that end so). Raises `DataError` if the file can't be
     opened, and nothing else.
     """
-    number = part.number if part else 0
+    part = part or ALL
+    number = part.number
     try:
-        rows = (
-            _rows(path, name, max_line_bytes, notes)
-            if part is None
-            else _part(path, part, max_line_bytes, notes)
-        )
-        for number, offset, row in rows:
+        for number, offset, row in _rows(path, name, max_line_bytes, notes, part):
             yield RawLine(number, offset, row)
     except BadLine as broken:
         yield RawLine(number + 1, None, broken)
@@ -81,9 +82,11 @@ def raw_lines(
         )
 
 
-def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part) -> Iterator[RawRow]:
     kind, packing = suffixes(name)
-    layout = layout_of(path, packing, max_bytes, notes) if kind == ".json" else kind
+    layout = "lines" if part.start else kind
+    if layout == ".json":
+        layout = layout_of(path, packing, max_bytes, notes)
     with opened(path) as packed, unpacked(packed, packing) as file:
         if layout in (".parquet", ".csv"):
             records = csv_rows(file, max_bytes, notes) if layout == ".csv" else parquet_rows(file, max_bytes)
@@ -94,7 +97,8 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str]) -> Iterato
             text = file.read()
             yield 1, text.index(b"{"), text[text.index(b"{") :].rstrip(JSON_SPACE)
         else:
-            yield from _lines(file, max_bytes, notes)
+            packed.seek(part.start)  # 0 where it is packed
+            yield from _lines(file, max_bytes, notes, part)
 
 
 def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
@@ -104,15 +108,7 @@ def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
     return layout_of(path, "", max_bytes, Counter()) == "lines"
 
 
-def _part(path: Path, part: Part, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
-    if not part.start:
-        layout_of(path, "", max_bytes, notes)  # for what it notes
-    with opened(path) as file:
-        file.seek(part.start)
-        yield from _lines(file, max_bytes, notes, part)
-
-
-def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part = ALL) -> Iterator[RawRow]:
+def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part) -> Iterator[RawRow]:
     for number, offset, line in read_raw_lines(file, max_bytes, part.number, part.start):
         if part.stop and offset >= part.stop:
             return

@@ -5,7 +5,6 @@ one is opened. gzip and Zstandard are unpacked with bounded growth: a file that 
 
 import errno
 import gzip
-import hashlib
 import os
 import re
 import zlib
@@ -98,15 +97,6 @@ def opened(path: Path) -> Iterator[BufferedReader]:
         unreadable(path, error)
     with file:
         yield file
-
-
-def sha256(path: Path) -> str:
-    """The file's SHA-256, hexadecimal; `DataError` if the machine can't read it."""
-    with opened(path) as file:
-        try:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            unreadable(path, error)
 
 
 def size(path: Path) -> int:

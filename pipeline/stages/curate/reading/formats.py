@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pipeline.chat.rows import BadRow, Kind, Row
 from pipeline.stages.curate.reading.turns import (
+    MEDIA,
     Turn,
     read_tools,
     read_turns,
@@ -32,9 +33,6 @@ from pipeline.stages.curate.reading.values import (
 )
 
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
-
-# media: without it the row means something else
-LOST = frozenset({"image", "images", "audio", "audios", "video", "videos"})
 
 
 def detect(value: Value) -> str:
@@ -60,7 +58,7 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     if keys is None:
         needs = " or ".join(map(" + ".join, groups))
         raise BadRow("wrong_format", f"curate.formats says {name}, which needs {needs}")
-    if lost := sorted(filter(value.get, LOST & keys_here)):
+    if lost := sorted(filter(value.get, keys_here.intersection(MEDIA))):
         raise BadRow("unsupported_field", f"{lost[0]} would be lost")
     kind, content = FORMATS[name].read(value, *keys)
     return {"source": source, "kind": kind, "domain": domain_of(value, domain), **content}

@@ -15,7 +15,7 @@ T = TypeVar("T")
 Value = Mapping[str, Any]
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 DOMAIN_CHARACTERS = 64
-KINDS = {
+KINDS = {  # what JSON calls them
     dict: "an object",
     list: "a list",
     str: "text",
@@ -32,7 +32,7 @@ def text(value: Any, where: str) -> str:
         return value
     if isinstance(value, list):
         return "\n".join(_part(part, f"{where}: part {number}") for number, part in enumerate(value, start=1))
-    raise BadRow("content_not_text", f"{where} is {kind(value)}, not text")
+    raise BadRow("content_not_text", f"{where} is {KINDS[type(value)]}, not text")
 
 
 def _part(part: Any, where: str) -> str:
@@ -66,15 +66,10 @@ def number_of(value: Any, field: str) -> float:
     return number
 
 
-def kind(value: Any) -> str:
-    """What JSON calls it."""
-    return KINDS[type(value)]
-
-
 def need(wanted: type[T], value: Any, where: str, code: str) -> T:
     """`value` if it is an object (or a list). Raises `BadRow` with `code` if it is not."""
     if not isinstance(value, wanted):
-        raise BadRow(code, f"{where} is {kind(value)}, not {KINDS[wanted]}")
+        raise BadRow(code, f"{where} is {KINDS[type(value)]}, not {KINDS[wanted]}")
     return value
 
 
@@ -108,7 +103,7 @@ def _lower(label: Any) -> Any:
 def answer_of(value: Any) -> str:
     """What a checker of answers expects, as text."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadRow("content_not_text", f"answer is {kind(value)}, neither text nor a number")
+        raise BadRow("content_not_text", f"answer is {KINDS[type(value)]}, neither text nor a number")
     return value if isinstance(value, str) else json.dumps(value)
 
 
