@@ -297,21 +297,21 @@ def test_garbage_is_found_and_the_figure_said(text: str, why: str) -> None:
             BadRow,
             match=r"^(messages|rejected|segments) [12]: [\d.]+% of its? .*, the (most|least) is [\d.]+%$",
         ) as caught:
-            garbage()(row, [])
+            garbage(row, [])
         assert caught.value.code == "garbage"
 
 
 @pytest.mark.parametrize("text", PROSE)
 def test_prose_tables_and_songs_are_no_garbage(text: str) -> None:
     assert garbage_in(text) is None
-    assert garbage()(row := chat(text), []) is row
+    assert garbage(row := chat(text), []) is row
 
 
 def test_what_a_tool_or_the_system_says_is_not_judged() -> None:
     row = chat("Yes.")
     row["messages"][:0] = [{"role": "system", "content": "a" * 300}]
     row["messages"] += [{"role": "tool", "content": "0 " * 300}, {"role": "assistant", "content": "Done."}]
-    assert garbage()(row, []) is row
+    assert garbage(row, []) is row
 
 
 def test_our_own_code_and_documents_are_no_garbage() -> None:
@@ -331,7 +331,7 @@ def test_our_own_code_and_documents_are_no_garbage() -> None:
 @settings(max_examples=draws(200))
 @given(text=st.text(max_size=200) | st.text("aé😀 \n", max_size=300))
 def test_no_row_raises_anything_but_bad_row(text: str) -> None:
-    for rule in (garbage(), ENGLISH_ONLY, refusals):
+    for rule in (garbage, ENGLISH_ONLY, refusals):
         for row in (
             chat(text, question=text),
             preference(text, text),

@@ -1,7 +1,6 @@
 """Placeholders: consistent, numbered, idempotent, and nothing secret in what is said about them."""
 
 import json
-import pickle
 import re
 import runpy
 import time
@@ -184,13 +183,10 @@ def test_nothing_secret_is_said_anywhere():
         assert "Ann" not in output and not any(value in output for value in PEOPLE.split(", "))
 
 
-def test_a_redactor_travels_to_a_worker_as_its_settings():
+def test_a_redactor_scrubs_what_its_settings_name():
     redactor = Redactor(secrets="reject", personal=("email",), names=("Ann Lee",))
-    redactor.rule(chat("bob@acme.dev"), [])
-    copy = pickle.loads(pickle.dumps(redactor))  # noqa: S301
-    assert not copy.counts
-    assert copy.scrub("Ann Lee") + copy.scrub("bob@acme.dev") == "[NAME][EMAIL]"
-    assert copy.scrub("93.184.216.34") == "93.184.216.34"
+    assert redactor.scrub("Ann Lee") + redactor.scrub("bob@acme.dev") == "[NAME][EMAIL]"
+    assert redactor.scrub("93.184.216.34") == "93.184.216.34"
 
 
 PIECES = [text for _, _, text in BENCHMARK["planted"](180, seed=3)] + PEOPLE.split(", ")

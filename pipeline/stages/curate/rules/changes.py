@@ -1,5 +1,6 @@
 """What a rule did to a row: a change, kept in `data/changes.jsonl`."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,22 +27,11 @@ Rule = Callable[[Row, Changes], Row]
 
 def excerpts(before: str, after: str) -> tuple[str, str]:
     """Both texts around the first place where they differ, at most `EXCERPT` characters each."""
-    start = max(0, first_difference(before, after) - EXCERPT // 4)
+    ends = range(1, min(len(before), len(after)) + 1)
+    # halving: comparing slices is many times faster than comparing characters
+    same = bisect_left(ends, True, key=lambda end: not before.startswith(after[:end]))
+    start = max(0, same - EXCERPT // 4)
     return tuple(
         ("…" if start else "") + text[start : start + EXCERPT] + ("…" if len(text) > start + EXCERPT else "")
         for text in (before, after)
     )  # type: ignore[return-value]
-
-
-def first_difference(text: str, other: str) -> int:
-    """Where two texts begin to differ; the length of the shorter one where it starts the other."""
-    same, end = 0, min(len(text), len(other))
-    if text[:end] == other[:end]:
-        return end
-    while end - same > 1:  # halving: comparing slices is many times faster than comparing characters
-        middle = (same + end) // 2
-        if text[same:middle] == other[same:middle]:
-            same = middle
-        else:
-            end = middle
-    return same

@@ -110,15 +110,11 @@ class ControlTokens:
             first, last = bisect_left(origin, origin[start]), bisect_right(origin, origin[end - 1])
             if origin[first] < done:
                 continue  # shares a character with the one before: the next pass finds it
-            spaced = _spaced(self.spellings[number])
+            token = self.spellings[number]
+            spaced = f"{token[0]} {token[1:-1]} {token[-1]}" if len(token) > 2 else " ".join(token)
             pieces += [text[done : origin[first]], folded[first:start], spaced, folded[end:last]]
             done = origin[last - 1] + 1
         return "".join(pieces) + text[done:]
-
-
-def _spaced(token: str) -> str:
-    """`<|im_end|>` as `< |im_end| >`."""
-    return f"{token[0]} {token[1:-1]} {token[-1]}" if len(token) > 2 else " ".join(token)
 
 
 def _opening(firsts: set[str]) -> re.Pattern[str]:

@@ -50,24 +50,7 @@ def languages(wanted: tuple[str, ...]) -> Rule:
     Short texts and code pass. Raises `ToolError` if py3langid is missing, `ConfigError` for a language it
     doesn't know.
     """
-    identify = _identifier(wanted)
-
-    def rule(row: Row, changes: Changes) -> Row:
-        for place, text in answers(row):
-            prose = CODE.sub(" ", text)
-            if sum(map(str.isalpha, prose)) >= FEWEST_LETTERS:
-                code, probability = identify(prose)
-                if code not in (*wanted, NO_LANGUAGE) and probability >= SUREST_DOUBT:
-                    raise BadRow(
-                        "language", f"{place} is in {code}, curate.languages has {', '.join(wanted)}"
-                    )
-        return row
-
-    return rule
-
-
-def _identifier(wanted: tuple[str, ...]) -> Callable[[str], tuple[str, float]]:
-    """py3langid: 97 languages and code in one file of 5 MB that comes with it, numpy alone below it."""
+    # 97 languages and code in one file of 5 MB that comes with it, numpy alone below it
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
     except ImportError as error:
@@ -83,8 +66,19 @@ def _identifier(wanted: tuple[str, ...]) -> Callable[[str], tuple[str, float]]:
             f"curate.languages has {', '.join(unknown)}, which py3langid does not know: choose from "
             f"{', '.join(sorted(identifier.labels))}",
         )
-    identify: Callable[[str], tuple[str, float]] = identifier.classify
-    return identify
+
+    def rule(row: Row, changes: Changes) -> Row:
+        for place, text in answers(row):
+            prose = CODE.sub(" ", text)
+            if sum(map(str.isalpha, prose)) >= FEWEST_LETTERS:
+                code, probability = identifier.classify(prose)
+                if code not in (*wanted, NO_LANGUAGE) and probability >= SUREST_DOUBT:
+                    raise BadRow(
+                        "language", f"{place} is in {code}, curate.languages has {', '.join(wanted)}"
+                    )
+        return row
+
+    return rule
 
 
 def answers(row: Row) -> Iterator[tuple[str, str]]:
@@ -110,19 +104,15 @@ FEWEST_BROKEN = 3  # places; one or two may be “café…”
 MOST_REPEATED, FEWEST_READABLE, MOST_BROKEN = 0.6, 0.25, 0.01  # shares of a text
 
 
-def garbage() -> Rule:
-    """The rule that rejects rows in which a user's or assistant's text, or a segment, is garbage."""
-
-    def rule(row: Row, changes: Changes) -> Row:
-        for field in (*TURN_LISTS, "segments"):
-            for number, part in enumerate(row.get(field, ()), start=1):
-                if part.get("role") not in ("system", "tool") and (
-                    reason := garbage_in(part["text"] if field == "segments" else part["content"])
-                ):
-                    raise BadRow("garbage", f"{field} {number}: {reason}")
-        return row
-
-    return rule
+def garbage(row: Row, changes: Changes) -> Row:
+    """Reject a row in which a user's or assistant's text, or a segment, is garbage."""
+    for field in (*TURN_LISTS, "segments"):
+        for number, part in enumerate(row.get(field, ()), start=1):
+            if part.get("role") not in ("system", "tool") and (
+                reason := garbage_in(part["text"] if field == "segments" else part["content"])
+            ):
+                raise BadRow("garbage", f"{field} {number}: {reason}")
+    return row
 
 
 def garbage_in(text: str) -> str | None:
@@ -184,11 +174,11 @@ class Judge(NamedTuple):
     """A rule that judges what a row says: whether the settings ask for it, and the rule that they make."""
 
     wanted: Callable[["Curate"], bool]
-    rule: Callable[["Curate"], Rule | None]
+    rule: Callable[["Curate"], Rule]
 
 
 JUDGES = {  # in the order in which they are applied; the name is the rule's in every report
     "refusals": Judge(lambda given: "refusals" in given.reject, lambda given: refusals),
     "languages": Judge(lambda given: bool(given.languages), lambda given: languages(tuple(given.languages))),
-    "garbage": Judge(lambda given: "garbage" in given.reject, lambda given: garbage()),
+    "garbage": Judge(lambda given: "garbage" in given.reject, lambda given: garbage),
 }

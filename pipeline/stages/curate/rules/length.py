@@ -192,15 +192,12 @@ def _numbered(
     row: Row, parts: list[tuple[Row, int]], place: str, described: str, changes: Changes
 ) -> list[Row]:
     """The parts (each with its tokens) with sources and ids of their own, and a note of the change."""
-    sizes = _listed([tokens for _, tokens in parts])
-    changes.append(Change("length", place, described, f"in parts of {sizes} tokens"))
+    sizes = [f"{tokens:,}" for _, tokens in parts]
+    more = f" … {sizes[-1]} ({len(sizes):,} of them)" if len(sizes) > LISTED else ""
+    after = f"in parts of {', '.join(sizes[:LISTED])}{more} tokens"
+    changes.append(Change("length", place, described, after))
     named = [part | {"source": f"{row['source']}#{i}"} for i, (part, _) in enumerate(parts, start=1)]
     return [part | {"id": row_id(part)} if "id" in row else part for part in named]
-
-
-def _listed(sizes: list[int]) -> str:
-    more = f" … {sizes[-1]:,} ({len(sizes):,} of them)" if len(sizes) > LISTED else ""
-    return ", ".join(f"{size:,}" for size in sizes[:LISTED]) + more
 
 
 def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from html import unescape
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import unquote
 
 from ahocorasick_rs import AhoCorasick
@@ -38,7 +38,7 @@ _JSON_URL_HTML = re.compile(  # `%40` and `%C3%AB`, `&#64;`, `&#x40;` and `&euml
 
 
 class Redactor:
-    """Redacts rows by its settings and counts the occurrences per kind; pickles as its settings alone."""
+    """Redacts rows by its settings and counts the occurrences per kind."""
 
     def __init__(
         self,
@@ -46,13 +46,10 @@ class Redactor:
         personal: tuple[str, ...] = KINDS,
         names: tuple[str, ...] = (),
     ) -> None:
-        self._settings = (secrets, tuple(personal), tuple(names))
+        self._secrets, self._personal = secrets, personal
         spellings = [spelling for name in names if name.strip() for spelling in (name, name.upper())]
         self._names = AhoCorasick(spellings) if spellings else None
         self.counts: Counter[str] = Counter()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Redactor, self._settings
 
     def take_counts(self) -> Counter[str]:
         """Occurrences replaced per kind since the last call."""
@@ -61,13 +58,13 @@ class Redactor:
 
     def rule(self, row: Row, changes: Changes) -> Row:
         """The row with placeholders, and a change per text and rule; `BadRow` where settings say reject."""
-        secrets = self._settings[0] != "keep"
+        secrets = self._secrets != "keep"
         pairs = list(_argument_pairs(row)) if secrets else []
         content = [text for _, text in texts(row)] + pairs
         together = "\n".join(content)
         if next(self._found(together, secrets), None) is None:
             return row
-        if self._settings[0] == "reject":
+        if self._secrets == "reject":
             self._check(row, pairs)
         repeats = repeats_of(content if secrets else ())
         name = _namer(together)
@@ -118,8 +115,7 @@ class Redactor:
         text = blanked(text)
         if secrets:
             yield from find_secrets(text)
-        if self._settings[1]:
-            yield from find_personal(text, self._settings[1])
+        yield from find_personal(text, self._personal)
         if self._names:
             for _, start, end in self._names.find_matches_as_indexes(text, overlapping=True):
                 # perhaps a placeholder
