@@ -18,13 +18,8 @@ from pipeline.stages.curate.page_words import RULES, taken_out, title, verdict, 
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
 
 
-def render_data_page(report: CurationReport, samples: Mapping[str, Any]) -> str:
+def render_data_page(stats: CurationReport, samples: Mapping[str, Any]) -> str:
     """The page as one string of HTML."""
-    return fill("data.html.jinja", **page_values(report, samples))
-
-
-def page_values(stats: CurationReport, samples: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template needs."""
     tokens = {"histogram": [], "p50": None, "p95": None, "max": None} | stats.tokens
     drawings = {
         "flow": _flow(stats, samples["rejects"]),
@@ -32,30 +27,31 @@ def page_values(stats: CurationReport, samples: Mapping[str, Any]) -> dict[str, 
         "turns": _turns(stats.turns),
         "clusters": _clusters(stats.duplicates["histogram"]),
     }
-    return {
-        "shown": SHOWN,
-        "stats": stats,
-        "samples": samples,
-        "tokens": tokens,
-        "splits": stats.splits,
-        "rules": {rule["rule"]: rule for rule in stats.rules},
-        "names": {rule: name for rule, (name, _, _) in RULES.items()},
-        "off": set(stats.not_measured),
-        "title": title(stats),
-        "verdict": verdict(stats),
-        "warnings": [*warnings(stats), *kinds_sentences(stats.untrained, stats.scored)],
-        "drawings": drawings,
-        "quiet": [
+    return fill(
+        "data.html.jinja",
+        shown=SHOWN,
+        stats=stats,
+        samples=samples,
+        tokens=tokens,
+        splits=stats.splits,
+        rules={rule["rule"]: rule for rule in stats.rules},
+        names={rule: name for rule, (name, _, _) in RULES.items()},
+        off=set(stats.not_measured),
+        title=title(stats),
+        verdict=verdict(stats),
+        warnings=[*warnings(stats), *kinds_sentences(stats.untrained, stats.scored)],
+        drawings=drawings,
+        quiet=[
             rule["rule"]
             for rule in stats.rules
             if not _worked(rule) and rule["rule"] not in stats.not_measured
         ],
-        "changes": _grouped(samples["changes"], "rule"),
-        "rejects": _by_reason(stats, samples["rejects"]),
-        "domains": _domains(stats),
-        "balanced": any(domain["before"] != domain["after"] for domain in stats.balance.values()),
-        "files": sorted(stats.files.items(), key=lambda item: (-item[1]["rows"], item[0])),
-    }
+        changes=_grouped(samples["changes"], "rule"),
+        rejects=_by_reason(stats, samples["rejects"]),
+        domains=_domains(stats),
+        balanced=any(domain["before"] != domain["after"] for domain in stats.balance.values()),
+        files=sorted(stats.files.items(), key=lambda item: (-item[1]["rows"], item[0])),
+    )
 
 
 def _worked(rule: Mapping[str, Any]) -> bool:
@@ -75,7 +71,7 @@ def _flow(stats: CurationReport, rejects: Sequence[Mapping[str, Any]]) -> str:
             for reason, rows in most(stats.rejected)
             if rule_of.get(reason) == name
         ]
-        also = f"{plural(changed, 'row', 'rows')} changed" if changed else ""
+        also = f"{plural(changed, 'row')} changed" if changed else ""
         if lost:
             more = [", ".join(reasons) if len(reasons) > 1 else "", also]
             steps.append(
@@ -94,7 +90,7 @@ def _flow(stats: CurationReport, rejects: Sequence[Mapping[str, Any]]) -> str:
                     "" if lost else shown,
                     rows_in - lost,
                     added=added,
-                    words=f"+ {plural(added, 'row', 'rows')}{source}",
+                    words=f"+ {plural(added, 'row')}{source}",
                 )
             )
         if not lost and added <= 0:

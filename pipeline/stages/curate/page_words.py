@@ -37,9 +37,9 @@ def title(stats: CurationReport) -> str:
     """How many rows are left, in a few words."""
     kept, read = stats.rows_kept, stats.rows_read
     return (
-        f"{count(kept)} of {plural(read, 'row', 'rows')} kept"
+        f"{count(kept)} of {plural(read, 'row')} kept"
         if kept <= read
-        else f"{plural(kept, 'row', 'rows')} from {count(read)} lines"
+        else f"{plural(kept, 'row')} from {count(read)} lines"
     )
 
 
@@ -59,11 +59,10 @@ def verdict(stats: CurationReport) -> str:
     if pairs := (stats.pairs or {}).get("made"):
         sentences.append(f"Scored rows made {plural(pairs, 'pair')}.")
     train, val, test = (stats.splits[split] for split in SPLITS)
-    monitoring, measuring = (
-        f"{count(val)} for monitoring it",
-        f"{plural(test, 'is', 'are')} held out for measuring",
+    sentences.append(
+        f"{plural(train, 'is', 'are')} for training, {count(val)} for monitoring it and "
+        f"{plural(test, 'is', 'are')} held out for measuring."
     )
-    sentences.append(f"{plural(train, 'is', 'are')} for training, {monitoring} and {measuring}.")
     return " ".join(filter(None, sentences))
 
 
@@ -93,11 +92,9 @@ def warnings(stats: CurationReport) -> list[str]:
 def pairs_sentence(pairs: Mapping[str, Any]) -> str:
     """How many pairs `curate.pairs` made of rows with a reward, and why other rows are in none."""
     others = [f"{count(rows)} {words(why)}" for why, rows in most(pairs["rows"]) if why != "paired"]
-    pair_count, scored = (
-        plural(number, noun) for number, noun in ((pairs["made"], "pair"), (pairs["scored_rows"], "row"))
-    )
+    made, scored = plural(pairs["made"], "pair"), plural(pairs["scored_rows"], "row")
     why = f"; rows in none: {listed(others)}" if others else ""
-    return f"{pair_count} made of {scored} with a reward{why}."
+    return f"{made} made of {scored} with a reward{why}."
 
 
 def taken_out(rule: str, rows: int) -> str:

@@ -92,12 +92,9 @@ def _answers(rows: Rows, candidates: NDArray[np.int64], decisions: Decisions) ->
     for index in candidates.tolist():
         row = rows.row(index)
         if row["messages"][-1].get("train", True):
-            yield _request_key(row, int(decisions.split[index])), row["reward"], index
-
-
-def _request_key(row: Row, split: int) -> int:
-    request = [_plain(row["messages"][:-1]), row.get("tools"), split]
-    return xxhash.xxh3_64_intdigest(orjson.dumps(request, option=orjson.OPT_SORT_KEYS))
+            request = [_plain(row["messages"][:-1]), row.get("tools"), int(decisions.split[index])]
+            key = xxhash.xxh3_64_intdigest(orjson.dumps(request, option=orjson.OPT_SORT_KEYS))
+            yield key, row["reward"], index
 
 
 def _plain(turns: list[Row]) -> list[Row]:

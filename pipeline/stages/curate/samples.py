@@ -84,33 +84,28 @@ def cluster_samples(rows: Rows, clusters: Clusters) -> list[dict[str, Any]]:
 
 
 def _sample(rows: Rows, index: int) -> dict[str, Any]:
-    return {"source": rows.source(index), "text": answer_text(rows.row(index))}
+    said = "\n".join(f"{part.role}: {part.text}" for part in parts(rows.row(index)))  # a turn a line
+    return {"source": rows.source(index), "text": _cut(said)}
 
 
 def answer_samples(rows: Rows, requests: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """Requests that have several answers."""
-    pairs = [[request_and_answer(rows.row(row)) for row in request[:4]] for request in requests]
-    return [
-        {"prompt": _cut(request[0][0]), "answers": [_cut(answer) for _, answer in request]}
-        for request in pairs
-    ]
+    return [_answered([rows.row(row) for row in request[:4]]) for request in requests]
 
 
 def pair_samples(rows: Rows, pairs: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:
     """The first pairs (chosen row, rejected row, gap of their rewards): request and both answers."""
     samples = []
     for chosen, rejected, gap in pairs[:SHOWN]:
-        better, worse = rows.row(chosen), rows.row(rejected)
-        answers = [_cut(request_and_answer(row)[1]) for row in (better, worse)]
-        prompt = _cut(request_and_answer(better)[0])
-        sources = [better["source"], worse["source"]]
-        samples.append({"prompt": prompt, "answers": answers, "sources": sources, "gap": gap})
+        both = [rows.row(chosen), rows.row(rejected)]
+        samples.append(_answered(both) | {"sources": [row["source"] for row in both], "gap": gap})
     return samples
 
 
-def answer_text(row: Row) -> str:
-    """All that a row says, a turn a line."""
-    return _cut("\n".join(f"{part.role}: {part.text}" for part in parts(row)))
+def _answered(rows: Sequence[Row]) -> dict[str, Any]:
+    """The request that these rows make, and the answer of each."""
+    said = [request_and_answer(row) for row in rows]
+    return {"prompt": _cut(said[0][0]), "answers": [_cut(answer) for _, answer in said]}
 
 
 def _cut(text: str) -> str:

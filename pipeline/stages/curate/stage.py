@@ -60,11 +60,6 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> Curati
         return publish(root, settings, work)
 
 
-def publish_shards(root: Path, settings: Curate, shards: int) -> CurationReport:
-    """As `curate`, of what `pipeline.stages.curate.shard` made of this many shards."""
-    return publish(root, settings, work_of(root, settings, shards))
-
-
 def file_sentences(count: int, unread: Sequence[str], empty: Sequence[str]) -> list[str]:
     """Of `count` files those that were not read and those without a row, a sentence each that names the first
     ones.
@@ -96,7 +91,7 @@ def _first(names: Sequence[str]) -> str:
 def main(params: Params, root: Path, shards: int | None = None) -> None:
     """Run the stage below `root`, or publish what jobs made of this many shards, and print the result."""
     settings = params.curating
-    report = publish_shards(root, settings, shards) if shards else curate(root, settings)
+    report = publish(root, settings, work_of(root, settings, shards)) if shards else curate(root, settings)
     remove(root / FOLDER)
     empty = [name for name, file in report.files.items() if not file["rows"]]
     splits = ", ".join(f"{split} {report.splits[split]}" for split in SPLITS)

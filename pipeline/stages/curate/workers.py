@@ -62,9 +62,7 @@ def workers(processes: int, make: Callable[..., Any], *arguments: Any) -> Iterat
         yield Workers(None, 1, make(*arguments))
         return
     # forkserver: workers don't inherit this process's memory, threads and locks
-    context = multiprocessing.get_context(
-        "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    )
+    context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_start, initargs=(make, arguments)
     ) as pool:

@@ -28,8 +28,8 @@ from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate import account, shard
 from pipeline.stages.curate.phases import cleaning, work
+from pipeline.stages.curate.phases.publish import publish
 from pipeline.stages.curate.reading.containers import raw_lines
-from pipeline.stages.curate.stage import publish_shards
 from pipeline.workflow.shards import FOLDER, PHASES, drop_stale, parse_item
 
 EXAM = " ".join(f"secret{number}" for number in range(20))
@@ -103,7 +103,7 @@ def run_jobs(project: Project, asked: Curate, shards: int, phases: tuple[str, ..
 
 def sharded(project: Project, asked: Curate, shards: int) -> dict[str, bytes]:
     run_jobs(project, asked, shards)
-    publish_shards(project.root, asked, shards)
+    publish(project.root, asked, shard.work_of(project.root, asked, shards))
     return project.outputs()
 
 
@@ -261,7 +261,7 @@ def test_a_job_whose_inputs_are_missing_says_what_makes_them(small: Project) -> 
     with pytest.raises(DataError, match="Q-CURATE-016"):
         shard.run("sample", "of-2", small.root, SMALL)
     with pytest.raises(DataError, match="Q-CURATE-016"):
-        publish_shards(small.root, SMALL, 2)
+        publish(small.root, SMALL, shard.work_of(small.root, SMALL, 2))
     assert small.outputs() == {}
 
 
@@ -283,7 +283,7 @@ def test_what_was_made_of_other_inputs_is_not_used_and_goes(small: Project, chan
             file.write(b"\n")
     for use in (
         lambda: shard.run("write", "1-of-2", small.root, now),
-        lambda: publish_shards(small.root, now, 2),
+        lambda: publish(small.root, now, shard.work_of(small.root, now, 2)),
     ):
         with pytest.raises(MachineError, match="Q-CURATE-017"):
             use()
@@ -303,7 +303,7 @@ def test_whichever_job_is_killed_the_same_command_goes_on_to_the_same_bytes(smal
             for when in ("at any moment", "before it is published"):
                 _killed(phase, item, small.root, when)
             shard.run(phase, item, small.root, SMALL)
-    publish_shards(small.root, SMALL, 2)
+    publish(small.root, SMALL, shard.work_of(small.root, SMALL, 2))
     assert small.outputs() == expected
 
 

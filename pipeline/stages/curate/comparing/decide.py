@@ -83,11 +83,14 @@ def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settin
     (the smallest of `table.key`, 64 bits of each row's id), test from one end and val from the other: a row
     mostly stays where it is when others come, and test is the same for any `val_fraction`.
     """
-    group = clusters.group
-    leaders, sizes, stratum, lowest = _groups(group, table.domain, decisions.outcome == KEPT, table.key)
+    group, kept = clusters.group, np.flatnonzero(decisions.outcome == KEPT)
+    # of every group with kept rows: name, number of these, the first's domain, and the smallest key
+    leaders, first, sizes = np.unique(group[kept], return_index=True, return_counts=True)
+    lowest = np.full(len(group), np.iinfo(np.uint64).max)
+    np.minimum.at(lowest, group, table.key)
+    by_draw = np.argsort(draws(lowest[leaders], "split", settings.seed), kind="stable")
+    leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], table.domain[kept[first]][by_draw]
     taken = np.zeros(len(group), np.uint8)
-    by_draw = np.argsort(draws(lowest, "split", settings.seed), kind="stable")
-    leaders, sizes, stratum = leaders[by_draw], sizes[by_draw], stratum[by_draw]
     rows = np.bincount(stratum, weights=sizes).astype(np.int64)
     shares = ((TEST, settings.test_fraction, 1, 1), (VAL, settings.val_fraction, -1, 0))
     for target, fraction, step, least in shares:
@@ -127,17 +130,6 @@ def draws(keys: NDArray[np.uint64], purpose: str, seed: int) -> NDArray[np.uint6
     """A uniform 64-bit number per key, other for every purpose and seed."""
     salt = int.from_bytes(hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8], "big")
     return mix(keys ^ np.uint64(salt))
-
-
-def _groups(
-    group: NDArray[np.int32], domain: NDArray[np.int64], keep: NDArray[np.bool_], keys: NDArray[np.uint64]
-) -> tuple[NDArray[np.int32], NDArray[np.intp], NDArray[np.int64], NDArray[np.uint64]]:
-    """Of every group with kept rows: name, number of these, the first's domain, and the smallest key."""
-    kept = np.flatnonzero(keep)
-    leaders, first, sizes = np.unique(group[kept], return_index=True, return_counts=True)
-    lowest = np.full(len(group), np.iinfo(np.uint64).max)
-    np.minimum.at(lowest, group, keys)
-    return leaders, sizes, domain[kept[first]], lowest[leaders]
 
 
 def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.int64]:
