@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner, Result
+
+from pipeline.cli import app
 from pipeline.config.params import read_params
 from pipeline.config.text import completed
 from pipeline.core.places import PROJECT
@@ -22,6 +25,11 @@ def full_params() -> str:
     """The demo's settings as a params.yaml of all keys."""
     demo = PROJECT / "params.yaml"
     return completed(demo.read_text(encoding="utf-8"), read_params(demo))
+
+
+def quench(*words: object, **options: Any) -> Result:
+    """What `quench` does with these words, in this process."""
+    return CliRunner().invoke(app, [*map(str, words)], **options)
 
 
 def ended(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@ provenance records.
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tiny
+from make import script
 from parity_inputs import parity_report
 from report_inputs import change, put, write_inputs
 
@@ -98,6 +100,12 @@ def trained_again(root: Path) -> None:
     run = json.loads((root / "reports/train.json").read_text(encoding="utf-8"))["run"]
     hashes = run["hashes"] | {"adapter": tree_hash(root / "models/adapter")}
     change(root / "reports/train.json", run=run | {"hashes": hashes})
+
+
+def script_environment(folder: Path, server: str = 'printf "%s\\n" "$@"') -> dict[str, str]:
+    """What a bundle's serve.sh is started with; its llama-server is this shell script."""
+    program, state = script(folder / "llama-server", server), folder / "state"
+    return {"PATH": os.environ["PATH"], "LLAMA_SERVER": str(program), "STATE_DIRECTORY": str(state)}
 
 
 def sum_again(folder: Path) -> None:

@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import stat
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from draws import draws
 from golden import Golden
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from make import ended, quench
 from recording import read
-from shipping import BILL, CARD, EVALUATION, SUMS, faults_of, sum_again
-from typer.testing import CliRunner
+from shipping import BILL, CARD, EVALUATION, SUMS, faults_of, script_environment, sum_again
 
-from pipeline.cli import app
 from pipeline.commands import ship as command
 from pipeline.commands.project import Project
 from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
@@ -93,9 +91,7 @@ def test_the_bundle_is_whole_and_verifies(bundle: Path) -> None:
     evidence = {"evidence/evaluation.json", "evidence/gate.json", "evidence/parity.json"}
     assert names == {GGUF, CARD, BILL, SCRIPT, UNIT, SUMS, "Modelfile"} | evidence
     assert bundle_faults(bundle) == []
-    done = subprocess.run(
-        ["sha256sum", "--check", "--strict", SUMS], cwd=bundle, capture_output=True, text=True, check=False
-    )
+    done = ended(["sha256sum", "--check", "--strict", SUMS], cwd=bundle)
     assert done.returncode == 0, done.stdout
 
 
@@ -171,18 +167,8 @@ def test_the_serve_script_runs_the_hardened_command_with_a_key_of_mode_0600(
     bundle: Path, tmp_path: Path
 ) -> None:
     place = bundle.rename(tmp_path / "a place with spaces")
-    server = tmp_path / "llama-server"
-    server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    server.chmod(0o755)
-    environment = {
-        "PATH": os.environ["PATH"],
-        "LLAMA_SERVER": str(server),
-        "STATE_DIRECTORY": str(tmp_path / "state"),
-    }
-    run = [
-        subprocess.run([place / SCRIPT], env=environment, capture_output=True, text=True, check=True, cwd="/")
-        for _ in range(2)
-    ]
+    given = script_environment(tmp_path)
+    run = [ended([place / SCRIPT], env=given, cwd="/") for _ in range(2)]
     words = run[0].stdout.splitlines()
     assert words[words.index("--model") + 1] == str(place / GGUF)
     assert words[words.index("--host") + 1] == "127.0.0.1"
@@ -229,9 +215,7 @@ def cores() -> None:
 def test_the_serve_script_gives_the_server_no_more_than_quench_serve_does(
     bundle: Path, tmp_path: Path, shell: str
 ) -> None:
-    server = tmp_path / "llama-server"
-    server.write_text("#!/bin/sh\nenv -0\nulimit -c\nulimit -S -s\ncat /proc/self/oom_score_adj\n")
-    server.chmod(0o755)
+    served = script_environment(tmp_path, "env -0\nulimit -c\nulimit -S -s\ncat /proc/self/oom_score_adj")
     (tmp_path / "state").mkdir()
     key = tmp_path / "state" / "api-key"
     key.touch(0o644)
@@ -243,20 +227,11 @@ def test_the_serve_script_gives_the_server_no_more_than_quench_serve_does(
         "LC_ALL": "C.UTF-8",
         "GOMP_CPU_AFFINITY": "0\n1",
     }
-    given = kept | HOSTILE | {"LLAMA_SERVER": str(server), "STATE_DIRECTORY": str(tmp_path / "state")}
-    words = [shell, *(["sh"] if shell.endswith("busybox") else []), str(bundle / SCRIPT)]
+    given = kept | HOSTILE | served
+    words = [shell, *(["sh"] if shell.endswith("busybox") else []), bundle / SCRIPT]
     with opened_before:
-        done = subprocess.run(
-            words,
-            env=given,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            check=True,
-            cwd=tmp_path,
-            preexec_fn=cores,
-        )
-        assert not opened_before.read()
+        done = ended(words, env=given, errors="surrogateescape", cwd=tmp_path, preexec_fn=cores)
+        assert done.returncode == 0 and not opened_before.read()
     *seen, limits = done.stdout.split("\0")
     own = {"PWD", "OLDPWD", "SHLVL", "_", "SHELLOPTS"}  # of the shells themselves
     assert {
@@ -274,17 +249,12 @@ def test_the_serve_script_gives_the_server_no_more_than_quench_serve_does(
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_serve_script_takes_the_stack_that_it_may_have(bundle: Path, tmp_path: Path, shell: str) -> None:
-    server = tmp_path / "llama-server"
-    server.write_text("#!/bin/sh\nulimit -S -s\n")
-    server.chmod(0o755)
-    script = (
-        f"ulimit -H -s 16384; LLAMA_SERVER={server} STATE_DIRECTORY={tmp_path} exec {shell} "
-        f"{'sh' if shell.endswith('busybox') else ''} "
+    command = (
+        f"ulimit -H -s 16384; exec {shell} {'sh' if shell.endswith('busybox') else ''} {bundle / SCRIPT}"
     )
-    done = subprocess.run(
-        ["/bin/sh", "-c", script + str(bundle / SCRIPT)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "16384\n"
+    (tmp_path / "state").mkdir()
+    given = script_environment(tmp_path, "ulimit -S -s")
+    assert ended(["/bin/sh", "-c", command], env=given).stdout == "16384\n"
 
 
 @needed.programs("systemd-analyze")
@@ -302,31 +272,10 @@ def test_the_unit_is_valid_and_hardened(bundle: Path, tmp_path: Path) -> None:
     unit.write_text(
         text.replace("/opt/demo-Q4_K_M", str(bundle)).replace("/usr/local/bin/llama-server", "/bin/true")
     )
-    checked = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    checked = ended(["systemd-analyze", "verify", unit])
     assert checked.returncode == 0, checked.stderr
-    security = [
-        "systemd-analyze",
-        "security",
-        "--offline=true",
-        "--threshold=15",
-        unit,
-    ]  # 1.5 of 10, lower is safer
-    assert subprocess.run(security, capture_output=True, text=True, check=False).returncode == 0
-
-
-def test_levels_that_can_not_be_shipped_are_named(project: Path) -> None:
-    for asked in ("base-Q4_K_M", "Q2_K"):
-        with pytest.raises(ConfigError, match="Q-SHIP-011"):
-            command.main(Project(shipping.params(), project), asked, None, None)
-    unmeasured = shipping.params()
-    fewer = unmeasured.model_copy(
-        update={"evaluate": unmeasured.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})}
-    )
-    with pytest.raises(ConfigError, match="Q-SHIP-012"):
-        command.main(Project(fewer, project), "Q4_K_M", None, None)
-    (project / "models/gguf" / GGUF).unlink()
-    with pytest.raises(DataError, match="Q-SERVE-002"):
-        command.main(Project(shipping.params(), project), "Q4_K_M", None, None)
+    limit = "--threshold=15"  # 1.5 of 10, lower is safer
+    assert ended(["systemd-analyze", "security", "--offline=true", limit, unit]).returncode == 0
 
 
 def test_what_is_no_bundle_is_never_replaced(project: Path) -> None:
@@ -540,15 +489,7 @@ def test_a_bundle_of_other_rights_is_replaced(project: Path) -> None:
     assert bundle_faults(folder) == []
 
 
-NO_TEXT = (
-    None,
-    True,
-    1,
-    0.5,
-    [],
-    {},
-    ["pass"],
-)  # what JSON can put in the place of a verdict, a name, a hash
+NO_TEXT = (None, True, 1, 0.5, [], {}, ["pass"])  # what may stand in the place of a verdict, a name, a hash
 ODD: dict[tuple[str, ...], tuple[Any, ...]] = {
     ("gate", "verdict"): (*NO_TEXT, "FAIL", "fail", "Pass", "pass ", "not measured"),
     ("gate", "findings"): (*NO_TEXT[:-1], "pass"),
@@ -592,21 +533,7 @@ def test_no_evidence_is_taken_for_what_it_is_not(bundle: Path) -> None:
     assert [place for place, faults in bundles if not faults] == []
 
 
-OBEYED = [
-    "\x1b[2J",
-    "\b",
-    "\r",
-    "\x7f",
-    "\x9b31m",
-    "\u202e",
-    "\u2066",
-    "\0",
-    "\u200b",
-    "\u3164",
-    "\u2028",
-    "\ue000",
-    "\U000e0041",
-]
+OBEYED = ["\x1b[2J", "\x9b31m", *"\b\r\x7f\u202e\u2066\0\u200b\u3164\u2028\ue000\U000e0041"]
 
 
 @pytest.mark.parametrize("name", [CARD, SCRIPT, UNIT, "Modelfile", BILL, EVALUATION])
@@ -694,20 +621,19 @@ def test_no_changed_byte_goes_unnoticed(bundle: Path, data: st.DataObject) -> No
 def test_the_commands_exit_with_5_and_a_line_per_reason(
     made: Path, bundle: Path, keys: tuple[Path, Path]
 ) -> None:
-    runner = CliRunner()
-    good = runner.invoke(app, ["ship", "--check", str(bundle)])
+    good = quench("ship", "--check", bundle)
     assert good.exit_code == 0
     assert "not signed" in good.output
     (bundle / SUMS).write_text(f"{'0' * 64}  \x1b[2J\x1b[Hall verified\n")
-    hostile = runner.invoke(app, ["ship", "--check", str(bundle)])
+    hostile = quench("ship", "--check", bundle)
     assert hostile.exit_code == 5
     assert "\x1b" not in hostile.output
     shutil.copy(made / "models/bundle/demo-Q4_K_M" / SUMS, bundle / SUMS)
-    unsigned = runner.invoke(app, ["ship", "--check", str(bundle), "--key", str(keys[1])])
+    unsigned = quench("ship", "--check", bundle, "--key", keys[1])
     assert unsigned.exit_code == 5
-    missing = runner.invoke(app, ["ship", "--check", str(bundle / "nowhere")])
+    missing = quench("ship", "--check", bundle / "nowhere")
     assert missing.exit_code == 3
     (made / "params.yaml").write_text(yaml.safe_dump(shipping.params().model_dump(), allow_unicode=True))
-    shipped = runner.invoke(app, ["ship", "Q4_K_M", "--root", str(made)])
+    shipped = quench("ship", "Q4_K_M", "--root", made)
     assert shipped.exit_code == 0, shipped.output
     assert "quench ship --check" in shipped.output

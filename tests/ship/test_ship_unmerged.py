@@ -3,7 +3,6 @@ trained scales alone.
 """
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,7 +14,8 @@ import pytest
 import tiny
 import tuned_inputs
 from golden import Golden
-from shipping import BILL, CARD, EVALUATION, SUMS, change, faults_of, sum_again
+from make import ended
+from shipping import BILL, CARD, EVALUATION, SUMS, change, faults_of, script_environment, sum_again
 
 from pipeline.commands import ship as command
 from pipeline.commands.project import Project
@@ -48,9 +48,7 @@ def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path) -> N
     assert bundle_faults(bundle) == []
     assert file_hash(bundle / BASE) == file_hash(made / "models/base/model.gguf")
     assert file_hash(bundle / LORA) == file_hash(made / "models/gguf" / LORA)
-    done = subprocess.run(
-        ["sha256sum", "--check", "--strict", SUMS], cwd=bundle, capture_output=True, text=True, check=False
-    )
+    done = ended(["sha256sum", "--check", "--strict", SUMS], cwd=bundle)
     assert done.returncode == 0, done.stdout
     modelfile = (bundle / "Modelfile").read_text()
     assert f"FROM ./{BASE}\n" in modelfile and f"ADAPTER ./{LORA}\n" in modelfile
@@ -70,17 +68,7 @@ def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path) -> N
 @pytest.mark.parametrize("folder", ["plain", "a place, with commas", 'a "quoted" place'])
 def test_the_serve_script_puts_the_adapter_on_its_base(bundle: Path, tmp_path: Path, folder: str) -> None:
     place = bundle.rename(tmp_path / folder)
-    server = tmp_path / "llama-server"
-    server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    server.chmod(0o755)
-    environment = {
-        "PATH": os.environ["PATH"],
-        "LLAMA_SERVER": str(server),
-        "STATE_DIRECTORY": str(tmp_path / "state"),
-    }
-    words = subprocess.run(
-        [place / SCRIPT], env=environment, capture_output=True, text=True, check=True, cwd="/"
-    ).stdout.splitlines()
+    words = ended([place / SCRIPT], env=script_environment(tmp_path), cwd="/").stdout.splitlines()
     assert words[words.index("--model") + 1] == str(place / BASE)
     as_csv = str(place / LORA).replace('"', '""')
     assert words[words.index("--lora") + 1] == f'"{as_csv}"'  # llama-server reads a row of CSV
@@ -94,11 +82,7 @@ def test_the_real_server_finds_both_files(bundle: Path, tmp_path: Path, tools: A
     place = bundle.rename(tmp_path / folder)
     script = (place / SCRIPT).read_text().replace("--port 8081", f"--port {free_port()}")
     (place / SCRIPT).write_text(script)
-    environment = {
-        "PATH": os.environ["PATH"],
-        "LLAMA_SERVER": str(tools.tool("llama-server")),
-        "STATE_DIRECTORY": str(tmp_path / "state"),
-    }
+    environment = script_environment(tmp_path) | {"LLAMA_SERVER": str(tools.tool("llama-server"))}
     with subprocess.Popen(
         [place / SCRIPT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as server:
