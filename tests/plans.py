@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from make import quench
 
-from pipeline.cli import app
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Training
 from pipeline.core.hardware import Card
@@ -76,7 +75,7 @@ def run_plan(*words: object, gpu: Card | None = None) -> Any:
     """`quench config plan` with these words, on a machine that has this GPU."""
     with pytest.MonkeyPatch.context() as machine:
         machine.setattr("pipeline.commands.plan.first_gpu", lambda: gpu)
-        return CliRunner().invoke(app, ["config", "plan", *map(str, words)])
+        return quench("config", "plan", *words)
 
 
 def plan_json(*words: object) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import tiny
 import yaml
-from typer.testing import CliRunner, Result
+from make import quench as invoke
+from typer.testing import Result
 
-from pipeline.cli import app
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.workflow.settings import refresh_lock
@@ -36,7 +36,7 @@ def run(root: Path, *command: str) -> str:
 
 def quench(root: Path, *words: str) -> Result:
     """What `quench` does in this process, on the project `root`."""
-    return CliRunner().invoke(app, [*words, "--root", str(root)])
+    return invoke(*words, "--root", root)
 
 
 def nothing_to_do(said: str) -> bool:
@@ -70,7 +70,7 @@ def user_project(root: Path, finished: Path, **sections: Mapping[str, Any]) -> P
     """The project `root` with the results of `finished` and its settings, changed by `sections`."""
     from dvc.repo import Repo
 
-    made = CliRunner().invoke(app, ["new", str(root)])
+    made = invoke("new", root)
     assert made.exit_code == 0 and "snakemake" in made.stdout, made.output
     for name in RESULTS:
         shutil.copytree(finished / name, root / name, dirs_exist_ok=True)

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from make import ended, quench, script
 
 from benchmarks.suite import verbs
-from pipeline.cli import FORMER, Sentences, app
+from pipeline.cli import FORMER, Sentences
 from pipeline.commands import doctor
 from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import MachineError, ToolError
@@ -40,10 +40,7 @@ except SystemExit as end:
     assert not end.code, end.code
 print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "HEAVY"
+    assert ended([sys.executable, "-c", code], cwd=PROJECT).stdout.splitlines()[-1:] == ["HEAVY"]
 
 
 @pytest.mark.parametrize("root", ["nowhere", "file"])
@@ -71,7 +68,7 @@ print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
 )
 def test_a_root_that_is_no_folder_is_one_sentence(words: str, root: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    shown = CliRunner().invoke(app, [*words.split(), "--root", str(tmp_path / root)])
+    shown = quench(*words.split(), "--root", tmp_path / root)
     assert shown.exit_code == 2
     assert "Q-CORE-003" in shown.stderr and str(tmp_path / root) in shown.stderr
     assert shown.stderr.count("\n") == 1
@@ -93,13 +90,13 @@ def test_help_is_instant() -> None:
 
 @pytest.mark.parametrize("command", [verb for verb, _ in verbs()])
 def test_help_of_every_command_shows_an_example(command: str) -> None:
-    shown = CliRunner().invoke(app, [*command.split(), "--help"])
+    shown = quench(*command.split(), "--help")
     assert shown.exit_code == 0
     assert f"example: quench {command}" in shown.output
 
 
 def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
-    line = CliRunner().invoke(app, ["doctor", "env"]).stdout
+    line = quench("doctor", "env").stdout
     here = str(Path(sys.executable).parent)
     found = subprocess.check_output(
         ["sh", "-c", f'{line} echo "$PATH"'], env={"PATH": "/usr/bin:/bin"}, text=True
@@ -131,7 +128,7 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
 )
 def test_a_mistake_is_one_sentence_and_its_code(tmp_path: Path, words: list[str], code: int, id: str) -> None:
     root = [] if words[0] == "bake" else ["--root", str(tmp_path)]
-    shown = CliRunner().invoke(app, [*words, *root])
+    shown = quench(*words, *root)
     assert shown.exit_code == code
     assert id in " ".join(shown.stderr.split())
     assert "Traceback" not in shown.stderr
@@ -140,7 +137,7 @@ def test_a_mistake_is_one_sentence_and_its_code(tmp_path: Path, words: list[str]
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "main", lambda root: 1 / 0)
-    shown = CliRunner().invoke(app, ["doctor", "--root", str(tmp_path)])
+    shown = quench("doctor", "--root", tmp_path)
     assert isinstance(shown.exception, ZeroDivisionError)
 
 
@@ -152,15 +149,15 @@ def test_twelve_verbs_and_no_more() -> None:
 
 @pytest.mark.parametrize("name", FORMER)
 def test_a_former_name_says_what_it_is_called_now(name: str) -> None:
-    shown = CliRunner().invoke(app, [name, "x"])
+    shown = quench(name, "x")
     assert shown.exit_code == 2 and shown.stderr.startswith("quench: Q-COMMANDS-039: ")
     words = FORMER[name].partition(" or ")[0].partition(" --")[0].split()
-    assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+    assert quench(*words, "--help").exit_code == 0
 
 
 def test_status_prints_where_the_report_is_and_what_is_served(tmp_path: Path) -> None:
     def status(*words: str, code: int = 0) -> list[str]:
-        shown = CliRunner().invoke(app, ["status", *words, "--root", str(tmp_path)])
+        shown = quench("status", *words, "--root", tmp_path)
         assert shown.exit_code == code, shown.output
         return shown.output.splitlines()
 
@@ -229,11 +226,9 @@ def test_doctor_checks_the_llama_cpp_that_stages_will_use(
 
 
 def fake_build(home: Path) -> None:
-    (home / "build/bin").mkdir(parents=True)
-    (home / "convert_hf_to_gguf.py").touch()
     for name in TOOLS:
-        (home / "build/bin" / name).write_text("#!/bin/sh\necho version: 1 '(abcdef0)'\n")
-        (home / "build/bin" / name).chmod(0o755)
+        script(home / "build/bin" / name, "echo version: 1 '(abcdef0)'")
+    (home / "convert_hf_to_gguf.py").touch()
 
 
 def test_doctor_says_what_is_wrong_with_params_yaml(tmp_path: Path) -> None:

@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from click.testing import Result
-from typer.testing import CliRunner
+from make import ended, quench
 from user_project import user_project
 
 from benchmarks.suite import named, verbs
-from pipeline.cli import app
 from pipeline.config.sections import Gate
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import free_port
@@ -102,10 +100,6 @@ ELSEWHERE = {
 }
 
 
-def quench(*words: str | Path, **more: Any) -> Result:
-    return CliRunner().invoke(app, [*map(str, words)], **more)
-
-
 @pytest.fixture(scope="module")
 def project(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     gate = dict.fromkeys(Gate.model_fields)  # two steps teach it nothing
@@ -152,19 +146,13 @@ def test_a_verb_on_a_finished_project(verb: str, project: Path, tmp_path: Path) 
         for part in way:
             found = found[part]
         assert found == value
-    assert subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True).stdout == b""
+    assert ended(["git", "status", "--porcelain"], cwd=project).stdout == ""
 
 
 def test_the_pipeline_is_run_through_snakemake(project: Path) -> None:
     """On the finished project: nothing is to do."""
     command = [sys.executable, "-m", "pipeline.cli", "run", "--root", project, "-n"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
-    )
+    done = ended(command, env=os.environ | {"PYTHONPATH": str(PROJECT)})
     assert done.returncode == 0, done.stderr
     assert "othing to be done" in done.stdout + done.stderr
 

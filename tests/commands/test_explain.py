@@ -3,16 +3,15 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from make import quench
 
-from pipeline.cli import app
 from pipeline.core import errors
 from pipeline.core.catalog import HEAD, catalog
 
 
 def test_an_id_is_explained_with_its_exit_code() -> None:
     problem = catalog()["Q-CORE-004"]
-    shown = CliRunner().invoke(app, ["doctor", "explain", "q-core-004"])
+    shown = quench("doctor", "explain", "q-core-004")
     assert shown.exit_code == 0
     assert shown.stdout.splitlines() == [
         "Q-CORE-004 (exit code 6)",
@@ -23,21 +22,21 @@ def test_an_id_is_explained_with_its_exit_code() -> None:
 
 @pytest.mark.parametrize("area", [None, "CORE", "config"])
 def test_the_ids_of_an_area_or_all_are_listed(area: str | None) -> None:
-    shown = CliRunner().invoke(app, ["doctor", "explain", *([area] if area else [])])
+    shown = quench("doctor", "explain", *([area] if area else []))
     found = [line.split()[0] for line in shown.stdout.splitlines()]
     assert found == [id for id in catalog() if area is None or id.startswith(f"Q-{area.upper()}-")]
     assert len(found) > 3
 
 
 def test_an_unknown_id_is_an_error_with_the_nearest() -> None:
-    shown = CliRunner().invoke(app, ["doctor", "explain", "Q-CORE-0004"])
+    shown = quench("doctor", "explain", "Q-CORE-0004")
     assert shown.exit_code == 2
     assert "Q-COMMANDS-033: " in shown.stderr and "Q-CORE-004" in shown.stderr
 
 
 def test_the_page_has_the_written_beginning_and_a_row_for_each_error(tmp_path: Path) -> None:
     page = tmp_path / "troubleshooting.md"
-    assert CliRunner().invoke(app, ["doctor", "explain", "--write", str(page)]).exit_code == 0
+    assert quench("doctor", "explain", "--write", page).exit_code == 0
     text = page.read_text(encoding="utf-8")
     assert text.startswith(HEAD.read_text(encoding="utf-8"))
     rows = [line for line in text.splitlines() if line.startswith("| Q-")]

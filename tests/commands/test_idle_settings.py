@@ -3,17 +3,15 @@ and by a stage that somebody runs.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from make import ended, quench, script
 
 from pipeline.__main__ import main
-from pipeline.cli import app
 from pipeline.commands.recipes import RECIPES
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
@@ -23,10 +21,7 @@ RECIPE = "qwen2.5-7b-gguf-8gb"
 
 def llama_cpp(home: Path, devices: str) -> Path:
     """A llama.cpp whose server lists these devices."""
-    server = home / "build/bin/llama-server"
-    server.parent.mkdir(parents=True)
-    server.write_text(f"#!/bin/sh\nprintf 'Available devices:\\n  {devices}\\n'\n")
-    server.chmod(0o755)
+    script(home / "build/bin/llama-server", f"printf 'Available devices:\\n  {devices}\\n'")
     (home / "convert_hf_to_gguf.py").touch()
     return home
 
@@ -39,10 +34,6 @@ def project(root: Path, recipe: str = RECIPE, **sections: Any) -> Path:
     root.mkdir(exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     return root
-
-
-def quench(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, [*map(str, words)])
 
 
 def test_params_lists_them_with_what_each_would_need(tmp_path: Path) -> None:
@@ -76,14 +67,8 @@ def test_the_plan_says_them_and_is_silent_without(tmp_path: Path, monkeypatch: p
 
 def test_snakemake_says_them_before_it_plans(tmp_path: Path) -> None:
     root = project(tmp_path, "demo-gguf", merge={"base": "nf4"})
-    done = subprocess.run(
-        [sys.executable, "-c", "from pipeline.workflow.prepare import prepare; prepare()"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": str(PROJECT), "PATH": ""},
-    )
+    code = "from pipeline.workflow.prepare import prepare; prepare()"
+    done = ended([sys.executable, "-c", code], cwd=root, env={"PYTHONPATH": str(PROJECT), "PATH": ""})
     assert "Q-WORKFLOW-013" in done.stderr  # no data: nothing else kept it from planning
     assert "merge.base" in done.stderr
 

@@ -12,10 +12,9 @@ import pytest
 import yaml
 from gguf_edit import change_rows, change_type
 from killed import kill_at
+from make import quench
 from tiny import tiny_gguf
-from typer.testing import CliRunner
 
-from pipeline.cli import app
 from pipeline.commands.judge import command
 from pipeline.commands.judge.command import Options, judge
 from pipeline.commands.judge.files import describe
@@ -222,26 +221,13 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_asked(model: Path, 
 def test_the_command_needs_two_files_and_no_project(
     model: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = CliRunner()
-    alone = runner.invoke(app, ["judge", str(model), "--root", str(root)])
+    alone = quench("judge", model, "--root", root)
     assert alone.exit_code == 2
     assert "Q-JUDGE-001" in alone.output
     assert command.settings_of(None, root).evaluate.scorers == Params().evaluate.scorers
-    words = [
-        "judge",
-        str(model),
-        str(model),
-        "--root",
-        str(root),
-        "--ctx-size",
-        str(CTX + 256),
-        "--threads",
-        "1",
-    ]
-    short = runner.invoke(app, [*words, "--rows", "2"])
-    assert (
-        "Q-JUDGE-013" in short.output
-    )  # answers of 256 tokens, for lack of a params.yaml, and 256 positions
+    options = ("--root", root, "--ctx-size", CTX + 256, "--threads", 1, "--rows", 2)
+    short = quench("judge", model, model, *options)
+    assert "Q-JUDGE-013" in short.output  # answers of 256 tokens, as without a params.yaml, and 256 positions
 
 
 def test_the_command_measures_as_its_options_say(model: Path, root: Path) -> None:
@@ -251,8 +237,8 @@ def test_the_command_measures_as_its_options_say(model: Path, root: Path) -> Non
     mine = shutil.copy(root / "data/final/test.jsonl", root / "mine.jsonl")
     options = {"--data": mine, "--rows": 2, "--scorer": "rouge_l", "--reference": model, "--memory": "8GB"}
     options |= {"--ctx-size": 192, "--threads": 1, "--gpu-layers": 0}
-    words = [str(word) for option in options.items() for word in option]
-    done = CliRunner().invoke(app, ["judge", str(model), str(broken), *words, "--json", "--root", str(root)])
+    words = [word for option in options.items() for word in option]
+    done = quench("judge", model, broken, *words, "--json", "--root", root)
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report == json.loads((root / "reports/judge.json").read_text())

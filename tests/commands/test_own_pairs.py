@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import yaml
 from killed import kill_at
+from make import quench
 from tiny import tiny_gguf
-from typer.testing import CliRunner
 
 from pipeline.chat.rows import row_id
-from pipeline.cli import app
 from pipeline.commands.pairs import answering
 from pipeline.commands.pairs.answering import training_requests
 from pipeline.commands.pairs.choosing import pair_of, problem_of
@@ -129,12 +128,12 @@ def test_the_same_run_and_one_that_was_killed_give_the_same_bytes(
 def test_the_command_asks_as_its_options_say(root: Path) -> None:
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS.model_dump(mode="json")))
     options = {"-k": 4, "--rows": 3, "--seed": 1, "--temperature": 0.75, "--min-gap": 0.001}
-    words = [str(word) for option in options.items() for word in option]
+    words = [word for option in options.items() for word in option]
     equal = training_requests(root, 3, 1)[0]["messages"][-2]["content"]  # fewer pairs than requests
     function = SHORT.replace("return ", f"return 0.5 if row['prompt'] == {equal!r} else ")
     (root / "data/evaluation/mine.py").write_text(function)
     target = root / "data/raw/typed.jsonl"
-    done = CliRunner().invoke(app, ["data", "pairs", str(target), "F16", *words, "--root", str(root)])
+    done = quench("data", "pairs", target, "F16", *words, "--root", root)
     assert done.exit_code == 0, done.output
     asked = Options(answers=4, rows=3, seed=1, temperature=0.75, min_gap=0.001)
     written, account = run(root, asked=asked)

@@ -16,10 +16,9 @@ import yaml
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make import quench
 from tiny import untied_qwen2
-from typer.testing import CliRunner
 
-from pipeline.cli import app
 from pipeline.commands.quantization_check.adapters import (
     put_adapter,
     random_adapter,
@@ -50,6 +49,7 @@ from pipeline.planning.shape import load_shape
 from pipeline.stages.train.checkpoints import publish_checkpoint
 
 DOWN = "model.layers.1.mlp.down_proj"
+NF4_OF = ("model", "nf4", "--prompts", 2, "--root")
 ROWS = [[1, 5, 9, 200, 7, 30, 2], [3, 4, 5, 6, 7]]
 PLAIN = load_params(PROJECT / "recipes" / "demo.yaml").training
 NF4 = PLAIN.model_copy(update={"r": 4, "lora_dropout": 0.0})
@@ -364,12 +364,8 @@ def root(tiny_qwen2: Path, tiny_params: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def quench(root: Path, *arguments: str) -> Any:
-    return CliRunner().invoke(app, ["model", "nf4", "--root", str(root), "--prompts", "2", *arguments])
-
-
 def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
-    result = quench(root)
+    result = quench(*NF4_OF, root)
     assert result.exit_code == 0, result.output
     report = json.loads((root / "reports/quantization-check.json").read_text())
     assert report["verdict"] == "pass"
@@ -390,7 +386,7 @@ def test_a_failed_check_ends_with_5_and_leaves_its_report(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.commands.quantization_check.checks.largest_kld", lambda _: 1e-12)
-    result = quench(root, "--json")
+    result = quench(*NF4_OF, root, "--json")
     assert result.exit_code == 5
     assert "Q-COMMANDS-026: " in result.stderr
     report = json.loads(result.stdout)
@@ -407,7 +403,7 @@ def test_a_damaged_base_is_one_sentence(root: Path, tiny_qwen2: Path, name: str)
         (base / name).unlink()
     else:
         os.truncate(base / name, 1_000_000)
-    result = quench(root)
+    result = quench(*NF4_OF, root)
     assert (result.exit_code, result.stderr.count("\n")) == (3, 1)
     assert name in result.stderr
 
@@ -415,8 +411,8 @@ def test_a_damaged_base_is_one_sentence(root: Path, tiny_qwen2: Path, name: str)
 def test_nothing_to_compare_is_one_sentence(root: Path, tiny_params: dict[str, Any]) -> None:
     tiny_params["base"]["quantization"] = "none"
     (root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
-    assert (quench(root).exit_code, "Q-COMMANDS-025: " in quench(root).stderr) == (2, True)
+    assert (quench(*NF4_OF, root).exit_code, "Q-COMMANDS-025: " in quench(*NF4_OF, root).stderr) == (2, True)
     tiny_params["base"]["quantization"] = "nf4"
     (root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
     (root / "models/base").unlink()
-    assert (quench(root).exit_code, "Q-CORE-001: " in quench(root).stderr) == (3, True)
+    assert (quench(*NF4_OF, root).exit_code, "Q-CORE-001: " in quench(*NF4_OF, root).stderr) == (3, True)

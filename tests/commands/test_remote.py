@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
+from make import ended, script
+from make import quench as invoke
 from ssh_host import Card, ssh_host
-from typer.testing import CliRunner
 
-from pipeline.cli import app
 from pipeline.commands.remote.line import SshConnection
 from pipeline.commands.remote.mirror import Mirror
 from pipeline.commands.remote.parcel import Upload, send
@@ -100,15 +100,7 @@ def environment(code: Path = PROJECT) -> dict[str, str]:
 def quench(
     card: Card, number: int, *more: str, root: Path | None = None, code: Path = PROJECT
 ) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        command(card, number, *more, root=root),
-        env=environment(code),
-        cwd=code,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    return ended(command(card, number, *more, root=root), env=environment(code), cwd=code, timeout=600)
 
 
 def started(card: Card, number: int, root: Path) -> subprocess.Popen:
@@ -174,9 +166,7 @@ def test_five_cuts_later_the_adapter_is_the_one_of_here_and_is_recorded(
         assert without_times(project / name) == without_times(local / name)
     assert len([call for call in card.calls if call.endswith("- start")]) == 1
     assert nothing_left(card)
-    planned = subprocess.run(
-        [PYTHON, "-m", "snakemake", "-n", "train"], cwd=project, capture_output=True, text=True, check=True
-    )
+    planned = ended([PYTHON, "-m", "snakemake", "-n", "train"], cwd=project)
     assert "Nothing to be done" in planned.stdout + planned.stderr
     calls = len(card.calls)
     assert quench(card, TRAIN, root=project, code=project).returncode == 0
@@ -310,8 +300,8 @@ def refused(
     root: Path, id: str, *words: str, config: Path | None = None, python: str = PYTHON, code: int = 4
 ) -> str:
     """The sentence of `quench remote train`, in this process."""
-    given = ["remote", "train", *words, "--python", python, "--root", str(root)]
-    shown = CliRunner().invoke(app, [*given, *(["-F", str(config)] if config else [])])
+    given = ("remote", "train", *words, "--python", python, "--root", root)
+    shown = invoke(*given, *(["-F", config] if config else []))
     assert shown.exit_code == code, shown.output
     assert f"quench: {id}: " in shown.stderr and "Traceback" not in shown.stderr
     assert shown.stderr.strip().count("\n") == 0
@@ -324,12 +314,10 @@ def test_another_torch_or_a_missing_package_or_python_is_refused(card: Card, pro
     (other / "torch-1.2.3.dist-info/METADATA").write_text(
         "Metadata-Version: 2.1\nName: torch\nVersion: 1.2.3\n"
     )
-    fake = other / "python"
-    fake.write_text(f'#!/bin/sh\nPYTHONPATH={other} exec {PYTHON} "$@"\n')
-    fake.chmod(0o755)
+    fake = script(other / "python", f'PYTHONPATH={other} exec {PYTHON} "$@"')
     sentence = refused(project, "Q-REMOTE-010", "card", config=card.config, python=str(fake))
     assert "torch 1.2.3" in sentence
-    fake.write_text(f'#!/bin/sh\nexec {PYTHON} -I -S "$@"\n')
+    script(fake, f'exec {PYTHON} -I -S "$@"')
     sentence = refused(project, "Q-REMOTE-010", "card", config=card.config, python=str(fake))
     assert "1.2.3" not in sentence and "torch" in sentence
     refused(project, "Q-REMOTE-005", "card", config=card.config, python=str(other / "none"))

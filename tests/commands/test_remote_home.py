@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -16,9 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from killed import on_one_core, train_in_fork
-from typer.testing import CliRunner
+from make import ended, quench, script
 
-from pipeline.cli import app
 from pipeline.commands.remote import watch
 from pipeline.commands.remote.answers import parse
 from pipeline.commands.remote.host import files, runs
@@ -205,10 +203,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: 
     """A line whose `ssh` prints `text` and ends with `code`."""
     (tmp_path / "answer").write_text(text)
     for name in ("ssh", "rsync"):
-        (tmp_path / name).write_text(
-            f"#!/bin/sh\ncat > {tmp_path}/asked\ncat {tmp_path}/answer\nexit {code}\n"
-        )
-        (tmp_path / name).chmod(0o755)
+        script(tmp_path / name, f"cat > {tmp_path}/asked\ncat {tmp_path}/answer\nexit {code}")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return SshConnection("card", "python3", None)
 
@@ -290,7 +285,7 @@ def test_a_host_without_an_end_is_a_sentence_in_bounded_memory(
 ) -> None:
     line = answering(tmp_path, monkeypatch, "", 0)
     for name in ("ssh", "rsync"):
-        (tmp_path / name).write_text(f"#!/bin/sh\n({flood}) {'>&2' if name == 'rsync' else ''}\n")
+        script(tmp_path / name, f"({flood}) {'>&2' if name == 'rsync' else ''}")
     used, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     for work in (lambda: line.ask("runs"), lambda: line.push(tmp_path, ["x"])):
         with pytest.raises(DataError, match="Q-REMOTE-008"):
@@ -365,7 +360,7 @@ def test_what_a_host_says_steers_no_terminal(tmp_path: Path, monkeypatch: pytest
     runs = {"\x1b[2J": STATE | {"line": "\x1b]0;x\x07\u202e"}}
     text = files.MARK + json.dumps({"runs": runs, "bytes": 1}) + "\n"
     answering(tmp_path, monkeypatch, text, 0)
-    shown = CliRunner().invoke(app, ["remote", "status", "card"])
+    shown = quench("remote", "status", "card")
     assert shown.exit_code == 0 and r"\x1b[2J" in shown.output and r"\u202e" in shown.output
     assert not {"\x1b", "\x07", "\u202e"}.intersection(shown.output)
 
@@ -429,14 +424,8 @@ def test_what_is_sent_is_enough_for_rollouts_in_process(prepared: Path, tmp_path
         shutil.copyfile(sent.sources[digest], target)
     there = tmp_path / "there/project"
     train_in_fork(root)
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "train", "--root", there],
-        cwd=there,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "there/code"), "LLAMA_CPP_HOME": "/nowhere"},
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=on_one_core,
-    )
+    code = os.environ | {"PYTHONPATH": str(tmp_path / "there/code"), "LLAMA_CPP_HOME": "/nowhere"}
+    command = [sys.executable, "-m", "pipeline", "train", "--root", there]
+    done = ended(command, cwd=there, env=code, preexec_fn=on_one_core)
     assert done.returncode == 0, done.stdout + done.stderr
     assert tree_hash(there / "models/adapter") == tree_hash(root / "models/adapter")

@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from pipeline.cli import app
+from make import quench
 
 
 def test_settings_and_snakemakes_own_words_are_told_apart(
@@ -16,9 +14,9 @@ def test_settings_and_snakemakes_own_words_are_told_apart(
     monkeypatch.setattr("os.execv", lambda program, command: started.append(command))
     monkeypatch.chdir(tmp_path)
     words = ["train", "train.r=8", "-c2", "train.preference.beta=0.5", "report.html=no", "--quiet"]
-    refused = CliRunner().invoke(app, ["run", *words])
+    refused = quench("run", *words)
     assert refused.exit_code == 2 and "Q-CONFIG-005" in refused.stderr and not started
-    done = CliRunner().invoke(app, ["run", "--root", str(tmp_path), *words[:4], words[-1]])
+    done = quench("run", "--root", tmp_path, *words[:4], words[-1])
     assert done.exit_code == 0, done.output
     assert started[0][1:-1] == ["-m", "snakemake", "train", "-c2", "--quiet", "--config"]
     name, _, keys = started[0][-1].partition("=")

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from make import quench
 
-from pipeline.cli import app
 from pipeline.commands.sweep.job import claimed
 from pipeline.commands.sweep.space import check_space, read_space, settings_of, with_settings
 from pipeline.commands.sweep.study import Sweep
@@ -124,7 +123,7 @@ def test_a_value_on_the_grid_is_what_optuna_would_draw(tmp_path: Path) -> None:
 
 def test_without_optuna_a_sweep_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.commands.sweep.command.find_spec", lambda name: None)
-    shown = CliRunner().invoke(app, ["run", "sweep", str(tmp_path / "space.yaml"), "--root", str(tmp_path)])
+    shown = quench("run", "sweep", tmp_path / "space.yaml", "--root", tmp_path)
     assert shown.exit_code == 4 and "Q-SWEEP-004" in shown.stderr
 
 

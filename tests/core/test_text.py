@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from make import quench
 from tiny_lora import RANK, tiny_lora
-from typer.testing import CliRunner
 
 from pipeline.__main__ import main as run_stage
-from pipeline.cli import app
 from pipeline.core.text import console, one_line, safe, screen
 
 # sets the window's title, turns text around, clears the screen, goes back to the line's start
@@ -82,7 +81,7 @@ def peft(folder: Path) -> Path:
     ],
 )
 def test_no_command_prints_what_a_terminal_obeys(words: Callable[[Path], list], tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, [str(word) for word in words(tmp_path)])
+    result = quench(*words(tmp_path))
     assert not isinstance(result.exception, Exception), result.exception
     assert OBEYED.findall(result.output) == []
     assert re.search(r"\\(x1b|u001b)]0;x", result.output)  # it is named

@@ -10,13 +10,13 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as GgmlType
+from gguf_edit import finish
 from hypothesis import given
 from hypothesis import strategies as st
 from killed import kill_at
+from make import quench
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
-from pipeline.cli import app
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import WRITING
@@ -39,10 +39,7 @@ def write(path: Path, fields: dict[str, str] | None = None, seed: int = 0, **cha
         if name in changed:
             rows = changed[name](rows.reshape(5, -1, size)).reshape(5, -1)
         writer.add_tensor(name, rows, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -215,9 +212,7 @@ def test_a_base_that_is_not_there_is_named(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["base.gguf/below", "x" * 300])
 def test_a_place_that_can_not_be_written_is_named(base: Path, tmp_path: Path, name: str) -> None:
     write_patch(base, write(tmp_path / "other.gguf", norm=zeroed), tmp_path / "patch")
-    done = CliRunner().invoke(
-        app, ["model", "apply", str(base), str(tmp_path / "patch"), str(tmp_path / name)]
-    )
+    done = quench("model", "apply", base, tmp_path / "patch", tmp_path / name)
     assert done.exit_code == 6 and "Q-CORE-005" in done.output
 
 
@@ -228,15 +223,12 @@ def test_another_safetensors_file_is_no_patch(base: Path, tmp_path: Path) -> Non
 
 
 def test_the_commands(base: Path, tmp_path: Path) -> None:
-    other, patch, made = (
-        write(tmp_path / "other.gguf", norm=zeroed),
-        tmp_path / "patch",
-        tmp_path / "made.gguf",
-    )
+    other = write(tmp_path / "other.gguf", norm=zeroed)
+    patch, made = tmp_path / "patch", tmp_path / "made.gguf"
     for words in (["model", "patch", base, other, patch], ["model", "apply", base, patch, made]):
-        done = CliRunner().invoke(app, [str(word) for word in words])
+        done = quench(*words)
         assert done.exit_code == 0, done.output
     assert made.read_bytes() == other.read_bytes() and list(gguf_tensors(made)[1]) == list(TYPES)
-    done = CliRunner().invoke(app, ["model", "apply", str(base), str(patch), str(base)])
+    done = quench("model", "apply", base, patch, base)
     assert done.exit_code == 2 and "Q-COMMANDS-034" in done.output
     assert gguf_tensors(base)

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from make import quench
 
-from pipeline.cli import app
 from pipeline.core.hashing import tree_hash
 from pipeline.core.places import PROJECT
 from pipeline.stages.train.checkpoints import checkpoints_in, step_of
@@ -32,7 +31,7 @@ def project(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dvc.repo import Repo
 
     root = tmp_path_factory.mktemp("stopped") / "project"
-    assert CliRunner().invoke(app, ["new", str(root)]).exit_code == 0
+    assert quench("new", root).exit_code == 0
     for name in ("data", "models", "reports"):
         shutil.copytree(prepared / name, root / name, dirs_exist_ok=True)
     params = yaml.safe_load((prepared / "params.yaml").read_text())

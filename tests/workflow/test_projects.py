@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from make import ended
+from make import quench as invoke
 from user_project import BIN, quench
 
 from pipeline.__main__ import main
-from pipeline.cli import app
 from pipeline.config.params import read_params
 from pipeline.config.text import left_out
 from pipeline.core.locks import RUN, lock_file, take
@@ -27,7 +27,7 @@ from pipeline.workflow.stages import stages_in
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new project; read only."""
     folder = tmp_path_factory.mktemp("projects") / "my assistant"
-    done = CliRunner().invoke(app, ["new", str(folder)])
+    done = invoke("new", folder)
     assert done.exit_code == 0, done.output
     return folder
 
@@ -38,14 +38,8 @@ def root(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "project"))
 
 
-def invoke(*words: str) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
 def test_a_new_project_has_settings_a_graph_git_and_dvc_and_no_code(made: Path) -> None:
-    staged = subprocess.run(
-        ["git", "ls-files"], cwd=made, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    staged = ended(["git", "ls-files"], cwd=made).stdout.splitlines()
     assert {"params.yaml", "dvc.yaml", "Snakefile", ".dvc/config", ".dvcignore", ".gitignore"} <= set(staged)
     # a clone of it has the keys of the code too
     assert {f".quench/code/{stage}.key" for stage in stages_in("merged")} <= set(staged)
@@ -72,8 +66,8 @@ def test_inside_a_repository_no_other_one_is_made(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     assert invoke("new", tmp_path / "models" / "one").exit_code == 0
     assert not (tmp_path / "models/one/.git").exists() and (tmp_path / "models/one/.dvc").is_dir()
-    staged = subprocess.run(["git", "ls-files"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert {line.partition("one/")[0] for line in staged.stdout.splitlines()} == {"models/"}
+    staged = ended(["git", "ls-files"], cwd=tmp_path).stdout.splitlines()
+    assert {line.partition("one/")[0] for line in staged} == {"models/"}
     # in a folder that Git ignores, DVC's reason is the user's, and nothing is left
     (tmp_path / ".gitignore").write_text("ignored/\n")
     done = invoke("new", tmp_path / "ignored" / "one")
@@ -175,11 +169,9 @@ def test_a_key_that_cannot_be_read_is_named(root: Path) -> None:
     assert done.exit_code == 3 and "Q-WORKFLOW-024" in done.output
 
 
-def test_a_checkout_is_not_upgraded_and_needs_no_quench_setup(tmp_path: Path) -> None:
+def test_a_checkout_is_not_upgraded(tmp_path: Path) -> None:
     done = invoke("doctor", "upgrade", "--root", tmp_path)
     assert done.exit_code == 2 and "Q-WORKFLOW-025" in done.output
-    done = invoke("doctor", "setup")
-    assert done.exit_code == 2 and "Q-COMMANDS-037" in done.output
 
 
 def test_a_checkout_takes_its_keys_from_the_code_at_every_start(root: Path) -> None:
@@ -202,7 +194,7 @@ def test_what_jobs_on_other_machines_left_is_taken_at_the_end(root: Path, tiny_q
         environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "QUENCH_REMOTE": "1"}
         environment |= {"PYTHONPATH": str(PROJECT)}
         command = [BIN / "snakemake", "base"]
-        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+        return ended(command, cwd=root, env=environment)
 
     (root / "data/raw/chats.jsonl").write_text("{}\n")
     failed = base_of(root / "nowhere")
