@@ -1,10 +1,11 @@
 """Small things that tests of several rooms make."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
@@ -25,6 +26,16 @@ def full_params() -> str:
     """The demo's settings as a params.yaml of all keys."""
     demo = PROJECT / "params.yaml"
     return completed(demo.read_text(encoding="utf-8"), read_params(demo))
+
+
+def change_params(root: Path, **sections: Mapping[str, Any]) -> Path:
+    """Other values of some keys in the project's params.yaml; `root`."""
+    params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    for section, values in sections.items():
+        params[section] |= values
+    text = yaml.safe_dump(params, sort_keys=False, allow_unicode=True)
+    (root / "params.yaml").write_text(text, encoding="utf-8")
+    return root
 
 
 def quench(*words: object, **options: Any) -> Result:

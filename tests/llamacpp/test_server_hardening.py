@@ -53,6 +53,7 @@ QUESTION = [{"role": "user", "content": MARKER}]
 PUBLIC = {("get", "/health"), ("get", "/v1/health")}
 LEVELS = 100_000
 OPEN_FILES = 2_048
+BORNE = (200, 400, 500)  # of a request that is evil
 HOSTILE = {
     "LLAMA_ARG_HOST": "0.0.0.0",  # noqa: S104
     "LLAMA_ARG_UI": "1",
@@ -105,9 +106,12 @@ def _answers_afterwards(server: Server) -> Iterator[None]:
 
 
 def answered(server: Server) -> bool:
-    return (
-        server.client.post("/completion", json={"prompt": "a", "n_predict": 1}, timeout=60).status_code == 200
-    )
+    return status(server.client, "/completion", json={"prompt": "a", "n_predict": 1}) == 200
+
+
+def status(client: httpx.Client, path: str, **body: Any) -> int:
+    """What a POST that may take a minute ends in."""
+    return client.post(path, **body, timeout=60).status_code
 
 
 def routes(tools: Toolchain) -> list[tuple[str, str]]:
@@ -131,30 +135,18 @@ def test_every_route_wants_the_key(server: Server, tools: Toolchain) -> None:
                 {"X-Api-Key": "known"},
                 {"Authorization": "Bearer"},
             ):
-                answer = stranger.request(
-                    method, path, headers=headers, json={} if method == "post" else None
-                )
-                assert answer.status_code == (200 if (method, path) in PUBLIC else 401), (
-                    method,
-                    path,
-                    headers,
-                )
+                sent = {} if method == "post" else None
+                answer = stranger.request(method, path, headers=headers, json=sent)
+                wanted = 200 if (method, path) in PUBLIC else 401
+                assert answer.status_code == wanted, (method, path, headers)
         for path in (
-            "//props",
-            "/props/",
-            "/PROPS",
-            "/health/../props",
-            "/health%2f..%2fprops",
-            "/v1/models?a=/health",
-            "/health;/props",
-            "/sw.js",
+            *("//props", "/props/", "/PROPS", "/health/../props", "/health%2f..%2fprops"),
+            *("/v1/models?a=/health", "/health;/props", "/sw.js"),
         ):
             assert stranger.get(path).status_code in (401, 404), path
-        assert [stranger.get(path).status_code for path in ("/", "/index.html", "/predict")] == [
-            404,
-            401,
-            401,
-        ]  # / is public, and nothing is there
+        # / is public, and nothing is there
+        statuses = {path: stranger.get(path).status_code for path in ("/", "/index.html", "/predict")}
+        assert statuses == {"/": 404, "/index.html": 401, "/predict": 401}
 
 
 @pytest.mark.parametrize(
@@ -215,10 +207,9 @@ def test_a_request_after_a_stream_is_answered(server: Server) -> None:
     """llama-server closes a connection after it has streamed on it; a client that reuses it now and then
     loses the next request.
     """
+    body = {"prompt": "a", "n_predict": 1, "stream": True}
     for _ in range(20):
-        with server.client.stream(
-            "POST", "/completion", json={"prompt": "a", "n_predict": 1, "stream": True}
-        ) as answer:
+        with server.client.stream("POST", "/completion", json=body) as answer:
             assert answer.read()
         assert answered(server)
 
@@ -275,7 +266,7 @@ DEEP: dict[str, tuple[str, str]] = {
 def test_deep_json(server: Server, place: str) -> None:
     """With the usual 8 MB of stack, these end the server: template's arguments, grammar (measured)."""
     path, body = DEEP[place]
-    assert server.client.post(path, content=body, timeout=60).status_code in (200, 400, 500)
+    assert status(server.client, path, content=body) in BORNE
 
 
 FIELDS = """n_predict n_indent n_keep n_discard n_cmpl n n_cache_reuse t_max_predict_ms top_k top_p min_p
@@ -291,20 +282,14 @@ def test_numbers_that_can_not_be(server: Server, field: str) -> None:
     for value in NUMBERS.split():
         limit = "" if field == "n_predict" else '"n_predict":2,'
         body = f'{{"prompt":"{MARKER}",{limit}"{field}":{value}}}'
-        assert server.client.post("/completion", content=body, timeout=60).status_code in (200, 400, 500), (
-            body
-        )
+        assert status(server.client, "/completion", content=body) in BORNE, body
 
 
 def test_n_discard(server: Server) -> None:
     """A negative one wrote before a buffer in older versions of llama.cpp."""
+    body = {"prompt": "word " * 60, "n_predict": 400, "n_keep": 5, "n_discard": -1}
     for path in ("/completion", "/v1/completions"):
-        assert (
-            server.client.post(
-                path, json={"prompt": "word " * 60, "n_predict": 400, "n_keep": 5, "n_discard": -1}
-            ).status_code
-            == 400
-        )
+        assert status(server.client, path, json=body) == 400
 
 
 GRAMMARS = {
@@ -358,11 +343,8 @@ def test_the_shipped_script_bears_the_same(tools: Toolchain, model: Path, tmp_pa
     script = tmp_path / "serve.sh"
     script.write_text(serve_script(model.name, settings))
     (tmp_path / model.name).symlink_to(model)
-    given = HOSTILE | {
-        "PATH": os.environ["PATH"],
-        "LLAMA_SERVER": str(tools.tool("llama-server")),
-        "STATE_DIRECTORY": str(tmp_path),
-    }
+    given = HOSTILE | {"PATH": os.environ["PATH"], "STATE_DIRECTORY": str(tmp_path)}
+    given |= {"LLAMA_SERVER": str(tools.tool("llama-server"))}
     url = f"http://127.0.0.1:{settings.port}"
     with (
         (tmp_path / "log").open("wb") as log,
@@ -377,11 +359,8 @@ def test_the_shipped_script_bears_the_same(tools: Toolchain, model: Path, tmp_pa
                 assert [client.post(path, json={}).status_code for path in ("/props", "/tools")] == [501, 403]
                 for place in ("template's arguments", "grammar"):
                     path, body = DEEP[place]
-                    assert client.post(path, content=body, timeout=60).status_code in (200, 400, 500)
-                assert (
-                    client.post("/completion", json={"prompt": "a", "n_predict": 1}, timeout=60).status_code
-                    == 200
-                )
+                    assert status(client, path, content=body) in BORNE
+                assert status(client, "/completion", json={"prompt": "a", "n_predict": 1}) == 200
             assert process.poll() is None
         finally:
             process.terminate()
@@ -390,7 +369,7 @@ def test_the_shipped_script_bears_the_same(tools: Toolchain, model: Path, tmp_pa
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_evil_grammars(server: Server, name: str) -> None:
     body = {"prompt": "a", "n_predict": 4, "grammar": GRAMMARS[name]}
-    assert server.client.post("/completion", json=body, timeout=60).status_code in (200, 400, 500)
+    assert status(server.client, "/completion", json=body) in BORNE
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -402,20 +381,14 @@ def test_evil_schemas(server: Server, name: str) -> None:
         printed | {"response_format": output},
         printed | {"tools": [tool], "tool_choice": "required"},
     ):
-        assert server.client.post("/v1/chat/completions", json=body, timeout=60).status_code in (
-            200,
-            400,
-            500,
-        )
+        assert status(server.client, "/v1/chat/completions", json=body) in BORNE
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (
-            "/v1/chat/completions",
-            f'{{"messages":[{{"role":"user","content":"{MARKER}',
-        ),  # the log quotes what it can't parse
+        # the log quotes what it can't parse
+        ("/v1/chat/completions", f'{{"messages":[{{"role":"user","content":"{MARKER}'),
         ("/v1/chat/completions", f'{{"messages":[{{"role":"user","content":[{{"type":"{MARKER}"}}]}}]}}'),
         ("/v1/chat/completions", json.dumps({"messages": QUESTION, "tools": [{"type": MARKER}]})),
         (
@@ -486,9 +459,7 @@ def send(server: Server, size: int, head: str, filler: bytes, tail: str) -> int:
         yield tail.encode()
 
     headers = {"Content-Length": str(size), "Content-Type": "application/json"}
-    return server.client.post(
-        "/v1/chat/completions", content=parts(), headers=headers, timeout=60
-    ).status_code
+    return status(server.client, "/v1/chat/completions", content=parts(), headers=headers)
 
 
 @pytest.mark.slow
@@ -568,11 +539,9 @@ def test_half_open_connections(server: Server) -> None:
         for _ in range(300):
             begun.append(socket.create_connection(("127.0.0.1", port), timeout=5))
             begun[-1].sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Le")
-            time.sleep(
-                0.005
-                # in a burst its pool starts too few threads (httplib counts a woken one as idle still), and
-                # who comes next may wait
-            )
+            # in a burst its pool starts too few threads (httplib counts a woken one as idle still), and who
+            # comes next may wait
+            time.sleep(0.005)
         began = time.monotonic()
         assert answered(server)
         assert time.monotonic() - began < 10
@@ -582,12 +551,9 @@ def test_half_open_connections(server: Server) -> None:
 
 
 def test_clients_that_leave_free_their_slots(server: Server) -> None:
+    body = {"prompt": "a", "n_predict": 10_000, "ignore_eos": True, "stream": True}
     for _ in range(8):
-        with server.client.stream(
-            "POST",
-            "/completion",
-            json={"prompt": "a", "n_predict": 10_000, "ignore_eos": True, "stream": True},
-        ) as answer:
+        with server.client.stream("POST", "/completion", json=body) as answer:
             next(answer.iter_lines())
     assert answered(server)
 
@@ -665,11 +631,15 @@ def test_a_server_whose_parent_is_gone_does_not_start() -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_the_log_of_a_process_that_says_much(tmp_path: Path) -> None:
-    with start(
-        ["/bin/sh", "-c", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log"
-    ) as process:
+def say(lines: int, log: Path) -> None:
+    """Start a process that says so many lines, and wait for it."""
+    words = f"i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); done"
+    with start(["/bin/sh", "-c", words], log) as process:
         assert process.wait(10) == 0
+
+
+def test_the_log_of_a_process_that_says_much(tmp_path: Path) -> None:
+    say(2000, tmp_path / "log")
     assert (tmp_path / "log").read_text().splitlines() == [f"line {number}" for number in range(2000)]
 
 
@@ -679,10 +649,7 @@ def test_the_log_of_a_full_disk_says_so_once_and_the_server_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "log").symlink_to("/dev/full")
-    with start(
-        ["/bin/sh", "-c", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log"
-    ) as process:
-        assert process.wait(10) == 0
+    say(2000, tmp_path / "log")
     (said,) = capfd.readouterr().err.splitlines()
     assert str(tmp_path / "log") in said and os.strerror(errno.ENOSPC) in said
 
@@ -699,10 +666,7 @@ def test_a_log_that_can_not_be_opened_leaves_no_process(
 
 def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.llamacpp.server_log.MAX_BYTES", 1000)
-    with start(
-        ["/bin/sh", "-c", "i=0; while [ $i -lt 500 ]; do echo line $i; i=$((i+1)); done"], tmp_path / "log"
-    ) as process:
-        assert process.wait(10) == 0
+    say(500, tmp_path / "log")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "log.1"]
     assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())
 
@@ -735,9 +699,8 @@ def test_whoever_starts_a_server_ends_one_that_grows_before_it_is_ready(
         )
     else:
         running = serving(Llama(tools), ModelFiles(model), ctx_size=256)
-    with pytest.raises(ToolError) as refused, running:
+    with pytest.raises(ToolError, match="Q-LLAMACPP-029"), running:
         pytest.fail("it is ready")
-    assert refused.value.id == "Q-LLAMACPP-029"
     assert not [child for child in psutil.Process().children() if str(model) in child.cmdline()]
 
 
@@ -746,11 +709,9 @@ def test_a_server_that_ends_under_a_stage_is_the_machines_error(
     tools: Toolchain, model: Path, how: signal.Signals
 ) -> None:
     with (
-        pytest.raises(MachineError) as ended,
+        pytest.raises(MachineError, match=f"Q-LLAMACPP-026: .*{how.name}"),
         serving(Llama(tools), ModelFiles(model), ctx_size=256, parallel=2) as running,
     ):
         running.process.send_signal(how)
         running.process.wait(10)
         running.post("/completion", {"prompt": "a", "n_predict": 4})
-    assert ended.value.id == "Q-LLAMACPP-026"
-    assert how.name in ended.value.sentence

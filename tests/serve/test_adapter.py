@@ -2,9 +2,7 @@
 said; `quench serve --lora` with the real one.
 """
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-import yaml
+from make import change_params, ended
 from tiny_lora import tiny_lora
 
 from pipeline.core.errors import ConfigError, DataError
@@ -41,10 +39,8 @@ def test_the_adapter_of_the_base(base: Path, tmp_path: Path) -> None:
 
 def test_the_adapter_of_the_very_file(tmp_path: Path) -> None:
     """The file is its publisher's, with no provenance of ours in it; and its hash decides, not the base's."""
-    model, other = (
-        tiny.tiny_gguf(tmp_path / "model.gguf"),
-        tiny.tiny_gguf(tmp_path / "other.gguf", **OF_BASE, general__name="other"),
-    )
+    model = tiny.tiny_gguf(tmp_path / "model.gguf")
+    other = tiny.tiny_gguf(tmp_path / "other.gguf", **OF_BASE, general__name="other")
     adapter = tiny_lora(tmp_path / "lora.gguf", **OF_BASE, **of_file(model))
     assert matching_adapter(model, adapter) == adapter
     with pytest.raises(DataError, match="Q-SERVE-012"):
@@ -191,16 +187,11 @@ def test_the_command_serves_the_adapter_on_the_base(finished: Path, tmp_path: Pa
     """
     # what serve leaves in the shared project would have another process make that again, while it is in use
     root = shutil.copytree(finished, tmp_path / "project", symlinks=True)
-    values = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
-    values["serve"] |= {"n_predict": 8, "port": free_port()}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    change_params(root, serve={"n_predict": 8, "port": free_port()})
 
-    def serve(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipeline.cli", "serve", *words, "--smoke", "1"]
-        places = ["--root", root, "--params", tmp_path / "params.yaml"]
-        return subprocess.run(
-            [*command, *places], capture_output=True, text=True, timeout=120, check=False, env=os.environ
-        )
+    def serve(*words: str) -> Any:
+        command = [sys.executable, "-m", "pipeline.cli", "serve", *words, "--smoke", "1", "--root", root]
+        return ended(command, timeout=120)
 
     done = serve("base-F16", "--lora")
     assert done.returncode in (0, 5), done.stderr

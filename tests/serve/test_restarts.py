@@ -4,6 +4,7 @@ serve`.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE
 
 import httpx
 import pytest
@@ -21,6 +22,7 @@ import tiny
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from make import ended
 
 from pipeline.config.params import load_params
 from pipeline.config.products import ModelFiles
@@ -28,14 +30,7 @@ from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import Server, free_port, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.serve.restarts import (
-    HOUR,
-    RESTARTS,
-    keep_serving,
-    own_memory,
-    pause_after,
-    watch,
-)
+from pipeline.serve.restarts import HOUR, RESTARTS, keep_serving, own_memory, pause_after, watch
 
 PORT = "the port is in use"
 # each rule is twice the next one or it once: 2^40 ways to go on
@@ -93,14 +88,9 @@ def test_a_port_that_is_taken_between_two_starts_is_one_more_crash(monkeypatch: 
     assert gone.value.id == "Q-SERVE-004" and PORT in gone.value.sentence
     assert lines[0] == "it is served" and len(lines) == 8
     assert "status 0" in lines[1] and PORT in lines[2]
+    starts = iter(["taken"])
     with pytest.raises(MachineError):  # at the very first start
-        keep_serving(lambda: _taken(), "it is served", lines.append)
-
-
-@contextmanager
-def _taken() -> Iterator[Server]:
-    raise MachineError("Q-TEST-001", PORT)
-    yield
+        keep_serving(start, "it is served", lines.append)
 
 
 @pytest.fixture(scope="module")
@@ -138,14 +128,23 @@ def test_a_server_that_grows_is_ended(tools: Toolchain, model: Path) -> None:
     assert own_memory(2**22 + 1) is None
 
 
-def served_project(root: Path) -> tuple[dict[str, Any], list[str]]:
-    """A project with one model on a free port: its section serve, and the command that serves it."""
+@contextmanager
+def started(root: Path) -> Iterator[tuple[subprocess.Popen[str], list[str], int]]:
+    """`quench serve` of a project with one model, its command and its port, until the body is over."""
     values = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     values["serve"] |= {"port": free_port(), "ctx_size": 128, "n_predict": 16, "parallel": 2}
     (root / "models" / "gguf").mkdir(parents=True)
     tiny.tiny_gguf(root / "models" / "gguf" / "demo-Q4_K_M.gguf")
     (root / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    return values["serve"], [sys.executable, "-m", "pipeline.cli", "serve", "Q4_K_M", "--root", str(root)]
+    command = [sys.executable, "-m", "pipeline.cli", "serve", "--root", str(root)]
+    process = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, cwd=PROJECT)
+    try:
+        said, port = lines_until(process, "-d '"), values["serve"]["port"]
+        assert re.match(rf"Q4_K_M .*http://127\.0\.0\.1:{port}\b", said)
+        yield process, command, port
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 def server_of(parent: int) -> int:
@@ -165,18 +164,13 @@ def lines_until(process: subprocess.Popen[str], words: str) -> str:
 
 
 def test_kill_9_restarts_it(tmp_path: Path) -> None:
-    settings, command = served_project(tmp_path)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT
-    )
-    try:
-        lines_until(process, "-d '")
+    with started(tmp_path) as (process, _, port):
         key = (tmp_path / ".quench" / "api-key").read_text().strip()
         os.kill(server_of(process.pid), signal.SIGKILL)
         output = lines_until(process, "answers again")
         assert "SIGKILL" in output.splitlines()[0]
         answer = httpx.post(
-            f"http://127.0.0.1:{settings['port']}/v1/chat/completions",
+            f"http://127.0.0.1:{port}/v1/chat/completions",
             json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
             headers={"Authorization": f"Bearer {key}"},
             trust_env=False,
@@ -184,43 +178,27 @@ def test_kill_9_restarts_it(tmp_path: Path) -> None:
         assert answer.status_code == 200
         os.kill(server_of(process.pid), signal.SIGSEGV)
         assert "SIGSEGV" in lines_until(process, "restart 2 of at most 5")
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 def test_a_second_serve_takes_nothing_from_the_first_and_a_log_may_vanish(tmp_path: Path) -> None:
-    _, command = served_project(tmp_path)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT
-    )
-    try:
-        lines_until(process, "-d '")
-        second = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=60, check=False)
+    with started(tmp_path) as (process, command, _):
+        second = ended(command, cwd=PROJECT, timeout=60)
         assert second.returncode == 6 and "is in use" in second.stderr
         log = tmp_path / "logs" / "serve-Q4_K_M.log"
         assert "model loaded" in log.read_text()
         log.unlink()
         os.kill(server_of(process.pid), signal.SIGKILL)
         lines_until(process, "answers again")
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_no_server_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
-    _, command = served_project(tmp_path)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT
-    )
-    lines_until(process, "-d '")
-    child = server_of(process.pid)
-    os.kill(process.pid, number)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (
-        (-9, "", "") if number == signal.SIGKILL else (0, "\nstopped\n", "")
-    )
+    with started(tmp_path) as (process, _, _):
+        child = server_of(process.pid)
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=30)
+    wanted = (-9, "", "") if number == signal.SIGKILL else (0, "\nstopped\n", "")
+    assert (process.returncode, out, err) == wanted
     end = time.monotonic() + 5
     while Path(f"/proc/{child}/exe").exists():  # a zombie has none
         assert time.monotonic() < end
