@@ -53,22 +53,12 @@ ISOLATED = {
     "MPLBACKEND": "Agg",
     "TOKENIZERS_PARALLELISM": "false",
     # a child process that tries to leave the machine meets a closed port
-    "http_proxy": "http://127.0.0.1:9",
-    "https_proxy": "http://127.0.0.1:9",
-    "HTTP_PROXY": "http://127.0.0.1:9",
-    "HTTPS_PROXY": "http://127.0.0.1:9",
-    "no_proxy": "127.0.0.1,localhost",
-    "NO_PROXY": "127.0.0.1,localhost",
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"),
+    **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost"),
 }
 FORGOTTEN = (
-    "HF_TOKEN",
-    "HF_ENDPOINT",
-    "HUGGING_FACE_HUB_TOKEN",
-    "TRANSFORMERS_OFFLINE",
-    "ALL_PROXY",
-    "all_proxy",
-    "DVC_STAGE",
-    "DVC_ROOT",
+    *("HF_TOKEN", "HF_ENDPOINT", "HUGGING_FACE_HUB_TOKEN", "TRANSFORMERS_OFFLINE"),
+    *("ALL_PROXY", "all_proxy", "DVC_STAGE", "DVC_ROOT"),
 )
 OUTSIDE = "QUENCH_TESTS_OUTSIDE"  # what they were before, for the few tests that install packages
 os.environ.setdefault(OUTSIDE, json.dumps({name: os.environ.get(name) for name in (*ISOLATED, *FORGOTTEN)}))
@@ -236,51 +226,13 @@ def tiny_root(tiny_params: dict[str, Any], tmp_path: Path) -> Path:
 
 
 STAGES = (
-    "base",
-    "curate",
-    "preprocess",
-    "train",
-    "merge",
-    "convert",
-    "compare",
-    "imatrix",
-    "quantize@Q4_K_M",
-    "quantize@Q5_K_M",
-    "parity",
-    "evaluate@base-F16",
-    "evaluate@F16",
-    "evaluate@Q4_K_M",
-    "evaluate@Q5_K_M",
-    "report",
+    *("base", "curate", "preprocess", "train", "merge", "convert", "compare", "imatrix"),
+    *("quantize@Q4_K_M", "quantize@Q5_K_M", "parity"),
+    *("evaluate@base-F16", "evaluate@F16", "evaluate@Q4_K_M", "evaluate@Q5_K_M", "report"),
 )
-
-
-GGUF_STAGES = (
-    "base",
-    "curate",
-    "preprocess",
-    "train",
-    "lora",
-    "parity",
-    "evaluate@source",
-    "evaluate@base",
-    "evaluate@adapter",
-    "report",
-)
-
-
-TUNED_STAGES = (
-    "base",
-    "curate",
-    "preprocess",
-    "train",
-    "tuned",
-    "parity",
-    "evaluate@source",
-    "evaluate@base",
-    "evaluate@tuned",
-    "report",
-)
+MEASURED = ("parity", "evaluate@source", "evaluate@base")
+GGUF_STAGES = (*STAGES[:4], "lora", *MEASURED, "evaluate@adapter", "report")
+TUNED_STAGES = (*STAGES[:4], "tuned", *MEASURED, "evaluate@tuned", "report")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ import pytest
 import slurm
 import tiny
 import yaml
-from conftest import run_stages
+from conftest import STAGES, run_stages
+from make import change_params, ended
 from slurm import Slurm, until
 from user_project import BIN, clone, nothing_to_do, run
 
@@ -47,15 +47,7 @@ def project(tiny_qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("slurm-project") / "project"
     root.mkdir()
     clone(tiny_qwen2, root)
-    change(root, lambda params: params["train"].update(max_steps=STEPS, save_steps=10 * STEPS))
-    return root
-
-
-def change(root: Path, edit) -> None:
-    """Edit params.yaml."""
-    params = yaml.safe_load((root / "params.yaml").read_text())
-    edit(params)
-    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False, allow_unicode=True))
+    return change_params(root, train={"max_steps": STEPS, "save_steps": 10 * STEPS})
 
 
 def commands(program: str) -> list[list[str]]:
@@ -76,16 +68,14 @@ def of_rule(cluster: Slurm, rule: str) -> dict[str, str]:
 def test_a_failed_job_and_a_killed_snakemake(cluster: Slurm, project: Path) -> None:
     """The stage's sentence and exit code reach the user; a job that its Snakemake doesn't outlive counts."""
     params = yaml.safe_load((project / "params.yaml").read_text())
-    change(project, lambda params: params["base"].update(model="/nowhere"))
+    change_params(project, base={"model": "/nowhere"})
     failed = cluster.snakemake(project, "base")
     code = failed.wait()
-    alone = subprocess.run(
-        [sys.executable, "-m", "pipeline", "base"], cwd=project, capture_output=True, text=True, check=False
-    )
+    alone = ended([sys.executable, "-m", "pipeline", "base"], cwd=project)
     assert code == alone.returncode > 1, failed.log()
     assert alone.stderr.strip() and alone.stderr in failed.log()
 
-    change(project, lambda edited: edited.update(base=params["base"]))
+    change_params(project, base=params["base"])
     submitted = cluster.snakemake(project, "base")
     until(lambda: "RUNNING" in of_rule(cluster, "base").values())
     submitted.kill()
@@ -134,10 +124,7 @@ def test_every_stage_and_a_preempted_training(cluster: Slurm, project: Path, tmp
     assert not list((project / ".quench/finished").iterdir())
 
     here = tiny.write_project(tmp_path / "here", yaml.safe_load((project / "params.yaml").read_text()))
-    run_stages(
-        here,
-        ("base", "curate", "preprocess", "train", "merge", "convert", "imatrix", "quantize@Q4_K_M"),
-    )
+    run_stages(here, (*STAGES[:6], "imatrix", "quantize@Q4_K_M"))
     assert json.loads((here / "reports/train.json").read_text())["resumed_from"] is None
     for folder in ("data/final", "data/tokens", "models/adapter", "models/merged"):
         assert tree_hash(here / folder) == tree_hash(project / folder), folder
