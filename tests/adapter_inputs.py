@@ -43,12 +43,19 @@ def params(
 
 def write_reports(root: Path, *, distill: bool = False) -> Path:
     """Every input of the stage `report` below `root`."""
-    write_recorded("adapter", root)
+    return recorded_reports("adapter", root, {model: figures(model, distill=distill) for model in LIKE})
+
+
+def recorded_reports(name: str, root: Path, found: dict[str, dict[str, Any]]) -> Path:
+    """The recorded project `name` below `root`, with these figures of its models: source, base, what is
+    served.
+    """
+    write_recorded(name, root)
     (root / "models/adapter/chat_template.jinja").write_text(CHATML_WITH_DEFAULT, encoding="utf-8")
     change(root / "models/base.json", license="Apache-2.0")
-    put(root / "reports/parity.json", parity())
-    for model, like in LIKE.items():
-        write_evaluation(root, model, figures(model, distill=distill), answers(like))
+    put(root / "reports/parity.json", parity(name))
+    for (model, figures), like in zip(found.items(), LIKE.values(), strict=True):
+        write_evaluation(root, model, figures, answers(like))
     return root
 
 
@@ -98,23 +105,22 @@ def write_project(root: Path) -> Path:
     """Everything that `quench ship adapter` reads, below `root`: a tiny base, a tiny adapter that names it,
     reports about these very files.
     """
-    write_reports(root)
-    (root / "models/base").mkdir()
-    (root / "models/gguf").mkdir()
-    write_lineage(root)
-    base = tiny.tiny_gguf(root / "models/base/model.gguf")
-    change(root / "models/base.json", files={"model.gguf": file_hash(base)})
-    fields = (
-        lineage_fields(root / "models/base.json")
-        | adapter_fields(root / "models/adapter")
-        | {BASE_FILE: file_hash(base)}
-    )
-    lora = tiny_lora(
-        root / "models/gguf/demo-lora.gguf",
-        **{key.replace(".", "__"): value for key, value in fields.items()},
-    )
+    base, fields = write_base(write_reports(root))
+    lora = tiny_lora(root / "models/gguf/demo-lora.gguf", **fields)
     name_files(root, {"base": [base], "adapter": [base, lora]})
     return root
+
+
+def write_base(root: Path, *weights: str, **of_the_base: Any) -> tuple[Path, dict[str, Any]]:
+    """A tiny base with these fields, and the provenance of what was trained on it, in the file `weights`."""
+    (root / "models/base").mkdir()
+    (root / "models/gguf").mkdir()
+    write_lineage(root, *weights)
+    base = tiny.tiny_gguf(root / "models/base/model.gguf", **of_the_base)
+    change(root / "models/base.json", files={"model.gguf": file_hash(base)})
+    own = lineage_fields(root / "models/base.json") | adapter_fields(root / "models/adapter")
+    fields = own | {BASE_FILE: file_hash(base)}
+    return base, {key.replace(".", "__"): value for key, value in fields.items()}
 
 
 def name_files(root: Path, files: dict[str, list[Path]]) -> None:
