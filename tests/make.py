@@ -1,7 +1,8 @@
 """Small things that tests of several rooms make."""
 
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ def change_params(root: Path, **sections: Mapping[str, Any]) -> Path:
 def quench(*words: object, **options: Any) -> Result:
     """What `quench` does with these words, in this process."""
     return CliRunner().invoke(app, [*map(str, words)], **options)
+
+
+def until(happened: Callable[[], object], seconds: float = 400) -> None:
+    """Wait until `happened` gives something true."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, f"not within {seconds:.0f} s"
+        time.sleep(0.01)
 
 
 def ended(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ project.
 import ast
 import re
 import shlex
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import dvc  # noqa: F401  its logger keeps the stderr of its first import, and a test's ends with the test
 import pytest
 import typer
+from make import ended
 from typer.core import TyperGroup
 
 from pipeline.__main__ import main as run_stage
@@ -77,7 +77,7 @@ def test_the_tree_in_readme_is_the_projects() -> None:
     assert tree
     shown = [line.split()[0] for line in tree[1].splitlines()]
     assert [path for path in shown if not (PROJECT / path).exists()] == []
-    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    listed = ended(["git", "ls-files"], cwd=PROJECT)
     if listed.returncode:
         pytest.skip("no Git checkout, so nobody knows which folders are the project's")
     files = [Path(line) for line in listed.stdout.splitlines() if (PROJECT / line).exists()]

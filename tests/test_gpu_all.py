@@ -3,7 +3,6 @@ never passed.
 """
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,8 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from make import ended
 
 from benchmarks import gpu_all
 from benchmarks.gpu_all import PartError, Run, measure, table
@@ -65,12 +63,7 @@ def test_nothing_is_passed_where_nothing_ran(run: Run) -> None:
 @pytest.mark.slow
 def test_steps_on_packed_weights_and_on_offloaded_ones_run_on_tiny_shapes(tmp_path: Path) -> None:
     options = ["--smoke", "--only", "quantized", "offload", "--out", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, str(PROJECT / "benchmarks/gpu_all.py"), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ended([sys.executable, PROJECT / "benchmarks/gpu_all.py", *options])
     assert done.returncode == 0, done.stderr[-2000:]
     lines = (tmp_path / "figures.jsonl").read_text(encoding="utf-8").splitlines()
     figures = {name for line in lines for name in json.loads(line)}

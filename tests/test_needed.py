@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from make import ended, script
 
 TESTS = """
 import needed, pytest
@@ -34,31 +34,21 @@ def test_plain():
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_skips_are_counted_and_run_later(tmp_path: Path, workers: str) -> None:
-    file, programs = tmp_path / "test_some.py", tmp_path / "bin"
-    file.write_text(TESTS)
-    programs.mkdir()
-    environment = os.environ | {
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(__file__).parent),
-    }
+    programs = tmp_path / "bin"
+    (tmp_path / "test_some.py").write_text(TESTS)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(Path(__file__).parent)}
 
     def run(*options: str) -> str:
         plain = ["-p", "needed", "-p", "no:hydra_pytest", "-c", os.devnull, f"--rootdir={tmp_path}"]
         plain += ["--numprocesses", workers, "-o", f"cache_dir={tmp_path / 'cache'}"]
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *plain, *options],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env=environment,
-        ).stdout
+        command = [sys.executable, "-m", "pytest", *plain, *options]
+        return ended(command, cwd=tmp_path, env=environment).stdout
 
     output = run("test_some.py", "--begin-within", "0")
     assert re.search(r"\b4 skipped", output) and re.search(r" 4 +need more time", output), output
     output = run("test_some.py")
     assert re.search(r"\b3 skipped", output) and re.search(r" 2 +need quench-tool", output), output
-    (programs / "quench-tool").write_text("#!/bin/sh\n")
-    (programs / "quench-tool").chmod(0o755)
+    script(programs / "quench-tool", "")
     output = run("--unmeasured")
     assert "2 passed" in output and "need" not in output, output

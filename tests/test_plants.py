@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from kept import STORE
+from make import ended
 
 from pipeline.core.places import PROJECT
 
@@ -36,9 +37,7 @@ def named_by(name: str) -> list[str]:
 def git(*words: str, where: Path) -> "subprocess.CompletedProcess[str]":
     """`git apply …` as in a folder that is no repository."""
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(where.parent)}
-    return subprocess.run(
-        ["git", *words], cwd=where, env=environment, capture_output=True, text=True, check=False
-    )
+    return ended(["git", *words], cwd=where, env=environment)
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -74,14 +73,8 @@ def results(root: Path, tests: Sequence[str]) -> Results:
     """What came of these tests of the project in `root`."""
     report = root.parent / "results.xml"
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={report}"]
-    done = subprocess.run(
-        [sys.executable, *command, *tests],
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root), STORE: str(root.parent / "kept")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    own = {"PYTHONPATH": str(root), STORE: str(root.parent / "kept")}
+    done = ended([sys.executable, *command, *tests], cwd=root, env=os.environ | own)
     assert done.returncode in (0, 1), f"{done.stdout}\n{done.stderr}"
     cases = ElementTree.parse(report).iter("testcase")  # noqa: S314 (pytest's own)
     return {f"{case.attrib['file']}::{case.attrib['name']}": _result(case) for case in cases}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-import yaml
+from make import change_params, ended
 from make import quench as invoke
 from typer.testing import Result
 
@@ -29,7 +29,7 @@ def run(root: Path, *command: str) -> str:
     path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     home = {"LLAMA_CPP_HOME": os.environ.get("LLAMA_CPP_HOME") or str(DEFAULT_HOME)}
     environment = os.environ | path | home
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment, check=False)
+    done = ended(command, cwd=root, env=environment)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr
 
@@ -74,11 +74,8 @@ def user_project(root: Path, finished: Path, **sections: Mapping[str, Any]) -> P
     assert made.exit_code == 0 and "snakemake" in made.stdout, made.output
     for name in RESULTS:
         shutil.copytree(finished / name, root / name, dirs_exist_ok=True)
-    params = yaml.safe_load((finished / "params.yaml").read_text(encoding="utf-8"))
-    for section, values in sections.items():
-        params[section] |= values
-    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
-    refresh_lock(root)
+    shutil.copy(finished / "params.yaml", root)
+    refresh_lock(change_params(root, **sections))
     with chdir(root), Repo(str(root)) as repo:
         repo.add("data/raw")
         repo.commit(force=True)

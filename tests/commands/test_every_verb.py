@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
-from make import ended, quench
+from make import change_params, ended, quench
 from user_project import user_project
 
 from benchmarks.suite import named, verbs
@@ -161,9 +160,7 @@ def test_the_pipeline_is_run_through_snakemake(project: Path) -> None:
 def online(served: Path, tools: Toolchain, tmp_path: Path) -> Iterator[Path]:
     """A finished project of a base with an adapter beside it, that `quench serve` serves."""
     root = Path(shutil.copytree(served, tmp_path / "project"))
-    params = yaml.safe_load((root / "params.yaml").read_text())
-    params["serve"] |= {"port": free_port(), "ctx_size": 512, "n_predict": 4}
-    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    change_params(root, serve={"port": free_port(), "ctx_size": 512, "n_predict": 4})
     command = [sys.executable, "-m", "pipeline.cli", "serve", "--root", root]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(PROJECT)}

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from make import ended, script
 
 from pipeline.commands import install
 from pipeline.commands.install import uv_environment
@@ -59,15 +60,14 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Python whose pip and uv warn, and fail if a word of theirs is in $FAIL; the file of what they were
     asked to do.
     """
-    python = tmp_path / "python"
-    python.write_text(f"""#!/bin/sh
-echo "$PIP_RETRIES $*" >> {tmp_path}/calls
+    python = script(
+        tmp_path / "python",
+        f"""echo "$PIP_RETRIES $*" >> {tmp_path}/calls
 echo "WARNING: Location 'file:///x' is ignored" >&2
 for word in "$@"; do
   case " $FAIL " in *" $word "*) echo "ERROR: No matching distribution found for $word" >&2; exit 1;; esac
-done
-""")
-    python.chmod(0o755)
+done""",
+    )
     monkeypatch.setattr(install.sys, "executable", str(python))
     monkeypatch.setattr(install.sys, "prefix", str(tmp_path))
     monkeypatch.delenv("PIP_RETRIES", raising=False)
@@ -101,12 +101,8 @@ def test_torch_is_the_cpu_build_or_else_the_plain_one(
     # pip's own five retries take minutes without a network
     assert all(int(call.split()[0]) <= 2 for call in ran)
     printed, sentence = capfd.readouterr()
-    assert (
-        printed.count("TORCH=")
-        == printed.count(f"{install.CUDA_SIZE} more")
-        == printed.count("\n")
-        == len(asked) // 2
-    )
+    for word in ("TORCH=", f"{install.CUDA_SIZE} more", "\n"):
+        assert printed.count(word) == len(asked) // 2
     assert sentence.count("TORCH=") > 0 if code else sentence == ""
     assert sentence.count("\n") == sentence.count(str(calls.with_name("setup.log"))) == bool(code)
     assert "WARNING" not in printed + sentence
@@ -168,11 +164,8 @@ def test_a_build_for_the_card_that_cannot_be_had_costs_a_line_unless_it_was_name
     note = calls.with_name("torch")
     assert install.main(["--torch", "auto", str(note)]) == 0
     assert note.read_text() == "cpu\n"
-    assert [call.split()[-1] for call in calls.read_text().splitlines()] == [
-        build,
-        f"{install.INDEX}cu130",
-        CPU,
-    ]
+    asked = [call.split()[-1] for call in calls.read_text().splitlines()]
+    assert asked == [build, f"{install.INDEX}cu130", CPU]
     assert "TORCH=cu130" in capfd.readouterr().out
     assert install.main(["--torch", "cu130"]) == 4
 
@@ -260,13 +253,9 @@ def test_what_is_no_wheel_is_built_with_what_is_installed(tmp_path: Path, instal
     (packages / "ours.pth").write_text(sysconfig.get_path("purelib"))
     if installer == "pip":
         (packages / "uv.py").write_text("raise SystemExit('no uv')")
-    done = subprocess.run(
-        [tmp_path / "venv/bin/python", "-m", "pipeline.commands.install", tmp_path / "some.lock"],
-        env=os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "UV_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [tmp_path / "venv/bin/python", "-m", "pipeline.commands.install", tmp_path / "some.lock"]
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "UV_OFFLINE": "1"}
+    done = ended(command, env=os.environ | offline)
     log = (tmp_path / "venv/setup.log").read_text()
     assert (packages / "thing.py").is_file() and done.returncode == 0, log
     assert ("-m pip install" in log) == (installer == "pip")

@@ -4,10 +4,9 @@ unasked.
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
+from make import quench
 
 from pipeline.commands.params import recipe_of, settings
 from pipeline.commands.recipes import RECIPES, recipe_names, recipe_text, use
@@ -151,21 +150,12 @@ def test_a_params_file_that_is_a_folder_is_one_sentence(tmp_path):
         use("demo", tmp_path, force=True)
 
 
-def params_command(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", "config", "show", *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_params_shows_what_is_in_effect_and_where_each_comes_from(tmp_path):
     use("qwen2.5-0.5b", tmp_path)
     file = tmp_path / "params.yaml"
     text = file.read_text(encoding="utf-8").replace("\ntrain:\n", "\ntrain:\n  seed: 42\n  r: 8\n")
     file.write_text(text, encoding="utf-8")
-    shown = json.loads(params_command("--root", tmp_path, "--json").stdout)
+    shown = json.loads(quench("config", "show", "--root", tmp_path, "--json").stdout)
     assert list(shown) == list(KEYS)
     assert {name: one["value"] for name, one in shown.items()}["report.gate.max_forgetting"] == 10.0
     wanted = {
@@ -178,17 +168,17 @@ def test_params_shows_what_is_in_effect_and_where_each_comes_from(tmp_path):
     assert {name: shown[name]["from"] for name in wanted} == wanted
     assert shown["train.lora_alpha"] == {"value": 32, "from": "default", "line": None}
     assert text.splitlines()[shown["train.r"]["line"] - 1] == "  r: 8"
-    one = params_command("train.r", "--root", tmp_path)
+    one = quench("config", "show", "train.r", "--root", tmp_path)
     line = shown["train.r"]["line"]
     assert re.fullmatch(rf"train\.r +8 +params\.yaml:{line}\n  # .*rank.*\n", one.stdout)
-    wrong = params_command("nix", "--root", tmp_path)
-    assert (wrong.returncode, wrong.stdout) == (2, "")
+    wrong = quench("config", "show", "nix", "--root", tmp_path)
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
 
 
 def test_params_writes_what_is_left_out_into_the_file(tmp_path):
     file = tmp_path / "params.yaml"
     file.write_text("# mine\ntrain:\n  r: 8  # small\n", encoding="utf-8")
-    assert params_command("--root", tmp_path, "--write").returncode == 0
+    assert quench("config", "show", "--root", tmp_path, "--write").exit_code == 0
     assert file.read_text(encoding="utf-8").startswith("# mine\n")
     read = read_params(file)
     assert left_out(read.values) == [] and read.params == Params.model_validate({"train": {"r": 8}})

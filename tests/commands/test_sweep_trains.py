@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 import yaml
+from make import change_params, ended
+from user_project import BIN
 
 from pipeline.commands.sweep.space import check_space, read_space
 from pipeline.config.params import Params
 from pipeline.core.places import PROJECT
 
 PAGE = (PROJECT / "docs/sweeps.md").read_text(encoding="utf-8")
-BIN = Path(sys.executable).parent
 ENVIRONMENT = os.environ | {
     "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     "PYTHONPATH": str(PROJECT),
@@ -48,7 +49,7 @@ def blocks(kind: str) -> list[str]:
 def run(root: Path, command: str) -> str:
     words = shlex.split(command, comments=True)
     words = [sys.executable, "-m", "pipeline.cli", *words[1:]] if words[0] == "quench" else words
-    done = subprocess.run(words, cwd=root, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = ended(words, cwd=root, env=ENVIRONMENT)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -56,9 +57,7 @@ def run(root: Path, command: str) -> str:
 def project(prepared: Path, root: Path) -> Path:
     """A copy of a prepared project that keeps checkpoints and evaluates often, with Git and DVC."""
     shutil.copytree(prepared, root)
-    params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
-    params["train"] |= {"max_steps": STEPS, "save_steps": SAVED, "eval_steps": EVALUATED}
-    (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    change_params(root, train={"max_steps": STEPS, "save_steps": SAVED, "eval_steps": EVALUATED})
     (root / "space.yaml").write_text(yaml.safe_dump(SPACE), encoding="utf-8")
     (root / ".gitignore").write_text("/data\n/models\n/reports\n/.quench\n", encoding="utf-8")
     (root / "dvc.yaml").write_text(

@@ -62,10 +62,7 @@ def test_on_there_is_a_job_for_each_level_that_parity_and_evaluate_wait_for() ->
     made = {rule.name: rule for rule in rules(chosen, cores=2)}
     distill = made["distill"]
     assert distill.items == {"item": "Q4_K_M|Q4_0"}
-    assert set(distill.files) == {
-        "models/gguf/demo-{item}-distilled.gguf",
-        "reports/distill/{item}.json",
-    }
+    assert set(distill.files) == {"models/gguf/demo-{item}-distilled.gguf", "reports/distill/{item}.json"}
     assert {"models/gguf/demo-F16.gguf", "models/gguf/demo-{item}.gguf"} <= set(distill.deps)
     waits = {
         "models/gguf/demo-Q4_0-distilled.gguf",

@@ -1,12 +1,12 @@
 """Levels: the list is llama-quantize's own, and so are those that need an importance matrix."""
 
 import re
-import subprocess
 
 import pytest
+from make import ended
 from qwen2_variants import cut_models
 
-from pipeline.config.ggml_types import LEVELS, TYPES
+from pipeline.config.ggml_types import LEVELS
 from pipeline.config.levels import ModelName
 from pipeline.config.sections import Quantize
 from pipeline.llamacpp.tools import Toolchain, run_tool
@@ -15,9 +15,7 @@ LEFT_OUT = {"F32", "F16", "BF16", "COPY", "Q3_K", "Q4_K", "Q5_K", "Q2_0"}
 
 
 def test_the_levels_are_those_of_llama_quantize(tools: Toolchain) -> None:
-    shown = subprocess.run(
-        [tools.tool("llama-quantize"), "--help"], capture_output=True, text=True, check=False
-    ).stdout
+    shown = ended([tools.tool("llama-quantize"), "--help"]).stdout
     names = set(re.findall(r"^ +(?:\d+ +or +)?([A-Z0-9_]+) +: ", shown, re.MULTILINE))
     assert names == LEVELS.keys() | LEFT_OUT
     assert not LEVELS.keys() & LEFT_OUT
@@ -28,12 +26,6 @@ def test_llama_quantize_wants_a_matrix_for_exactly_these(tools: Toolchain) -> No
     output = {level: run_tool([tools.tool("llama-quantize"), "--dry-run", source, level]) for level in LEVELS}
     refused = {level for level, words in output.items() if "require an imatrix" in words}
     assert refused == {name for name, level in LEVELS.items() if level.needs_imatrix}
-
-
-def test_types_are_those_of_the_gguf_package() -> None:
-    from gguf import GGMLQuantizationType
-
-    assert {kind.name for kind in GGMLQuantizationType} >= TYPES.keys()
 
 
 @pytest.mark.parametrize(

@@ -68,21 +68,12 @@ def test_a_torn_last_line_is_dropped_and_the_next_row_is_whole(
 
 def test_truncate_keeps_the_steps_up_to_the_checkpoint_and_goes_on(tmp_path: Path) -> None:
     metrics_log = MetricsLog(tmp_path / "steps.jsonl")
-    for row in (
-        {"kind": "step", "step": 1},
-        {"kind": "step", "step": 2},
-        {"kind": "eval", "step": 2},
-        {"kind": "step", "step": 3},
-    ):
-        metrics_log.append(row)
+    rows = [("step", 1), ("step", 2), ("eval", 2), ("step", 3)]
+    for kind, step in rows:
+        metrics_log.append({"kind": kind, "step": step})
     metrics_log.truncate(after_step=2)
     metrics_log.append({"kind": "step", "step": 3, "again": True})
-    assert [(row["kind"], row["step"]) for row in metrics_log.rows()] == [
-        ("step", 1),
-        ("step", 2),
-        ("eval", 2),
-        ("step", 3),
-    ]
+    assert [(row["kind"], row["step"]) for row in metrics_log.rows()] == rows
     assert metrics_log.rows()[-1]["again"]
     MetricsLog(tmp_path / "none.jsonl").truncate(0)
     assert MetricsLog(tmp_path / "none.jsonl").rows() == []

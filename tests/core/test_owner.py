@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+import make
 import pytest
 
 from pipeline.core.owner import mark_run
@@ -46,9 +47,7 @@ def ended(run: str | None, *, stopping: bool = False, seconds: float = 1) -> tup
     }
     code = STAGE.format(stopping=stopping, seconds=seconds)
     environment |= {"QUENCH_RUN": run} if run else {}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = make.ended([sys.executable, "-c", code], env=environment, timeout=60)
     return done.returncode, done.stderr
 
 

@@ -23,6 +23,7 @@ import httpx
 import psutil
 import pytest
 import tiny
+from make import ended, until
 from needed import need
 
 from pipeline.commands import serve as serve_command
@@ -56,13 +57,9 @@ OPEN_FILES = 2_048
 BORNE = (200, 400, 500)  # of a request that is evil
 HOSTILE = {
     "LLAMA_ARG_HOST": "0.0.0.0",  # noqa: S104
-    "LLAMA_ARG_UI": "1",
-    "LLAMA_ARG_ENDPOINT_METRICS": "1",
-    "LLAMA_ARG_ENDPOINT_PROPS": "1",
-    "LLAMA_ARG_ENDPOINT_SLOTS": "1",
+    **dict.fromkeys(("LLAMA_ARG_UI", "LLAMA_ARG_UI_MCP_PROXY", "LLAMA_ARG_AGENT"), "1"),
+    **{f"LLAMA_ARG_ENDPOINT_{name}": "1" for name in ("METRICS", "PROPS", "SLOTS")},
     "LLAMA_ARG_TOOLS": "all",
-    "LLAMA_ARG_AGENT": "1",
-    "LLAMA_ARG_UI_MCP_PROXY": "1",
     "LLAMA_API_KEY": "known",
     "LLAMA_ARG_API_PREFIX": "/x",
     "LLAMA_ARG_MODELS_DIR": "/",
@@ -591,19 +588,6 @@ def test_half_open_connections_are_cut_off(tools: Toolchain, model: Path, tmp_pa
                 one.close()
 
 
-def gone(process: int, seconds: float = 10) -> bool:
-    """Whether a process ends within some seconds (a zombie has ended)."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason=need("Linux, which ends children of a killed parent"))
 def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
     script = f"""
@@ -621,13 +605,13 @@ with start(["/bin/sleep", "60"], Path({str(tmp_path / "log")!r})) as process:
     time.sleep(0.3)  # the launcher becomes the server
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    assert gone(child)
+    until(lambda: not Path(f"/proc/{child}/exe").exists(), 10)  # a zombie has none
 
 
 def test_a_server_whose_parent_is_gone_does_not_start() -> None:
     command = guarded(["/bin/echo", "started"])
     command[4] = "1"
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = ended(command)
     assert (done.returncode, done.stdout) == (1, "")
 
 

@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from make import ended
 from tiny_lora import ALPHA, RANK, tiny_lora
 
 from pipeline.commands.adapter_norms import main
@@ -33,13 +33,8 @@ def write_folder(
         matrices[f"base_model.model.{path}.lora_A.weight"] = random.normal(size=(3, columns)).astype(dtype)
         matrices[f"base_model.model.{path}.lora_B.weight"] = random.normal(size=(rows, 3)).astype(dtype)
     save_file(matrices, folder / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA",
-        "r": 3,
-        "lora_alpha": 6,
-        "target_modules": ["q_proj", "down_proj"],
-    } | settings
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config | settings))
     return matrices
 
 
@@ -223,12 +218,10 @@ def test_the_command_prints_tables_or_json_and_loads_no_torch(tmp_path: Path) ->
     )
 
     def told(*words: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", code, "model", "norms", str(tmp_path / "adapter"), *words],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        command = [sys.executable, "-c", code, "model", "norms", tmp_path / "adapter", *words]
+        done = ended(command)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     assert "layer 1" in told() and "down_proj" in told()
     assert [one["layer"] for one in json.loads(told("--json"))] == [0, 1]

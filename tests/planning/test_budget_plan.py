@@ -27,9 +27,8 @@ F16 = {"models": ["F16"]}
     ],
 )
 def test_what_no_file_can_have_is_refused_before_training(tmp_path: Path, budget: str, id: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=id):
         check_budgets(SMOLLM2, ["4.6bpw", budget], GPU)
-    assert refused.value.id == id
     write_params(tmp_path, "demo-small", quantize={"budgets": [budget]}, evaluate=F16)
     shown = run_plan("--root", tmp_path)
     assert shown.exit_code == ConfigError.exit_code and id in shown.stderr

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from golden import Golden
+from make import ended
 from plans import GIB, plan_json, run_plan, write_gguf_params, write_params
 
 from pipeline.core.hardware import Card
@@ -30,10 +30,7 @@ except SystemExit as end:
 heavy = ("torch", "transformers", "peft", "bitsandbytes", "numpy", "pyarrow")
 print("HEAVY", *(name for name in heavy if name in sys.modules))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "HEAVY"
+    assert ended([sys.executable, "-c", code], cwd=PROJECT).stdout.splitlines()[-1:] == ["HEAVY"]
 
 
 @pytest.mark.parametrize(

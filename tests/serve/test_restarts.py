@@ -22,7 +22,7 @@ import tiny
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from make import ended
+from make import ended, until
 
 from pipeline.config.params import load_params
 from pipeline.config.products import ModelFiles
@@ -199,10 +199,7 @@ def test_no_server_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
         out, err = process.communicate(timeout=30)
     wanted = (-9, "", "") if number == signal.SIGKILL else (0, "\nstopped\n", "")
     assert (process.returncode, out, err) == wanted
-    end = time.monotonic() + 5
-    while Path(f"/proc/{child}/exe").exists():  # a zombie has none
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: not Path(f"/proc/{child}/exe").exists(), 5)  # a zombie has none
 
 
 def test_the_watch_is_answered_while_an_answer_is_generated(tools: Toolchain, model: Path) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 from forked import Forked
-from make import full_params
+from make import ended, full_params
 from report_inputs import demo_params, write_inputs
 from user_project import BIN
 
@@ -350,11 +349,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "a server, as a program": ("llamacpp/server_process.py", other("main"), SCORING | {"parity"}),
     "the importance matrix": ("stages/imatrix/stage.py", other("main"), {"imatrix"}),
     "the rule of lengths": ("stages/curate/rules/length.py", other("Length"), CURATING),
-    "the plan of memory": (
-        "planning/memory.py",
-        other("plan_memory"),
-        set(),
-    ),
+    "the plan of memory": ("planning/memory.py", other("plan_memory"), set()),
     # programs and data files
     "the trained model's answers": ("stages/compare/reference.py", other("main"), MEASURING),
     "lm-evaluation-harness": ("stages/evaluate/harness_process.py", other("main"), {"evaluate"}),
@@ -475,9 +470,7 @@ class Project:
         self.forked: Forked | None = None  # of the copy's code as it was first: plans go by the files
 
     def run(self, *command: str) -> str:
-        done = subprocess.run(
-            command, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False
-        )
+        done = ended(command, cwd=self.root, env=self.environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 

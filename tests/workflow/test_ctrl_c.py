@@ -13,8 +13,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-import yaml
-from make import quench
+from make import change_params, quench
 
 from pipeline.core.hashing import tree_hash
 from pipeline.core.places import PROJECT
@@ -34,9 +33,9 @@ def project(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert quench("new", root).exit_code == 0
     for name in ("data", "models", "reports"):
         shutil.copytree(prepared / name, root / name, dirs_exist_ok=True)
-    params = yaml.safe_load((prepared / "params.yaml").read_text())
-    params["train"] |= {"max_steps": STEPS, "save_steps": SAVED, "eval_steps": STEPS, "lora_dropout": 0.1}
-    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    shutil.copy(prepared / "params.yaml", root)
+    steps = {"max_steps": STEPS, "save_steps": SAVED, "eval_steps": STEPS}
+    change_params(root, train=steps | {"lora_dropout": 0.1})
     with chdir(root), Repo(str(root)) as repo:
         repo.add("data/raw")
         for stage in ("base", "curate", "preprocess"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from make import ended
+from make import change_params, ended
 from make import quench as invoke
 from user_project import BIN, quench
 
@@ -187,10 +187,8 @@ def test_what_jobs_on_other_machines_left_is_taken_at_the_end(root: Path, tiny_q
     """Of a project's own Snakefile, which alone has the words for it: Snakemake asks no included one."""
 
     def base_of(model: Path) -> "subprocess.CompletedProcess[str]":
-        settings = yaml.safe_load((root / "params.yaml").read_text())
         none = dict.fromkeys(("revision", "file", "sha256")) | {"places": []}
-        settings["base"] |= {"model": str(model)} | none
-        (root / "params.yaml").write_text(yaml.safe_dump(settings))
+        change_params(root, base={"model": str(model)} | none)
         environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "QUENCH_REMOTE": "1"}
         environment |= {"PYTHONPATH": str(PROJECT)}
         command = [BIN / "snakemake", "base"]
