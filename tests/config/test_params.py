@@ -30,13 +30,10 @@ SHA256 = "ab" * 32
 
 
 def changed(**sections):
-    """The demo's values with `section={key: value}` put in; `...` removes a key."""
+    """The demo's values with `section={key: value}` put in."""
     values = copy.deepcopy(DEMO)
     for section, keys in sections.items():
-        for key, value in keys.items():
-            values[section].pop(key, None)
-            if value is not ...:
-                values[section][key] = value
+        values[section] |= keys
     return values
 
 
@@ -278,26 +275,10 @@ def test_what_readers_of_yaml_disagree_on_has_to_be_quoted(tmp_path, text):
 
 def test_numbers_are_those_of_yaml_1_2(tmp_path):
     file = tmp_path / "params.yaml"
-    file.write_text(
-        (
-            "[2e-4, 1.0e-3, .5, 0o17, 0x1F, -3, ~, , true, 1.0, "
-            "7ae557604adf67be50417f59c2c2f167def9a775, a_b]"
-        ).replace(" ,", " null,")
-    )
-    assert read_strict(file)[0] == [
-        2e-4,
-        1e-3,
-        0.5,
-        15,
-        31,
-        -3,
-        None,
-        None,
-        True,
-        1.0,
-        "7ae557604adf67be50417f59c2c2f167def9a775",
-        "a_b",
-    ]
+    commit = "7ae557604adf67be50417f59c2c2f167def9a775"
+    file.write_text(f"[2e-4, 1.0e-3, .5, 0o17, 0x1F, -3, ~, null, true, 1.0, {commit}, a_b]")
+    wanted = [2e-4, 1e-3, 0.5, 15, 31, -3, None, None, True, 1.0, commit, "a_b"]
+    assert read_strict(file)[0] == wanted
 
 
 def test_a_learning_rate_may_be_written_2e_4_and_dvc_reads_it_so_too(load):
@@ -323,50 +304,11 @@ def test_an_error_names_its_line_and_a_long_value_is_cut(load):
 
 
 SCRAPS = [
-    b"[",
-    b"{",
-    b"]",
-    b"- ",
-    b"? ",
-    b": ",
-    b"\n",
-    b"\n  ",
-    b"&a ",
-    b"*a",
-    b"!!int ",
-    b"!",
-    b"'",
-    b'"',
-    b"|",
-    b">",
-    b"#",
-    b"%YAML 1.1\n",
-    b"---\n",
-    b"...\n",
-    b"\t",
-    b"\x00",
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"\\x",
-    b"\\U00110000",
-    b"0x_",
-    b"1:30",
-    b"on",
-    b"2020-99-99",
-    b"9" * 5000,
-    b"[" * 5000,
-    b"- " * 5000,
-    b"train:",
-    b"  r: ",
-    b"null",
-    b"1e999",
-    b".nan",
-    b"<<: ",
-    b"=",
-    b"\xc2\x85",
-    b"\xe2\x80\xa8",
-    b"x" * 2000,
-    b"base: {model: x}\n",
+    *b"[ { ] *a ! ' \" | > # 0x_ 1:30 on 2020-99-99 train: null 1e999 .nan = \\x \\U00110000".split(),
+    *(b"- ", b"? ", b": ", b"\n", b"\n  ", b"&a ", b"!!int ", b"  r: ", b"<<: "),
+    *(b"%YAML 1.1\n", b"---\n", b"...\n", b"base: {model: x}\n"),
+    *(b"\t", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xc2\x85", b"\xe2\x80\xa8"),
+    *(b"9" * 5000, b"[" * 5000, b"- " * 5000, b"x" * 2000),
 ]
 PIECES = st.lists(st.one_of(st.sampled_from(SCRAPS), st.binary(max_size=4)), max_size=30).map(b"".join)
 SCALARS = st.one_of(
@@ -650,12 +592,8 @@ DORA, RSLORA = {"lora_variants": ["dora"]}, {"lora_variants": ["rslora"]}
     ],
 )
 def test_settings_of_training_that_can_not_act_are_refused(load, train, more, words):
-    values = copy.deepcopy(DEMO)
-    values["train"] |= train
-    for section, changes in more.items():
-        values[section] |= changes
     with pytest.raises(ConfigError, match=words):
-        load(values)
+        load(changed(train=train, **more))
 
 
 @pytest.mark.parametrize(
@@ -671,12 +609,10 @@ def test_settings_of_training_that_can_not_act_are_refused(load, train, more, wo
     ],
 )
 def test_a_setting_that_would_do_nothing_is_refused_but_for_its_default(load, method, train, key):
-    demo = copy.deepcopy(DEMO)
-    demo["train"] |= {"method": method, "sample_rows": 0}
-    load(demo)  # which has all keys
-    demo["train"] |= train
+    own = {"method": method, "sample_rows": 0}
+    load(changed(train=own))  # which has all keys
     with pytest.raises(ConfigError, match=rf"Q-CONFIG-003(.|\n)*train\.{key} is .* acts only if"):
-        load(demo)
+        load(changed(train=own | train))
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "none"])

@@ -29,36 +29,15 @@ from pipeline.core.hashing import file_hash
 REFUSED = (3, 5)
 GONE = None
 BROKEN = [
-    GONE,
-    b"",
-    b"{",
-    b"{}",
-    b"[]",
-    b"null",
-    b"NaN",
-    b"7",
-    b'"text"',
+    *(GONE, b"", b"{", b"{}", b"[]", b"null", b"NaN", b"7", b'"text"'),
     b"[" * 100_000,
     b'{"a":' * 200 + b"1" + b"}" * 200,
     b"\xff\xfe{}",
     b'{"a": NaN}',
     b'{"a": 1, "a": 2}',
 ]
-WRONG: list[Any] = [
-    None,
-    [],
-    {},
-    "text",
-    "",
-    True,
-    -1,
-    1.5,
-    10**30,
-    [None],
-    {"": None},
-    float("nan"),
-    "\x1b[2J",
-]
+WRONG: list[Any] = [None, [], {}, "text", "", True, -1, 1.5, 10**30, [None], {"": None}]
+WRONG += [float("nan"), "\x1b[2J"]
 COMMON = [
     "models/base.json",
     "models/adapter/run.json",

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 from forked import Forked
+from make import ended
 from s3_server import KEY, S3, Accident
 from user_project import BIN, nothing_to_do
 
@@ -42,12 +43,8 @@ class Project:
         self.root, self.forked = root, forked
 
     def run(self, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        known = (
-            os.environ
-            | KEY
-            | {"PATH": PATH, "AWS_MAX_ATTEMPTS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
-            | environment
-        )
+        client = {"PATH": PATH, "AWS_MAX_ATTEMPTS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
+        known = os.environ | KEY | client | environment
         known["LLAMA_CPP_HOME"] = os.environ.get("LLAMA_CPP_HOME") or str(DEFAULT_HOME)
         program = QUENCH if words[0] == "quench" else words[0]
         return self.forked.run(program, *words[1:], cwd=self.root, environment=known)
@@ -146,14 +143,8 @@ def project(served: Path, s3: S3, forked: Forked, tmp_path_factory: pytest.TempP
         else:
             shutil.copyfile(source, root / name)
     (root / "dvc.yaml").write_text(dvc_text("adapter"))
-    for folder in (
-        "data/guard",
-        "data/evaluation",
-        "data/distill",
-        "reports/budget",
-        "reports/compare",
-        "reports/distill",
-    ):
+    users = ("data/guard", "data/evaluation", "data/distill")
+    for folder in (*users, "reports/budget", "reports/compare", "reports/distill"):
         (root / folder).mkdir(parents=True, exist_ok=True)
         (root / folder / ".gitkeep").touch()
     made = Project(root, forked)
@@ -331,10 +322,7 @@ def test_credentials_stay_out_of_git(pushed: Project) -> None:
     try:
         assert "my-team" in (pushed.root / ".dvc/config.local").read_text()
         pushed.git("diff", "--exit-code")
-        status = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=pushed.root, capture_output=True, text=True, check=True
-        )
-        assert status.stdout == ""
+        assert ended(["git", "status", "--porcelain"], cwd=pushed.root).stdout == ""
         assert not any(secret in (pushed.root / ".dvc/config").read_text() for secret in KEY.values())
     finally:
         (pushed.root / ".dvc/config.local").unlink()

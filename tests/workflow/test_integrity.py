@@ -58,13 +58,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": graph["stages"]}))
     shutil.copy(PROJECT / ".dvcignore", root)
     for path in (
-        "code",
-        "data/raw/file",
-        "data/guard/file",
-        "data/evaluation/file",
-        "reports/budget/.gitkeep",
-        "reports/compare/.gitkeep",
-        "reports/distill/.gitkeep",
+        *("code", "data/raw/file", "data/guard/file", "data/evaluation/file"),
+        *(f"reports/{name}/.gitkeep" for name in ("budget", "compare", "distill")),
     ):
         put(root / path, dice.randbytes(100))
     Repo.init(str(root), no_scm=True).close()
@@ -100,8 +95,8 @@ def put(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def flip(path: Path, dice: random.Random) -> tuple[int, int]:
-    """Flip one bit in place; date, size, mode and inode stay. Gives where."""
+def flip(path: Path, dice: random.Random) -> None:
+    """Flip one bit in place; date, size, mode and inode stay."""
     before = path.stat()
     where, bit = dice.randrange(before.st_size), dice.randrange(8)
     path.chmod(0o644)
@@ -112,14 +107,8 @@ def flip(path: Path, dice: random.Random) -> tuple[int, int]:
         file.write(bytes([byte ^ 1 << bit]))
     path.chmod(before.st_mode)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    after = path.stat()
-    assert (before.st_ino, before.st_size, before.st_mtime_ns, before.st_mode) == (
-        after.st_ino,
-        after.st_size,
-        after.st_mtime_ns,
-        after.st_mode,
-    )
-    return where, bit
+    for name in ("st_ino", "st_size", "st_mtime_ns", "st_mode"):
+        assert getattr(path.stat(), name) == getattr(before, name)
 
 
 def cache(root: Path) -> Path:
@@ -406,10 +395,8 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
 
     put(file, b"text")
     digest = look()[0]
-    assert look() == (
-        digest,
-        1,
-    )  # changed so recently that it might change again within the same tick of the clock
+    # changed so recently that it might change again within the same tick of the clock
+    assert look() == (digest, 1)
     time.sleep(0.11)
     assert look() == (digest, 1)
     assert look() == (digest, 0)
