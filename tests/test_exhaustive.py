@@ -2,10 +2,6 @@
 
 import json
 import re
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.exhaustive import RECORD, left_out
 from pipeline.core.places import PROJECT

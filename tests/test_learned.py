@@ -1,11 +1,8 @@
 """Each method moves its own figure on the demo's pretrained model (`benchmarks/methods.py`)."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.methods import measure
 

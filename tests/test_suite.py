@@ -1,10 +1,6 @@
 """What the tests name (`benchmarks/suite.py`), and what the code does (`benchmarks/house_scatter.py`)."""
 
 import ast
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.house_scatter import Feature, names, outside
 from benchmarks.suite import counts_by_name

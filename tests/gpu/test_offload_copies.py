@@ -2,7 +2,6 @@
 Speed and peak of a large model: `benchmarks/gpu_all.py`.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 import torch
 
 from pipeline.config.params import load_params
+from pipeline.core.places import PROJECT
 
 pytestmark = pytest.mark.gpu
 
-PROJECT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PROJECT))
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 
 

@@ -2,19 +2,17 @@
 resume: `benchmarks/gpu_all.py`.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from pipeline.config.params import load_params
+from pipeline.core.places import PROJECT
 from pipeline.models.finite import finite_record
 
 pytestmark = pytest.mark.gpu
 
-PROJECT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PROJECT))
 RECIPE = load_params(PROJECT / "recipes" / "qwen2.5-7b-8gb.yaml").training
 
 

@@ -4,7 +4,6 @@ every kind of base and of training.
 
 import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tiny import untied_qwen2
 
 from pipeline.config.sections import Training
 from pipeline.config.targets import expert_parts
-from pipeline.core.places import PROJECT
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama
@@ -25,8 +23,6 @@ from pipeline.models.offload import OffloadedWeight
 from pipeline.planning import base_kinds
 from pipeline.planning.quantized import QuantizedBase, quantized_file
 from pipeline.planning.shape import load_shape
-
-sys.path.insert(0, str(PROJECT))
 
 # odd widths on purpose: padding, blocks that are not full, scales below and above 256 to a linear
 TINY: dict[str, dict[str, Any]] = {
