@@ -282,10 +282,7 @@ def test_a_file_that_is_not_this_models_is_refused(
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        (
-            {"architectures": ["PhiForCausalLM"], "model_type": "phi"},
-            "Q-MODELS-028.*PhiForCausalLM",
-        ),
+        ({"architectures": ["PhiForCausalLM"], "model_type": "phi"}, "Q-MODELS-028.*PhiForCausalLM"),
         ({"architectures": None}, "Q-MODELS-028"),
         ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "Q-MODELS-029"),
         ({"tie_word_embeddings": False}, r"Q-MODELS-029.*output\.weight"),

@@ -45,11 +45,7 @@ def bring(tmp_path: Path) -> Bring:
     """Run the stage into tmp_path; the facts it recorded."""
 
     def run(file: Path, level: str | None = None) -> dict[str, Any]:
-        chosen = Base(
-            model=str(file),
-            quantization="gguf",
-            level=level,
-        )
+        chosen = Base(model=str(file), quantization="gguf", level=level)
         return base(chosen, target=tmp_path / "models/base", record=tmp_path / "models/base.json")
 
     return run

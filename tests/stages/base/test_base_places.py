@@ -144,11 +144,7 @@ def test_without_a_cache_the_file_is_the_projects_only(
 
 
 def test_a_cache_that_can_not_be_written_costs_a_line(
-    index: Path,
-    get: Get,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    index: Path, get: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("QUENCH_CACHE", str(tmp_path / "file" / "cache"))  # what root can't write to either

@@ -131,10 +131,7 @@ def test_the_file_has_the_types_that_were_chosen_and_at_most_its_budget(
     assert record["rival"]["bytes"] <= 850_000
     assert record["rows"] == 7
     assert (check_gguf(file).fields.get("quench.budget") == text) == (record["chosen"] == "own")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "tiny-0.85MB.gguf",
-        "val.jsonl",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny-0.85MB.gguf", "val.jsonl"]
 
 
 def test_a_tensor_that_matters_gets_more_bits_than_its_like(

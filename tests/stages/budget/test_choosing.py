@@ -15,14 +15,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.file import check_gguf
 from pipeline.planning.budget import most_bytes
 from pipeline.stages.budget.search import is_closer, paired
-from pipeline.stages.budget.sizes import (
-    allocate,
-    check_room,
-    extremes,
-    offered,
-    prove,
-    total,
-)
+from pipeline.stages.budget.sizes import allocate, check_room, extremes, offered, prove, total
 
 NAMES = [f"blk.{layer}.{kind}.weight" for layer in range(3) for kind in ("attn_q", "ffn_up")]
 SIZES = {name: {"Q4_0": 18, "Q5_0": 22, "Q8_0": 34} for name in NAMES} | {"output_norm.weight": {"F32": 8}}

@@ -41,14 +41,7 @@ from pipeline.core.hashing import tree_hash
 from pipeline.gguf.patch import write_patch
 from pipeline.metrics.paired import CHANCE
 from pipeline.models.base_header import checked_header
-from pipeline.stages.compare import (
-    made,
-    measure,
-    nf4,
-    projects,
-    reference,
-    train,
-)
+from pipeline.stages.compare import made, measure, nf4, projects, reference, train
 from pipeline.stages.compare.projects import level_settings, open_project, sub_params
 from pipeline.stages.compare.recommendation import Measured, recommend
 from pipeline.stages.compare.stage import main

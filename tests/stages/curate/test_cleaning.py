@@ -190,7 +190,7 @@ ROWS = st.one_of(
     st.tuples(TURNS, TURNS, TURNS).map(
         lambda drawn: (
             row("", "preference") | dict(zip(("messages", "chosen", "rejected"), drawn, strict=True))
-        ),
+        )
     ),
 )
 

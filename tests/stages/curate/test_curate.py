@@ -264,12 +264,7 @@ def test_whatever_the_bytes_the_account_balances(
 def test_with_every_rule_off_valid_rows_are_all_kept_unchanged_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
 ) -> None:
-    off = {
-        "reject": [],
-        "secrets": "keep",
-        "personal": [],
-        "drop_duplicates": "none",
-    }
+    off = {"reject": [], "secrets": "keep", "personal": [], "drop_duplicates": "none"}
     rows = json.loads(unicodedata.normalize("NFC", json.dumps(rows, ensure_ascii=False)))
     project = Project(tmp_path_factory.mktemp("curate"), {"a.jsonl": lines(*rows)})
     project.run(**off)

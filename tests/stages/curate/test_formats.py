@@ -489,11 +489,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools 1 is not a function with a name",
     ),
     *(
-        (
-            {"messages": [ASK, ANSWER], "tools": [tool]},
-            "bad_shape",
-            "tools 1 is not a function with a name",
-        )
+        ({"messages": [ASK, ANSWER], "tools": [tool]}, "bad_shape", "tools 1 is not a function with a name")
         for tool in ({"type": "retrieval", "name": "add"}, {"name": ""}, {"name": 5})
     ),
     ({"messages": [ASK, ANSWER], "tools": "[{"}, "bad_shape", "tools is not a list, nor one as strict JSON"),

@@ -78,12 +78,7 @@ def test_every_scored_row_is_accounted_for(tmp_path: Path) -> None:
     ]
     _, counts = run(tmp_path, *rows)
     assert counts["pairs"]["made"] == 0
-    assert counts["pairs"]["rows"] == {
-        "alone": 2,
-        "equal_rewards": 2,
-        "left_out": 1,
-        "not_trained": 1,
-    }
+    assert counts["pairs"]["rows"] == {"alone": 2, "equal_rewards": 2, "left_out": 1, "not_trained": 1}
     assert "0 pairs made of 6 rows" in (tmp_path / "reports/data.html").read_text()
 
 

@@ -42,9 +42,7 @@ def params(level: str | None, method: str = "sft") -> Params:
 
 
 def settings(**changed: Any) -> Any:
-    small = {
-        "ctx_size": 128,
-    }
+    small = {"ctx_size": 128}
     return adapter_inputs.params().evaluating.model_copy(update=small | changed)
 
 
@@ -62,10 +60,7 @@ def test_what_each_model_is_compared_with(level: str | None, method: str, refere
 
 def test_the_merged_graph_is_as_it_was(tmp_path: Path) -> None:
     found = load_params(DEMO_RECIPE)
-    assert found.files(tmp_path, "base-Q4_K_M") == (
-        tmp_path / "models/gguf/demo-base-Q4_K_M.gguf",
-        None,
-    )
+    assert found.files(tmp_path, "base-Q4_K_M") == (tmp_path / "models/gguf/demo-base-Q4_K_M.gguf", None)
     assert compared_with(found, "base-Q4_K_M") == "base-F16"
 
 

@@ -18,13 +18,7 @@ from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.parity import behavior as behavior
-from pipeline.stages.parity.behavior import (
-    Answer,
-    answers_end,
-    behavior_checks,
-    no_markers,
-    questions,
-)
+from pipeline.stages.parity.behavior import Answer, answers_end, behavior_checks, no_markers, questions
 from pipeline.stages.parity.check import Measure
 
 HE, START, END, TOKENS, HIDDEN = 256, 259, 260, 261, 32  # of tiny.tiny_gguf's vocabulary

@@ -23,13 +23,7 @@ from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
 from pipeline.metrics.forward import plain_model, run_settings, trained_model
-from pipeline.stages.parity.hand_overs import (
-    gguf_check,
-    level_bound,
-    level_check,
-    lora_check,
-    merge_checks,
-)
+from pipeline.stages.parity.hand_overs import gguf_check, level_bound, level_check, lora_check, merge_checks
 from pipeline.stages.parity.outputs import base_at_level, output_checks, trained_outputs
 
 SOUND, DAMAGED, UNKNOWN = (Check("W", verdict, "said") for verdict in ("pass", "fail", "not measured"))

@@ -16,11 +16,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import folder_fields
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.parity.special_tokens import (
-    chat_template,
-    special_tokens,
-    vocabularies_and_provenance,
-)
+from pipeline.stages.parity.special_tokens import chat_template, special_tokens, vocabularies_and_provenance
 
 MERGE = {
     "adapter_sha256": "ab" * 32,

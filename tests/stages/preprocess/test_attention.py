@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import ConfigError
-from pipeline.stages.preprocess.packing import (
-    LENGTHS,
-    need_rows_apart,
-    packed_positions,
-    small_model,
-)
+from pipeline.stages.preprocess.packing import LENGTHS, need_rows_apart, packed_positions, small_model
 
 SIZES = {
     "hidden_size": 512,

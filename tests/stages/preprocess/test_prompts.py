@@ -67,9 +67,7 @@ def masked(base: Base, one: Encoded) -> str:
 
 @pytest.mark.parametrize("name", ["smollm", "qwen3"])
 def test_everything_is_learned_but_turns_that_are_held_back(
-    name: str,
-    bases: dict[str, Base],
-    tmp_path: Path,
+    name: str, bases: dict[str, Base], tmp_path: Path
 ) -> None:
     base, held = bases[name], chat("First?", "Not this.", "Second?", "But this.")
     held["messages"][1]["train"] = False
@@ -79,10 +77,7 @@ def test_everything_is_learned_but_turns_that_are_held_back(
         assert all(word not in masked(base, one) for word in ("Asked", "First", "Second", "But this", "Told"))
 
 
-def test_of_an_unfolded_chat_no_prompt_is_learned_twice(
-    bases: dict[str, Base],
-    tmp_path: Path,
-) -> None:
+def test_of_an_unfolded_chat_no_prompt_is_learned_twice(bases: dict[str, Base], tmp_path: Path) -> None:
     base, row = bases["qwen3"], chat("First?", "Yes.", "Second?", "No.")
     for turn in (1, 3):
         row["messages"][turn]["reasoning_content"] = f"Thought {turn}."

@@ -19,10 +19,7 @@ from report_inputs import answers, demo_params, evaluation, put, write_inputs
 from pipeline.stages.report import stage as stage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason=need("chromium"),
-)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=need("chromium"))
 PAPER = {"width": 1032, "height": 720}  # A4 landscape inside its margins, in CSS pixels
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 

@@ -356,12 +356,7 @@ def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
 def test_a_run_that_was_killed_ends_in_the_same_bytes(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float
 ) -> None:
-    changes = {
-        "lora_dropout": 0.1,
-        "max_steps": 6,
-        "gradient_accumulation_steps": 2,
-        "sft_weight": weight,
-    }
+    changes = {"lora_dropout": 0.1, "max_steps": 6, "gradient_accumulation_steps": 2, "sft_weight": weight}
     run(project, tmp_path / "whole", **changes)
     # in step 5, of which 4 are in a checkpoint
     place = "pipeline.stages.train.distill.trainer:DistillTrainer.training_step"

@@ -164,8 +164,7 @@ def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changed", "scaled", "factor"),
-    [({}, True, 0.5), ({"loss": "dr_grpo"}, False, None)],
+    ("changed", "scaled", "factor"), [({}, True, 0.5), ({"loss": "dr_grpo"}, False, None)]
 )
 def test_advantages_and_the_weight_of_a_token_are_those_of_the_settings(
     project: Path,

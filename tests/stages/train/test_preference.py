@@ -73,8 +73,7 @@ def a_run(prepared: Path, root: Path, method: str, **changes: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("method", "first"),
-    [("dpo", math.log(2)), ("ipo", 25.0), ("kto", 0.5), ("orpo", None), ("simpo", None)],
+    ("method", "first"), [("dpo", math.log(2)), ("ipo", 25.0), ("kto", 0.5), ("orpo", None), ("simpo", None)]
 )
 def test_a_run_starts_at_the_closed_form_and_tells_what_it_measures(
     method: str, first: float | None, prepared: Path, tmp_path: Path

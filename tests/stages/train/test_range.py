@@ -22,9 +22,7 @@ EVERYTHING: dict[str, Any] = {
 
 def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(prepared: Path, tmp_path: Path) -> None:
     made = trainer_in(
-        prepared,
-        tmp_path,
-        settings(r=4, lora_variants=["lora_plus"], learning_rate=1e-3, weight_decay=0.03),
+        prepared, tmp_path, settings(r=4, lora_variants=["lora_plus"], learning_rate=1e-3, weight_decay=0.03)
     )
     groups = [group for group in made.optimizer.param_groups if group["params"]]
     names = {id(parameter): name for name, parameter in made.model.named_parameters()}

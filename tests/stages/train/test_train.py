@@ -136,12 +136,7 @@ def test_bfloat16_on_a_gpu_without_it_is_one_sentence(monkeypatch: pytest.Monkey
     ("changes", "held_out", "error", "words"),
     [
         ({"max_steps": 1}, 1, ConfigError, "Q-TRAIN-016"),
-        (
-            {"early_stopping_patience": 2, "eval_steps": 10, "save_steps": 10},
-            0,
-            DataError,
-            "Q-TRAIN-015",
-        ),
+        ({"early_stopping_patience": 2, "eval_steps": 10, "save_steps": 10}, 0, DataError, "Q-TRAIN-015"),
     ],
 )
 def test_settings_that_cannot_be_are_one_sentence(
@@ -333,14 +328,7 @@ def test_the_best_adapter_is_published_when_the_loss_rises_again(
         return {"eval_loss": dictated[self.step]}
 
     monkeypatch.setattr(QuenchTrainer, "held_out_metrics", held_out_metrics)
-    report = run(
-        prepared,
-        tmp_path,
-        max_steps=20,
-        eval_steps=1,
-        save_steps=1,
-        early_stopping_patience=4,
-    )
+    report = run(prepared, tmp_path, max_steps=20, eval_steps=1, save_steps=1, early_stopping_patience=4)
     assert (report["steps"], report["planned_steps"], report["adapter_step"], report["eval_loss"]) == (
         6,
         20,
