@@ -1,9 +1,14 @@
-"""Metrics logs of training runs for tests: healthy ones of many shapes, and the curve of a real demo run."""
+"""Metrics logs of training runs for tests: healthy ones of many shapes, and the curve of a real demo run; and
+checkpoints of a kilobyte.
+"""
 
+import json
 import math
 import random
 from pathlib import Path
 from typing import Any
+
+from pipeline.stages.train.checkpoints import publish_checkpoint
 
 Row = dict[str, Any]
 # loss and gradient norm (before clipping) of the 50 steps of a real run of the demo
@@ -69,3 +74,14 @@ def healthy_run(
         if step % max(1, steps // 10) == 0:
             rows.append(eval_row(step, 1.1 * loss * chance.uniform(0.995, 1.005)))
     return rows
+
+
+def checkpoint(folder: Path, step: int, best: int | None = None, run: str | None = None) -> Path:
+    """A published checkpoint of a run, which says at what step it was best so far."""
+    written, made = folder / ".writing" / f"checkpoint-{step}", folder / f"checkpoint-{step}"
+    written.mkdir(parents=True)
+    (written / "weights").write_bytes(bytes([step]) * 1000)
+    if best:
+        (written / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
+    publish_checkpoint(written, made, {"step": step, "run": run})
+    return made

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training_logs import checkpoint
 
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.checkpoints import publish_checkpoint
 from pipeline.stages.train.record import device_name, run_id, settings_part
 from pipeline.stages.train.run import RUN, find_start, finish
 
@@ -26,13 +26,7 @@ RECORD: dict[str, Any] = {
 
 def make(folder: Path, step: int, best: int | None = None) -> Path:
     """A checkpoint of the run of `RECORD`."""
-    written, checkpoint = folder / ".writing" / f"checkpoint-{step}", folder / f"checkpoint-{step}"
-    written.mkdir(parents=True)
-    (written / "weights").write_bytes(bytes([step]) * 1000)
-    if best:
-        (written / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
-    publish_checkpoint(written, checkpoint, {"step": step, "run": run_id(RECORD)})
-    return checkpoint
+    return checkpoint(folder, step, best, run_id(RECORD))
 
 
 def begun(folder: Path) -> Path:
@@ -71,11 +65,6 @@ def test_checkpoints_of_nobody_are_neither_gone_on_from_nor_deleted(tmp_path: Pa
     assert not checkpoint.exists()
 
 
-def test_the_same_run_goes_on(tmp_path: Path) -> None:
-    checkpoint = begun(tmp_path)
-    assert find_start(tmp_path, RECORD, resume=True) == checkpoint
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -109,35 +98,22 @@ def test_another_machine_may_go_on_but_says_so(tmp_path: Path, capsys: pytest.Ca
     assert "threads (2 → 4)" in capsys.readouterr().err
 
 
-def test_no_resume_starts_again(tmp_path: Path) -> None:
-    begun(tmp_path)
-    assert find_start(tmp_path, changed(settings={"r": 8}), resume=False) is None
-    assert [path.name for path in tmp_path.iterdir()] == [RUN]
-
-
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_chosen_checkpoint_is_gone_on_from_and_newer_ones_are_set_aside(
     tmp_path: Path, finished: bool
 ) -> None:
     assert find_start(tmp_path, RECORD, resume=True) is None
+    aside = ["checkpoint-8", "checkpoint-9", "steps.jsonl"]
     checkpoints = [make(tmp_path, step) for step in (7, 8, 9)]
     (tmp_path / "steps.jsonl").write_text("rows")
     if finished:
         finish(tmp_path, RECORD)
     assert find_start(tmp_path, RECORD, resume=checkpoints[0]) == checkpoints[0]
-    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == [
-        "checkpoint-8",
-        "checkpoint-9",
-        "steps.jsonl",
-    ]
+    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == aside
     assert find_start(tmp_path, RECORD, resume=True) == checkpoints[0]
     make(tmp_path, 8)
     assert find_start(tmp_path, RECORD, resume=Path("checkpoint-7")) == checkpoints[0]
-    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == [
-        "checkpoint-8",
-        "checkpoint-9",
-        "steps.jsonl",
-    ]
+    assert sorted(path.name for path in (tmp_path / "later").iterdir()) == aside
     assert find_start(tmp_path, changed(settings={"r": 8}), resume=False) is None
     assert [path.name for path in tmp_path.iterdir()] == [RUN]
 
