@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import tiny_params
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
-from pipeline.core.hashing import file_hash
+from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.core.interruption import Interruption
-from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.metrics_log import MEASURED, MetricsLog
 from pipeline.core.places import PROJECT
 from pipeline.stages.train.assembly import make_trainer
+from pipeline.stages.train.checkpoints import checkpoints_in
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.record import describe
 from pipeline.stages.train.run import Job, Run
@@ -60,6 +62,36 @@ def job_in(project: Path, root: Path, settings: Training, tokens: Path | None = 
         tensorboard=root / "tensorboard",
         settings=settings,
     )
+
+
+def settings_in(project: Path, **changes: Any) -> Training:
+    """The project's own, with changes."""
+    return Training.model_validate(load_params(project / "params.yaml").training.model_dump() | changes)
+
+
+def run_in(project: Path, root: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
+    """`train` on the project's rows and base by its settings with changes, below `root`."""
+    return train_in(project, root, settings_in(project, **changes), resume=resume)
+
+
+def level_params(source: Path, trained: str = "adapter") -> dict[str, Any]:
+    """The params.yaml of a project whose base is the GGUF `source` at Q4_0, as a dict to change at will."""
+    params = tiny_params(source)
+    params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
+    params["curate"] |= {"drop_duplicates": "exact"}
+    params["preprocess"] |= {"max_length": 256}
+    params["evaluate"] |= {"models": ["source", "base", trained]}
+    return params
+
+
+def result(root: Path) -> tuple[str, list[dict[str, Any]], bytes]:
+    """What a run below `root` ended in: its adapter's hash, its metrics log without what depends on the
+    machine's mood, its optimizer's state.
+    """
+    rows = MetricsLog(root / "checkpoints/steps.jsonl").rows()
+    log = [{key: value for key, value in row.items() if key not in MEASURED} for row in rows]
+    last = checkpoints_in(root / "checkpoints")[-1]
+    return tree_hash(root / "adapter"), log, (last / "optimizer.pt").read_bytes()
 
 
 def begun(job: Job) -> Run:

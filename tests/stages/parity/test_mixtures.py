@@ -15,11 +15,8 @@ from conftest import run_stages
 from gguf_edit import change_rows
 from kept import kept
 from killed import kill_at
-from train_runs import train_in
+from train_runs import result, run_in
 
-from pipeline.config.params import load_params
-from pipeline.config.sections import Training
-from pipeline.core.hashing import tree_hash
 from pipeline.gguf.header import read_header
 from pipeline.gguf.safetensors_rows import read_folder, read_rows
 from pipeline.gguf.tensors import gguf_tensors
@@ -27,7 +24,6 @@ from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
 from pipeline.stages.parity.unmerged_chain import lora_weights
-from pipeline.stages.train.checkpoints import checkpoints_in
 
 EXPERTS = 4
 STACKS = [
@@ -90,13 +86,8 @@ def test_experts_trained_on_nf4_are_merged_quantized_and_served(kind: str, tools
     project = merged_project(kind, tools)
     report, found = json.loads((project / "reports/train.json").read_text()), checks(project)
     assert report["experts_adapted"] == 2 * EXPERTS > report["experts_idle"]
-    assert passed(found) >= {
-        "weights_merged",
-        "weights_gguf",
-        "outputs_trained",
-        "outputs_q4_k_m",
-        "outputs_lora",
-    }
+    assert passed(found) >= {"weights_merged", "weights_gguf"}
+    assert passed(found) >= {"outputs_trained", "outputs_q4_k_m", "outputs_lora"}
     tensors = read_header(project / "models/gguf/tiny-lora.gguf").tensors
     assert set(STACKS) <= set(tensors) and all(tensors[name][0][2] == EXPERTS for name in STACKS)
     router = {f"{name}.lora_{half}" for name in GATES for half in "ab"} & set(tensors)
@@ -177,13 +168,10 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(
     """With dropout, and experts that get no token before the kill, so that no state of theirs is saved."""
     monkeypatch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
     project = merged_project("Qwen2Moe", tools)
-    changed = {"max_steps": 4, "lora_dropout": 0.1, "warmup_ratio": 0.0}
-    settings = Training.model_validate(load_params(project / "params.yaml").training.model_dump() | changed)
-    train_in(project, tmp_path / "whole", settings)
+    changed: dict[str, Any] = {"max_steps": 4, "lora_dropout": 0.1, "warmup_ratio": 0.0}
+    run_in(project, tmp_path / "whole", **changed)
     place = "pipeline.stages.train.trainer:QuenchTrainer.training_step"
-    kill_at(place, 3, train_in, project, tmp_path / "broken", settings, resume=True)
-    report = train_in(project, tmp_path / "broken", settings, resume=True)
+    kill_at(place, 3, run_in, project, tmp_path / "broken", resume=True, **changed)
+    report = run_in(project, tmp_path / "broken", resume=True, **changed)
     assert report["resumed_from"] == "checkpoint-2"
-    assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")
-    last = [checkpoints_in(tmp_path / name / "checkpoints")[-1] for name in ("broken", "whole")]
-    assert (last[0] / "optimizer.pt").read_bytes() == (last[1] / "optimizer.pt").read_bytes()
+    assert result(tmp_path / "broken") == result(tmp_path / "whole")

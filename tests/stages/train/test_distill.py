@@ -15,18 +15,16 @@ import torch
 import yaml
 from conftest import run_stages
 from killed import kill_at
-from tiny import FOUR_STEPS, tiny_gguf, tiny_params, write_project
-from train_runs import begun, job_in, one_thread, train_in  # noqa: F401 (a fixture)
+from tiny import FOUR_STEPS, tiny_gguf, write_project
+from train_runs import begun, job_in, level_params, one_thread, result, settings_in  # noqa: F401 (a fixture)
+from train_runs import run_in as run
 
 from pipeline.config.methods import TEACHER
-from pipeline.config.params import load_params
-from pipeline.config.sections import DISTILL_TOP_K, Training
+from pipeline.config.sections import DISTILL_TOP_K
 from pipeline.core.errors import DataError, GateError, MachineError
-from pipeline.core.hashing import file_hash, tree_hash
-from pipeline.core.metrics_log import MEASURED, MetricsLog
+from pipeline.core.hashing import file_hash
 from pipeline.gguf.base_files import SOURCE_FILE
 from pipeline.models.quantized_model import load_gguf
-from pipeline.stages.train.checkpoints import checkpoints_in
 from pipeline.stages.train.dataset import load_rows
 from pipeline.stages.train.distill.cache import open_teacher, position_counts
 from pipeline.stages.train.distill.teacher import ask_teacher, batches
@@ -45,28 +43,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(3)
     # answers that are not all alike, for Q4_0 to damage
     steep = {"token_embd.weight": random.normal(0, 0.6, (261, 32)).astype(np.float16)}
-    params = tiny_params(tiny_gguf(root / "source.gguf", tensors=steep))
-    params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
-    params["curate"] |= {"drop_duplicates": "exact"}
-    params["preprocess"] |= {"max_length": 256}
-    params["evaluate"] |= {"models": ["source", "base", "adapter"]}
+    params = level_params(tiny_gguf(root / "source.gguf", tensors=steep))
     params["train"] |= DISTILL
     return run_stages(write_project(root / "project", params), ("base", "curate", "preprocess"))
 
 
-def settings(project: Path, **changes: Any) -> Training:
-    plain = load_params(project / "params.yaml").training
-    return Training.model_validate(plain.model_dump() | changes)
-
-
-def run(project: Path, root: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
-    """`train` on the project's rows and base, below `root`."""
-    return train_in(project, root, settings(project, **changes), resume=resume)
-
-
 def ask(project: Path, checkpoints: Path, **changes: Any) -> Any:
     """The teacher's answers below `checkpoints`, as `train` gets them."""
-    job = job_in(project, checkpoints / "unused", settings(project, **changes))
+    job = job_in(project, checkpoints / "unused", settings_in(project, **changes))
     return ask_teacher(begun(replace(job, checkpoints=checkpoints)))
 
 
@@ -88,12 +72,9 @@ def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_pat
         assert logs.shape == (len(ids), DISTILL_TOP_K + 1)
         start = done = 0
         for length in row["seq_lengths"]:
+            given = torch.tensor([row["input_ids"][start : start + length]])
             with torch.no_grad():
-                alone = (
-                    model(input_ids=torch.tensor([row["input_ids"][start : start + length]]), use_cache=False)
-                    .logits[0, :-1]
-                    .log_softmax(1)
-                )
+                alone = model(input_ids=given, use_cache=False).logits[0, :-1].log_softmax(1)
             expected, expected_ids = alone.topk(DISTILL_TOP_K, 1)
             piece = slice(done, done + length - 1)
             np.testing.assert_allclose(logs[piece, :-1], expected.numpy(), rtol=5e-4, atol=1e-3)
@@ -107,28 +88,18 @@ def test_what_is_kept_is_as_large_as_it_says_and_is_reported(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = ask(project, tmp_path).figures
-    lengths = [
-        length
-        for split in ("train", "val")
-        for row in load_rows(project / "data/tokens", split)["seq_lengths"]
-        for length in row
-    ]
+    rows = [row for split in ("train", "val") for row in load_rows(project / "data/tokens", split)]
+    lengths = [length for row in rows for length in row["seq_lengths"]]
     assert figures["positions"] == sum(lengths) - len(lengths)
     assert figures["bytes"] == figures["positions"] * (6 * DISTILL_TOP_K + 2)
     on_disk = sum(file.stat().st_size for file in (tmp_path / TEACHER).glob("*.npy"))
     assert figures["bytes"] <= on_disk <= figures["bytes"] + 4 * 256
-    assert (
-        figures["sha256"] == file_hash(project / "models/base" / SOURCE_FILE)
-        and figures["file"] == SOURCE_FILE
-        and figures["top_k"] == DISTILL_TOP_K
-    )
+    assert figures["sha256"] == file_hash(project / "models/base" / SOURCE_FILE)
+    assert figures["file"] == SOURCE_FILE and figures["top_k"] == DISTILL_TOP_K
     assert 0 < figures["covered"] < 1
     monkeypatch.setattr(TEACHER_TOP_K, 10_000)
-    assert ask(project, tmp_path / "all").figures | {"covered": 1.0} == figures | {
-        "top_k": 261,
-        "bytes": figures["positions"] * (6 * 261 + 2),
-        "covered": 1.0,
-    }
+    wanted = {"top_k": 261, "bytes": figures["positions"] * (6 * 261 + 2), "covered": 1.0}
+    assert ask(project, tmp_path / "all").figures | {"covered": 1.0} == figures | wanted
 
 
 def test_rows_are_asked_about_in_order_and_no_more_at_a_time_than_the_longest(project: Path) -> None:
@@ -209,12 +180,9 @@ def test_answers_to_other_rows_are_refused(project: Path, tmp_path: Path) -> Non
     rows = load_rows(project / "data/tokens", "train")
     collate = DistillCollator(Collator(0), teacher.train)
     batch = collate([rows[1], rows[0]])
-    assert (
-        batch["trained_tokens"]
-        == len(batch["teacher_logs"])
-        == len(teacher.train.of(0)[0]) + len(teacher.train.of(1)[0])
-    )
-    assert np.array_equal(batch["teacher_ids"][: len(teacher.train.of(1)[0])], teacher.train.of(1)[0])
+    first, second = (teacher.train.of(number)[0] for number in (0, 1))
+    assert batch["trained_tokens"] == len(batch["teacher_logs"]) == len(first) + len(second)
+    assert np.array_equal(batch["teacher_ids"][: len(second)], second)
     with pytest.raises(DataError, match="Q-TRAIN-019"):
         collate([rows[0] | {"seq_lengths": [sum(rows[0]["seq_lengths"])]}])
 
@@ -248,15 +216,13 @@ def test_a_teacher_without_numbers_or_without_a_file_is_one_sentence(project: Pa
 def test_a_start_from_nothing_keeps_the_answers_and_one_by_hand_does_not(
     project: Path, tmp_path: Path
 ) -> None:
-    record = begun(job_in(project, tmp_path, settings(project))).record
+    record = begun(job_in(project, tmp_path, settings_in(project))).record
     ask(project, tmp_path)
     assert find_start(tmp_path, record, resume=True) is None and (tmp_path / TEACHER).is_dir()
     assert find_start(tmp_path, record, resume=False) is None and not (tmp_path / TEACHER).exists()
     ask(project, tmp_path)
-    assert (
-        find_start(tmp_path, record | {"settings": {"method": "sft"}}, resume=True) is None
-        and not (tmp_path / TEACHER).exists()
-    )
+    assert find_start(tmp_path, record | {"settings": {"method": "sft"}}, resume=True) is None
+    assert not (tmp_path / TEACHER).exists()
 
 
 # --- the run ------------------------------------------------------------------------------------------------
@@ -274,17 +240,12 @@ def test_a_damaged_level_comes_back_to_its_original(project: Path, tmp_path: Pat
     known = json.loads((tmp_path / "adapter/run.json").read_text())
     assert known["settings"]["method"] == "distill" and known["teacher_sha256"] == report["teacher"]["sha256"]
     findings = {finding["rule"]: finding for finding in report["monitoring"]}
-    assert {name for name, finding in findings.items() if finding["level"] == "warn"} <= {
-        "learning rate",
-        "speed",
-    }
+    warned = {name for name, finding in findings.items() if finding["level"] == "warn"}
+    assert warned <= {"learning rate", "speed"}
     assert "nats between the level's answers and the original's" in findings["end loss"]["text"]
-    assert all(
-        row["trained_tokens"]
-        == position_counts([load_rows(project / "data/tokens", "train")[row["rows"][0]]["seq_lengths"]])[0]
-        for row in rows
-        if row["kind"] == "step"
-    )
+    lengths = load_rows(project / "data/tokens", "train")["seq_lengths"]
+    for row in (row for row in rows if row["kind"] == "step"):
+        assert row["trained_tokens"] == position_counts([lengths[row["rows"][0]]])[0]
 
 
 def divergence_of_the_level(project: Path) -> float:
@@ -324,21 +285,11 @@ def test_what_is_watched_is_the_divergence_itself(
 
 @pytest.mark.parametrize("weight", [0.4, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_rows_at_once_are_rows_one_by_one(project: Path, tmp_path: Path, weight: float) -> None:
-    losses = [
-        [
-            row["loss"]
-            for row in run(
-                project,
-                tmp_path,
-                sft_weight=weight,
-                per_device_train_batch_size=batch,
-                gradient_accumulation_steps=accumulation,
-                max_steps=6,
-            )["metrics_log"]
-            if row["kind"] == "step"
-        ]
-        for batch, accumulation in ((3, 1), (1, 3))
-    ]
+    losses = []
+    for batch, accumulation in ((3, 1), (1, 3)):
+        rows = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+        log = run(project, tmp_path, sft_weight=weight, max_steps=6, **rows)["metrics_log"]
+        losses.append([row["loss"] for row in log if row["kind"] == "step"])
     assert len(losses[0]) == 6 and max(abs(one - other) for one, other in zip(*losses, strict=True)) <= 1e-5
 
 
@@ -365,17 +316,7 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(
     monkeypatch.setattr("pipeline.stages.train.distill.teacher.load_gguf", never)
     report = run(project, tmp_path / "broken", resume=True, **changes)
     assert report["resumed_from"] == "checkpoint-4"
-    assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")
-    output = [
-        [
-            {key: value for key, value in row.items() if key not in MEASURED}
-            for row in MetricsLog(tmp_path / name / "checkpoints/steps.jsonl").rows()
-        ]
-        for name in ("broken", "whole")
-    ]
-    assert output[0] == output[1]
-    last = [checkpoints_in(tmp_path / name / "checkpoints")[-1] for name in ("broken", "whole")]
-    assert (last[0] / "optimizer.pt").read_bytes() == (last[1] / "optimizer.pt").read_bytes()
+    assert result(tmp_path / "broken") == result(tmp_path / "whole")
 
 
 def test_the_stage_runs_and_reports(

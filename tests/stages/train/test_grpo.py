@@ -14,7 +14,7 @@ from conftest import run_stages
 from gguf import GGUFReader
 from killed import kill_at
 from tiny import FOUR_STEPS, tiny_gguf, tiny_params, write_project
-from train_runs import one_thread, train_in  # noqa: F401 (a fixture)
+from train_runs import level_params, one_thread, result, train_in  # noqa: F401 (a fixture)
 
 from pipeline.config.methods import ROUNDS
 from pipeline.config.params import load_params
@@ -22,10 +22,9 @@ from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Training
 from pipeline.core.errors import DataError, GateError, QuenchError
 from pipeline.core.hashing import tree_hash
-from pipeline.core.metrics_log import MEASURED, MetricsLog
+from pipeline.core.metrics_log import MetricsLog
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama
-from pipeline.stages.train.checkpoints import checkpoints_in
 from pipeline.stages.train.grpo.rewards import advantages
 from pipeline.stages.train.grpo.rounds import read_round
 
@@ -71,11 +70,7 @@ SETTINGS = FOUR_STEPS | {
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose base is a one-layer Llama at Q4_0, up to `preprocess`. Read only."""
     root = tmp_path_factory.mktemp("grpo")
-    params = tiny_params(tiny_gguf(root / "source.gguf"))
-    params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
-    params["curate"] |= {"drop_duplicates": "exact"}
-    params["preprocess"] |= {"max_length": 256}
-    params["evaluate"] |= {"models": ["source", "base", "adapter"]}
+    params = level_params(tiny_gguf(root / "source.gguf"))
     params["train"] |= SETTINGS | {"grpo": params["train"]["grpo"] | GRPO}
     folder = write_project(root / "project", params)
     (folder / "data/evaluation").mkdir()
@@ -117,10 +112,7 @@ def test_prompts_are_what_stands_before_the_answer_and_scorers_get_the_rest(proj
     for row, question in zip(rows, questions, strict=True):
         text = tokenizer.decode(prompt_ids(row["input_ids"], row["labels"]))
         assert question["prompt"] in text and text.endswith("<|im_start|>assistant\n")
-    assert any(
-        question["prompt"] == "Say a vowel, please?" and question["reference"] == "a"
-        for question in questions
-    )
+    assert ("Say a vowel, please?", "a") in [(one["prompt"], one["reference"]) for one in questions]
 
 
 def test_the_reward_rises_and_rounds_say_what_was_drawn(project: Path, tmp_path: Path) -> None:
@@ -133,21 +125,13 @@ def test_the_reward_rises_and_rounds_say_what_was_drawn(project: Path, tmp_path:
     )
     assert measured[0]["gap"] < 1e-4
     made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl")
-    assert made is not None and made.head["rows"] == [
-        row for one in steps(report)[2:4] for row in one["rows"]
-    ]
+    assert made and made.head["rows"] == [row for one in steps(report)[2:4] for row in one["rows"]]
     assert all(
         len(one.ids) == len(one.logps) and one.reward == one.points["python:letters.py:letters"]
         for one in made.completions
     )
     evaluation = next(row for row in report["metrics_log"] if row["kind"] == "eval")
     assert evaluation["eval_loss"] == -evaluation["measures"]["reward"]
-
-
-def output(folder: Path) -> list[dict[str, Any]]:
-    """The metrics log without what depends on the machine's mood."""
-    rows = MetricsLog(folder / "checkpoints/steps.jsonl").rows()
-    return [{key: value for key, value in row.items() if key not in MEASURED} for row in rows]
 
 
 SHORT = {"max_steps": 6, "eval_steps": 6, "sample_rows": 0}
@@ -209,11 +193,8 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(
     monkeypatch.setattr(OwnSource, "draw", lambda *given: drawn.append(1) or draw(*given))
     run(project, tmp_path, resume=True, **SHORT)
     assert len(drawn) == 3 - known + 1  # and that of the held-out prompts
-    assert tree_hash(tmp_path / "adapter") == tree_hash(whole / "adapter")
+    assert result(tmp_path) == result(whole)
     assert tree_hash(tmp_path / "checkpoints" / ROUNDS) == tree_hash(whole / "checkpoints" / ROUNDS)
-    assert output(tmp_path) == output(whole)
-    last = [checkpoints_in(root / "checkpoints")[-1] for root in (tmp_path, whole)]
-    assert (last[0] / "optimizer.pt").read_bytes() == (last[1] / "optimizer.pt").read_bytes()
 
 
 def test_a_replay_draws_nothing_and_ends_in_the_same_bytes(
@@ -240,20 +221,20 @@ def test_a_round_that_is_gone_in_the_middle_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("grpo", "id"),
+    ("reward", "id"),
     [
-        ({"rewards": {"python:letters.py:constant": 1.0}}, "Q-GRPO-009"),
-        ({"rewards": {"python:letters.py:hangs": 1.0}}, "Q-GRPO-001"),
-        ({"rewards": {"python:letters.py:no_number": 1.0}}, "Q-METRICS-009"),
-        ({"rewards": {"python:letters.py:dies": 1.0}}, "Q-METRICS-009"),
+        ("constant", "Q-GRPO-009"),
+        ("hangs", "Q-GRPO-001"),
+        ("no_number", "Q-METRICS-009"),
+        ("dies", "Q-METRICS-009"),
     ],
 )
 def test_a_reward_that_cant_be_used_ends_in_one_sentence(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grpo: dict[str, Any], id: str
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: str, id: str
 ) -> None:
     monkeypatch.setattr("pipeline.stages.train.grpo.rewards.GROUP_SECONDS", 0.2)
     with pytest.raises(QuenchError) as raised:
-        run(project, tmp_path, grpo=grpo, **SHORT)
+        run(project, tmp_path, grpo={"rewards": {f"python:letters.py:{reward}": 1.0}}, **SHORT)
     assert raised.value.id == id
 
 
@@ -274,13 +255,9 @@ def test_completions_that_are_all_empty_end_in_one_sentence(
 def test_llama_server_draws_with_what_was_learned(
     project: Path, tmp_path: Path, tools: Any, tuner: str
 ) -> None:
-    rate = {"lora": 2e-2, "scales": 2e-1}[tuner]
-    more: dict[str, Any] = {
-        "grpo": {"rollouts": "llama-server", "kl_beta": 0.01},
-        "tuner": tuner,
-        "learning_rate": rate,
-    }
-    report = run(project, tmp_path, **SHORT | {"max_steps": 4, "eval_steps": 4}, **more)
+    more = {"tuner": tuner, "learning_rate": {"lora": 2e-2, "scales": 2e-1}[tuner]}
+    drawn: Any = {"rollouts": "llama-server", "kl_beta": 0.01}
+    report = run(project, tmp_path, **SHORT | {"max_steps": 4, "eval_steps": 4} | more, grpo=drawn)
     measured = [row["measures"] for row in steps(report)]
     learned = max(one["kl"] for one in measured[2:])  # by now it is not the base
     assert learned > 1e-3 and measured[0]["kl"] < 1e-6

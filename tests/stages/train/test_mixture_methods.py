@@ -10,11 +10,8 @@ import torch
 from conftest import run_stages
 from killed import kill_at
 from tiny import tiny_moe, tiny_params, write_project
-from train_runs import train_in
+from train_runs import result, settings_in, train_in
 
-from pipeline.config.params import load_params
-from pipeline.config.sections import Training
-from pipeline.core.hashing import tree_hash
 from pipeline.core.jsonl import write_rows
 from pipeline.gguf.safetensors_rows import read_folder, read_rows
 from pipeline.llamacpp.tools import Toolchain
@@ -54,11 +51,6 @@ def project(tmp_path_factory: pytest.TempPathFactory, tools: Toolchain) -> Path:
     return run_stages(folder, ("base", "curate", "preprocess"))
 
 
-def settings(project: Path, method: str) -> Training:
-    plain = load_params(project / "params.yaml").training.model_dump()
-    return Training.model_validate(plain | {"method": method})
-
-
 @pytest.fixture
 def pairs(project: Path, tmp_path: Path) -> Path:
     """`data/tokens` of four pairs."""
@@ -79,14 +71,14 @@ def pairs(project: Path, tmp_path: Path) -> Path:
         tokens_folder=tmp_path / "tokens",
         max_length=200,
         packing=True,
-        train=settings(project, "dpo"),
+        train=settings_in(project, method="dpo"),
     )
     return tmp_path / "tokens"
 
 
 def run(project: Path, tokens: Path, root: Path, method: str) -> dict[str, Any]:
     """`train` below `root`, from its checkpoints if there are any."""
-    return train_in(project, root, settings(project, method), tokens=tokens, resume=True)
+    return train_in(project, root, settings_in(project, method=method), tokens=tokens, resume=True)
 
 
 @pytest.mark.slow
@@ -104,4 +96,4 @@ def test_a_mixtures_run_that_was_killed_ends_in_the_same_bytes(
     place = "pipeline.stages.train.trainer:QuenchTrainer.training_step"
     kill_at(place, 3, run, project, tokens, tmp_path / "broken", method)
     assert run(project, tokens, tmp_path / "broken", method)["resumed_from"] == "checkpoint-2"
-    assert tree_hash(tmp_path / "broken/adapter") == tree_hash(tmp_path / "whole/adapter")
+    assert result(tmp_path / "broken") == result(tmp_path / "whole")

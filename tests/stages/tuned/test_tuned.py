@@ -10,11 +10,10 @@ import torch
 from conftest import run_stages
 from killed import kill_at
 from safetensors.torch import load_file, save_file
-from tiny import FOUR_STEPS, tiny_gguf, tiny_params, write_project
-from train_runs import one_thread, train_in  # noqa: F401 (a fixture)
+from tiny import FOUR_STEPS, tiny_gguf, write_project
+from train_runs import level_params, one_thread  # noqa: F401 (a fixture)
+from train_runs import run_in as run
 
-from pipeline.config.params import load_params
-from pipeline.config.sections import Training
 from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.errors import ConfigError, DataError, GateError
 from pipeline.core.hashing import file_hash
@@ -40,22 +39,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     halves = {
         f"blk.0.attn_{name}.weight": random.normal(0, 0.2, (16, 32)).astype(np.float16) for name in "kv"
     }
-    params = tiny_params(tiny_gguf(root / "source.gguf", tensors=halves, llama__attention__head_count_kv=2))
-    params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
-    params["curate"] |= {"drop_duplicates": "exact"}
-    params["preprocess"] |= {"max_length": 256}
+    source = tiny_gguf(root / "source.gguf", tensors=halves, llama__attention__head_count_kv=2)
+    params = level_params(source, "tuned")
     params["train"] |= SCALED
-    params["evaluate"] |= {"models": ["source", "base", "tuned"]}
     return run_stages(write_project(root / "project", params), ("base", "curate", "preprocess"))
-
-
-def settings(project: Path, **changes: Any) -> Training:
-    return Training.model_validate(load_params(project / "params.yaml").training.model_dump() | changes)
-
-
-def run(project: Path, root: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
-    """`train` on the project's rows and base, below `root`."""
-    return train_in(project, root, settings(project, **changes), resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +143,8 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(project: Path, trained: Pa
     kill_at("pipeline.stages.train.trainer:QuenchTrainer.training_step", 4, run, project, tmp_path)
     assert not (tmp_path / "adapter").exists()
     assert run(project, tmp_path, resume=True)["resumed_from"] == "checkpoint-2"
-    assert (tmp_path / "adapter" / SCALES_FILE).read_bytes() == (
-        trained / "adapter" / SCALES_FILE
-    ).read_bytes()
+    ours, theirs = (root / "adapter" / SCALES_FILE for root in (tmp_path, trained))
+    assert ours.read_bytes() == theirs.read_bytes()
 
 
 def test_the_best_scales_are_kept_where_it_stops_early(
