@@ -14,11 +14,11 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.preprocess.page import pieces, render_labels_page, tokens_html
 from pipeline.stages.preprocess.stage import preprocess
 
+Made = tuple[dict[str, Any], list[dict[str, Any]]]
+
 
 @pytest.fixture(scope="module")
-def made(
-    prepared: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("tokens") / "tokens"
     return preprocess(
         rows_folder=prepared / "data/final",
@@ -29,16 +29,12 @@ def made(
     )
 
 
-def test_the_page_is_whole_and_loads_nothing(made: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+def test_the_page_is_whole_and_loads_nothing(made: Made) -> None:
     html = render_labels_page(*made)
     page = Page(html)
     assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in page.tags}
-    assert not any(
-        value and "//" in value
-        for _, attributes in page.tags
-        for key, value in attributes.items()
-        if key in ("href", "src")
-    )
+    links = [attributes.get(key) or "" for _, attributes in page.tags for key in ("href", "src")]
+    assert not [link for link in links if "//" in link]
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {attributes["href"] for tag, attributes in page.tags if tag == "a"} <= {f"#{one}" for one in ids}
@@ -54,14 +50,12 @@ def test_the_page_is_whole_and_loads_nothing(made: tuple[dict[str, Any], list[di
     assert render_labels_page(*made) == html
 
 
-def test_what_stage_preprocess_wrote_is_that_page(
-    prepared: Path, made: tuple[dict[str, Any], list[dict[str, Any]]]
-) -> None:
+def test_what_stage_preprocess_wrote_is_that_page(prepared: Path, made: Made) -> None:
     assert (prepared / "reports/labels.html").read_text(encoding="utf-8") == render_labels_page(*made)
     assert json.loads((prepared / "reports/labels.json").read_text(encoding="utf-8")) == made[0]
 
 
-def test_rejects_and_little_to_learn_are_told(made: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+def test_rejects_and_little_to_learn_are_told(made: Made) -> None:
     stats, samples = json.loads(json.dumps(made))
     train = stats["splits"]["train"]
     train |= {
@@ -86,15 +80,8 @@ def test_tokens_are_escaped_marked_and_their_white_space_is_seen() -> None:
     def piece(text: str, trained: bool = False, special: bool = False, tokens: int = 1) -> dict[str, Any]:
         return {"text": text, "trained": trained, "special": special, "tokens": tokens}
 
-    html = tokens_html(
-        [
-            piece("<b> &"),
-            piece("\n\t"),
-            piece("🙂", trained=True, tokens=3),
-            piece("<|im_end|>", trained=True, special=True),
-        ]
-    )
-    assert html == (
+    trained = piece("🙂", trained=True, tokens=3), piece("<|im_end|>", trained=True, special=True)
+    assert tokens_html([piece("<b> &"), piece("\n\t"), *trained]) == (
         "<i>&lt;b&gt;<u>·</u>&amp;</i><i><u>↵</u>\n<u>→</u>\t</i>"
         '<mark><i title="3 tokens">🙂</i><b>&lt;|im_end|&gt;</b></mark>'
     )

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.chat.tokens import IGNORED
 from pipeline.stages.preprocess.packing import best_fit
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 50), max_size=120), capacity=st.integers(50, 90))
 def test_every_sequence_is_in_one_row_whole(lengths: list[int], capacity: int) -> None:
     rows = best_fit(lengths, capacity)
@@ -48,15 +47,11 @@ def test_short_chats_fill_their_rows_and_no_worse_than_trls() -> None:
     from trl import pack_dataset
 
     disable_progress_bars()
-    lengths = (
-        np.clip(np.random.default_rng(0).lognormal(np.log(220), 0.5, size=2500), 30, 1024)
-        .astype(int)
-        .tolist()
-    )
+    drawn = np.random.default_rng(0).lognormal(np.log(220), 0.5, size=2500)
+    lengths = np.clip(drawn, 30, 1024).astype(int).tolist()
     rows = best_fit(lengths, 1024)
-    theirs = pack_dataset(
-        Dataset.from_dict({"input_ids": [[0] * length for length in lengths]}), 1024, strategy="bfd"
-    )
+    texts = Dataset.from_dict({"input_ids": [[0] * length for length in lengths]})
+    theirs = pack_dataset(texts, 1024, strategy="bfd")
     assert sum(lengths) / (1024 * len(rows)) >= 0.95
     assert len(rows) <= len(theirs)
 
@@ -74,25 +69,18 @@ def test_the_packed_loss_is_the_loss_of_the_rows(whole_qwen2: Path) -> None:
     rows = []
     for length in (9, 40, 23, 5):
         ids = draw.integers(0, 150_000, size=length).tolist()
-        rows.append(
-            {
-                "input_ids": ids,
-                "labels": [token if place > length // 2 else IGNORED for place, token in enumerate(ids)],
-            }
-        )
+        labels = [token if place > length // 2 else IGNORED for place, token in enumerate(ids)]
+        rows.append({"input_ids": ids, "labels": labels})
     packed = {key: [token for row in rows for token in row[key]] for key in ("input_ids", "labels")}
     packed["seq_lengths"] = [len(row["input_ids"]) for row in rows]
 
     def loss(*examples: dict[str, list[int]]) -> float:
         batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(list(examples))
         assert "attention_mask" not in batch
+        wanted = batch.pop("labels")[0, 1:]
         with torch.no_grad():
-            logits = model(
-                **{key: value for key, value in batch.items() if key != "labels"}, use_cache=False
-            ).logits
-        return float(
-            torch.nn.functional.cross_entropy(logits[0, :-1], batch["labels"][0, 1:], reduction="sum")
-        )
+            logits = model(**batch, use_cache=False).logits[0, :-1]
+        return float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
 
     alone = sum(loss(row) for row in rows)
     assert loss(packed) == pytest.approx(alone, rel=1e-5)

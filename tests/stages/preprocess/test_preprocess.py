@@ -31,10 +31,8 @@ def run(root: Path, target: Path, **changes: object) -> dict:
 def test_packing_keeps_every_token(prepared: Path, tmp_path: Path) -> None:
     packed = run(prepared, tmp_path / "packed")
     plain = run(prepared, tmp_path / "plain", packing=False)
-    rows = {
-        name: parquet.read_table(tmp_path / name / "train.parquet").to_pylist()
-        for name in ("packed", "plain")
-    }
+    files = {name: tmp_path / name / "train.parquet" for name in ("packed", "plain")}
+    rows = {name: parquet.read_table(file).to_pylist() for name, file in files.items()}
     assert len(rows["packed"]) < len(rows["plain"]) == plain["splits"]["train"]["rows"]
     pieces = []
     for row in rows["packed"]:
@@ -49,11 +47,8 @@ def test_packing_keeps_every_token(prepared: Path, tmp_path: Path) -> None:
 
 def test_labels_are_the_answers(prepared: Path, tmp_path: Path) -> None:
     stats = run(prepared, tmp_path / "tokens", packing=False)
-    trained = sum(
-        label != IGNORED
-        for row in parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()
-        for label in row["labels"]
-    )
+    rows = parquet.read_table(tmp_path / "tokens/train.parquet").to_pylist()
+    trained = sum(label != IGNORED for row in rows for label in row["labels"])
     assert trained == stats["splits"]["train"]["trained_tokens"]
     assert 0 < stats["trained_share"] < 0.5
     asked = run(prepared, tmp_path / "asked", packing=False, train=Train(train_on_prompt=True))
@@ -71,10 +66,14 @@ def test_rows_that_are_too_long_are_counted_and_never_cut(prepared: Path, tmp_pa
     assert not (tmp_path / "tokens").exists()
 
 
-CHAT: dict[str, Any] = {
-    "kind": "chat",
-    "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}],
-}
+ASKED, ANSWERED = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
+CHAT: dict[str, Any] = {"kind": "chat", "messages": [ASKED, ANSWERED]}
+
+
+def text(first: str, last: str, train: tuple[bool, bool]) -> dict[str, Any]:
+    """A row of text in two segments."""
+    segments = [{"text": one, "train": each} for one, each in zip((first, last), train, strict=True)]
+    return {"kind": "text", "messages": [], "segments": segments}
 
 
 def whole(
@@ -109,26 +108,16 @@ def test_what_rewards_are_worth_is_counted_and_said(
 def test_text_is_trained_and_what_is_no_use_is_counted(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chat = CHAT
     others = [
-        {
-            "kind": "text",
-            "messages": [],
-            "segments": [{"text": "two and two", "train": False}, {"text": " are four", "train": True}],
-        },
-        chat | {"kind": "feedback", "label": False},
-        chat | {"reward": -1.0},
-        # a part of a long text that is not its last one
-        {
-            "kind": "text",
-            "messages": [],
-            "segments": [{"text": "one two three.\n\n", "train": True}, {"text": "", "train": False}],
-        },
-        {"kind": "prompt", "messages": chat["messages"][:1], "answer": "4"},
-        {"messages": [chat["messages"][0], {"role": "assistant", "content": "<|im_end|>4"}]},
-        {"messages": [chat["messages"][0], {"role": "assistant", "content": "4", "reasoning_content": "hm"}]},
+        text("two and two", " are four", (False, True)),
+        CHAT | {"kind": "feedback", "label": False},
+        CHAT | {"reward": -1.0},
+        text("one two three.\n\n", "", (True, False)),  # a part of a long text that is not its last one
+        {"kind": "prompt", "messages": [ASKED], "answer": "4"},
+        {"messages": [ASKED, ANSWERED | {"content": "<|im_end|>4"}]},
+        {"messages": [ASKED, ANSWERED | {"reasoning_content": "hm"}]},
     ]
-    stats, printed, page = whole(tmp_path, prepared, [chat, *others], capsys)
+    stats, printed, page = whole(tmp_path, prepared, [CHAT, *others], capsys)
     counted = stats["splits"]["train"]
     assert counted["rejected"] == {"control_token": 1, "not_learned": 2, "template_drops": 1}
     assert counted["rows"] == 4
@@ -138,19 +127,16 @@ def test_text_is_trained_and_what_is_no_use_is_counted(
     for reason, rows in counted["rejected"].items():
         assert f"{rows} {reason}" in printed
     assert counted["rejects"]["control_token"][0]["row"] == "train.jsonl:7"  # for it has no id
-    _, text, _, part = parquet.read_table(tmp_path / "data/tokens/train.parquet").to_pylist()
+    _, learned, _, part = parquet.read_table(tmp_path / "data/tokens/train.parquet").to_pylist()
     assert part["labels"] == part["input_ids"]
     assert part["input_ids"][-1] != tiny.END  # for the text goes on
-    assert [label for label in text["labels"] if label != IGNORED] == text["input_ids"][-3:]
-    assert text["input_ids"][-1] == tiny.END  # <|im_end|>, for it is learned to its end
+    assert [label for label in learned["labels"] if label != IGNORED] == learned["input_ids"][-3:]
+    assert learned["input_ids"][-1] == tiny.END  # <|im_end|>, for it is learned to its end
 
 
 def test_the_kinds_that_are_said_to_be_trained_are(prepared: Path) -> None:
-    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-    rows = [
-        {"kind": kind, "messages": turns, "segments": [{"text": "a", "train": True}]}
-        for kind in get_args(Kind)
-    ]
+    row = CHAT | {"segments": [{"text": "a", "train": True}]}
+    rows = [row | {"kind": kind} for kind in get_args(Kind)]
     codes = {
         row["kind"]: isinstance(found, Unrenderable) and found.code
         for row, found in encode(load_tokenizer(prepared / "models/base"), rows)

@@ -3,35 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import proving
 import pytest
-from tiny import WORDS
-from tokenizer_folders import qwen3_folder, smollm_folder, with_config
+from proving import chat, load_bases
 
-from pipeline.chat.prompts import with_prompts
-from pipeline.chat.rendering import Unrenderable
-from pipeline.chat.tokens import IGNORED, Encoded, encode, load_tokenizer
-from pipeline.config.sections import Train
+from pipeline.chat.tokens import IGNORED, Encoded
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.stretches import Base
-from pipeline.stages.preprocess.tables import sequence, to_table, write_rows_of
 
 
 @pytest.fixture(scope="module")
 def bases(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
-    place = tmp_path_factory.mktemp("bases")
-    folders = {
-        "smollm": with_config(smollm_folder(place / "smollm")),
-        "qwen3": with_config(qwen3_folder(place / "qwen3", tools, WORDS)),
-    }
-    return {name: load_base(folder, load_tokenizer(folder)) for name, folder in folders.items()}
-
-
-def chat(*output: str) -> dict[str, Any]:
-    turns = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(output)]
-    return {"id": f"{abs(hash(output)):016x}"[:16], "kind": "chat", "messages": turns}
+    return load_bases(tmp_path_factory.mktemp("bases"), tools)
 
 
 TEXT = {
@@ -43,21 +27,7 @@ TEXT = {
 
 def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> list[tuple[str, Encoded]]:
     """Encode with prompts, write and prove `rows`; what was written."""
-    encoded = list(with_prompts(base.tokenizer, encode(base.tokenizer, rows)))
-    found = [
-        (one.name_in(row["id"]), one)
-        for row, each in encoded
-        if not isinstance(each, Unrenderable)
-        for one in each
-    ]
-    found = change(found) if change else found
-    rejected = sum(isinstance(each, Unrenderable) for _, each in encoded)
-    write_rows(folder / "train.jsonl", rows)
-    table = to_table(sequence(*pair, unit) for unit, pair in enumerate(found))
-    write_rows_of(folder / "train.parquet", table, [[number] for number in range(len(found))])
-    train = Train(train_on_prompt=True)
-    prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, train, rejected)
-    return found
+    return proving.proven(folder, base, rows, change, prompts=True)[0]
 
 
 def masked(base: Base, one: Encoded) -> str:

@@ -2,62 +2,34 @@
 characters.
 """
 
-import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import proving
 import pytest
-import tiny
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_folders import qwen3_folder, smollm_folder, with_config
+from proving import chat, load_bases
+from qwen2_variants import change_json
+from tokenizer_folders import smollm_folder, with_config
 
 from pipeline.chat.rendering import Unrenderable
 from pipeline.chat.tokens import IGNORED, Encoded, encode, load_tokenizer
-from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess.proof import load_base, prove
+from pipeline.stages.preprocess.proof import load_base
 from pipeline.stages.preprocess.stretches import Base, same
-from pipeline.stages.preprocess.tables import sequence, to_table, write_rows_of
 
 
 @pytest.fixture(scope="module")
 def bases(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
-    place = tmp_path_factory.mktemp("bases")
-    folders = {
-        "smollm": with_config(smollm_folder(place / "smollm")),
-        "qwen3": with_config(qwen3_folder(place / "qwen3", tools, tiny.WORDS)),
-    }
-    return {name: load_base(folder, load_tokenizer(folder)) for name, folder in folders.items()}
-
-
-def chat(*output: str) -> dict[str, Any]:
-    turns = [
-        {"role": "user" if place % 2 == 0 else "assistant", "content": text}
-        for place, text in enumerate(output)
-    ]
-    return {"id": f"{abs(hash(output)):016x}"[:16], "kind": "chat", "messages": turns}
+    return load_bases(tmp_path_factory.mktemp("bases"), tools)
 
 
 def proven(folder: Path, base: Base, rows: list[Any], change: Any = None) -> dict[str, int]:
-    """Encode, write and prove `rows`; `change` gets and gives the sequences (name, ids and labels) before
-    they are written.
-    """
-    found = [
-        (one.name_in(row["id"]), one)
-        for row, each in encode(base.tokenizer, rows)
-        if not isinstance(each, Unrenderable)
-        for one in each
-    ]
-    rejected = sum(isinstance(each, Unrenderable) for _, each in encode(base.tokenizer, rows))
-    found = change(found) if change else found
-    write_rows(folder / "train.jsonl", rows)
-    table = to_table(sequence(*pair, unit) for unit, pair in enumerate(found))
-    write_rows_of(folder / "train.parquet", table, [[number] for number in range(len(found))])
-    return prove(folder / "train.parquet", folder / "train.jsonl", base, 4096, Train(), rejected)
+    return proving.proven(folder, base, rows, change)[1]
 
 
 WORDS = st.text(
@@ -79,14 +51,9 @@ def test_what_is_encoded_is_proven_whatever_is_said(
 
 def test_counts_are_those_of_the_file(bases: dict[str, Base], tmp_path: Path) -> None:
     rows = [chat("a", "b", "c", "d"), chat("only a question"), chat("e", "f")]
-    assert proven(tmp_path, bases["qwen3"], rows) | {"tokens": 0, "trained_tokens": 0} == {
-        "rows": 2,
-        "sequences": 3,
-        "packed_rows": 3,
-        "tokens": 0,
-        "trained_tokens": 0,
-        "trained_turns": 3,
-    }
+    counts = proven(tmp_path, bases["qwen3"], rows)
+    assert counts.pop("tokens") > counts.pop("trained_tokens")
+    assert counts == {"rows": 2, "sequences": 3, "packed_rows": 3, "trained_turns": 3}
 
 
 def swap(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
@@ -98,10 +65,8 @@ def other_ids(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
     """A masked token is another one."""
     name, one = found[0]
     place = one.labels.index(IGNORED) + 1
-    return [
-        (name, Encoded([*one.ids[:place], one.ids[place] + 1, *one.ids[place + 1 :]], one.labels)),
-        *found[1:],
-    ]
+    ids = [*one.ids[:place], one.ids[place] + 1, *one.ids[place + 1 :]]
+    return [(name, Encoded(ids, one.labels)), *found[1:]]
 
 
 def bigger(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
@@ -122,26 +87,21 @@ def bigger(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
     ],
 )
 def test_a_difference_is_named(change: Any, problem: str, bases: dict[str, Base], tmp_path: Path) -> None:
+    rows = [chat("a", "b"), chat("long question", "d e f"), chat("a", "b", "c", "d")]
     with pytest.raises(DataError, match=problem):
-        proven(
-            tmp_path,
-            bases["qwen3"],
-            [chat("a", "b"), chat("long question", "d e f"), chat("a", "b", "c", "d")],
-            change,
-        )
+        proven(tmp_path, bases["qwen3"], rows, change)
 
 
 def test_text_is_proven_with_the_tokenizers_beginning_and_end(bases: dict[str, Base], tmp_path: Path) -> None:
     segments = [{"text": "1 + 1 =", "train": False}, {"text": " 2", "train": True}]
     row = {"id": "a", "kind": "text", "messages": [], "segments": segments}
     assert proven(tmp_path, bases["smollm"], [row])["trained_turns"] == 1
+
+    def cut(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
+        return [(name, Encoded(one.ids[:-1], one.labels[:-1])) for name, one in found]
+
     with pytest.raises(DataError, match="Q-PREPROCESS-011"):
-        proven(
-            tmp_path,
-            bases["smollm"],
-            [row],
-            lambda found: [(name, Encoded(one.ids[:-1], one.labels[:-1])) for name, one in found],
-        )
+        proven(tmp_path, bases["smollm"], [row], cut)
 
 
 def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
@@ -151,9 +111,8 @@ def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
     letters = {letter: number for number, letter in enumerate("▁abc")}
     plain = Tokenizer(models.BPE(letters, []))
     plain.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    plain.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    parts = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    plain.decoder = decoders.Sequence(parts)
     base = Base(tokenizer=None, plain=plain, embeddings=4, control=None)  # type: ignore[arg-type]
     assert same("a b", "a b", base)
     assert same("a", " a", base)
@@ -168,13 +127,9 @@ def test_spaces_that_a_tokenizer_adds_or_drops_are_no_difference() -> None:
 def test_a_tokenizer_that_gives_text_back_must_give_its_spaces_back(
     tiny_qwen2: Path, decoded: str, expected: bool
 ) -> None:
-    from types import SimpleNamespace
-
     from tokenizers import Tokenizer
 
-    from pipeline.stages.preprocess.stretches import same
-
-    base = SimpleNamespace(plain=Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json")))
+    base: Any = SimpleNamespace(plain=Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json")))
     assert same(decoded, "  4 and more", base) is expected
 
 
@@ -211,7 +166,6 @@ def test_a_base_that_ends_elsewhere_or_says_no_size_is_refused(
 ) -> None:
     folder = with_config(smollm_folder(tmp_path / "base"))
     tokenizer = load_tokenizer(folder)
-    found = json.loads((folder / name).read_text()) | change
-    (folder / name).write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+    change_json(folder / name, **change)
     with pytest.raises(DataError, match=id):
         load_base(folder, tokenizer)

@@ -40,18 +40,15 @@ def test_rows_are_counted_and_a_few_remembered() -> None:
     found = SplitStats()
     for number in range(5):
         found.keep({"messages": [USER, ANSWER]}, [f"a{number}"])
-        found.keep(
-            {"messages": [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]},
-            [f"b{number}#1", f"b{number}#2"],
-        )
+        turns = [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]
+        found.keep({"messages": turns}, [f"b{number}#1", f"b{number}#2"])
         found.reject({"kind": "chat"}, f"c{number}", "too_long", f"{number} tokens")
     stats = found.stats([3, 20])
     assert stats["rows_read"] == 15
     assert stats["kinds"] == {"one exchange": 5, "unfolded": 5}
     assert stats["rejected"] == {"too_long": 5}
-    assert stats["rejects"] == {
-        "too_long": [{"row": "c0", "why": "0 tokens"}, {"row": "c1", "why": "1 tokens"}]
-    }
+    few = [{"row": f"c{number}", "why": f"{number} tokens"} for number in (0, 1)]
+    assert stats["rejects"] == {"too_long": few}
     assert stats["rows_without_system"] == 5
     assert found.examples == {"one exchange": ["a0", "a1"], "unfolded": ["b0#1", "b0#2"]}
 

@@ -30,12 +30,9 @@ def test_there_and_back(
         for number, length in enumerate(lengths)
     ]
     order = data.draw(st.permutations(range(len(lengths))))
-    cuts = (
-        [0, *sorted(data.draw(st.sets(st.integers(1, max(1, len(lengths) - 1))))), len(lengths)]
-        if lengths
-        else [0]
-    )
-    rows = [row for start, end in pairwise(cuts) if (row := list(order[start:end]))]
+    inside = data.draw(st.sets(st.integers(1, max(1, len(lengths) - 1))))
+    cuts = sorted({0, *inside, len(lengths)} if lengths else {0})
+    rows = [list(order[start:end]) for start, end in pairwise(cuts) if order[start:end]]
     table = to_table(iter(sequences))
     assert token_lengths(table) == lengths
     path = tmp_path_factory.mktemp("one") / "x.parquet"
