@@ -13,25 +13,18 @@ from hypothesis import strategies as st
 from pipeline.config.sections.method_groups import Grpo
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
+from pipeline.stages.train.grpo import rounds
 from pipeline.stages.train.grpo.rewards import Answer, Rewards, advantages, open_rewards, seed_of, teaches
 from pipeline.stages.train.grpo.rollouts import aligned
-from pipeline.stages.train.grpo.rounds import (
-    Completion,
-    Round,
-    differences,
-    read_round,
-    round_file,
-    write_round,
-)
+from pipeline.stages.train.grpo.rounds import Completion, Round, read_round, round_file, write_round
 
 QUESTION = {"id": "0123456789abcdef", "domain": "sums", "prompt": "1 + 1?", "messages": [], "reference": "2"}
 
 
 def test_advantages_are_the_distance_from_the_groups_mean_in_its_deviations() -> None:
     assert advantages([0.0, 1.0], scaled=False) == [-0.5, 0.5]
-    assert advantages([0.0, 1.0], scaled=True) == pytest.approx(
-        [-0.5 / (0.5**0.5 + 1e-4), 0.5 / (0.5**0.5 + 1e-4)]
-    )
+    scaled = 0.5 / (0.5**0.5 + 1e-4)
+    assert advantages([0.0, 1.0], scaled=True) == pytest.approx([-scaled, scaled])
     assert advantages([0.3] * 4, scaled=True) == pytest.approx([0.0] * 4)
 
 
@@ -127,19 +120,7 @@ def test_rewards_that_cant_be_are_refused(settings: dict[str, Any], words: str) 
 
 def a_round(logps: list[float | None]) -> Round:
     made = [
-        Completion(
-            row,
-            member,
-            7,
-            [1, 2],
-            logps,
-            True,
-            "text",
-            float(member),
-            0.1,
-            {"exact_match": 1.0},
-            [-0.1, -0.2],
-        )
+        Completion(row, member, 7, [1, 2], logps, True, "text", float(member), 0.1, {"a": 1.0}, [-0.1, -0.2])
         for row in (3, 1)
         for member in (0, 1)
     ]
@@ -152,7 +133,7 @@ def test_a_round_reads_back_as_it_was_written(tmp_path: Path) -> None:
     write_round(file, made)
     assert read_round(file) == made
     assert [one.row for group in made.groups() for one in group] == [3, 3, 1, 1]
-    assert differences(made, {"step": 4, "adapter_sha256": "b"}) == ["adapter_sha256"]
+    assert rounds.differences(made, {"step": 4, "adapter_sha256": "b"}) == ["adapter_sha256"]
 
 
 def test_a_damaged_round_is_one_sentence(tmp_path: Path) -> None:

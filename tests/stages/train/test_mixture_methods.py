@@ -9,13 +9,12 @@ import pytest
 import torch
 from conftest import run_stages
 from killed import kill_at
+from preferences import says, tokens_of, user
 from tiny import tiny_moe, tiny_params, write_project
 from train_runs import result, settings_in, train_in
 
-from pipeline.core.jsonl import write_rows
 from pipeline.gguf.safetensors_rows import read_folder, read_rows
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess.stage import preprocess
 
 REWARD = "def length(reference, answer, row):\n    return len(answer) % 10 / 10\n"
 GRPO = {
@@ -57,23 +56,14 @@ def pairs(project: Path, tmp_path: Path) -> Path:
     rows = [
         {
             "kind": "preference",
-            "messages": [{"role": "user", "content": f"Question {number}?"}],
-            "chosen": [{"role": "assistant", "content": f"Yes, {number}."}],
-            "rejected": [{"role": "assistant", "content": f"It is {number + 1}."}],
+            "messages": [user(f"Question {number}?")],
+            "chosen": [says(f"Yes, {number}.")],
+            "rejected": [says(f"It is {number + 1}.")],
         }
         for number in range(4)
     ]
-    for split in ("train", "val"):
-        write_rows(tmp_path / f"final/{split}.jsonl", rows)
-    preprocess(
-        rows_folder=tmp_path / "final",
-        base=project / "models/base",
-        tokens_folder=tmp_path / "tokens",
-        max_length=200,
-        packing=True,
-        train=settings_in(project, method="dpo"),
-    )
-    return tmp_path / "tokens"
+    asked = settings_in(project, method="dpo")
+    return tokens_of(project, tmp_path, rows, settings=asked, length=200, packing=True)
 
 
 def run(project: Path, tokens: Path, root: Path, method: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import preferences
 import pyarrow
 import pytest
 import torch
@@ -19,11 +20,9 @@ from pipeline.chat.answers import CHOSEN, REJECTED
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import write_rows
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
 from pipeline.stages.preprocess.proof import load_base, prove
-from pipeline.stages.preprocess.stage import preprocess
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.preference.collator import PreferenceCollator
 from pipeline.stages.train.preference.trainer import likelihoods
@@ -52,18 +51,8 @@ def tokens_of(
     rows: list[dict[str, Any]] | None = None,
 ) -> Path:
     rows = rows or [{"kto": feedback}.get(method, preference)(number) for number in range(PAIRS)]
-    for split in ("train", "val"):
-        write_rows(root / f"data/final/{split}.jsonl", rows)
-    folder = root / "data/tokens"
-    preprocess(
-        rows_folder=root / "data/final",
-        base=prepared / "models/base",
-        tokens_folder=folder,
-        max_length=length,
-        packing=packing,
-        train=settings(method),
-    )
-    return folder
+    made = settings(method)
+    return preferences.tokens_of(prepared, root, rows, settings=made, length=length, packing=packing)
 
 
 def a_run(prepared: Path, root: Path, method: str, **changes: Any) -> dict[str, Any]:
@@ -137,6 +126,11 @@ def made(
     return trainer_in(prepared, root, settings(method, **changes), tokens)
 
 
+def reference(trainer: Any, batch: Any) -> Any:
+    """What the reference says of a batch."""
+    return trainer.reference.logps(trainer.model, trainer.model.get_base_model(), batch)
+
+
 def disturb(model: Any) -> None:
     """Take the adapter away from its start, of which TRL has made a copy as its reference."""
     generator = torch.Generator().manual_seed(7)
@@ -178,17 +172,27 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert error < 1e-4, name
 
 
+def split(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """(prompt, answer) of each sequence of a packed row, as token ids; the answer up to its end of turn."""
+    found, at = [], 0
+    for length in row["seq_lengths"]:
+        ids, labels = (row[name][at : at + length] for name in ("input_ids", "labels"))
+        start = next(place for place, label in enumerate(labels) if label != -100)
+        found.append((ids[:start], [label for label in labels if label != -100]))
+        at += length
+    return found
+
+
 def prompts(trainer: Any) -> Iterator[tuple[list[int], list[list[int]], list[int]]]:
-    """(prompt, answers, roles) of each packed row, as token ids; the answers up to their ends of turn."""
+    """(prompt, answers, roles) of each packed row."""
     for row in trainer.rows:
-        at, answers, prompt = 0, [], []
-        for length in row["seq_lengths"]:
-            ids, labels = row["input_ids"][at : at + length], row["labels"][at : at + length]
-            start = next(place for place, label in enumerate(labels) if label != -100)
-            prompt = ids[:start]
-            answers.append([label for label in labels if label != -100])
-            at += length
-        yield prompt, answers, row["roles"]
+        pairs = split(row)
+        yield pairs[-1][0], [answer for _, answer in pairs], row["roles"]
+
+
+# of each of TRL's trainers
+PLAIN = {"report_to": "none", "bf16": False, "gradient_checkpointing": False, "use_cpu": True}
+PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
 @pytest.mark.parametrize("method", ["dpo", "ipo"])
@@ -196,19 +200,11 @@ def test_gradients_are_those_of_trl(method: str, prepared: Path, tmp_path: Path)
     from trl import DPOConfig, DPOTrainer
 
     trainer = made(prepared, tmp_path, method)
-    texts = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    kind = {"dpo": "sigmoid"}.get(method, method)
     theirs = DPOTrainer(
         model=copy.deepcopy(trainer.model),
-        args=DPOConfig(
-            output_dir=str(tmp_path / "trl"),
-            loss_type={"dpo": "sigmoid"}.get(method, method),
-            beta=0.1,
-            report_to="none",
-            bf16=False,
-            gradient_checkpointing=False,
-            use_cpu=True,
-        ),
-        train_dataset=texts,
+        args=DPOConfig(output_dir=str(tmp_path / "trl"), loss_type=kind, beta=0.1, **PLAIN),
+        train_dataset=Dataset.from_list([PAIR]),
         processing_class=load_tokenizer(prepared / "models/base"),
     )
     rows = [
@@ -233,11 +229,8 @@ def test_ktos_gradients_are_those_of_trl(prepared: Path, tmp_path: Path) -> None
         args=KTOConfig(
             output_dir=str(tmp_path / "trl"),
             beta=0.1,
-            report_to="none",
-            bf16=False,
-            gradient_checkpointing=False,
             per_device_train_batch_size=2,
-            use_cpu=True,
+            **PLAIN,
             **weights,
         ),
         train_dataset=texts,
@@ -286,19 +279,14 @@ def test_gradients_without_a_reference_are_those_of_trl(method: str, prepared: P
 
     trainer = made(prepared, tmp_path, method)
     config, kind = {"orpo": (ORPOConfig, ORPOTrainer), "simpo": (CPOConfig, CPOTrainer)}[method]
-    simpo = {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.0} if method == "simpo" else {}
+    own = {
+        "orpo": {"beta": 0.1},
+        "simpo": {"beta": 2.0, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.0},
+    }[method]
     theirs = kind(
         model=copy.deepcopy(trainer.model),
-        args=config(
-            output_dir=str(tmp_path / "trl"),
-            beta=2.0 if method == "simpo" else 0.1,
-            report_to="none",
-            bf16=False,
-            gradient_checkpointing=False,
-            use_cpu=True,
-            **simpo,
-        ),
-        train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
+        args=config(output_dir=str(tmp_path / "trl"), **PLAIN, **own),
+        train_dataset=Dataset.from_list([PAIR]),
         processing_class=load_tokenizer(prepared / "models/base"),
     )
     batch = padded(
@@ -372,12 +360,11 @@ def test_a_reference_is_taken_from_the_file_of_the_same_base_only(
     first = made(prepared, tmp_path, "dpo")
     disturb(first.model)
     batch = first.collate([first.rows[0]])
-    asked = first.reference.logps(first.model, first.model.get_base_model(), batch)
+    asked = reference(first, batch)
     (row,) = MetricsLog(tmp_path / "checkpoints/reference.jsonl").rows()
     wrong = row | {"logps": [-1.0, -2.0], "key": "another base's" if changed else row["key"]}
     (tmp_path / "checkpoints/reference.jsonl").write_text(json.dumps(wrong) + "\n")
-    again = made(prepared, tmp_path, "dpo")
-    found = again.reference.logps(again.model, again.model.get_base_model(), batch)
+    found = reference(made(prepared, tmp_path, "dpo"), batch)
     assert found.tolist() == (asked.tolist() if changed else [-1.0, -2.0])
 
 
@@ -388,17 +375,15 @@ def test_the_reference_is_the_model_without_its_adapter(prepared: Path, tmp_path
     before = likelihoods(model, batch, 2)[0]
     disturb(trainer.model)
     assert not torch.allclose(likelihoods(model, batch, 2)[0], before, atol=0.1)
-    assert torch.allclose(trainer.reference.logps(trainer.model, model, batch), before, atol=1e-4)
+    assert torch.allclose(reference(trainer, batch), before, atol=1e-4)
 
 
 def test_a_row_is_asked_once_whatever_batch_it_is_in(prepared: Path, tmp_path: Path) -> None:
     trainer = made(prepared, tmp_path, "dpo")
-    rows, model = trainer.rows, trainer.model.get_base_model()
+    rows = trainer.rows
     for numbers in ([0, 1], [1, 2], [2, 0], [3]):
-        batch = trainer.collate([rows[number] for number in numbers])
-        found = trainer.reference.logps(trainer.model, model, batch)
-        alone = [trainer.collate([rows[number]]) for number in numbers]
-        each = [trainer.reference.logps(trainer.model, model, one) for one in alone]
+        found = reference(trainer, trainer.collate([rows[number] for number in numbers]))
+        each = [reference(trainer, trainer.collate([rows[number]])) for number in numbers]
         assert torch.equal(found, torch.cat(each))
     assert len(MetricsLog(tmp_path / "checkpoints/reference.jsonl").rows()) == PAIRS
 
@@ -406,12 +391,10 @@ def test_a_row_is_asked_once_whatever_batch_it_is_in(prepared: Path, tmp_path: P
 def test_a_damaged_file_of_the_reference_is_made_again(prepared: Path, tmp_path: Path) -> None:
     trainer = made(prepared, tmp_path, "dpo")
     batch = trainer.collate([trainer.rows[0]])
-    asked = trainer.reference.logps(trainer.model, trainer.model.get_base_model(), batch)
+    asked = reference(trainer, batch)
     file = tmp_path / "checkpoints/reference.jsonl"
     file.write_bytes(b"\0\0\0\n" + file.read_bytes())
-    again = made(prepared, tmp_path, "dpo")
-    found = again.reference.logps(again.model, again.model.get_base_model(), batch)
-    assert torch.equal(found, asked)
+    assert torch.equal(reference(made(prepared, tmp_path, "dpo"), batch), asked)
 
 
 def test_ktos_other_answers_are_those_of_other_prompts(prepared: Path, tmp_path: Path) -> None:
@@ -425,20 +408,12 @@ def test_ktos_other_answers_are_those_of_other_prompts(prepared: Path, tmp_path:
         collator = PreferenceCollator(Collator(0), "kto", found)
         for number in range(len(found)):
             row, others = found[number], collator.with_others(number)
-            for mine, other in zip(split(row), split(others), strict=True):
-                (ids, labels), (other_ids, other_labels) = mine, other
-                start = next(place for place, label in enumerate(labels) if label != -100)
-                assert other_ids[:start] == ids[:start], "the prompt stays"
-                said = [label for label in other_labels if label != -100]
-                own = [
-                    answers for prompt, answers in by_prompt(found).items() if prompt == tuple(ids[:start])
-                ]
-                assert said not in own[0]
+            for (prompt, _), (other_prompt, said) in zip(split(row), split(others), strict=True):
+                assert other_prompt == prompt, "the prompt stays"
+                assert said not in by_prompt(found)[tuple(prompt)]
 
 
 def test_ktos_other_answers_make_no_row_longer_than_the_longest() -> None:
-    from datasets import Dataset
-
     def row(*shapes: tuple[int, int]) -> dict[str, Any]:
         """A packed row of sequences of so many tokens of a prompt (equal ones of equal length) and answer."""
         labels = [[-100] * prompt + [7] * answer for prompt, answer in shapes]
@@ -460,21 +435,10 @@ def test_ktos_other_answers_make_no_row_longer_than_the_longest() -> None:
     assert others.with_others(0)["seq_lengths"] == [3 + 1, 3 + 4]  # both borrow 4 tokens; 11 are the longest
 
 
-def split(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
-    found, at = [], 0
-    for length in row["seq_lengths"]:
-        found.append((row["input_ids"][at : at + length], row["labels"][at : at + length]))
-        at += length
-    return found
-
-
 def by_prompt(rows: Any) -> dict[tuple[int, ...], list[list[int]]]:
     answers: dict[tuple[int, ...], list[list[int]]] = {}
-    for row in rows:
-        for ids, labels in split(row):
-            start = next(place for place, label in enumerate(labels) if label != -100)
-            said = [label for label in labels if label != -100]
-            answers.setdefault(tuple(ids[:start]), []).append(said)
+    for prompt, said in (pair for row in rows for pair in split(row)):
+        answers.setdefault(tuple(prompt), []).append(said)
     return answers
 
 

@@ -15,7 +15,6 @@ from pipeline.config.sections import Training
 from pipeline.core.places import PROJECT
 from pipeline.stages.train.monitoring.samples import PROMPT_LETTERS, sample, undisturbed
 
-ROOT = PROJECT
 PARTS = (  # text, is it trained?
     ("<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n", False),
     ("It is 5.<|im_end|>", True),
@@ -35,7 +34,7 @@ def encoded(tokenizer: Any, parts: Sequence[tuple[str, bool]] = PARTS) -> tuple[
 
 @pytest.fixture(scope="module")
 def settings() -> Training:
-    return load_params(ROOT / "recipes" / "demo.yaml").training.model_copy(
+    return load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(
         update={"r": 4, "lora_alpha": 8, "lora_dropout": 0.1}
     )
 
@@ -82,6 +81,11 @@ def training_step(model: Any, ids: list[int], labels: list[int]) -> list[Any]:
     ]
 
 
+def state(model: Any) -> Any:
+    modes = [module.training for module in model.modules()]
+    return modes, model.config.use_cache, model.is_gradient_checkpointing
+
+
 def test_the_next_training_step_is_bit_equal(make: Callable[[], Any], tokenizer: Any) -> None:
     import torch
 
@@ -91,22 +95,11 @@ def test_the_next_training_step_is_bit_equal(make: Callable[[], Any], tokenizer:
         model = make()
         torch.manual_seed(7)
         training_step(model, ids, labels)
-        before = (
-            [module.training for module in model.modules()],
-            model.config.use_cache,
-            model.is_gradient_checkpointing,
-            torch.get_rng_state(),
-        )
+        before, random = state(model), torch.get_rng_state()
         if watched:
             assert len(sample(model, tokenizer, [(ids, labels)] * 2, max_new_tokens=4)) == 2
-        after = (
-            [module.training for module in model.modules()],
-            model.config.use_cache,
-            model.is_gradient_checkpointing,
-            torch.get_rng_state(),
-        )
-        assert before[:3] == after[:3]
-        assert torch.equal(before[3], after[3])
+        assert state(model) == before
+        assert torch.equal(torch.get_rng_state(), random)
         steps.append(training_step(model, ids, labels))
     assert len(steps[0]) > 10
     assert all(torch.equal(plain, watched) for plain, watched in zip(*steps, strict=True))
@@ -169,16 +162,10 @@ def test_it_answers_the_first_turn_and_stops_at_the_end_of_turn(tokenizer: Any) 
 
 
 def test_what_was_cut_shows_it(tokenizer: Any) -> None:
-    ids, labels = encoded(
-        tokenizer,
-        [
-            ("x " * 900 + "why?<|im_end|>\n<|im_start|>assistant\n", False),
-            ("What is a time upon<|im_end|>", True),
-        ],
-    )
-    (found,) = sample(
-        Fixed(tokenizer("On a time is plus")["input_ids"]), tokenizer, [(ids, labels)], max_new_tokens=3
-    )
+    asked = "x " * 900 + "why?<|im_end|>\n<|im_start|>assistant\n"
+    ids, labels = encoded(tokenizer, [(asked, False), ("What is a time upon<|im_end|>", True)])
+    model = Fixed(tokenizer("On a time is plus")["input_ids"])
+    (found,) = sample(model, tokenizer, [(ids, labels)], max_new_tokens=3)
     assert (found["answer"], found["reference"]) == ("On a time…", "What is a…")
     assert found["prompt"].startswith("…")
     assert len(found["prompt"]) == PROMPT_LETTERS + 1

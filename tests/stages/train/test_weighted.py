@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from preferences import ANSWERS, says, settings, user
+from preferences import ANSWERS, says, settings, tokens_of, user
 from pyarrow import parquet
 from train_runs import train_in
 
 from pipeline.core.hashing import file_hash
-from pipeline.core.jsonl import write_rows
 from pipeline.core.metrics_log import MetricsLog
-from pipeline.stages.preprocess.stage import preprocess
 
 ROWS = 6
 
@@ -30,18 +28,13 @@ def adapter(
 
 def learn(prepared: Path, root: Path, chats: list[dict[str, Any]], packing: bool, **changes: Any) -> None:
     """Train on these chats, which are held out too."""
-    for split in ("train", "val"):
-        write_rows(root / f"data/final/{split}.jsonl", chats)
     asked = settings("sft", **{"quantization": "nf4", "max_steps": 2, "eval_steps": 2} | changes)
-    preprocess(
-        rows_folder=root / "data/final",
-        base=prepared / "models/base",
-        tokens_folder=root / "data/tokens",
-        max_length=128,
-        packing=packing,
-        train=asked,
-    )
-    train_in(prepared, root, asked, tokens=root / "data/tokens", resume=True)
+    tokens = tokens_of(prepared, root, chats, settings=asked, packing=packing)
+    train_in(prepared, root, asked, tokens=tokens, resume=True)
+
+
+def rewarded(answer: str, reward: float) -> dict[str, Any]:
+    return {"kind": "chat", "messages": [user("What is it?"), says(answer)], "reward": reward}
 
 
 def test_equal_rewards_give_plain_sfts_bytes_and_others_do_not(prepared: Path, tmp_path: Path) -> None:
@@ -53,33 +46,18 @@ def test_equal_rewards_give_plain_sfts_bytes_and_others_do_not(prepared: Path, t
 
 
 def test_held_out_rows_are_weighed_by_the_rewards_of_training(prepared: Path, tmp_path: Path) -> None:
-    rewards = {"train": [0.0, 1.0], "val": [0.5, 5.0]}  # 5 is more than training has seen: no more than 1
-    for split, given in rewards.items():
-        chats = [
-            {"kind": "chat", "messages": [user("What is it?"), says("Four.")], "reward": reward}
-            for reward in given
-        ]
-        write_rows(tmp_path / f"data/final/{split}.jsonl", chats)
-    preprocess(
-        rows_folder=tmp_path / "data/final",
-        base=prepared / "models/base",
-        tokens_folder=tmp_path / "tokens",
-        max_length=128,
-        packing=False,
-        train=settings("sft", reward="min_max"),
-    )
-    found = parquet.read_table(tmp_path / "tokens/val.parquet")["weights"].to_pylist()
+    # 5 is more than training has seen: no more than 1
+    train, val = ([rewarded("Four.", reward) for reward in some] for some in ((0.0, 1.0), (0.5, 5.0)))
+    tokens = tokens_of(prepared, tmp_path, train, val, settings("sft", reward="min_max"))
+    found = parquet.read_table(tokens / "val.parquet")["weights"].to_pylist()
     assert sorted(weight for row in found for weight in row) == [1.0, 2.0]
 
 
 def test_a_step_of_chats_that_weigh_nothing_is_no_fault(prepared: Path, tmp_path: Path) -> None:
     rewards = [float(number % 2) for number in range(ROWS)]
     adapter(prepared, tmp_path, rewards, packing=False, max_steps=ROWS, eval_steps=ROWS)
-    losses = [
-        row["loss"]
-        for row in MetricsLog(tmp_path / "checkpoints/steps.jsonl").rows()
-        if row["kind"] == "step"
-    ]
+    rows = MetricsLog(tmp_path / "checkpoints/steps.jsonl").rows()
+    losses = [row["loss"] for row in rows if row["kind"] == "step"]
     assert 0.0 in losses
     assert any(losses)
 
@@ -87,10 +65,7 @@ def test_a_step_of_chats_that_weigh_nothing_is_no_fault(prepared: Path, tmp_path
 def test_a_style_of_reward_0_is_gone_and_is_there_without_weights(prepared: Path, tmp_path: Path) -> None:
     """Two in three answers have the style. (On a pretrained model: tests/test_learned.py.)"""
     plain, chatty = "Four.", "Well, my friend"
-    chats = [
-        {"kind": "chat", "messages": [user("What is it?"), says(answer)], "reward": float(answer == plain)}
-        for answer in (plain, chatty, chatty) * 2
-    ]
+    chats = [rewarded(answer, float(answer == plain)) for answer in (plain, chatty, chatty) * 2]
     learned = {"learning_rate": 1e-2, "max_steps": 40, "eval_steps": 40, "save_steps": 40, "sample_rows": 1}
     answers = []
     for weights in ("min_max", "none"):
