@@ -74,6 +74,20 @@ def add_run(adapter: Path, **settings: Any) -> None:
     (adapter / "run.json").write_text(json.dumps({"settings": output}))
 
 
+def merge_in(
+    folder: Path,
+    dtype: Any = "float16",
+    merge_base: Any = "16-bit",
+    base: str | Path = "base",
+    merged: str = "merged",
+) -> dict[str, Any]:
+    """What `merge` makes of the base and the adapter below `folder`; its record."""
+    from pipeline.stages.merge.stage import merge
+
+    places = {"base": folder / base, "adapter": folder / "adapter", "merged": folder / merged}
+    return merge(**places, dtype=dtype, merge_base=merge_base)
+
+
 def peft_model(base: Path, adapter: Path, resize: int = 0) -> Any:
     """Base with adapter in float32, as PEFT runs it."""
     from peft import PeftModel

@@ -4,20 +4,24 @@ or a refusal that says why.
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import merging
 import pytest
 import torch
-from merging import BASES, KINDS
+from merging import BASES, KINDS, merge_in
+from qwen2_variants import change_json
 from safetensors.torch import load_file, save_file
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import INDEX
 from pipeline.models.merging.judge import unit
-from pipeline.stages.merge.stage import main, merge
+from pipeline.stages.merge.stage import main
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +30,6 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, settings in BASES.items():
         merging.write_base(folder / name, **settings)
     return folder
-
-
-def merge_here(
-    base: Path, folder: Path, dtype: str = "float16", merge_base: Any = "16-bit"
-) -> dict[str, Any]:
-    return merge(
-        base=base, adapter=folder / "adapter", merged=folder / "merged", dtype=dtype, merge_base=merge_base
-    )
 
 
 @pytest.fixture
@@ -50,7 +46,7 @@ def test_it_is_what_peft_computes(kind: str, bases: Path, tmp_path: Path) -> Non
 
     name, settings, adapted = KINDS[kind]
     merging.write_adapter(bases / name, tmp_path / "adapter", **settings)
-    done = merge_here(bases / name, tmp_path)
+    done = merge_in(tmp_path, base=bases / name)
     assert done["adapted"] == adapted
     tuned = merging.peft_model(bases / name, tmp_path / "adapter")
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
@@ -71,7 +67,7 @@ def test_resized_embeddings_carry_the_vocabulary_with_them(name: str, bases: Pat
     from transformers import AutoModelForCausalLM
 
     merging.write_adapter(bases / name, tmp_path / "adapter", resize=104, target_modules=["q_proj"])
-    done = merge_here(bases / name, tmp_path)
+    done = merge_in(tmp_path, base=bases / name)
     assert done["config"] == {"vocab_size": 104}
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     wanted = merging.logits(merging.peft_model(bases / name, tmp_path / "adapter", resize=104))
@@ -83,7 +79,7 @@ def test_a_head_and_embeddings_of_two_lengths_are_refused(bases: Path, tmp_path:
     file = tmp_path / "adapter/adapter_model.safetensors"
     save_file({key: value for key, value in load_file(file).items() if "lm_head" not in key}, file)
     with pytest.raises(DataError, match="Q-MODELS-019"):
-        merge_here(bases / "qwen2", tmp_path)
+        merge_in(tmp_path, base=bases / "qwen2")
 
 
 @pytest.mark.parametrize("compute", ["bfloat16", "float16", "float32"])
@@ -93,7 +89,7 @@ def test_nf4_is_added_to_exactly_what_training_saw(compute: str, bases: Path, tm
 
     merging.write_adapter(bases / "qwen2", tmp_path / "adapter", target_modules=merging.LINEARS)
     merging.add_run(tmp_path / "adapter", bnb_4bit_compute_dtype=compute)
-    done = merge_here(bases / "qwen2", tmp_path, "bfloat16", merge_base="nf4")
+    done = merge_in(tmp_path, "bfloat16", base=bases / "qwen2", merge_base="nf4")
     assert done["nf4"] == {"compute_dtype": compute, "double_quant": True, "block": 64}
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -104,14 +100,9 @@ def test_nf4_is_added_to_exactly_what_training_saw(compute: str, bases: Path, tm
     model = AutoModelForCausalLM.from_pretrained(
         bases / "qwen2", dtype=getattr(torch, compute), quantization_config=settings, device_map={"": "cpu"}
     )
-    ours, before = (
-        load_file(tmp_path / "merged/model.safetensors"),
-        load_file(bases / "qwen2/model.safetensors"),
-    )
-    parts = {
-        key.removeprefix("base_model.model."): value
-        for key, value in load_file(tmp_path / "adapter/adapter_model.safetensors").items()
-    }
+    files = (tmp_path / "merged/model", bases / "qwen2/model", tmp_path / "adapter/adapter_model")
+    ours, before, adapter = (load_file(f"{file}.safetensors") for file in files)
+    parts = {key.removeprefix("base_model.model."): value for key, value in adapter.items()}
     linears = {
         f"{name}.weight": module
         for name, module in model.named_modules()
@@ -132,29 +123,26 @@ def test_nf4_is_added_to_exactly_what_training_saw(compute: str, bases: Path, tm
 
 def test_nf4_needs_a_training_that_used_it(plain: Path) -> None:
     with pytest.raises(DataError, match="Q-MODELS-020"):
-        merge_here(plain / "base", plain, merge_base="nf4")
+        merge_in(plain, merge_base="nf4")
     merging.add_run(plain / "adapter", quantization="none")
     with pytest.raises(DataError, match="Q-MODELS-020"):
-        merge_here(plain / "base", plain, merge_base="nf4")
+        merge_in(plain, merge_base="nf4")
     assert not (plain / "merged").exists()
 
 
 def test_what_the_adapter_leaves_alone_keeps_its_bits_and_a_second_merge_its_bytes(plain: Path) -> None:
-    done = merge_here(plain / "base", plain, "bfloat16")
+    done = merge_in(plain, "bfloat16")
     before, after = load_file(plain / "base/model.safetensors"), load_file(plain / "merged/model.safetensors")
-    changed = {
-        name
-        for name in before
-        if not torch.equal(before[name].view(torch.int16), after[name].view(torch.int16))
-    }
     assert before.keys() == after.keys()
+    bits = {name: [each[name].view(torch.int16) for each in (before, after)] for name in before}
+    changed = {name for name, (one, other) in bits.items() if not torch.equal(one, other)}
     assert changed == {one["tensor"] for one in done["adapters"]}
     assert done["rounded"] == 0
     files = {file.name: file.read_bytes() for file in (plain / "merged").iterdir()}
     assert json.loads(files["merge.json"]) == done
-    merge_here(plain / "base", plain, "bfloat16")
+    merge_in(plain, "bfloat16")
     assert files == {file.name: file.read_bytes() for file in (plain / "merged").iterdir()}
-    assert merge_here(plain / "base", plain, "float16")["rounded"] == len(before)
+    assert merge_in(plain, "float16")["rounded"] == len(before)
 
 
 def test_the_stage_merges_as_its_section_says(plain: Path, tmp_path: Path) -> None:
@@ -172,24 +160,17 @@ def test_the_stage_merges_as_its_section_says(plain: Path, tmp_path: Path) -> No
 
 
 def test_shards_stay_as_the_base_has_them_with_an_index_of_the_right_size(plain: Path) -> None:
-    single = merge_here(plain / "base", plain)
-    whole, tensors = (
-        load_file(plain / "merged/model.safetensors"),
-        load_file(plain / "base/model.safetensors"),
-    )
+    single = merge_in(plain)
+    whole, tensors = (load_file(plain / name / "model.safetensors") for name in ("merged", "base"))
     (plain / "base/model.safetensors").unlink()
     names = sorted(tensors)
     shards = {f"model-0000{number}-of-00002.safetensors": names[number - 1 :: 2] for number in (1, 2)}
     for file, part in shards.items():
         save_file({name: tensors[name] for name in part}, plain / "base" / file, metadata={"format": "pt"})
-    done = merge_here(plain / "base", plain)
+    done = merge_in(plain)
     index = json.loads((plain / "merged" / INDEX).read_text())
-    assert (
-        index["metadata"]["total_size"]
-        == done["bytes"]
-        == single["bytes"]
-        == sum(2 * tensor.numel() for tensor in tensors.values())
-    )
+    size = sum(2 * tensor.numel() for tensor in tensors.values())
+    assert index["metadata"]["total_size"] == done["bytes"] == single["bytes"] == size
     assert index["weight_map"] == {name: file for file, part in shards.items() for name in part}
     for file, part in shards.items():
         found = load_file(plain / "merged" / file)
@@ -197,12 +178,7 @@ def test_shards_stay_as_the_base_has_them_with_an_index_of_the_right_size(plain:
         assert all(torch.equal(found[name], whole[name]) for name in part)
 
 
-def edit_config(folder: Path, **changes: object) -> None:
-    file = folder / "adapter/adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def edit_tensors(folder: Path, change: Any) -> None:
+def edit_tensors(folder: Path, change: Change) -> None:
     file = folder / "adapter/adapter_model.safetensors"
     save_file(change(load_file(file)), file)
 
@@ -210,45 +186,36 @@ def edit_tensors(folder: Path, change: Any) -> None:
 def test_an_adapter_without_weights_is_refused(plain: Path) -> None:
     (plain / "adapter/adapter_model.safetensors").unlink()
     with pytest.raises(DataError, match="Q-MODELS-015"):
-        merge_here(plain / "base", plain)
+        merge_in(plain)
 
 
 def test_all_that_a_merge_can_not_follow_is_named_at_once(plain: Path) -> None:
-    edit_config(
-        plain,
-        peft_type="LOHA",
-        layer_replication=[[0, 2]],
-        init_lora_weights="pissa",
-        use_dora=True,
-        a_later_setting=3,
-    )
+    odd = {"peft_type": "LOHA", "layer_replication": [[0, 2]], "init_lora_weights": "pissa"}
+    change_json(plain / "adapter/adapter_config.json", **odd, use_dora=True, a_later_setting=3)
     with pytest.raises(DataError) as error:
-        merge_here(plain / "base", plain)
+        merge_in(plain)
     for reason in ("'LOHA'", "'pissa'", "a_later_setting is 3", "layer_replication", "has no magnitude"):
         assert reason in str(error.value)
     assert not (plain / "merged").exists()
 
 
-MISFITS = {
+def each(part: str, change: Callable[[Any], Any]) -> Change:
+    """Changes the tensors with this in their names."""
+    return lambda t: {name: change(value) if part in name else value for name, value in t.items()}
+
+
+MISFITS: dict[str, tuple[Change, str]] = {
     "of other layers": (
         lambda t: {name.replace(".layers.1.", ".layers.7."): value for name, value in t.items()},
         r"Q-MODELS-018.*4 .*model\.layers\.7\.mlp\.down_proj\.weight \(64, 128\)",
     ),
     "of another width": (
-        lambda t: {
-            name: value[:, :32].contiguous() if "o_proj.lora_A" in name else value
-            for name, value in t.items()
-        },
+        each("o_proj.lora_A", lambda value: value[:, :32].contiguous()),
         r"Q-MODELS-018.*o_proj\.weight is \(64, 32\).*\(64, 64\)",
     ),
-    "of another rank": (
-        lambda t: {name: value[:2].contiguous() if "lora_A" in name else value for name, value in t.items()},
-        "Q-MODELS-017",
-    ),
+    "of another rank": (each("lora_A", lambda value: value[:2].contiguous()), "Q-MODELS-017"),
     "half a pair": (
-        lambda t: {
-            name: value for name, value in t.items() if "layers.0.self_attn.q_proj.lora_B" not in name
-        },
+        lambda t: {name: t[name] for name in t if "layers.0.self_attn.q_proj.lora_B" not in name},
         r"Q-MODELS-016.*q_proj has lora_A\.weight",
     ),
     "a stranger": (
@@ -268,45 +235,36 @@ def test_an_adapter_that_does_not_fit_is_refused(misfit: str, plain: Path) -> No
     change, reason = MISFITS[misfit]
     edit_tensors(plain, change)
     with pytest.raises(DataError, match=reason):
-        merge_here(plain / "base", plain)
+        merge_in(plain)
     assert not (plain / "merged").exists()
 
 
 def test_other_weights_than_those_of_the_training_are_refused(plain: Path) -> None:
     merging.add_run(plain / "adapter")
-    run = json.loads((plain / "adapter/run.json").read_text())
-    (plain / "adapter/run.json").write_text(json.dumps(run | {"base": {"weights_sha256": "0" * 64}}))
+    change_json(plain / "adapter/run.json", base={"weights_sha256": "0" * 64})
     (plain / "base.json").write_text(json.dumps({"files": {"model.safetensors": "1" * 64}}))
     with pytest.raises(DataError, match="Q-MODELS-021"):
-        merge_here(plain / "base", plain)
+        merge_in(plain)
 
 
 def test_a_weight_too_large_for_the_type_is_refused(plain: Path) -> None:
-    edit_tensors(
-        plain, lambda t: {name: value * 1e4 if "o_proj" in name else value for name, value in t.items()}
-    )
+    edit_tensors(plain, each("o_proj", lambda value: value * 1e4))
     with pytest.raises(DataError, match="Q-MODELS-022"):
-        merge_here(plain / "base", plain)
-    assert merge_here(plain / "base", plain, "bfloat16")["adapted"] == 8
+        merge_in(plain)
+    assert merge_in(plain, "bfloat16")["adapted"] == 8
 
 
 def test_the_record_measures_each_adapted_tensor(plain: Path) -> None:
     merging.add_run(plain / "adapter")
-    edit_tensors(
-        plain,
-        lambda t: {
-            name: value * 0 if "layers.1.self_attn.v_proj.lora_B" in name else value
-            for name, value in t.items()
-        },
+    edit_tensors(plain, each("layers.1.self_attn.v_proj.lora_B", lambda value: value * 0))
+    records = {one["tensor"]: one for one in merge_in(plain)["adapters"]}
+    name = "model.layers.0.mlp.down_proj"
+    one, weight = (
+        records[f"{name}.weight"],
+        load_file(plain / "base/model.safetensors")[f"{name}.weight"].double(),
     )
-    records = {one["tensor"]: one for one in merge_here(plain / "base", plain)["adapters"]}
-    one, base = records["model.layers.0.mlp.down_proj.weight"], load_file(plain / "base/model.safetensors")
     parts = load_file(plain / "adapter/adapter_model.safetensors")
-    stem, weight = (
-        "base_model.model.model.layers.0.mlp.down_proj",
-        base["model.layers.0.mlp.down_proj.weight"].double(),
-    )
-    a, b = parts[f"{stem}.lora_A.weight"].double(), parts[f"{stem}.lora_B.weight"].double()
+    a, b = (parts[f"base_model.model.{name}.lora_{half}.weight"].double() for half in "AB")
     change = 2 * b @ a
     expected = {
         "norm_a": a.norm(),
@@ -316,12 +274,7 @@ def test_the_record_measures_each_adapted_tensor(plain: Path) -> None:
         "spectral_update": torch.linalg.matrix_norm(change, 2),
         "relative_change": change.abs().mean() / weight.abs().mean(),
     }
-    assert {key: one[key] for key in ("layer", "module", "rank", "scale")} == {
-        "layer": 0,
-        "module": "mlp.down_proj",
-        "rank": 4,
-        "scale": 2.0,
-    }
+    assert [one[key] for key in ("layer", "module", "rank", "scale")] == [0, "mlp.down_proj", 4, 2.0]
     for key, value in expected.items():
         assert one[key] == pytest.approx(float(value)), key
     assert one["nf4_error_to_update"] == pytest.approx(0.09 * float(weight.norm() / change.norm()), rel=0.2)

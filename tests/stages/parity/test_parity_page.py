@@ -80,10 +80,8 @@ def test_what_is_said_otherwise(name: str, snapshot: Any) -> None:
 def test_the_first_to_fail_is_the_first_on_the_way() -> None:
     report = failed_report()
     report["checks"] = dict(reversed(report["checks"].items()))
-    assert first(report["checks"], "fail") == report["checks"]["weights_gguf"] | {
-        "key": "weights_gguf",
-        "group": "Weights",
-    }
+    expected = report["checks"]["weights_gguf"] | {"key": "weights_gguf", "group": "Weights"}
+    assert first(report["checks"], "fail") == expected
     assert counts(report["checks"]) == {"fail": 2, "warn": 0, "not measured": 1, "pass": 16}
     assert list(grouped(report["checks"])) == ["Text", "Tokens", "Weights", "Outputs", "Behavior"]
     assert list(grouped({"odd": check("Odd", "", 1.0, 2.0, "", "pass", "")})) == ["Other"]
@@ -96,10 +94,8 @@ def test_the_chain_marks_what_failed_and_what_is_open() -> None:
 
 
 def test_divergences_are_drawn_on_a_logarithmic_scale_with_their_limits() -> None:
-    checks = {
-        key: outputs(key, kld, 1e-3)
-        for key, kld in (("outputs_a", 1e-6), ("outputs_b", 1e-4), ("outputs_c", 1e-2), ("outputs_d", 0.0))
-    }
+    klds = {"outputs_a": 1e-6, "outputs_b": 1e-4, "outputs_c": 1e-2, "outputs_d": 0.0}
+    checks = {key: outputs(key, kld, 1e-3) for key, kld in klds.items()}
     drawing = divergences(checks)
     dots = [float(x) for x in re.findall(r'id="divergences-figure-\d".*?<use [^>]*x="(\S+)"', drawing)]
     assert dots[1] - dots[0] == pytest.approx(dots[2] - dots[1], abs=0.2)

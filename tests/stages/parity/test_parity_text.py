@@ -37,12 +37,9 @@ def measure(tools: Toolchain, tmp_path: Path) -> Measure:
     ) -> Check:
         f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", tokenizer__chat_template=served, **changed)
         tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", trained or served or tiny.CHATML))
+        asked = made()[::8] if conversations is None else conversations
         with serving(Llama(tools), ModelFiles(f16), ctx_size=256) as server:
-            return template_text(
-                served_texts(tokenizer, server, made()[::8] if conversations is None else conversations),
-                tokenizer,
-                f16,
-            )
+            return template_text(served_texts(tokenizer, server, asked), tokenizer, f16)
 
     return run
 
@@ -56,24 +53,17 @@ def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolc
     assert "3 with numbers" in check.sentence and "4 with a tool" in check.sentence
 
 
+SPACED = tiny.CHATML.replace("<|im_end|>\\n", "<|im_end|> \\n")
+NO_SYSTEM = tiny.CHATML.replace("{% if loop.first", "{% if false")
+OTHER = "is not the one of training"
+
+
 @pytest.mark.parametrize(
     ("served", "trained", "cause"),
     [
-        (
-            tiny.CHATML.replace("<|im_end|>\\n", "<|im_end|> \\n"),
-            tiny.CHATML,
-            "is not the one of training (its white space is 2 characters longer;",
-        ),
-        (
-            tiny.CHATML,
-            tiny.CHATML.replace("{% if loop.first", "{% if false"),
-            "is not the one of training (it has a default system prompt more)",
-        ),
-        (
-            tiny.CHATML.replace("{% if loop.first", "{% if false"),
-            tiny.CHATML,
-            "is not the one of training (it has a default system prompt less)",
-        ),
+        (SPACED, tiny.CHATML, f"{OTHER} (its white space is 2 characters longer;"),
+        (tiny.CHATML, NO_SYSTEM, f"{OTHER} (it has a default system prompt more)"),
+        (NO_SYSTEM, tiny.CHATML, f"{OTHER} (it has a default system prompt less)"),
         (tiny.CHATML.replace("im_start", "im_begin"), tiny.CHATML, "it says other words"),
         (DATED + tiny.CHATML, DATED + tiny.CHATML, "llama-server says today's date (date_string)"),
         (None, tiny.CHATML, "model-F16.gguf has no chat template: run the stages merge and convert again."),
@@ -82,10 +72,8 @@ def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolc
 def test_a_planted_difference_is_caught_and_explained(
     served: str | None, trained: str, cause: str, measure: Measure
 ) -> None:
-    conversations = [
-        Conversation([user("Hi")]),
-        Conversation([user("Why?"), {"role": "assistant", "content": "So."}]),
-    ]
+    answered = [user("Why?"), {"role": "assistant", "content": "So."}]
+    conversations = [Conversation([user("Hi")]), Conversation(answered)]
     if served is None:
         trained = tiny.CHATML.replace("You are a helpful assistant.", "")  # llama-server takes a plain ChatML
     check = measure(served, trained, conversations)
@@ -109,10 +97,8 @@ def test_a_beginning_of_text_is_there_once(measure: Measure) -> None:
 
 
 def test_what_can_not_be_compared_is_counted(measure: Measure) -> None:
-    refuses = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
-        + tiny.CHATML
-    )
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+    refuses += tiny.CHATML
     conversations = [Conversation([system("Be brief."), user("Hi")]), Conversation([user("Hi")])]
     check = measure(refuses, conversations=conversations)
     assert (check.verdict, check.figures["compared"], check.figures["left_out"]) == ("pass", 2.0, 2.0)
@@ -120,26 +106,25 @@ def test_what_can_not_be_compared_is_counted(measure: Measure) -> None:
     assert measure(refuses, conversations=conversations[:1]).verdict == "not measured"
 
 
+TRIMS = tiny.CHATML.replace("message['content']", "message['content'] | trim")
+
+
 def test_white_space_beyond_ascii_is_llama_servers_own_way(measure: Measure) -> None:
-    trims = tiny.CHATML.replace("message['content']", "message['content'] | trim")
-    check = measure(trims, conversations=[Conversation([user("\u00a0\u3000x\u2028")], held_out=True)])
+    check = measure(TRIMS, conversations=[Conversation([user("\u00a0\u3000x\u2028")], held_out=True)])
     assert (check.verdict, check.figures["rewritten_held_out"]) == ("pass", 2.0)
 
 
 def test_its_own_way_excuses_nothing_else(measure: Measure) -> None:
-    trims = tiny.CHATML.replace("message['content']", "message['content'] | trim")
-    conversations = [Conversation([user("\u00a0x")])]
-    check = measure(trims.replace("<|im_end|>\\n", "<|im_end|> \\n"), trims, conversations)
+    spaced = TRIMS.replace("<|im_end|>\\n", "<|im_end|> \\n")
+    check = measure(spaced, TRIMS, [Conversation([user("\u00a0x")])])
     assert (check.verdict, check.figure, check.figures["rewritten"]) == ("fail", 2.0, 0.0)
 
 
 def test_every_conversation_is_asked_and_told() -> None:
     """An answer at the end is followed by one more question, or llama-server would go on with it."""
     turns = [user("a"), {"role": "assistant", "content": "b"}]
-    assert [(len(one.messages), prompt) for one, prompt in forms([Conversation(turns)])] == [
-        (1, True),
-        (3, False),
-    ]
+    asked, told = ((len(one.messages), prompt) for one, prompt in forms([Conversation(turns)]))
+    assert (asked, told) == ((1, True), (3, False))
     assert len(made()) >= 200
     rows = [{"messages": turns, "tools": [{}]}] * 300
     assert len(chosen(rows, 200)) == 200 + len(made())

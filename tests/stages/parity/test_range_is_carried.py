@@ -11,17 +11,14 @@ from conftest import GGUF_STAGES, run_stages
 from pipeline.gguf.file import is_made
 
 pytestmark = pytest.mark.slow
-MERGED = (
-    "base",
-    "curate",
-    "preprocess",
-    "train",
-    "merge",
-    "convert",
-    "quantize@Q4_K_M",
-    "quantize@Q5_K_M",
-    "parity",
-)
+MERGED = ("base", "curate", "preprocess", "train", "merge", "convert")
+MERGED += ("quantize@Q4_K_M", "quantize@Q5_K_M", "parity")
+
+
+def failed(root: Path) -> set[str]:
+    """The parity checks that failed."""
+    checks = json.loads((root / "reports/parity.json").read_text())["checks"]
+    return {key for key, check in checks.items() if check["verdict"] == "fail"}
 
 
 @pytest.mark.parametrize(
@@ -52,8 +49,7 @@ def test_a_merge_holds_what_was_trained(
     params["merge"]["base"] = "nf4"
     params["parity"]["depth"] = "full" if alone else "standard"
     root = run_stages(tiny.write_project(tmp_path / "project", params), MERGED)
-    checks = json.loads((root / "reports/parity.json").read_text())["checks"]
-    assert {key for key, check in checks.items() if check["verdict"] == "fail"} == set()
+    assert failed(root) == set()
     assert is_made(root / "models/gguf/tiny-lora.gguf") == alone
 
 
@@ -61,8 +57,7 @@ def test_an_adapter_on_a_gguf_is_served_as_it_was_trained(tiny_gguf_base: Path, 
     params = tiny.gguf_params(tiny_gguf_base)
     params["train"] |= {"lora_variants": ["rslora", "gaussian"], "layers": "1-"}
     root = run_stages(tiny.write_project(tmp_path / "project", params), GGUF_STAGES[:6])
-    checks = json.loads((root / "reports/parity.json").read_text())["checks"]
-    assert {key for key, check in checks.items() if check["verdict"] == "fail"} == set()
+    assert failed(root) == set()
 
 
 @pytest.mark.parametrize("train", [{"layers": [1]}, {"layers": "1-", "target_modules": r".*\.mlp\.up_proj"}])
@@ -74,5 +69,4 @@ def test_scales_of_some_layers_are_served_as_they_were_trained(
     params["evaluate"]["models"] = ["source", "base", "tuned"]
     stages = ("base", "curate", "preprocess", "train", "tuned", "parity")
     root = run_stages(tiny.write_project(tmp_path / "project", params), stages)
-    checks = json.loads((root / "reports/parity.json").read_text())["checks"]
-    assert {key for key, check in checks.items() if check["verdict"] == "fail"} == set()
+    assert failed(root) == set()

@@ -18,6 +18,7 @@ from conftest import run_stages
 from gguf_edit import Tensors, both_ends_swapped, change_fields, change_rows, change_tensors, without
 from html_page import Page
 from kept import kept
+from qwen2_variants import change_json
 
 from pipeline.__main__ import main
 from pipeline.config.params import load_params
@@ -114,6 +115,7 @@ def test_the_report_has_what_it_costs(coarse: Path) -> None:
 
 GGUF = "models/gguf/tiny-{}.gguf"
 F16, Q2_K = GGUF.format("F16"), GGUF.format("Q2_K")
+KEYS = "blk.0.attn_k.weight"
 UP, BIAS, NORM, TABLE = "blk.1.ffn_up.weight", "blk.0.attn_q.bias", "output_norm.weight", "token_embd.weight"
 TEMPLATE, VOCABULARY = "tokenizer.chat_template", "tokenizer.ggml.{}"
 Change = Callable[[Path], object]
@@ -215,15 +217,9 @@ def merged_again(base: str = "base", alpha: float = 1.0) -> Change:
     def damage(root: Path) -> None:
         models, config = root / "models", root / "models/other/adapter_config.json"
         shutil.copytree(models / "adapter", config.parent)
-        given = read(config)
-        config.write_text(json.dumps(given | {"lora_alpha": given["lora_alpha"] * alpha}), encoding="utf-8")
-        merge(
-            base=models / base,
-            adapter=config.parent,
-            merged=root / "again",
-            dtype="float16",
-            merge_base="16-bit",
-        )
+        change_json(config, lora_alpha=read(config)["lora_alpha"] * alpha)
+        places = {"base": models / base, "adapter": config.parent, "merged": root / "again"}
+        merge(**places, dtype="float16", merge_base="16-bit")
         shutil.copy(root / "again/model.safetensors", models / "merged/model.safetensors")
 
     return damage
@@ -248,11 +244,7 @@ DAMAGES: dict[str, Damage] = {
     # merged → F16; where weights are damaged, the level is not this file's either
     "bias dropped": (tensors(F16, without(BIAS)), WHOLE, BIAS),
     "norm reset": (rows(F16, NORM, ones), WHOLE, NORM),
-    "k and v exchanged": (
-        tensors(F16, exchanged("blk.0.attn_k.weight", "blk.0.attn_v.weight")),
-        WHOLE,
-        "blk.0.attn_k",
-    ),
+    "k and v exchanged": (tensors(F16, exchanged(KEYS, "blk.0.attn_v.weight")), WHOLE, "blk.0.attn_k"),
     "a layer in the place of another": (tensors(F16, layer_twice), WHOLE, "blk.1."),
     "embeddings moved by one": (rows(F16, TABLE, moved_by_one), WHOLE, TABLE),
     "rope's base": (fields(to(10_000.0), ROPE), SETTING, ROPE),
@@ -291,12 +283,8 @@ def failed(finished: Path, root: Path, damage: Change) -> dict[str, str]:
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
     damage(root)
     assert main(["parity", "--root", str(root)]) == 5
-    checks = read(root / "reports/parity.json")["checks"]
-    return {
-        key: f"{check['detail']} {check['cause']}"
-        for key, check in checks.items()
-        if check["verdict"] == "fail"
-    }
+    checks = read(root / "reports/parity.json")["checks"].items()
+    return {key: f"{one['detail']} {one['cause']}" for key, one in checks if one["verdict"] == "fail"}
 
 
 def assert_named(finished: Path, root: Path, damage: Damage) -> None:
@@ -320,23 +308,12 @@ def test_damage_is_named(coarse: Path, tmp_path: Path, damage: str) -> None:
     assert_named(coarse, tmp_path / "project", DAMAGES[damage])
 
 
-LORA = GGUF.format("lora")
+LORA, BASE = GGUF.format("lora"), "models/base/model.gguf"
+ALPHA, LORA_B = "adapter.lora.alpha", "blk.0.ffn_up.weight.lora_b"
 SERVED: dict[str, Damage] = {
-    "alpha halved": (
-        fields(lambda alpha: alpha / 2, "adapter.lora.alpha", files=(LORA,)),
-        {"weights_lora"},
-        "alpha is",
-    ),
-    "adapter of another run": (
-        rows(LORA, "blk.0.ffn_up.weight.lora_b", lambda stored: stored ^ 0x80),
-        {"weights_lora"},
-        "lora_b",
-    ),
-    "another file": (
-        rows("models/base/model.gguf", UP, lambda stored: stored ^ 1),
-        {"weights_file"},
-        "model.gguf",
-    ),
+    "alpha halved": (fields(lambda alpha: alpha / 2, ALPHA, files=(LORA,)), {"weights_lora"}, "alpha is"),
+    "adapter of another run": (rows(LORA, LORA_B, lambda some: some ^ 0x80), {"weights_lora"}, "lora_b"),
+    "another file": (rows(BASE, UP, lambda some: some ^ 1), {"weights_file"}, "model.gguf"),
 }
 
 

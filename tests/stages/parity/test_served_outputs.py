@@ -41,19 +41,11 @@ def test_a_floor_beyond_arithmetic_is_another_model(bare: Divergence, verdict: s
         (found(0.0050, 0.938, 128), found(0.0032, 0.961, 128), found(0.4, 0.7, 128), "pass"),
         (found(0.0170, 0.949), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # more than twice the floor
         (found(0.0063, 0.90), found(0.0082, 0.949), found(2.8, 0.5), "fail"),  # too few first choices
-        (
-            found(0.009, 0.95),
-            found(0.008, 0.949),
-            found(0.017, 0.95),
-            "fail",
-        ),  # no nearer to the trained model than the bare base is
+        # no nearer to the trained model than the bare base is
+        (found(0.009, 0.95), found(0.008, 0.949), found(0.017, 0.95), "fail"),
         (found(5.0), found(0.00125, 0.99), found(0.0015), "fail"),  # whatever the adapter does
-        (
-            found(0.0015),
-            found(0.00125, 0.99),
-            found(0.0015),
-            "not measured",
-        ),  # an adapter without effect would say the same
+        # an adapter without effect would say the same
+        (found(0.0015), found(0.00125, 0.99), found(0.0015), "not measured"),
     ],
 )
 def test_base_and_adapter_by_the_floor_and_by_what_the_adapter_moves(
@@ -101,6 +93,5 @@ def test_logits_that_are_no_numbers_fail() -> None:
     nothing = float("nan")
     strange = Divergence([nothing], nothing, nothing, nothing, nothing, 10, 3, (4, 4))
     measured = Divergences(strange, found(0.01), found(1.0), found(0.0))
-    assert (
-        bare_check(strange, "rows").verdict == served_check(measured, LIMITS, "rows", TUNED).verdict == "fail"
-    )
+    served = served_check(measured, LIMITS, "rows", TUNED)
+    assert bare_check(strange, "rows").verdict == served.verdict == "fail"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from families import byte_folder
+from qwen2_variants import change_json
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.file import check_gguf
@@ -37,9 +38,7 @@ def merged(tmp_path: Path) -> Path:
 
 def with_provenance(file: Path, merged: Path, **changed: Any) -> Path:
     """`tiny.tiny_gguf` that says that it was made from the model in `merged`; the file."""
-    return tiny.tiny_gguf(
-        file, **({key.replace(".", "__"): value for key, value in folder_fields(merged).items()} | changed)
-    )
+    return tiny.tiny_gguf(file, **folder_fields(merged) | changed)
 
 
 def test_what_agrees_passes(merged: Path, tools: Toolchain, tmp_path: Path) -> None:
@@ -58,50 +57,34 @@ def test_what_agrees_passes(merged: Path, tools: Toolchain, tmp_path: Path) -> N
 
 def in_file(name: str, **values: Any) -> Callable[[Path], None]:
     """Changes values of a JSON file in the merged folder."""
+    return lambda folder: change_json(folder / name, **values)
 
-    def change(folder: Path) -> None:
-        path = folder / name
-        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
 
-    return change
+CONFIG, GENERATION, FILE = "config.json", "generation_config.json", "model-F16.gguf"
+FIRST, LAST = "tokenizer__ggml__add_bos_token", "tokenizer__ggml__add_eos_token"
 
 
 @pytest.mark.parametrize(
     ("planted", "named"),
     [
-        (
-            in_file("generation_config.json", eos_token_id=258),
-            "eos is 258 in generation_config.json and 260 in the tokenizer",
-        ),
-        (
-            in_file("config.json", eos_token_id=[258, 259]),
-            "eos is [258, 259] in config.json and 260 in the tokenizer",
-        ),
-        (in_file("config.json", eos_token_id=None), "eos is None in config.json and 260 in the tokenizer"),
-        (
-            in_file("generation_config.json", bos_token_id=258),
-            "bos is 258 in generation_config.json and 259 in the tokenizer",
-        ),
-        (in_file("config.json", pad_token_id=0), "pad is 0 in config.json and 260 in the tokenizer"),
+        (in_file(GENERATION, eos_token_id=258), f"eos is 258 in {GENERATION} and 260 in the tokenizer"),
+        (in_file(CONFIG, eos_token_id=[258, 259]), f"eos is [258, 259] in {CONFIG} and 260 in the tokenizer"),
+        (in_file(CONFIG, eos_token_id=None), f"eos is None in {CONFIG} and 260 in the tokenizer"),
+        (in_file(GENERATION, bos_token_id=258), f"bos is 258 in {GENERATION} and 259 in the tokenizer"),
+        (in_file(CONFIG, pad_token_id=0), f"pad is 0 in {CONFIG} and 260 in the tokenizer"),
         ({"tokenizer__ggml__eos_token_id": 258}, "eos is 258 in GGUF and 260 in the tokenizer"),
         ({"tokenizer__ggml__padding_token_id": 5}, "pad is 5 in GGUF and 260 in the tokenizer"),
         ({"tokenizer__ggml__bos_token_id": 258}, "bos is 258 in GGUF and 259 in the tokenizer"),
-        (
-            {"tokenizer__ggml__add_bos_token": True},
-            "model-F16.gguf adds [259] before and [] after a text, the tokenizer adds [] and []",
-        ),
-        (
-            {"tokenizer__ggml__add_eos_token": True},
-            "model-F16.gguf adds [] before and [260] after a text, the tokenizer adds [] and []",
-        ),
-        (in_file("generation_config.json", eos_token_id=[260, 65]), "token 65"),
+        ({FIRST: True}, f"{FILE} adds [259] before and [] after a text, the tokenizer adds [] and []"),
+        ({LAST: True}, f"{FILE} adds [] before and [260] after a text, the tokenizer adds [] and []"),
+        (in_file(GENERATION, eos_token_id=[260, 65]), "token 65"),
     ],
 )
 def test_a_planted_difference_is_named(
     planted: Any, named: str, merged: Path, tools: Toolchain, tmp_path: Path
 ) -> None:
     tokenizer = load_tokenizer(merged)
-    f16 = tiny.tiny_gguf(tmp_path / "model-F16.gguf", **(planted if isinstance(planted, dict) else {}))
+    f16 = tiny.tiny_gguf(tmp_path / FILE, **(planted if isinstance(planted, dict) else {}))
     if not isinstance(planted, dict):
         planted(merged)
     check = special_tokens(tokenizer, merged, f16, tools)
@@ -127,9 +110,8 @@ def test_a_template_that_was_changed_after_training_is_named(merged: Path, tmp_p
 def test_a_level_with_another_vocabulary_is_named(merged: Path, tmp_path: Path) -> None:
     f16 = with_provenance(tmp_path / "model-F16.gguf", merged)
     tokens = check_gguf(f16).fields["tokenizer.ggml.tokens"]
-    other = with_provenance(
-        tmp_path / "other-Q4_K_M.gguf", merged, tokenizer__ggml__tokens=[*tokens[1:], tokens[0]]
-    )
+    turned = [*tokens[1:], tokens[0]]
+    other = with_provenance(tmp_path / "other-Q4_K_M.gguf", merged, tokenizer__ggml__tokens=turned)
     less = with_provenance(tmp_path / "less-Q4_K_M.gguf", merged, tokenizer__ggml__merges=None)
     check = vocabularies_and_provenance(merged, f16, [f16, other, less])
     assert (check.verdict, check.figure) == ("fail", 2.0)
@@ -149,10 +131,8 @@ def test_a_level_with_another_vocabulary_is_named(merged: Path, tmp_path: Path) 
 def test_a_level_of_an_older_merge_is_named(
     merged: Path, tmp_path: Path, changed: dict[str, Any], detail: str
 ) -> None:
-    f16, old = (
-        with_provenance(tmp_path / "model-F16.gguf", merged),
-        with_provenance(tmp_path / "old-Q4_K_M.gguf", merged, **changed),
-    )
+    f16 = with_provenance(tmp_path / FILE, merged)
+    old = with_provenance(tmp_path / "old-Q4_K_M.gguf", merged, **changed)
     check = vocabularies_and_provenance(merged, f16, [f16, old])
     assert (check.verdict, check.figure) == ("fail", 1.0)
     assert check.sentence.endswith(f"first difference: {detail}")
@@ -181,9 +161,8 @@ def test_a_gguf_of_an_older_merge_is_named(
 
 def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: Path) -> None:
     """Whichever of the two tables it is."""
-    f16 = with_provenance(
-        tmp_path / "model-F16.gguf", merged, tensors={"output.weight": np.zeros((260, 32), np.float16)}
-    )
+    head = {"output.weight": np.zeros((260, 32), np.float16)}
+    f16 = with_provenance(tmp_path / FILE, merged, tensors=head)
     check = vocabularies_and_provenance(merged, f16, [])
     assert (check.verdict, check.figure) == ("fail", 1.0)
     assert "261 tokens, 260 rows" in check.remedy
