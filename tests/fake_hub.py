@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pytest
+
 REPO, COMMIT = "maker/model", "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -60,17 +62,9 @@ class _Handler(BaseHTTPRequestHandler):
             status, code = self.server.refusal
             self.answer(status, b"{}", {"X-Error-Code": code})
         elif path == f"/api/models/{REPO}/revision/{COMMIT}":
-            self.answer(
-                200,
-                json.dumps(
-                    {
-                        "id": REPO,
-                        "sha": COMMIT,
-                        "gguf": self.server.gguf,
-                        "siblings": self.server.listing(tree=False),
-                    }
-                ).encode(),
-            )
+            known = {"id": REPO, "sha": COMMIT, "gguf": self.server.gguf}
+            listed = known | {"siblings": self.server.listing(tree=False)}
+            self.answer(200, json.dumps(listed).encode())
         elif path == f"/api/models/{REPO}/tree/{COMMIT}":
             self.answer(200, json.dumps(self.server.listing(tree=True)).encode())
         elif path.startswith(prefix) and (name := path.removeprefix(prefix)) in self.server.files:
@@ -129,3 +123,22 @@ def fake_hub(folder: Path) -> Iterator[FakeHub]:
         yield server
         server.shutdown()
         thread.join()
+
+
+@contextmanager
+def hub_here(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Such a hub, which huggingface_hub talks to in this process, reading in pieces of 1 KB."""
+    from huggingface_hub import constants
+
+    with fake_hub(folder) as server:
+        patch.setattr(constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1024)
+        yield server
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The sha256 of each file."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}

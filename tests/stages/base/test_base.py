@@ -2,12 +2,10 @@
 sentence.
 """
 
-import hashlib
 import json
 import os
 import shutil
 import struct
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -19,10 +17,12 @@ import pytest
 import tiny
 import yaml
 from draws import SHARE, draws, some
-from fake_hub import COMMIT, REPO, fake_hub
+from fake_hub import COMMIT, REPO, digests, fake_hub, hub_here
 from gguf_edit import change_rows, change_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make import ended
+from qwen2_variants import change_json
 from tokenizer_folders import bent_folders
 
 from pipeline.config.sections import Base
@@ -71,19 +71,9 @@ def bring(tmp_path):
     return run
 
 
-def digests(folder):
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-
-
-def rewrite(path, **values):
-    """Change keys of a JSON file; None removes one."""
-    content = json.loads(path.read_text(encoding="utf-8")) | values
-    path.write_text(
-        json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8"
-    )
-
-
 # --- the four sources ---
+
+ENDS = ("bos", "eos", "pad")
 
 
 def test_a_folder_is_copied_file_by_file_and_recorded(whole_qwen2, bring, tmp_path):
@@ -92,24 +82,17 @@ def test_a_folder_is_copied_file_by_file_and_recorded(whole_qwen2, bring, tmp_pa
     assert facts["files"] == digests(whole_qwen2)
     assert facts["architecture"] == {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     assert (facts["vocab_size"], facts["added_tokens"], facts["dtype"]) == (151_936, added, "bfloat16")
-    assert (facts["eos_token"], facts["bos_token"], facts["pad_token"]) == (
-        "<|im_end|>",
-        None,
-        "<|endoftext|>",
-    )
+    assert [facts[f"{name}_token"] for name in ENDS] == [None, "<|im_end|>", "<|endoftext|>"]
     # embeddings (tied), 2 layers of q, k, v with biases, o, gate, up, down, two norms, and the last norm
-    assert (
-        facts["parameters"]
-        == 151_936 * 256
-        + 2 * (2 * (256 * 256) + 2 * 256 * 128 + 256 + 2 * 128 + 3 * 256 * 256 + 2 * 256)
-        + 256
-    )
+    layer = 2 * (256 * 256) + 2 * 256 * 128 + 256 + 2 * 128 + 3 * 256 * 256 + 2 * 256
+    assert facts["parameters"] == 151_936 * 256 + 2 * layer + 256
     with (tmp_path / "models" / "base" / "config.json").open("a") as file:
         file.write(" ")
     assert facts["files"] == digests(whole_qwen2)  # which a write into models/base did not reach
 
 
 def test_nothing_that_runs_or_is_pickled_is_copied(folder, bring):
+    wanted = {"LICENSE", "README.md", *(path.name for path in folder.iterdir())}
     for name in (
         "modeling_x.py",
         "pytorch_model.bin",
@@ -122,25 +105,13 @@ def test_nothing_that_runs_or_is_pickled_is_copied(folder, bring):
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model\n")
     (folder / "LICENSE").write_text("MIT\n")
     facts = bring(folder)
-    assert set(facts["files"]) == {
-        "LICENSE",
-        "README.md",
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    assert set(facts["files"]) == wanted and len(wanted) == 8
     assert facts["license"] == "mit"
 
 
-ALIASES = "\n".join(
-    [
-        f"a0: &a0 [{'x, ' * 9}x]",
-        *(f"a{level}: &a{level} [{f'*a{level - 1}, ' * 9}x]" for level in range(1, 9)),
-    ]
-)  # ten to the ninth texts
+# ten to the ninth texts
+TENFOLD = (f"a{level}: &a{level} [{f'*a{level - 1}, ' * 9}x]" for level in range(1, 9))
+ALIASES = "\n".join([f"a0: &a0 [{'x, ' * 9}x]", *TENFOLD])
 
 
 @pytest.mark.parametrize(
@@ -174,17 +145,9 @@ def test_a_gguf_becomes_a_folder_whose_logits_are_llama_cpps(gguf_file, bring, t
 
     facts = bring(gguf_file)
     assert (facts["dtype"], facts["license"], facts["vocab_size"]) == ("float16", "apache-2.0", 261)
-    assert (facts["bos_token"], facts["eos_token"], facts["pad_token"]) == (
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|im_end|>",
-    )
+    assert [facts[f"{name}_token"] for name in ENDS] == ["<|im_start|>", "<|im_end|>", "<|im_end|>"]
     generation = json.loads((tmp_path / "models" / "base" / "generation_config.json").read_text())
-    assert (generation["bos_token_id"], generation["eos_token_id"], generation["pad_token_id"]) == (
-        259,
-        260,
-        260,
-    )
+    assert [generation[f"{name}_token_id"] for name in ENDS] == [259, 260, 260]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "models" / "base", dtype=torch.float32)
     ids = list(range(100, 140))
     with torch.no_grad():
@@ -230,15 +193,10 @@ def test_a_tokenizer_that_transformers_cuts_wrongly_is_repaired_or_refused(
 
     rule = json.loads((llama_folder / "tokenizer.json").read_text())["pre_tokenizer"]
     assert rule["pretokenizers"][0] == {"type": "Digits", "individual_digits": True}
-    assert Tokenizer.from_file(str(llama_folder / "tokenizer.json")).encode("hello").tokens == [
-        "he",
-        "ll",
-        "o",
-    ]
-    rewrite(
-        Path(shutil.copytree(llama_folder, tmp_path / "bad")) / "tokenizer.json",
-        pre_tokenizer={"type": "Whitespace"},
-    )
+    tokenizer = Tokenizer.from_file(str(llama_folder / "tokenizer.json"))
+    assert tokenizer.encode("hello").tokens == ["he", "ll", "o"]
+    bad = Path(shutil.copytree(llama_folder, tmp_path / "bad"))
+    change_json(bad / "tokenizer.json", pre_tokenizer={"type": "Whitespace"})
     with pytest.raises(DataError, match="Q-BASE-005"):
         same_ids_as_llama_cpp(gguf_file, tmp_path / "bad", tools)
 
@@ -267,12 +225,8 @@ def test_a_matrix_rounded_twice_is_unpacked_once_with_the_finer_values(
     facts, tensors = bring(rounded_twice), gguf_tensors(rounded_twice)[1]
     head, embeddings = tensors["output.weight"], tensors["token_embd.weight"]
     farthest = facts["tied"].pop("farthest_row")
-    assert facts["tied"] == {
-        "kept": "output.weight",
-        "kept_type": "Q8_0",
-        "dropped": "token_embd.weight",
-        "dropped_type": "Q5_0",
-    }
+    kept = {"kept": "output.weight", "kept_type": "Q8_0"}
+    assert facts["tied"] == kept | {"dropped": "token_embd.weight", "dropped_type": "Q5_0"}
     assert 0.01 < farthest < 0.07 and "base.tie" in capsys.readouterr().out
     assert facts["parameters"] == read_header(rounded_twice).parameters - tiny.ROWS * 256
     weights = load_file(tmp_path / "models/base/model.safetensors")
@@ -318,16 +272,7 @@ def test_a_head_of_its_own_stays_one(rounded_twice, bring, tmp_path, change):
 
 @pytest.fixture
 def hub(llama_folder, monkeypatch):
-    """A fake hub that huggingface_hub talks to in this process, reading in pieces of 1 KB."""
-    from huggingface_hub import constants
-
-    with fake_hub(llama_folder) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1024)
+    with hub_here(llama_folder, monkeypatch) as server:
         yield server
 
 
@@ -337,17 +282,8 @@ def test_the_hub_is_asked_through_hf_endpoint_by_the_stage_itself(llama_folder, 
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(params))
     with fake_hub(llama_folder) as server:
         env = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
-        command = [
-            sys.executable,
-            "-m",
-            "pipeline",
-            "base",
-            "--root",
-            str(tmp_path),
-            "--params",
-            str(tmp_path / "other.yaml"),
-        ]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        words = ["base", "--root", str(tmp_path), "--params", str(tmp_path / "other.yaml")]
+        done = ended([sys.executable, "-m", "pipeline", *words], env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 2
     assert digests(tmp_path / "models" / "base") == digests(llama_folder)
@@ -358,11 +294,8 @@ def test_only_safe_files_are_fetched(hub, bring):
     for name in ("pytorch_model.bin", "modeling_x.py", "training_args.pt", "onnx/model.safetensors"):
         hub.files[name] = hub.listed[name] = b"never"
     facts = bring(REPO, revision=COMMIT)
-    assert (
-        {name for name, _ in hub.served}
-        == set(facts["files"])
-        == {name for name in hub.files if hub.files[name] != b"never"}
-    )
+    safe = {name for name in hub.files if hub.files[name] != b"never"}
+    assert {name for name, _ in hub.served} == set(facts["files"]) == safe
 
 
 def test_a_broken_download_goes_on_where_it_stopped(hub, bring, llama_folder, tmp_path):
@@ -430,21 +363,17 @@ def test_a_pickle_only_repository_is_refused_before_anything_is_fetched(hub, bri
     assert hub.served == []
 
 
-def test_a_repository_with_its_own_code_is_refused_before_its_weights_are_fetched(hub, bring):
-    config = json.loads(hub.files["config.json"]) | {
-        "model_type": "its_own",
-        "auto_map": {"AutoModel": "modeling_x.X"},
-    }
+@pytest.mark.parametrize(
+    ("config", "id"),
+    [
+        ({"model_type": "its_own", "auto_map": {"AutoModel": "modeling_x.X"}}, "Q-BASE-010"),  # its own code
+        ({"model_type": "gpt_oss", "num_local_experts": 128}, "Q-MODELS-010"),
+    ],
+)
+def test_an_odd_configuration_is_refused_before_the_weights_are_fetched(hub, bring, config, id):
+    config = json.loads(hub.files["config.json"]) | config
     hub.files["config.json"] = hub.listed["config.json"] = json.dumps(config).encode()
-    with pytest.raises(DataError, match="Q-BASE-010"):
-        bring(REPO, revision=COMMIT)
-    assert [name for name, _ in hub.served] == ["config.json"]
-
-
-def test_a_mixture_of_experts_is_refused_before_its_weights_are_fetched(hub, bring):
-    config = json.loads(hub.files["config.json"]) | {"model_type": "gpt_oss", "num_local_experts": 128}
-    hub.files["config.json"] = hub.listed["config.json"] = json.dumps(config).encode()
-    with pytest.raises(DataError, match="Q-MODELS-010"):
+    with pytest.raises(DataError, match=id):
         bring(REPO, revision=COMMIT)
     assert [name for name, _ in hub.served] == ["config.json"]
 
@@ -465,7 +394,7 @@ def drop(*names):
 
 
 def edit(name, **values):
-    return lambda folder: rewrite(folder / name, **values)
+    return lambda folder: change_json(folder / name, **values)
 
 
 def put(name, data):
@@ -476,6 +405,9 @@ def doubling(times, then=0):
     twice = {"type": "Replace", "pattern": {"String": "l"}, "content": "ll"}
     same = {"type": "Replace", "pattern": {"Regex": "l"}, "content": "l"}
     return {"type": "Sequence", "normalizers": [twice] * times + [same] * then}
+
+
+INDEX = "model.safetensors.index.json"
 
 
 def pickled(folder):
@@ -505,11 +437,8 @@ def pickled(folder):
         (put("config.json", b"{"), "Q-BASE-016"),
         (put("tokenizer.json", b"{}"), "Q-BASE-012"),
         (put("model.safetensors", b"\xff" * 64), "Q-BASE-015"),
-        (
-            put("model.safetensors.index.json", b'{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'),
-            "Q-BASE-015",
-        ),
-        (lambda folder: shutil.rmtree(folder), "Q-BASE-026"),
+        (put(INDEX, b'{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'), "Q-BASE-015"),
+        (shutil.rmtree, "Q-BASE-026"),
     ],
 )
 def test_a_folder_that_is_no_safe_whole_chat_model_is_one_sentence_and_changes_nothing(
@@ -548,11 +477,8 @@ def test_a_bent_folder_is_a_sentence_or_the_same_model(llama_folder, bring, tmp_
 def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring, tmp_path):
     (folder / "generation_config.json").unlink()
     bring(folder)
-    assert json.loads((tmp_path / "models" / "base" / "generation_config.json").read_text()) == {
-        "bos_token_id": 259,
-        "eos_token_id": 260,
-        "pad_token_id": 260,
-    }
+    written = json.loads((tmp_path / "models" / "base" / "generation_config.json").read_text())
+    assert written == {"bos_token_id": 259, "eos_token_id": 260, "pad_token_id": 260}
 
 
 def test_the_same_source_gives_the_same_bytes(gguf_file, bring):
@@ -585,6 +511,12 @@ def test_a_gguf_that_would_lose_something_is_refused(tmp_path, bring, changed, w
     assert not (tmp_path / "models" / "base").exists()
 
 
+def array(name, kind):
+    """A header whose one field is an array of 2^62 values of a type."""
+    field = struct.pack("<Q", len(name)) + name + struct.pack("<IIQ", 9, kind, 1 << 62)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -593,21 +525,9 @@ def test_a_gguf_that_would_lose_something_is_refused(tmp_path, bring, changed, w
         b"GGML" + bytes(40),
         b"GGUF" + struct.pack("<IQQ", 9, 0, 0),
         # 43 bytes that make the reader of the gguf package loop: an array of 2^62 texts
-        b"GGUF"
-        + struct.pack("<IQQ", 3, 0, 1)
-        + struct.pack("<Q", 3)
-        + b"abc"
-        + struct.pack("<IIQ", 9, 8, 1 << 62)[:8],
-        b"GGUF"
-        + struct.pack("<IQQ", 3, 0, 1)
-        + struct.pack("<Q", 1)
-        + b"a"
-        + struct.pack("<IIQ", 9, 8, 1 << 62),
-        b"GGUF"
-        + struct.pack("<IQQ", 3, 0, 1)
-        + struct.pack("<Q", 1)
-        + b"a"
-        + struct.pack("<IIQ", 9, 9, 1 << 62),
+        array(b"abc", 8)[:43],
+        array(b"a", 8),
+        array(b"a", 9),
         b"GGUF" + struct.pack("<IQQ", 3, 1 << 62, 1 << 62),
     ],
 )

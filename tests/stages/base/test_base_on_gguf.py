@@ -2,7 +2,6 @@
 or refused in one sentence.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from transformers import AutoConfig
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Base
 from pipeline.core.errors import DataError, QuenchError
+from pipeline.core.hashing import file_hash
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
@@ -53,38 +53,26 @@ def bring(tmp_path: Path) -> Bring:
 
 def unpacked(file: Path, folder: Path) -> Path:
     """The file as a Hugging Face folder, as the graph of merged models reads it; the folder."""
-    chosen = Base(model=str(file))
-    base(chosen, target=folder, record=folder.with_suffix(".json"))
+    base(Base(model=str(file)), target=folder, record=folder.with_suffix(".json"))
     return folder
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_the_file_is_kept_byte_for_byte_with_settings_and_tokenizer(
     gguf_file: Path, bring: Bring, tmp_path: Path
 ) -> None:
     facts, folder = bring(gguf_file), tmp_path / "models/base"
-    assert sha256(folder / "model.gguf") == sha256(gguf_file) == facts["files"]["model.gguf"]
+    assert file_hash(folder / "model.gguf") == file_hash(gguf_file) == facts["files"]["model.gguf"]
     assert not list(folder.glob("*.safetensors")) and not (folder / "source.gguf").exists()
     unpacked(gguf_file, tmp_path / "hf")
     ours, theirs = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "hf"))
     same = {
-        "architectures",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "rms_norm_eps",
-        "vocab_size",
-        "eos_token_id",
-        "rope_parameters",
+        *("architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps"),
+        *("vocab_size", "eos_token_id", "rope_parameters"),
     }
     assert {key: ours.get(key) for key in same} == {key: theirs.get(key) for key in same}
     assert (folder / "chat_template.jinja").read_text() == (tmp_path / "hf/chat_template.jinja").read_text()
-    assert facts["parameters"] == sum(
-        int(np.prod(shape)) for shape, _ in check_gguf(gguf_file).tensors.values()
-    )
+    shapes = [shape for shape, _ in check_gguf(gguf_file).tensors.values()]
+    assert facts["parameters"] == sum(int(np.prod(shape)) for shape in shapes)
     assert facts["dtype"] == "mixed"  # this maker names no level
 
 
@@ -92,10 +80,9 @@ def test_with_a_level_the_source_stays_beside_what_was_made_of_it(
     gguf_file: Path, bring: Bring, tmp_path: Path
 ) -> None:
     facts, folder = bring(gguf_file, "Q8_0"), tmp_path / "models/base"
-    assert sha256(folder / "source.gguf") == sha256(gguf_file)
-    assert {
-        kind for name, (shape, kind) in check_gguf(folder / "model.gguf").tensors.items() if len(shape) > 1
-    } == {8}  # ggml's Q8_0
+    assert file_hash(folder / "source.gguf") == file_hash(gguf_file)
+    tensors = check_gguf(folder / "model.gguf").tensors.values()
+    assert {kind for shape, kind in tensors if len(shape) > 1} == {8}  # ggml's Q8_0
     assert facts["dtype"] == "Q8_0" and facts["files"]["model.gguf"] != facts["files"]["source.gguf"]
 
 
@@ -161,13 +148,8 @@ def test_a_truncated_file_is_one_sentence(tmp_path: Path, bring: Bring, gguf_fil
 def test_a_tensor_type_that_cannot_be_trained_on_is_named(
     tmp_path: Path, bring: Bring, gguf_file: Path, kind: int, name: str
 ) -> None:
-    file = Path(shutil.copy(gguf_file, tmp_path / "odd.gguf"))
-    change_tensors(
-        file,
-        lambda tensors: (
-            tensors | {"blk.0.ffn_up.weight": (tensors["blk.0.ffn_up.weight"][0], kind, bytes(1 << 16))}
-        ),
-    )
+    file, up = Path(shutil.copy(gguf_file, tmp_path / "odd.gguf")), "blk.0.ffn_up.weight"
+    change_tensors(file, lambda tensors: tensors | {up: (tensors[up][0], kind, bytes(1 << 16))})
     with pytest.raises(DataError, match=rf"blk\.0\.ffn_up\.weight.*{name}|type number {name}"):
         bring(file)
 
@@ -204,19 +186,17 @@ def test_settings_of_other_families_are_read_whole(
 def test_parts_are_joined_and_a_missing_one_is_named(
     gguf_file: Path, bring: Bring, tmp_path: Path, tools: Toolchain
 ) -> None:
-    run_tool(
-        [tools.tool("llama-gguf-split"), "--split", "--split-max-tensors", "5", gguf_file, tmp_path / "split"]
-    )
+    split = [tools.tool("llama-gguf-split"), "--split", "--split-max-tensors", "5"]
+    run_tool([*split, gguf_file, tmp_path / "split"])
     first, *others = sorted(tmp_path.glob("split-*.gguf"))
     facts = bring(first)
-    assert (
-        sorted(path.name for path in (tmp_path / "models/base").glob("*.gguf")) == ["model.gguf"]
-        and len(others) > 1
+    (joined,) = (tmp_path / "models/base").glob("*.gguf")
+    assert joined.name == "model.gguf" and len(others) > 1
+    ours, theirs = (
+        {name: one.stored(0, one.rows).tobytes() for name, one in gguf_tensors(file)[1].items()}
+        for file in (joined, gguf_file)
     )
-    ours, theirs = gguf_tensors(tmp_path / "models/base/model.gguf")[1], gguf_tensors(gguf_file)[1]
-    assert {name: one.stored(0, one.rows).tobytes() for name, one in ours.items()} == {
-        name: one.stored(0, one.rows).tobytes() for name, one in theirs.items()
-    }
+    assert ours == theirs
     assert facts["parameters"] == 18_688 and first.is_file()  # the user's own parts stay
     others[0].unlink()
     with pytest.raises(DataError, match="Q-BASE-023"):
