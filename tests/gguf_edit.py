@@ -50,6 +50,16 @@ def change_tensors(path: Path, change: Callable[[Tensors], Tensors]) -> None:
     path.write_bytes(head + b"\0" * (-len(head) % 32) + blob)
 
 
+def in_rows(tensor: str, change: Callable[[Bytes], Bytes]) -> Callable[[Path], None]:
+    """`change_rows` of a file that is given later."""
+    return lambda path: change_rows(path, tensor, change)
+
+
+def in_tensors(change: Callable[[Tensors], Tensors]) -> Callable[[Path], None]:
+    """`change_tensors` of a file that is given later."""
+    return lambda path: change_tensors(path, change)
+
+
 def change_type(path: Path, tensor: str, number: int) -> None:
     """Another type number in a tensor's entry, in place; its bytes stay."""
     shape, kind = _described(gguf_tensors(path)[1][tensor])

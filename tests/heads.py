@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from dense import dense
 from gguf import GGMLQuantizationType as GgmlType
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.models.quantized_linear import QuantizedLinear
@@ -81,6 +82,20 @@ def models(
             )
         )
     return made[0], made[1]
+
+
+class Sizes(TorchDispatchMode):
+    """The elements of each tensor that any operation gives back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:
+        made = function(*arguments, **(more or {}))
+        several = made if isinstance(made, tuple | list) else (made,)
+        self.sizes += [one.numel() for one in several if isinstance(one, torch.Tensor)]
+        return made
 
 
 def all_trained() -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from gguf_edit import change_fields, change_rows
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.hashing import file_hash, json_hash
@@ -20,6 +21,15 @@ from pipeline.models.quantized_model import load_gguf, tensor_names
 from pipeline.models.tuners.scaled_linear import put_scales
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
+
+
+def write_config(folder: Path) -> Path:
+    """The config.json of `tiny.tiny_gguf`; the folder."""
+    sizes = {"vocab_size": 261, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256}
+    tied = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "architectures": ["LlamaForCausalLM"]}
+    AutoConfig.for_model("llama", **sizes, **heads, **tied).save_pretrained(folder)
+    return folder
 
 
 def train_by_chance(base: Path, adapter: Path, size: float = 0.05, **settings: Any) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from draws import draws
-from heads import tiny
+from heads import Sizes, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.core.errors import ToolError
 from pipeline.models import chunked_loss as chunked
@@ -23,12 +22,8 @@ def both(model: Any, labels: torch.Tensor, tokens: int) -> list[tuple[float, tor
 
     def plain() -> Any:
         logits = model(input_ids=inputs["input_ids"], use_cache=False).logits.float()
-        return (
-            torch.nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
-            )
-            / tokens
-        )
+        flat = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        return torch.nn.functional.cross_entropy(*flat, reduction="sum") / tokens
 
     inputs = {"input_ids": torch.arange(labels.numel()).reshape(labels.shape) % 96, "labels": labels}
     found = []
@@ -52,9 +47,8 @@ def test_loss_and_gradients_are_plain_cross_entropys(qwen: Any, trained: list[bo
         patch.setattr(chunked, "CHUNK_LOGITS", chunk * 96)
         (ours, gradient), (theirs, expected) = both(qwen, labels, tokens=17)
     assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-7)
-    torch.testing.assert_close(
-        gradient, expected, rtol=1e-5, atol=1e-5 * max(1.0, float(expected.abs().max()))
-    )
+    largest = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize(
@@ -100,25 +94,12 @@ def test_the_softmax_of_a_bfloat16_model_is_in_float32(qwen: Any) -> None:
     torch.testing.assert_close(gradient, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation gives back, in elements."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
-        return result
-
-
 def test_logits_are_never_whole(qwen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked, "CHUNK_LOGITS", 16 * 96)
     states, targets = torch.randn(400, 32, requires_grad=True), torch.arange(400) % 96
-    with Largest() as seen:
+    with Sizes() as seen:
         chunked.ChunkedLoss.apply(states, targets, qwen, 400, True).backward()
-    assert 16 * 96 <= seen.elements <= 400 * 32 < 400 * 96  # the states themselves are the largest
+    assert 16 * 96 <= max(seen.sizes) <= 400 * 32 < 400 * 96  # the states themselves are the largest
 
 
 def test_without_gradients_none_are_made(qwen: Any) -> None:

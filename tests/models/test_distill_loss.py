@@ -8,10 +8,9 @@ import pytest
 import torch
 from draws import draws
 from gguf import GGMLQuantizationType as GgmlType
-from heads import HIDDEN, LOGIT_RULES, VOCABULARY, all_trained, models
+from heads import HIDDEN, LOGIT_RULES, VOCABULARY, Sizes, all_trained, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import quantized_head as head
 from pipeline.models.chunked_loss import chunked_loss
@@ -30,12 +29,8 @@ def taught(model: Any, top_k: int, spread: float = 0.5) -> dict[str, Any]:
     states = (model.states.detach() + spread * noise)[:, :-1][followed(POSITIONS)]
     ids, logs = likeliest(states, model, top_k)
     stored = torch.from_numpy(logs.numpy().astype(LOGS))
-    return {
-        "labels": all_trained(),
-        "position_ids": POSITIONS,
-        "teacher_ids": ids.int(),
-        "teacher_logs": stored,
-    }
+    teacher = {"teacher_ids": ids.int(), "teacher_logs": stored}
+    return {"labels": all_trained(), "position_ids": POSITIONS} | teacher
 
 
 def formula(
@@ -45,24 +40,19 @@ def formula(
     states = model.states.detach().double().requires_grad_()
     weight = model.lm_head.rows(0, VOCABULARY) if hasattr(model.lm_head, "rows") else model.lm_head.weight
     factor, softcap = logit_rule(model.config)
-    logits = factor * torch.nn.functional.linear(
-        states[:, :-1], weight.double(), None if model.lm_head.bias is None else model.lm_head.bias.double()
-    )
+    bias = None if model.lm_head.bias is None else model.lm_head.bias.double()
+    logits = factor * torch.nn.functional.linear(states[:, :-1], weight.double(), bias)
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
     chances = logits[followed(POSITIONS)].softmax(1)  # (P, V)
     theirs = batch["teacher_logs"].double().log_softmax(1).exp()
-    kept = chances.gather(1, batch["teacher_ids"].long())
-    rest = (torch.ones_like(chances).scatter(1, batch["teacher_ids"].long(), 0.0) * chances).sum(
-        1, keepdim=True
-    )
-    ours = torch.cat([kept, rest], 1)
-    divergence = torch.where(
-        theirs > 0, theirs * (theirs.clamp(min=1e-300) / ours.clamp(min=1e-300)).log(), 0.0
-    ).sum()
-    entropy = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum"
-    )
+    taught = batch["teacher_ids"].long()
+    others = torch.ones_like(chances).scatter(1, taught, 0.0) * chances
+    ours = torch.cat([chances.gather(1, taught), others.sum(1, keepdim=True)], 1)
+    logs = (theirs.clamp(min=1e-300) / ours.clamp(min=1e-300)).log()
+    divergence = torch.where(theirs > 0, theirs * logs, 0.0).sum()
+    flat = logits.flatten(0, 1), batch["labels"][:, 1:].flatten()
+    entropy = torch.nn.functional.cross_entropy(*flat, reduction="sum")
     loss = (1 - sft_weight) * divergence / positions + sft_weight * entropy / answered
     loss.backward()
     return loss.item(), states.grad
@@ -70,15 +60,12 @@ def formula(
 
 def compare(model: Any, batch: dict[str, Any], sft_weight: float = 0.0, tolerance: float = 1e-5) -> None:
     """`distill_loss` is the formula."""
-    value, (expected, gradient) = (
-        distill_loss(model, batch, sft_weight, 17, 13),
-        formula(model, batch, sft_weight, 17, 13),
-    )
+    value = distill_loss(model, batch, sft_weight, 17, 13)
+    expected, gradient = formula(model, batch, sft_weight, 17, 13)
     assert value.dtype == torch.float32 and value.item() == pytest.approx(expected, rel=tolerance, abs=1e-7)
     (value * 3).backward()
-    torch.testing.assert_close(
-        model.states.grad.double() / 3, gradient, rtol=tolerance, atol=tolerance * float(gradient.abs().max())
-    )
+    found, largest = model.states.grad.double() / 3, float(gradient.abs().max())
+    torch.testing.assert_close(found, gradient, rtol=tolerance, atol=tolerance * largest)
 
 
 @settings(max_examples=draws(25))
@@ -126,18 +113,13 @@ def test_of_a_model_with_itself_it_is_nothing(top_k: int, scale: float) -> None:
 
 def test_more_tokens_are_truer_and_all_of_them_the_whole_divergence() -> None:
     model = models(scale=4.0)[0]
-    found = [
-        distill_loss(model, taught(model, top_k), 0.0, 1, 1).item() for top_k in (1, 2, 8, 32, VOCABULARY)
-    ]
+    batches = [taught(model, top_k) for top_k in (1, 2, 8, 32, VOCABULARY)]
+    found = [distill_loss(model, batch, 0.0, 1, 1).item() for batch in batches]
     assert 0 < found[0] < found[1] < found[2] < found[3] <= found[4] * (1 + 1e-4)
     weight = model.lm_head.rows(0, VOCABULARY).double()
     noise = torch.randn(model.states.shape, generator=torch.Generator().manual_seed(1))
-    theirs, ours = (
-        torch.nn.functional.linear(states.detach().double(), weight)[:, :-1][followed(POSITIONS)].log_softmax(
-            1
-        )
-        for states in (model.states + 0.5 * noise, model.states)
-    )
+    both = (states.detach().double() @ weight.T for states in (model.states + 0.5 * noise, model.states))
+    theirs, ours = (logits[:, :-1][followed(POSITIONS)].log_softmax(1) for logits in both)
     # but for float16
     assert found[4] == pytest.approx((theirs.exp() * (theirs - ours)).sum().item(), rel=1e-3)
 
@@ -170,33 +152,19 @@ def test_without_gradients_none_are_made() -> None:
     batch = taught(model, 8)
     with torch.no_grad():
         value = distill_loss(model, batch, 0.3, 17, 13)
-    assert (
-        value.item() == pytest.approx(formula(model, batch, 0.3, 17, 13)[0], rel=1e-5)
-        and not value.requires_grad
-    )
+    expected, _ = formula(model, batch, 0.3, 17, 13)
+    assert value.item() == pytest.approx(expected, rel=1e-5) and not value.requires_grad
 
 
 def test_nothing_as_large_as_the_logits_or_the_head_is_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), more: Any = None) -> Any:
-            made = function(*arguments, **(more or {}))
-            sizes.extend(
-                one.numel()
-                for one in (made if isinstance(made, tuple | list) else (made,))
-                if isinstance(one, torch.Tensor)
-            )
-            return made
-
     model = models(GgmlType.F32)[0]
     batch = taught(model, 4)
     for module in ("pipeline.models.quantized_head", "pipeline.models.distill_loss"):
         monkeypatch.setattr(f"{module}.BLOCK_HEAD", 20 * HIDDEN)
-    with Sizes():
+    with Sizes() as seen:
         distill_loss(model, batch, 0.0, 20, 1).backward()
         likeliest(model.states.detach()[:, :-1][followed(POSITIONS)], model, 4)
-    assert max(sizes) < VOCABULARY * HIDDEN and 20 * VOCABULARY not in sizes
+    assert max(seen.sizes) < VOCABULARY * HIDDEN and 20 * VOCABULARY not in seen.sizes
 
 
 @pytest.mark.parametrize("block", [1, 7, 96])

@@ -114,9 +114,8 @@ def test_routed_and_shared_experts_are_told_apart(
     has_shared = "Qwen2" in base.name
     wanted = {"self_attn.q_proj", *(f"mlp.experts.{part}" for part in routed)}
     assert adapters(model) == wanted | {f"mlp.shared_expert.{part}" for part in shared if has_shared}
-    assert TUNERS["lora"].check(model, train) == sum(
-        one.numel() for one in model.parameters() if one.requires_grad
-    )
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    assert TUNERS["lora"].check(model, train) == trained
 
 
 def test_an_expert_without_its_adapter_is_noticed(base: Path) -> None:
@@ -148,13 +147,10 @@ def test_a_mixtures_scales_are_not_trained(base: Path) -> None:
 def fused_weights(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
     """Weights by their linears' names as transformers' own mixture has them: a layer's experts together."""
     found = {name: value for name, value in tensors.items() if not is_routed(name)}
-    stacks = {
-        together(name): torch.stack(
-            [tensors[name.replace(".experts.0.", f".experts.{number}.")] for number in range(experts)]
-        )
-        for name in tensors
-        if expert_number(name) == 0
-    }
+    stacks = {}
+    for name in (name for name in tensors if expert_number(name) == 0):
+        each = (name.replace(".experts.0.", f".experts.{number}.") for number in range(experts))
+        stacks[together(name)] = torch.stack([tensors[one] for one in each])
     for name in [name for name in stacks if name.endswith("gate_proj.weight")]:
         up = stacks.pop(name.replace("gate_proj", "up_proj"))
         found[name.replace("gate_proj.weight", "gate_up_proj")] = torch.cat([stacks.pop(name), up], dim=1)
@@ -178,22 +174,16 @@ def compare_gradients(model: Any, train: Training, own: Any, ids: torch.Tensor) 
     """
     model.train()
     model(ids, labels=ids).loss.backward()
-    layers = {
-        name.removeprefix("base_model.model."): module
-        for name, module in model.named_modules()
-        if hasattr(module, "lora_A")
-    }
+    modules = {name.removeprefix("base_model.model."): one for name, one in model.named_modules()}
+    layers = {name: module for name, module in modules.items() if hasattr(module, "lora_A")}
     trained, weights = {}, {}
     for name, module in layers.items():
-        a, b = (
-            part["default"].weight.detach().clone().requires_grad_()
-            for part in (module.lora_A, module.lora_B)
-        )
-        trained[name] = a, b
+        halves = (part["default"].weight.detach() for part in (module.lora_A, module.lora_B))
+        trained[name] = a, b = tuple(half.clone().requires_grad_() for half in halves)
         weights[f"{name}.weight"] = frozen_weight(module.base_layer) + train.lora_alpha / train.r * b @ a
     left = {  # of experts whose matrix has no adapter
-        f"{name.removeprefix('base_model.model.')}.weight": frozen_weight(module)
-        for name, module in model.named_modules()
+        f"{name}.weight": frozen_weight(module)
+        for name, module in modules.items()
         if isinstance(module, torch.nn.Linear) and is_routed(name) and name.endswith("_proj")
     }
     values = fused_weights(weights | left, own.config.num_experts)
@@ -219,14 +209,12 @@ def test_gradients_are_those_of_plain_torch(base: Path, quantization: str, exper
     model = adapted(base, train)
     own = AutoModelForCausalLM.from_pretrained(base).float()
     if quantization == "nf4":
-        dense = {
-            f"{name.removeprefix('base_model.model.').removesuffix('.base_layer')}.weight": frozen_weight(
-                module
-            )
-            for name, module in model.named_modules()
-            if getattr(getattr(module, "weight", None), "quant_state", None) is not None
-            and not hasattr(module, "base_layer")
-        }
+        dense = {}
+        for name, module in model.named_modules():
+            packed = getattr(getattr(module, "weight", None), "quant_state", None) is not None
+            if packed and not hasattr(module, "base_layer"):
+                plain = name.removeprefix("base_model.model.").removesuffix(".base_layer")
+                dense[f"{plain}.weight"] = frozen_weight(module)
         own.load_state_dict(fused_weights(dense, own.config.num_experts), strict=False)
     compare_gradients(model, train, own, IDS)
 

@@ -63,21 +63,13 @@ def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> 
 
 
 def test_a_ggufs_header_says_what_config_json_says() -> None:
-    fields = {
-        "general.architecture": "qwen2moe",
-        "qwen2moe.expert_count": 60,
-        "qwen2moe.expert_used_count": 4,
-    }
-    found = expert_settings(fields | {"qwen2moe.expert_feed_forward_length": 1408})
-    assert (found["num_experts"], found["num_experts_per_tok"], found["moe_intermediate_size"]) == (
-        60,
-        4,
-        1408,
-    )
-    assert (
-        not found["norm_topk_prob"]
-        and expert_settings({"general.architecture": "qwen3moe"})["norm_topk_prob"]
-    )
+    counts = {"expert_count": 60, "expert_used_count": 4, "expert_feed_forward_length": 1408}
+    fields = {f"qwen2moe.{name}": count for name, count in counts.items()}
+    found = expert_settings(fields | {"general.architecture": "qwen2moe"})
+    names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    assert [found[name] for name in names] == [60, 4, 1408]
+    assert not found["norm_topk_prob"]
+    assert expert_settings({"general.architecture": "qwen3moe"})["norm_topk_prob"]
     assert expert_settings({"general.architecture": "qwen3"}) == {}
     mixtral = {"general.architecture": "llama", "llama.expert_count": 8, "llama.expert_used_count": 2}
     assert expert_settings(mixtral) == {"num_local_experts": 8, "num_experts_per_tok": 2}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads import tiny
 from liger_models import COMPARE, PARTS, run, write_config
 
 from pipeline.core.errors import ToolError
@@ -29,29 +30,15 @@ for folder in map(Path, sys.argv[1:]):
 
 @pytest.mark.slow
 def test_the_loaded_models_are_made_of_ligers_parts(tmp_path: Path) -> None:
-    folders = [
-        write_config(tmp_path / model_type, model_type)
-        for model_type in ("qwen2", "qwen3", "llama", "mistral")
-    ]
-    assert (
-        run(APPLY, *map(str, folders)).splitlines()
-        == ["LigerRMSNorm LigerRMSNorm LigerSwiGLUMLP LigerRMSNorm"] * 4
-    )
+    kinds = ("qwen2", "qwen3", "llama", "mistral")
+    folders = [str(write_config(tmp_path / kind, kind)) for kind in kinds]
+    parts = ["LigerRMSNorm LigerRMSNorm LigerSwiGLUMLP LigerRMSNorm"] * 4
+    assert run(APPLY, *folders).splitlines() == parts
 
 
 def test_a_model_without_ligers_parts_is_refused() -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    shape = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
     with pytest.raises(ToolError, match="Q-MODELS-014"):
-        check_liger(Qwen2ForCausalLM(Qwen2Config(**shape)))
+        check_liger(tiny("qwen2"))
 
 
 # unknown to Liger; known, but with another MLP

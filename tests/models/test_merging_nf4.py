@@ -3,6 +3,7 @@ bits.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import bitsandbytes.functional as bnb
 import pytest
@@ -12,17 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
+from pipeline.models.merging import nf4
 from pipeline.models.merging.compute import check_finite, round_once
 from pipeline.models.merging.judge import unit
-from pipeline.models.merging.nf4 import (
-    Nf4,
-    block_maxima,
-    codes,
-    nf4_values,
-    quick_quantizer,
-    round_trip,
-    tensor_scales,
-)
+from pipeline.models.merging.nf4 import Nf4, codes, quick_quantizer, round_trip, tensor_scales
 
 TYPES = ("float32", "bfloat16", "float16")
 
@@ -32,6 +26,10 @@ def _eager() -> Iterator[None]:
     """bitsandbytes compiles a part of its CPU code again for every shape, which takes seconds each."""
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+def quantize(values: torch.Tensor, double: bool = True) -> Any:
+    return bnb.quantize_4bit(values, blocksize=64, compress_statistics=double, quant_type="nf4")
 
 
 @settings(max_examples=draws(80))
@@ -48,24 +46,20 @@ def test_bytes_and_numbers_are_bitsandbytes(
     rows: int, columns: int, dtype: str, double: bool, scale: float, zeros: float, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed)
-    values = (
-        torch.randn(rows, columns, generator=random)
-        * scale
-        * (torch.rand(rows, columns, generator=random) >= zeros)
-    )
+    values = torch.randn(rows, columns, generator=random) * scale
+    values = values * (torch.rand(rows, columns, generator=random) >= zeros)
     values = values.to(getattr(torch, dtype))
-    theirs, state = bnb.quantize_4bit(values, blocksize=64, compress_statistics=double, quant_type="nf4")
-    nf4 = Nf4(dtype, double)
+    theirs, state = quantize(values, double)
+    kind = Nf4(dtype, double)
     cut = rows * columns // 2 // 64 * 64  # the same in two runs of whole blocks
-    maxima, used = tensor_scales(
-        [part for part in (values.view(-1)[:cut], values.view(-1)[cut:]) if part.numel()], nf4
-    )
+    parts = values.view(-1)[:cut], values.view(-1)[cut:]
+    maxima, used = tensor_scales([part for part in parts if part.numel()], kind)
     # two codes a byte, the first in the high half; an odd last one is padded with the code of 0
     found = torch.nn.functional.pad(codes(values.view(-1), maxima, 64), (0, values.numel() % 2), value=7)
     assert torch.equal((found[::2] << 4 | found[1::2]).to(torch.uint8), theirs.view(-1))
     if not double:
         assert torch.equal(used, state.absmax)
-    ours = round_trip(values.view(-1), maxima, used, nf4)
+    ours = round_trip(values.view(-1), maxima, used, kind)
     assert ours.dtype == values.dtype
     assert torch.equal(ours, bnb.dequantize_4bit(theirs, state).reshape(-1))
 
@@ -77,30 +71,24 @@ def test_the_quick_quantizer_gives_bitsandbytes_bytes(dtype: str, rows: int, wro
     values = torch.randn(rows, 193 if rows == 1 else 192, generator=torch.Generator().manual_seed(rows))
     values[0, 0] = wrong or values[0, 0]
     values = values.to(getattr(torch, dtype))
-    plain = bnb.quantize_4bit(values, blocksize=64, compress_statistics=True, quant_type="nf4")
+    plain = quantize(values)
     with quick_quantizer():
-        quick = bnb.quantize_4bit(values, blocksize=64, compress_statistics=True, quant_type="nf4")
-    again = bnb.quantize_4bit(values, blocksize=64, compress_statistics=True, quant_type="nf4")
-    for stored, state in (quick, again):
+        quick = quantize(values)
+    for stored, state in (quick, quantize(values)):
         assert torch.equal(stored, plain[0]) and stored.shape == plain[0].shape
         assert torch.equal(state.absmax, plain[1].absmax)
 
 
 def test_codes_are_right_next_to_every_boundary() -> None:
-    middles = (nf4_values()[1:] + nf4_values()[:-1]) / 2
+    middles = (nf4.nf4_values()[1:] + nf4.nf4_values()[:-1]) / 2
     edges = torch.arange(-256, 257) / 256.0  # of the table that finds the code
-    near = torch.cat(
-        [
-            (torch.cat([middles, edges]).view(torch.int32) + step).view(torch.float32).clamp(-1, 1)
-            for step in range(-40, 41)
-        ]
-    )
+    bits = torch.cat([middles, edges]).view(torch.int32)
+    near = torch.cat([(bits + step).view(torch.float32).clamp(-1, 1) for step in range(-40, 41)])
     near = near.nan_to_num(0.0)  # one step below +0 are the bits of a NaN
     near = torch.cat([near, torch.zeros(-len(near) % 63)]).view(-1, 63)
     blocks = torch.cat([torch.ones(len(near), 1), near], dim=1).view(-1)  # with a 1, a block's scale is 1
-    assert torch.equal(
-        codes(blocks, block_maxima(blocks, 64), 64), torch.bucketize(blocks, middles, out_int32=True)
-    )
+    wanted = torch.bucketize(blocks, middles, out_int32=True)
+    assert torch.equal(codes(blocks, nf4.block_maxima(blocks, 64), 64), wanted)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("float16", "F16"), ("bfloat16", "BF16")])

@@ -13,13 +13,8 @@ from tiny import untied_qwen2
 from transformers import Qwen2ForCausalLM
 
 from pipeline.core.errors import ConfigError, ToolError
-from pipeline.models.qlora import (
-    check_quantized,
-    float32_cast_bytes,
-    forbid_repacking,
-    keep_embeddings_on_cpu,
-    load_quantized,
-)
+from pipeline.models import qlora as base
+from pipeline.models.qlora import check_quantized, load_quantized
 from pipeline.models.tuners.lora import check_adapter, lora_config
 
 
@@ -34,11 +29,8 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_targeted_linear_is_nf4_before_the_adapter(untied: Path) -> None:
     model = load_quantized(untied, settings())
-    linears = [
-        module
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] in settings().target_modules
-    ]
+    targets, modules = settings().target_modules, dict(model.named_modules())
+    linears = [modules[name] for name in modules if name.rpartition(".")[2] in targets]
     assert len(linears) == 14
     assert {module.weight.quant_state.quant_type for module in linears} == {"nf4"}
     assert {module.weight.quant_state.nested for module in linears} == {True}
@@ -78,7 +70,7 @@ def test_without_the_guard_bitsandbytes_does_repack(untied: Path) -> None:
     with torch.no_grad():
         linear(states)
     assert linear.weight.quant_state.packing_format_for_cpu
-    forbid_repacking(model)
+    base.forbid_repacking(model)
     assert not linear.support_avx512bf16_for_cpu
 
 
@@ -89,7 +81,7 @@ def test_nothing_is_cast_and_the_saving_is_what_peft_would_add(untied: Path) -> 
     def stored() -> int:
         return sum(p.numel() * p.element_size() for p in model.parameters())
 
-    saving, before = float32_cast_bytes(model), stored()
+    saving, before = base.float32_cast_bytes(model), stored()
     assert stored() - before == 0
     prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     assert stored() - before == saving > 2 * 2 * 512 * 64  # embeddings and head, and norms and biases
@@ -103,9 +95,8 @@ def test_the_count_is_the_formulas(untied: Path, targets: list[str]) -> None:
     recipe = settings(target_modules=targets)
     outputs = {"q_proj": (64, 64), "k_proj": (64, 32), "v_proj": (64, 32), "o_proj": (64, 64)}
     outputs |= {"gate_proj": (64, 128), "up_proj": (64, 128), "down_proj": (128, 64)}
-    assert check_adapter(adapted(untied, recipe), recipe) == 2 * sum(
-        4 * sum(outputs[target]) for target in targets
-    )
+    wanted = 2 * sum(4 * sum(outputs[target]) for target in targets)
+    assert check_adapter(adapted(untied, recipe), recipe) == wanted
 
 
 def test_a_layer_that_was_missed_is_named(untied: Path) -> None:
@@ -152,7 +143,7 @@ def test_only_the_rows_looked_up_are_moved(untied: Path) -> None:
     """The `meta` device stands in for the GPU: what is on it has a shape and no bytes."""
     model = Qwen2ForCausalLM.from_pretrained(untied)
     model.lm_head.to("meta")
-    keep_embeddings_on_cpu(model)
+    base.keep_embeddings_on_cpu(model)
     table = model.get_input_embeddings()
     rows = table(torch.arange(6)[None])
     assert (rows.device.type, tuple(rows.shape)) == ("meta", (1, 6, 64))

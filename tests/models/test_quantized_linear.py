@@ -26,9 +26,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 def reference(quantized: torch.Tensor, ggml_type: GgmlType) -> torch.Tensor:
     """The same rows as float32, by the package gguf."""
-    return torch.from_numpy(
-        np.ascontiguousarray(gguf.dequantize(quantized.numpy(), ggml_type).astype(np.float32))
-    )
+    values = gguf.dequantize(quantized.numpy(), ggml_type).astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(values))
 
 
 def both(
@@ -38,17 +37,14 @@ def both(
     quantized = random_rows(ggml_type)
     plain = torch.nn.Linear(INPUTS, OUTPUTS, bias)
     plain.weight = torch.nn.Parameter(reference(quantized, ggml_type), requires_grad=False)
-    return QuantizedLinear(
-        quantized, int(ggml_type), plain.bias if bias else None, compute_dtype=dtype
-    ), plain
+    ours = QuantizedLinear(quantized, int(ggml_type), plain.bias if bias else None, compute_dtype=dtype)
+    return ours, plain
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference ÷ the largest value."""
-    return float(
-        (found.detach().float() - expected.detach().float()).abs().max()
-        / expected.detach().float().abs().max()
-    )
+    found, expected = found.detach().float(), expected.detach().float()
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def run(module: Callable[..., torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,9 +112,7 @@ def test_nothing_dense_is_kept_for_the_backward() -> None:
         lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
     ):
         quantized(torch.randn(4, INPUTS, requires_grad=True))
-    assert kept and all(
-        tensor.dtype == torch.uint8 and tensor.data_ptr() == quantized.weight.data_ptr() for tensor in kept
-    )
+    assert {(one.dtype, one.data_ptr()) for one in kept} == {(torch.uint8, quantized.weight.data_ptr())}
 
 
 def test_a_bias_that_trains_gets_its_gradient() -> None:
@@ -156,9 +150,8 @@ def adapted(ggml_type: GgmlType, quantized: bool, dtype: torch.dtype = torch.flo
     if not quantized:
         pair.first, pair.second = dense(pair.first), dense(pair.second)
     torch.manual_seed(0)
-    model = get_peft_model(
-        pair, LoraConfig(r=4, lora_alpha=8, target_modules=["first", "second"], lora_dropout=0.0)
-    )
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["first", "second"], lora_dropout=0.0)
+    model = get_peft_model(pair, config)
     for name, weight in model.named_parameters():
         if "lora_" in name:
             weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1
@@ -182,10 +175,8 @@ def test_lora_learns_what_it_learns_on_the_dense_linear(ggml_type: GgmlType) -> 
 def test_the_adapter_stays_float32_on_a_bfloat16_base() -> None:
     model = adapted(GgmlType.Q4_K, quantized=True, dtype=torch.bfloat16)
     assert {weight.dtype for name, weight in model.named_parameters() if "lora_" in name} == {torch.float32}
-    assert all(
-        isinstance(module, LoraLayer)
-        for module in (model.base_model.model.first, model.base_model.model.second)
-    )
+    pair = model.base_model.model
+    assert isinstance(pair.first, LoraLayer) and isinstance(pair.second, LoraLayer)
     assert model(torch.randn(2, INPUTS, dtype=torch.bfloat16)).dtype == torch.bfloat16
     model.to(torch.float16)  # a change of type is none of the quantized bytes'
     assert model.base_model.model.first.base_layer.weight.dtype == torch.uint8
@@ -211,8 +202,5 @@ def test_an_embedding_dequantizes_the_rows_it_looks_up(ggml_type: GgmlType) -> N
     ids = torch.tensor([[0, 95, 3], [3, 3, 17]])
     found = QuantizedEmbedding(quantized, int(ggml_type), compute_dtype=torch.bfloat16)(ids)
     assert torch.equal(found, reference(quantized, ggml_type)[ids].to(torch.bfloat16))
-    assert QuantizedEmbedding(quantized, int(ggml_type), compute_dtype=torch.float32)(ids[:, :0]).shape == (
-        2,
-        0,
-        INPUTS,
-    )
+    table = QuantizedEmbedding(quantized, int(ggml_type), compute_dtype=torch.float32)
+    assert table(ids[:, :0]).shape == (2, 0, INPUTS)

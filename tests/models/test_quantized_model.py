@@ -2,7 +2,6 @@
 the dense model is; others refused.
 """
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,10 @@ from dense import dense_model
 from families import MORE, SIZES, write_tokenizer
 from gguf_edit import Tensors, change_tensors
 from peft import get_peft_model
-from qwen2_variants import ROWS
+from qwen2_variants import ROWS, change_json
 from tiny import tiny_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+from tuned_by_hand import write_config
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
@@ -86,21 +86,7 @@ def levels(
 def base(tmp_path: Path) -> Path:
     """The one-layer Llama of `tiny_gguf`, with its config.json; the folder."""
     tiny_gguf(tmp_path / "model.gguf")
-    config = AutoConfig.for_model(
-        "llama",
-        vocab_size=261,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=256,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        architectures=["LlamaForCausalLM"],
-    )
-    config.save_pretrained(tmp_path)
-    return tmp_path
+    return write_config(tmp_path)
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
@@ -151,19 +137,12 @@ def test_logits_are_transformers_own_of_the_same_file(levels: dict[str, Path], l
 @pytest.mark.parametrize("level", LEVELS)
 def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> None:
     model = load(levels[level], torch.bfloat16)
-    assert (
-        not model.config.use_cache
-        and not model.training
-        and not any(weight.requires_grad for weight in model.parameters())
-    )
-    matrices = {
-        tensor for tensor in gguf_tensors(levels[level] / "model.gguf")[1].values() if len(tensor.shape) == 2
-    }
-    quantized = [
-        module.weight
-        for module in model.modules()
-        if isinstance(module, QuantizedLinear | QuantizedEmbedding)
-    ]
+    assert not model.config.use_cache and not model.training
+    assert not any(weight.requires_grad for weight in model.parameters())
+    stored = gguf_tensors(levels[level] / "model.gguf")[1].values()
+    matrices = {tensor for tensor in stored if len(tensor.shape) == 2}
+    packed = QuantizedLinear | QuantizedEmbedding
+    quantized = [module.weight for module in model.modules() if isinstance(module, packed)]
     assert tensor_bytes(quantized) == sum(tensor.rows * tensor.row_bytes for tensor in matrices)
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
     assert {weight.dtype for weight in vectors} == {torch.bfloat16}
@@ -187,54 +166,36 @@ def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
         assert check_adapter(model, train) > 0
         for name, weight in model.named_parameters():
             if "lora_B" in name:
-                weight.data = (
-                    torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.02
-                )
+                seeded = torch.Generator().manual_seed(len(name))
+                weight.data = torch.randn(weight.shape, generator=seeded) * 0.02
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
         loss = chunked_loss(model.train().get_base_model(), {"input_ids": IDS, "labels": labels})
         loss.backward()
-        learned.append(
-            (
-                loss.item(),
-                {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad},
-            )
-        )
+        trained = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
+        learned.append((loss.item(), trained))
     (ours, gradients), (theirs, expected) = learned
-    assert (
-        ours == pytest.approx(theirs, rel=1e-5)
-        and gradients.keys() == expected.keys()
-        and len(gradients) == 2 * 7 * 2
-    )
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert gradients.keys() == expected.keys() and len(gradients) == 2 * 7 * 2
     for name, gradient in gradients.items():
-        assert float((gradient - expected[name]).abs().max()) <= 1e-4 * float(expected[name].abs().max()), (
-            name
-        )
+        wanted = expected[name]
+        assert float((gradient - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max()), name
         assert float(gradient.abs().max()) > 0
 
 
 def test_it_generates(levels: dict[str, Path]) -> None:
-    model = load(levels["Q4_K_M"])
-    answer = model.generate(
-        input_ids=IDS[:1, :4],
-        attention_mask=torch.ones(1, 4, dtype=torch.long),
-        max_new_tokens=3,
-        do_sample=False,
-    )
+    mask = torch.ones(1, 4, dtype=torch.long)
+    asked = {"input_ids": IDS[:1, :4], "attention_mask": mask, "max_new_tokens": 3, "do_sample": False}
+    answer = load(levels["Q4_K_M"]).generate(**asked)
     assert answer.shape[1] > 4
-    expected = dense_model(load(levels["Q4_K_M"])).generate(
-        input_ids=IDS[:1, :4],
-        attention_mask=torch.ones(1, 4, dtype=torch.long),
-        max_new_tokens=3,
-        do_sample=False,
-    )
-    assert torch.equal(answer, expected)
+    assert torch.equal(answer, dense_model(load(levels["Q4_K_M"])).generate(**asked))
 
 
 def test_rows_go_back_to_where_the_converter_took_them_from() -> None:
     rows = torch.arange(24).reshape(12, 2)
+    halves = [np.split(head, 2) for head in np.split(rows.numpy(), 3)]
     heads = np.concatenate(
-        [np.stack(np.split(head, 2), axis=1).reshape(-1, 2) for head in np.split(rows.numpy(), 3)]
+        [np.stack(half, axis=1).reshape(-1, 2) for half in halves]
     )  # as gguf_sources has it
     assert not np.array_equal(heads, rows.numpy())
     assert torch.equal(in_order(torch.from_numpy(heads), 3), rows)
@@ -292,8 +253,7 @@ def test_a_file_that_is_not_this_models_is_refused(
 def test_a_config_that_is_not_this_files_is_refused(
     base: Path, changed: dict[str, Any], sentence: str
 ) -> None:
-    config = json.loads((base / "config.json").read_text()) | changed
-    (base / "config.json").write_text(json.dumps(config))
+    change_json(base / "config.json", **changed)
     with pytest.raises(DataError, match=sentence):
         load(base)
 

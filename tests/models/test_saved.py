@@ -76,9 +76,8 @@ def test_they_learn_what_16_bits_would_lose_and_the_base_keeps_its_own(
         assert torch.equal(logits(model), before)
     assert torch.equal(logits(model), changed)
     tuner_on(model).save(model, tmp_path)
-    assert {one.dtype for one in load_file(tmp_path / "adapter_model.safetensors").values()} == {
-        torch.float32
-    }
+    stored = load_file(tmp_path / "adapter_model.safetensors").values()
+    assert {one.dtype for one in stored} == {torch.float32}
     again = with_adapter(load_quantized(base, recipe), tmp_path)
     copies = saved_modules(again)
     assert all(torch.equal(one.weight, copies[name].weight) for name, one in saved_modules(model).items())

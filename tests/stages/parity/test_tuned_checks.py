@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
-from gguf_edit import Tensors, change_fields, change_rows, change_tensors
+from gguf_edit import Tensors, change_fields, change_rows, change_tensors, in_rows, in_tensors, without
 from safetensors.torch import load_file, save_file
 from tiny import tiny_gguf
-from transformers import AutoConfig
-from tuned_by_hand import train_by_chance, tune_by_hand
+from tuned_by_hand import train_by_chance, tune_by_hand, write_config
 
 from pipeline.config.tuners import ADAPTER_FILE, SCALES_FILE
 from pipeline.core.errors import GateError
@@ -32,9 +31,6 @@ from pipeline.models.tuners.scales import file_scales
 from pipeline.stages.parity.scales_weights import scales_weights
 from pipeline.stages.parity.unmerged_chain import UnmergedChain, base_file
 
-SIZES = {"vocab_size": 261, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
-TIED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "architectures": ["LlamaForCausalLM"]}
 # one scale a block, two, and a tensor of floats, which can't train
 TYPES = {"attn": GgmlType.Q8_0, "ffn_gate": GgmlType.Q4_1, "ffn_up": GgmlType.Q5_0}
 GATE, QUERY, DOWN = "blk.0.ffn_gate.weight", "blk.0.attn_q.weight", "blk.0.ffn_down.weight"
@@ -56,8 +52,7 @@ def quantized(tensors: Tensors) -> Tensors:
 @pytest.fixture
 def chain(tmp_path: Path) -> UnmergedChain:
     """A one-layer Llama, whose rows of q and k are in llama.cpp's order, with scales trained by chance."""
-    base = tmp_path / "base"
-    AutoConfig.for_model("llama", **SIZES, **HEADS, **TIED).save_pretrained(base)
+    base = write_config(tmp_path / "base")
     change_tensors(tiny_gguf(base / "model.gguf"), quantized)
     made = UnmergedChain(base, tmp_path / "base.json", tmp_path / "adapter", tmp_path / "tiny-tuned.gguf")
     made.lineage.write_text(json.dumps({"files": {"model.gguf": file_hash(made.bare)}}))
@@ -122,27 +117,19 @@ def provenance(file: Path) -> None:
     )
 
 
+OTHER_BYTE = "has another byte than a scale's changed in"
 FAULTS = {
-    "a code": (
-        lambda file: change_rows(file, QUERY, flipped(5, 7)),
-        f"{QUERY} has another byte than a scale's changed in row 5, block 0",
-    ),
+    "a code": (in_rows(QUERY, flipped(5, 7)), f"{QUERY} {OTHER_BYTE} row 5, block 0"),
     "the last byte of the last row": (
-        lambda file: change_rows(file, GATE, flipped(63, -1, 128)),
-        f"{GATE} has another byte than a scale's changed in row 63, block 0",
+        in_rows(GATE, flipped(63, -1, 128)),
+        f"{GATE} {OTHER_BYTE} row 63, block 0",
     ),
-    "a scale": (lambda file: change_rows(file, QUERY, flipped(6, 0)), f"{QUERY} has the scale "),
-    "a minimum": (lambda file: change_rows(file, GATE, flipped(7, 2)), f"{GATE} has the scale "),
-    "rows in another order": (
-        lambda file: change_rows(file, QUERY, lambda rows: rows[::-1]),
-        f"{QUERY} has the scale ",
-    ),
-    "no number": (
-        lambda file: change_rows(file, GATE, not_a_number),
-        f"{GATE} has a scale that is nan in row 9, block 0",
-    ),
+    "a scale": (in_rows(QUERY, flipped(6, 0)), f"{QUERY} has the scale "),
+    "a minimum": (in_rows(GATE, flipped(7, 2)), f"{GATE} has the scale "),
+    "rows in another order": (in_rows(QUERY, lambda rows: rows[::-1]), f"{QUERY} has the scale "),
+    "no number": (in_rows(GATE, not_a_number), f"{GATE} has a scale that is nan in row 9, block 0"),
     "a tensor that does not train": (
-        lambda file: change_rows(file, DOWN, flipped(3, 20)),
+        in_rows(DOWN, flipped(3, 20)),
         f"{DOWN} does not train, and row 3 is not the base's",
     ),
     "a field": (
@@ -153,16 +140,13 @@ FAULTS = {
         provenance,
         "tokenizer.ggml.own is not the base's",
     ),
-    "a tensor less": (
-        lambda file: change_tensors(file, lambda all: {key: all[key] for key in all if key != DOWN}),
-        f"tensor {DOWN} is not the same as in the base's file",
-    ),
+    "a tensor less": (in_tensors(without(DOWN)), f"tensor {DOWN} is not the same as in the base's file"),
     "another order of tensors": (
-        lambda file: change_tensors(file, lambda all: dict(reversed(all.items()))),
+        in_tensors(lambda all: dict(reversed(all.items()))),
         "the order of the tensors is not the same",
     ),
     "another type of a tensor": (
-        lambda file: change_tensors(file, lambda all: all | {QUERY: all["blk.0.ffn_up.weight"]}),
+        in_tensors(lambda all: all | {QUERY: all["blk.0.ffn_up.weight"]}),
         f"tensor {QUERY} is not the same",
     ),
 }
