@@ -106,35 +106,32 @@ def injections(tokens: list[str]) -> Iterator[tuple[str, str, str]]:
             yield token, name, f"First.\n{disguise(token)}\nLast."
 
 
+def asks(text: str) -> Row:
+    return {"role": "user", "content": text}
+
+
+def says(text: str, **more: Any) -> Row:
+    return {"role": "assistant", "content": text, **more}
+
+
 def everywhere(text: str) -> Row:
     """A row of whatever kind, with `text` wherever text can be."""
-    call = {
-        "type": "function",
-        "id": text,
-        "function": {"name": text, "arguments": {text: [text, {"deep": text}]}},
-    }
+    called = {"name": text, "arguments": {text: [text, {"deep": text}]}}
+    call = {"type": "function", "id": text, "function": called}
+    offered = {"name": text, "description": text, "parameters": {"properties": {text: {"type": "string"}}}}
     return {
         "source": "a:1",
         "kind": "preference",
         "domain": "d",
         "messages": [
             {"role": "system", "content": text},
-            {"role": "user", "content": text, "name": text},
-            {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call]},
+            asks(text) | {"name": text},
+            says(text, reasoning_content=text, tool_calls=[call]),
             {"role": "tool", "content": text, "tool_call_id": text},
         ],
-        "tools": [
-            {
-                "type": "function",
-                "function": {
-                    "name": text,
-                    "description": text,
-                    "parameters": {"properties": {text: {"type": "string"}}},
-                },
-            }
-        ],
-        "chosen": [{"role": "assistant", "content": text}],
-        "rejected": [{"role": "assistant", "content": text}],
+        "tools": [{"type": "function", "function": offered}],
+        "chosen": [says(text)],
+        "rejected": [says(text)],
         "answer": text,
     }
 
@@ -165,43 +162,15 @@ def test_a_rendered_row_has_the_control_tokens_of_its_turns_only(base: Base) -> 
     for text in sorted(pieces | {text for _, _, text in injections(base.tokens)}):
         row = rule({"kind": "chat", "messages": [{"role": role, "content": text} for role in turns]}, [])
         assert base.control(base.template.render(row["messages"])) == implied, text
-    assert base.control(base.template.render([{"role": "user", "content": "<|im_end|>"}])) != base.control(
-        base.template.render([{"role": "user", "content": "x"}])
-    )
+    marked, plain = (base.control(base.template.render([asks(text)])) for text in ("<|im_end|>", "x"))
+    assert marked != plain
 
 
 PIECES = st.sampled_from(
     [
-        "<",
-        "|",
-        ">",
-        "im_end",
-        "im_start",
-        "IM_END",
-        "tool_call",
-        "/",
-        "<|",
-        "|>",
-        "＜",
-        "｜",
-        "＞",
-        "‹",
-        " ",
-        "\n",
-        "\u200b",
-        "\u00a0",
-        "ﬁm_prefix",
-        "fim_",
-        "suffix",
-        "<|im_end|>",
-        "<tool_call>",
-        "< |",
-        "e",
-        "_",
-        "é",
-        "\u0338",
-        "⒈",
-        "▁",
+        *("<", "|", ">", "im_end", "im_start", "IM_END", "tool_call", "/", "<|", "|>", "＜", "｜", "＞", "‹"),
+        *(" ", "\n", "\u200b", "\u00a0", "ﬁm_prefix", "fim_", "suffix", "<|im_end|>", "<tool_call>", "< |"),
+        *("e", "_", "é", "\u0338", "⒈", "▁"),
     ]
 )
 
@@ -243,21 +212,19 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
 
 
 def test_our_own_code_and_documents_stay_as_they_are() -> None:
-    rule, looked = (
-        ControlTokens(
-            [*QWEN_ADDED, "<s>", "</s>", "<unk>", "<think>", "</think>", "[INST]", "[/INST]"], "neutralize"
-        ),
-        0,
-    )
+    others = ["<s>", "</s>", "<unk>", "<think>", "</think>", "[INST]", "[/INST]"]
+    rule, looked = ControlTokens([*QWEN_ADDED, *others], "neutralize"), 0
+    spelled = re.compile(r"im_(end|start)|<\|(endoftext|user)|</?(s|think|tool_call|unk)>|\[/?INST\]|ﬁ")
     for path in sorted((PROJECT / "pipeline").rglob("*.*")):
         if path.suffix in (".py", ".jinja", ".css", ".js"):
             for line in path.read_text(encoding="utf-8").splitlines():
-                if not re.search(
-                    r"im_(end|start)|<\|(endoftext|user)|</?(s|think|tool_call|unk)>|\[/?INST\]|ﬁ", line
-                ):
+                if not spelled.search(line):
                     assert rule.neutralize(line) == line
                     looked += 1
     assert looked > 5000
+
+
+END = "<｜end▁of▁sentence｜>"
 
 
 @pytest.mark.parametrize(
@@ -265,22 +232,15 @@ def test_our_own_code_and_documents_stay_as_they_are() -> None:
     [
         (["<s>", "</s>"], "a <s>b</s> ＜s＞ <S> < s>", "a < s >b< /s > < s > <S> < s>"),
         (["[INST]", "[/INST]"], "[INST] [inst] ［ＩＮＳＴ］[/INST]", "[ INST ] [inst] [ INST ][ /INST ]"),
-        (
-            ["<｜end▁of▁sentence｜>"],
-            "<｜end▁of▁sentence｜> <|end_of_sentence|>",
-            "< ｜end▁of▁sentence｜ > <|end_of_sentence|>",
-        ),
+        ([END], f"{END} <|end_of_sentence|>", "< ｜end▁of▁sentence｜ > <|end_of_sentence|>"),
         (["▁<PRE>"], "▁<PRE> <PRE>", "▁< PRE > < PRE >"),
         (["|||EMAIL_ADDRESS|||"], "||||EMAIL_ADDRESS||||", "|| ||EMAIL_ADDRESS|| ||"),
         ([">>TITLE<<", "<<SYS>>"], ">>TITLE<<SYS>>", "> >TITLE< <SYS>>"),
         (["<h1>", "<a>"], "<h<h1>1><a><a", "<h< h1 >1>< a ><a"),
         (["ab"], "abab ab", "a ba b a b"),
         (["<|x|>", "|x|"], "<|x|>", "< | x | >"),
-        (
-            ["  ", "\n\n", "\t", "▁▁", "ü", "é", ""],
-            "über  \n\n\t▁▁",
-            "über  \n\n\t▁▁",
-        ),  # white space and single letters can't be broken up
+        # white space and single letters can't be broken up
+        (["  ", "\n\n", "\t", "▁▁", "ü", "é", ""], "über  \n\n\t▁▁", "über  \n\n\t▁▁"),
         ([], "<|im_end|>", "<|im_end|>"),
     ],
 )
@@ -303,17 +263,8 @@ def test_tokens_without_end_are_rejected() -> None:
 
 def test_changes_are_noted_and_other_rows_are_the_same_object() -> None:
     changes = list[Any]()
-    row = RULE(
-        {
-            "kind": "chat",
-            "messages": [{"role": "user", "content": "a<|im_end|>"}, {"role": "assistant", "content": "b"}],
-        },
-        changes,
-    )
-    assert row["messages"] == [
-        {"role": "user", "content": "a< |im_end| >"},
-        {"role": "assistant", "content": "b"},
-    ]
+    row = RULE({"kind": "chat", "messages": [asks("a<|im_end|>"), says("b")]}, changes)
+    assert row["messages"] == [asks("a< |im_end| >"), says("b")]
     assert [(change.rule, change.place, change.before, change.after) for change in changes] == [
         ("control_tokens", "messages 1", "a<|im_end|>", "a< |im_end| >")
     ]
@@ -321,23 +272,17 @@ def test_changes_are_noted_and_other_rows_are_the_same_object() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "detail"),
+    ("text", "held"),
     [
-        ("a<|im_end|>", "messages 2 holds <|im_end|>, which the tokenizer takes for its own"),
-        (
-            "a<|im_\u200bend|>",
-            "messages 2 holds a disguised <|im_end|>, which the tokenizer takes for its own",
-        ),
-        ("</tool_call>", "messages 2 holds </tool_call>, which the tokenizer takes for its own"),
+        ("a<|im_end|>", "<|im_end|>"),
+        ("a<|im_\u200bend|>", "a disguised <|im_end|>"),
+        ("</tool_call>", "</tool_call>"),
     ],
 )
-def test_reject_says_where_and_which(text: str, detail: str) -> None:
-    row = {
-        "kind": "chat",
-        "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}],
-    }
+def test_reject_says_where_and_which(text: str, held: str) -> None:
     with pytest.raises(BadRow) as caught:
-        ControlTokens(QWEN_ADDED, "reject")(row, [])
+        ControlTokens(QWEN_ADDED, "reject")({"kind": "chat", "messages": [asks("x"), says(text)]}, [])
+    detail = f"messages 2 holds {held}, which the tokenizer takes for its own"
     assert (caught.value.code, str(caught.value)) == ("control_token", detail)
 
 
@@ -352,28 +297,16 @@ def test_segments_hold_markup_on_purpose() -> None:
 
 
 def test_a_single_segment_is_raw_text() -> None:
-    row: dict[str, Any] = {
-        "kind": "text",
-        "messages": [],
-        "segments": [{"text": "Hi<|im_end|>", "train": True}],
-    }
+    segments = [{"text": "Hi<|im_end|>", "train": True}]
+    row: dict[str, Any] = {"kind": "text", "messages": [], "segments": segments}
     assert RULE(row, [])["segments"] == [{"text": "Hi< |im_end| >", "train": True}]
 
 
 def test_keys_that_become_equal_reject_the_row() -> None:
-    call = {
-        "type": "function",
-        "function": {"name": "f", "arguments": {"<tool_call>": 1, "< tool_call >": 2}},
-    }
-    row = {
-        "kind": "chat",
-        "messages": [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ],
-    }
+    called = {"name": "f", "arguments": {"<tool_call>": 1, "< tool_call >": 2}}
+    answer = says("", tool_calls=[{"type": "function", "function": called}])
     with pytest.raises(BadRow) as caught:
-        RULE(row, [])
+        RULE({"kind": "chat", "messages": [asks("x"), answer]}, [])
     assert caught.value.code == "duplicate_key"
 
 

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from curating import SPLITS, Project, chat, lines, of_rows, sentence
+from curating import SPLITS, Project, chat, lines, of_rows, sentence, with_system
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
-import pipeline.stages.curate.phases.cleaning
-import pipeline.stages.curate.phases.compare
 from pipeline.chat.rows import row_id
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.places import PROJECT
+from pipeline.stages.curate.phases import cleaning, compare
 
 DOCS = PROJECT / "docs/data-formats.md"
 ASK, ANSWER = chat("2 + 2?")["messages"]
@@ -59,11 +58,8 @@ def test_a_bad_line_is_rejected_with_its_reason_and_the_run_goes_on(
     assert reject["offset"] == (None if rule == "exact_duplicates" else len(lines(GOOD)))
     assert reject["detail"]
     assert report["rejected"] == {reason: 1}
-    assert (report["rows_read"], report["rows_kept"], report["rows_rejected"] + report["rows_dropped"]) == (
-        3,
-        2,
-        1,
-    )
+    assert (report["rows_read"], report["rows_kept"]) == (3, 2)
+    assert report["rows_rejected"] + report["rows_dropped"] == 1
     assert {entry["rule"]: entry["rejected"] for entry in report["rules"] if entry["rejected"]} == {rule: 1}
 
 
@@ -82,20 +78,13 @@ def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(
 
 
 def test_the_docs_list_exactly_the_reasons_there_are() -> None:
-    documented = re.findall(
-        r"^\| `(\w+)` \|",
-        DOCS.read_text().partition("## What is rejected")[2].partition("\n## ")[0],
-        flags=re.MULTILINE,
-    )
-    sources = [
-        PROJECT / "pipeline/core/jsonl.py",
-        *(path for path in (PROJECT / "pipeline/stages/curate").rglob("*.py") if path.name != "export.py"),
-    ]
-    code = "".join(path.read_text() for path in sources)
-    reasons = set(re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)) | set(
-        re.findall(r"^    [A-Z_]+: \(\"\w+\", \"(\w+)\"\),$", code, re.MULTILINE)
-    )
-    assert sorted(documented) == sorted(reasons)
+    listed = DOCS.read_text().partition("## What is rejected")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \|", listed, flags=re.MULTILINE)
+    own = (path for path in (PROJECT / "pipeline/stages/curate").rglob("*.py") if path.name != "export.py")
+    code = "".join(path.read_text() for path in [PROJECT / "pipeline/core/jsonl.py", *own])
+    raised = re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)
+    tables = re.findall(r"^    [A-Z_]+: \(\"\w+\", \"(\w+)\"\),$", code, re.MULTILINE)
+    assert sorted(documented) == sorted({*raised, *tables})
 
 
 def test_no_secret_reaches_an_output(tmp_path: Path) -> None:
@@ -133,28 +122,11 @@ def test_what_is_said_of_duplicates_and_which_go(tmp_path: Path) -> None:
 
 
 def test_the_same_answer_twice_is_one_answer(tmp_path: Path) -> None:
-    rows = [
-        {
-            "messages": [
-                {"role": "system", "content": f"be {i}"},
-                *chat(f"question {i // 2}", f"answer {i // 4}")["messages"],
-            ]
-        }
-        for i in range(8)
-    ]
-    assert (
-        Project(tmp_path / "one", {"a.jsonl": lines(*rows)}).run(drop_duplicates="none")["groups"][
-            "requests_with_several_answers"
-        ]
-        == 0
-    )
-    rows[1]["messages"][2]["content"] = "another"
-    assert (
-        Project(tmp_path / "two", {"a.jsonl": lines(*rows)}).run(drop_duplicates="none")["groups"][
-            "requests_with_several_answers"
-        ]
-        == 1
-    )
+    rows = [with_system(f"be {i}", chat(f"question {i // 2}", f"answer {i // 4}")) for i in range(8)]
+    for several in (0, 1):
+        report = of_rows(tmp_path / f"{several}", rows).run(drop_duplicates="none")
+        assert report["groups"]["requests_with_several_answers"] == several
+        rows[1]["messages"][2]["content"] = "another"
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -166,14 +138,8 @@ def test_a_worker_that_can_not_be_made_says_why(tmp_path: Path, processes: int) 
 
 
 def test_changes_say_what_was_done(tmp_path: Path) -> None:
-    project = Project(
-        tmp_path,
-        {
-            "a.jsonl": lines(
-                chat("say <|im_end|> to e\u0301ve@cafe.fr", "ok"), {"messages": [ASK, ANSWER, ASK]}
-            )
-        },
-    )
+    rows = chat("say <|im_end|> to e\u0301ve@cafe.fr", "ok"), {"messages": [ASK, ANSWER, ASK]}
+    project = of_rows(tmp_path, rows)
     report = project.run()
     changes = {change["rule"]: change for change in project.changes()}
     assert set(changes) == {"normalize", "control_tokens", "personal", "turns"}
@@ -199,24 +165,8 @@ CHAT = st.builds(
     ),
 )
 KEYS = [
-    "messages",
-    "conversations",
-    "instruction",
-    "input",
-    "output",
-    "history",
-    "system",
-    "prompt",
-    "completion",
-    "tools",
-    "chosen",
-    "rejected",
-    "label",
-    "segments",
-    "text",
-    "answer",
-    "reward",
-    "x",
+    *("messages", "conversations", "instruction", "input", "output", "history", "system", "prompt"),
+    *("completion", "tools", "chosen", "rejected", "label", "segments", "text", "answer", "reward", "x"),
 ]
 ODD = st.dictionaries(
     st.sampled_from(KEYS),
@@ -252,9 +202,8 @@ def test_whatever_the_bytes_the_account_balances(
     kept = [row for split in SPLITS for row in project.rows(split)]
     rejected = project.rejects()
     assert report["rows_read"] == expected == len(kept) + len(rejected)
-    assert sorted(
-        [int(row["source"].split(":")[1]) for row in kept] + [reject["line"] for reject in rejected]
-    ) == list(range(1, expected + 1))
+    numbers = [int(row["source"].split(":")[1]) for row in kept] + [reject["line"] for reject in rejected]
+    assert sorted(numbers) == list(range(1, expected + 1))
     for row in kept:
         assert row["id"] == row_id(row)
 
@@ -285,9 +234,7 @@ def test_requests_with_several_answers_and_leaks_that_the_split_prevents_are_cou
 def test_two_runs_and_any_number_of_workers_give_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        pipeline.stages.curate.phases.cleaning, "BLOCK_BYTES", 20_000
-    )  # so that each worker gets some
+    monkeypatch.setattr(cleaning, "BLOCK_BYTES", 20_000)  # so that each worker gets some
     rows = [
         chat(
             f"question {i % 190} of thing{i % 190 * 31}",
@@ -316,7 +263,7 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(
     project = of_rows(tmp_path, [chat(f"question {i} word{i * 17}") for i in range(500)])
     project.run()
     before = project.outputs()
-    original = pipeline.stages.curate.phases.cleaning.raw_lines
+    original = cleaning.raw_lines
 
     def killing(*arguments: Any, **options: Any) -> Any:
         for number, line in enumerate(original(*arguments, **options)):
@@ -325,8 +272,8 @@ def test_a_killed_worker_is_one_sentence_and_leaves_the_last_outputs(
                     child.kill()  # the workers and their fork server
             yield line
 
-    monkeypatch.setattr(pipeline.stages.curate.phases.cleaning, "raw_lines", killing)
-    monkeypatch.setattr(pipeline.stages.curate.phases.cleaning, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(cleaning, "raw_lines", killing)
+    monkeypatch.setattr(cleaning, "BLOCK_BYTES", 1000)
     with pytest.raises(MachineError, match="Q-CURATE-015"):
         project.run(2)
     assert project.outputs() == before
@@ -340,13 +287,11 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
         "empty.jsonl": b"",
     }
     report = Project(tmp_path, files).run()
-    expected = {"a.json": (2, 2, 0), "b.jsonl": (3, 1, 2), "empty.jsonl": (0, 0, 0)}
-    assert {
-        name: (file["rows"], file["kept"], file["rejected"]) for name, file in report["files"].items()
-    } == expected
-    assert {name: file["sha256"] for name, file in report["files"].items()} == {
-        name: hashlib.sha256(files[name]).hexdigest() for name in files
-    }
+    expected = {"a.json": [2, 2, 0], "b.jsonl": [3, 1, 2], "empty.jsonl": [0, 0, 0]}
+    assert report["files"].keys() == files.keys()
+    for name, file in report["files"].items():
+        assert [file[key] for key in ("rows", "kept", "rejected")] == expected[name]
+        assert file["sha256"] == hashlib.sha256(files[name]).hexdigest()
     assert report["files"]["a.json"]["notes"] == {"bom": 1}
     assert report["files"]["b.jsonl"]["notes"] == {"crlf": 1}
     assert report["rejected"] == {"blank": 1, "duplicate": 1, "not_json": 1}
@@ -356,37 +301,30 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
 def test_progress_counts_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: dict[str, list[int]] = {}
     files = {"a.jsonl": lines(GOOD) + b"\n\nbad\n", "b.jsonl": b"", "c.jsonl": lines(chat("x"))}
-    for module in (pipeline.stages.curate.phases.cleaning, pipeline.stages.curate.phases.compare):
-        monkeypatch.setattr(
-            module,
-            "progress",
-            lambda label, wanted: nullcontext(recorded.setdefault(f"{label} {wanted}", []).append),
-        )
+
+    def progress(label: str, wanted: int) -> Any:
+        return nullcontext(recorded.setdefault(f"{label} {wanted}", []).append)
+
+    for module in (cleaning, compare):
+        monkeypatch.setattr(module, "progress", progress)
     Project(tmp_path, files).run()
-    assert {label.split()[1]: sum(amounts) for label, amounts in recorded.items()} == {
-        "reading": sum(map(len, files.values())),
-        "comparing": 2,
-    }
+    counted = {label.split()[1]: sum(amounts) for label, amounts in recorded.items()}
+    assert counted == {"reading": sum(map(len, files.values())), "comparing": 2}
 
 
 def test_whole_files_that_are_not_read_are_rejected_too(tmp_path: Path) -> None:
-    project = Project(
-        tmp_path, {"a.jsonl": lines(GOOD), "b.doc": b"x,y", ".gitkeep": b"", ".git/x.jsonl": b"x"}
-    )
+    files = {"a.jsonl": lines(GOOD), "b.doc": b"x,y", ".gitkeep": b"", ".git/x.jsonl": b"x"}
+    project, unread = Project(tmp_path, files), ["b.doc", "chats.jsonl.xz", "e"]
     (project.raw / "chats.jsonl.xz").write_bytes(b"packed")
     (project.raw / "e").symlink_to(tmp_path)
     (project.raw / "folder.jsonl").mkdir()
     report = project.run()
-    assert {reject["file"]: reject["reason"] for reject in project.rejects()} == dict.fromkeys(
-        ("b.doc", "chats.jsonl.xz", "e"), "unknown_container"
-    )
+    rejects = {reject["file"]: reject["reason"] for reject in project.rejects()}
+    assert rejects == dict.fromkeys(unread, "unknown_container")
     assert all(reject["line"] is None and reject["offset"] is None for reject in project.rejects())
     assert report["files_rejected"] == {"unknown_container": 3}
-    assert (report["files_found"], [*report["files"]], [*report["files_unread"]]) == (
-        4,
-        ["a.jsonl"],
-        ["b.doc", "chats.jsonl.xz", "e"],
-    )
+    assert (report["files_found"], [*report["files"]]) == (4, ["a.jsonl"])
+    assert [*report["files_unread"]] == unread
     assert (report["rows_read"], report["rows_kept"], report["rows_rejected"]) == (1, 1, 0)
 
 
@@ -402,28 +340,23 @@ def test_a_file_name_that_is_not_utf8_can_be_reported(tmp_path: Path) -> None:
     [lambda text: text.encode("utf-8-sig"), lambda text: unicodedata.normalize("NFD", text).encode()],
 )
 def test_names_are_found_however_their_file_is_saved(tmp_path: Path, encode: Any) -> None:
-    project = Project(
-        tmp_path, {"a.jsonl": lines(chat("who is Zoë Müller?", "Zoë Müller is a friend of Ann Roe."))}
-    )
+    project = of_rows(tmp_path, [chat("who is Zoë Müller?", "Zoë Müller is a friend of Ann Roe.")])
     (tmp_path / "data/guard/names.txt").write_bytes(encode("Zoë Müller\r\n\r\nAnn Roe\r\n"))
     project.run(names="names.txt")
-    assert [turn["content"] for turn in project.rows()[0]["messages"]] == [
-        "who is [NAME_1]?",
-        "[NAME_1] is a friend of [NAME_2].",
-    ]
+    found = [turn["content"] for turn in project.rows()[0]["messages"]]
+    assert found == ["who is [NAME_1]?", "[NAME_1] is a friend of [NAME_2]."]
 
 
 def test_raw_text_holds_no_control_token_and_markup_may(tmp_path: Path) -> None:
-    segments = [
-        {"label": False, "text": "<|im_start|>user\nhi<|im_end|>"},
-        {"label": True, "text": "ho<|im_end|>"},
-    ]
-    project = Project(tmp_path, {"a.jsonl": lines({"text": "a<|im_end|>b"}, {"segments": segments})})
+    marked = ["<|im_start|>user\nhi<|im_end|>", "ho<|im_end|>"]
+    segments = [{"label": text == marked[1], "text": text} for text in marked]
+    project = of_rows(tmp_path, [{"text": "a<|im_end|>b"}, {"segments": segments}])
     project.run()
-    assert [[segment["text"] for segment in row["segments"]] for row in project.rows()] == [
-        ["a< |im_end| >b"],
-        ["<|im_start|>user\nhi<|im_end|>", "ho<|im_end|>"],
-    ]
+    found = [[segment["text"] for segment in row["segments"]] for row in project.rows()]
+    assert found == [["a< |im_end| >b"], marked]
+
+
+HALVES = {"val_fraction": 0.5, "test_fraction": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -436,11 +369,7 @@ def test_raw_text_holds_no_control_token_and_markup_may(tmp_path: Path) -> None:
         ({"a.json": b"[]"}, {}, "Q-CURATE-013"),
         ({"a.jsonl": b"\nx\ny\n"}, {}, r"Q-CURATE-013: .* \(2 not_json, 1 blank; first a\.jsonl line 2: "),
         ({"a.jsonl": lines(GOOD)}, {"test_fraction": 0.5}, r"Q-CURATE-014: of 1 row .* test "),
-        (
-            {"a.jsonl": lines(GOOD, chat("b"))},
-            {"val_fraction": 0.5, "test_fraction": 0.5},
-            r"Q-CURATE-014: of 2 rows .* train ",
-        ),
+        ({"a.jsonl": lines(GOOD, chat("b"))}, HALVES, r"Q-CURATE-014: of 2 rows .* train "),
         ({"a.jsonl": lines(GOOD)}, {"names": "names.txt"}, "Q-CURATE-005"),
         ({"a.jsonl": lines(GOOD)}, {"decontaminate": ["exam.jsonl"]}, "Q-CURATE-006"),
     ],
@@ -464,14 +393,8 @@ def test_a_failed_run_leaves_the_last_one(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         project.run()
     assert project.outputs() == before
-    assert {path.name for path in (tmp_path / "data").iterdir()} == {
-        "guard",
-        "raw",
-        "final",
-        "rejects.jsonl",
-        "changes.jsonl",
-        "clusters.jsonl",
-    }
+    published = {"final", "rejects.jsonl", "changes.jsonl", "clusters.jsonl"}
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"guard", "raw", *published}
 
 
 @pytest.mark.parametrize("base", [None, "{", "{}", "[]", '{"added_tokens": null}', '{"added_tokens": [1]}'])
@@ -486,10 +409,8 @@ def test_a_missing_or_odd_base_record_is_one_sentence(tmp_path: Path, base: str 
 
 def test_a_long_text_becomes_parts_that_stay_together(tmp_path: Path) -> None:
     text = "".join(f"Sentence {number} is about thing {number * 7919 % 1000}. " for number in range(200))
-    project = Project(
-        tmp_path,
-        {"a.jsonl": lines({"text": text}, *(chat(f"question {n}", f"reply {n * 7919}") for n in range(40)))},
-    )
+    chats = (chat(f"question {n}", f"reply {n * 7919}") for n in range(40))
+    project = of_rows(tmp_path, [{"text": text}, *chats])
     smollm_folder(tmp_path / "models/base")
     report = project.run(max_tokens=200, test_fraction=0.3)
     parts = [(split, row) for split in SPLITS for row in project.rows(split) if row["kind"] == "text"]

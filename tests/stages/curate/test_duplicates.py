@@ -29,6 +29,11 @@ def groups(report: Row) -> tuple[int, int]:
     return report["groups"]["groups"], report["groups"]["rows_in_groups"]
 
 
+def after(row: Row, other: Row) -> Row:
+    """One conversation of two."""
+    return {"messages": [*row["messages"], *other["messages"]]}
+
+
 # the second row of a pair, given the request and the answer of the first, and other words
 PAIRS: list[tuple[Callable[[str, str, Callable[..., str]], Row], str]] = [
     (lambda ask, out, _: chat(ask, out), EXACT),
@@ -45,10 +50,7 @@ PAIRS: list[tuple[Callable[[str, str, Callable[..., str]], Row], str]] = [
     (lambda ask, _, other: {"prompt": ask, "answer": other(60)}, RELATED),
     (lambda ask, out, _: {"prompt": ask, "chosen": out, "rejected": "no"}, RELATED),
     (lambda _, out, other: chat(other(60), other(50)), STRANGERS),
-    (
-        lambda ask, out, _: {"messages": [*chat("So:", ask)["messages"], *chat(out, "Well.")["messages"]]},
-        NEAR,
-    ),
+    (lambda ask, out, _: after(chat("So:", ask), chat(out, "Well.")), NEAR),
 ]
 
 
@@ -135,17 +137,15 @@ def test_duplicates_and_relatives_are_those_of_a_comparison_of_all_pairs(seed: i
     kept, sources = set(project.lines()), list(read_rows(tmp_path / "data/clusters.jsonl"))
     assert not [pair for pair, share in alike.items() if share > threshold + margin and set(pair) <= kept]
     for cluster in sources:
-        best, *others = sorted(
-            (int(one.partition(":")[2]) for one in cluster["rows"]), key=lambda n: n not in kept
-        )
+        numbers = (int(one.partition(":")[2]) for one in cluster["rows"])
+        best, *others = sorted(numbers, key=lambda n: n not in kept)
         assert best in kept and not kept & set(others) and cluster["best"] == f"a.jsonl:{best}"
         for other in others:
             share = alike[min(best, other), max(best, other)]
             assert share > threshold - margin
             assert cluster["similarity"] <= share + margin
-            assert len(rows[best - 1]["messages"][-1]["content"]) >= len(
-                rows[other - 1]["messages"][-1]["content"]
-            )
+            long, short = (rows[n - 1]["messages"][-1]["content"] for n in (best, other))
+            assert len(long) >= len(short)
     assert kept | frozenset().union(*project.clusters()) == set(range(1, 101))
     together = [pair for pair, share in alike.items() if share > 0.7 + margin]
     together += [(a, b) for a, b in alike if request[a - 1] == request[b - 1]]
@@ -161,9 +161,8 @@ def test_duplicates_and_relatives_are_those_of_a_comparison_of_all_pairs(seed: i
             for line in project.lines(split):
                 sides[line] += split[:2]
     contaminated = {n for n in sides if len(sides[n]) < 8}  # left out of one of the runs
-    assert not [
-        pair for pair in together if sides[pair[0]] != sides[pair[1]] and not contaminated & set(pair)
-    ]
+    torn = [{a, b} for a, b in together if sides[a] != sides[b]]
+    assert not [pair for pair in torn if not contaminated & pair]
     assert len(set(sides.values())) > 10
 
 
@@ -186,10 +185,7 @@ BEST: list[tuple[list[tuple[str, float | None]], int]] = [
     ([("mail ann@acme.de", None), ("mail the sales!", None)], 1),
     ([("Everybody says", -2.0), ("", -1.5), ("Everybody says it", None)], 1),  # no reward comes last
     ([("", 0.0), ("Everybody says", -0.0)], 1),
-    (
-        [("Everybody", 1e300), ("", 2e300), ("Everybody says", 1e300)],
-        2,
-    ),  # equal, as float32 they are the most
+    ([("Everybody", 1e300), ("", 2e300), ("Everybody says", 1e300)], 2),  # equal, the most of float32
     ([("a", -1e300), ("a longer one", None), ("", -5.0)], 2),
     ([("", -1e-30), ("a", 1e-30), ("a longer", -1.0)], 1),
     ([("", 3.0), ("a", 2.5), ("a longer", 2.0), ("a longer one", -3.0)], 0),
@@ -214,11 +210,8 @@ def test_the_best_row_of_a_cluster_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_not_trained_makes_no_row_better(tmp_path: Path) -> None:
-    long = chat(ASKED, OUTPUTS)
-    long["messages"] += [
-        {"role": "user", "content": "So?"},
-        {"role": "assistant", "content": "Yes.", "train": False},
-    ]
+    long = after(chat(ASKED, OUTPUTS), chat("So?", "Yes."))
+    long["messages"][-1]["train"] = False
     project = of_rows(tmp_path, [long, chat(ASKED, OUTPUTS + "!")])
     project.run(near_threshold=0.7)
     assert project.lines() == [2]
@@ -238,13 +231,8 @@ def test_planted_duplicates_are_found(tmp_path: Path) -> None:
     truth, rows = [], []
     for cluster, turns in generator.chats(1500, seed=3):
         truth.append(cluster)
-        rows.append(
-            {
-                "messages": [
-                    {"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)
-                ]
-            }
-        )
+        turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        rows.append({"messages": turns})
     project = of_rows(tmp_path, rows)
     report = project.run(near_threshold=0.7)
     found = np.arange(1500)
@@ -275,23 +263,23 @@ def test_similarity_is_estimated_without_bias(tmp_path: Path) -> None:
     assert np.sqrt((error**2).mean()) < np.sqrt(0.25 / 128)
 
 
-def family(*, of: Callable[[int], Row], rows: int = 30) -> list[Row]:
-    return [of(i) for i in range(rows)]
+def family(of: Callable[[int], Row]) -> list[Row]:
+    return [of(i) for i in range(30)]
+
+
+def answered(i: int) -> Row:
+    return chat(ASKED, f"{OUTPUTS} item{i}x")
 
 
 FAMILIES: dict[str, tuple[list[Row], int, tuple[int, int]]] = {
-    "answer": (family(of=lambda i: chat(ASKED, f"{OUTPUTS} item{i}x")), 1, (0, 0)),
-    "request": (family(of=lambda i: chat(f"{ASKED} nr{i}z", OUTPUTS)), 1, (0, 0)),
-    "both": (family(of=lambda i: chat(f"Nr{i}z: {ASKED}", f"{OUTPUTS} item{i}x")), 1, (0, 0)),
-    "with copies": (
-        family(of=lambda i: chat(ASKED, f"{OUTPUTS} item{i}x")) + [chat(ASKED, OUTPUTS)] * 5,
-        1,
-        (0, 0),
-    ),
-    "one request": (family(of=lambda i: chat(ASKED, sentence(i))), 30, (1, 30)),
-    "one short request": (family(of=lambda i: chat("Write a story.", sentence(i))), 30, (0, 0)),
+    "answer": (family(answered), 1, (0, 0)),
+    "request": (family(lambda i: chat(f"{ASKED} nr{i}z", OUTPUTS)), 1, (0, 0)),
+    "both": (family(lambda i: chat(f"Nr{i}z: {ASKED}", f"{OUTPUTS} item{i}x")), 1, (0, 0)),
+    "with copies": (family(answered) + [chat(ASKED, OUTPUTS)] * 5, 1, (0, 0)),
+    "one request": (family(lambda i: chat(ASKED, sentence(i))), 30, (1, 30)),
+    "one short request": (family(lambda i: chat("Write a story.", sentence(i))), 30, (0, 0)),
     "template": (
-        family(of=lambda i: chat(f"{sentence(9, 300)} {sentence(i, 15)}", sentence(i + 50, 5))),
+        family(lambda i: chat(f"{sentence(9, 300)} {sentence(i, 15)}", sentence(i + 50, 5))),
         30,
         (0, 0),
     ),
@@ -323,7 +311,7 @@ def test_a_template_is_not_one_cluster(tmp_path: Path) -> None:
     ]
     first = rows[0]["messages"]
     rows += [chat(first[0]["content"], first[1]["content"] + end) for end in (" .", " !", " ?")]
-    rows += [chat(f"{instruction} {ASKED}", f"{OUTPUTS} item{i}x") for i in range(30)]
+    rows += family(lambda i: chat(f"{instruction} {ASKED}", f"{OUTPUTS} item{i}x"))
     project = of_rows(tmp_path, rows)
     report = project.run(near_threshold=0.8)
     assert project.clusters() == {frozenset({1, 271, 272, 273}), frozenset(range(274, 304))}
@@ -357,9 +345,8 @@ def test_a_chain_is_cut_where_rows_are_no_longer_alike_the_kept_one(tmp_path: Pa
     report = project.run(near_threshold=0.8)
     assert 5 < report["rows_kept"] < 40
     assert all(one["similarity"] >= 0.8 for one in read_rows(tmp_path / "data/clusters.jsonl"))
-    assert sum(map(len, project.clusters())) == 40 - len(
-        set(project.lines()) - frozenset().union(*project.clusters())
-    )
+    lonely = set(project.lines()) - frozenset().union(*project.clusters())
+    assert sum(map(len, project.clusters())) == 40 - len(lonely)
     assert groups(report) == (1, report["rows_kept"])
     assert groups(project.run(near_threshold=0.8, drop_duplicates="none")) == (1, 40)
 

@@ -21,17 +21,22 @@ def chat(answer: str, question: str = "?", kind: str = "chat", **more: Any) -> R
     return {"source": "a:1", "kind": kind, "domain": "d", "messages": messages} | more
 
 
+def untrained(answer: str) -> Row:
+    row = chat(answer)
+    row["messages"][-1]["train"] = False
+    return row
+
+
+def text(trained: str, *read: str) -> Row:
+    """A row of text, of which what is `read` first is not trained."""
+    segments = [*({"text": one, "train": False} for one in read), {"text": trained, "train": True}]
+    return chat("", kind="text", messages=[], segments=segments)
+
+
 def preference(chosen: str, rejected: str) -> Row:
-    sides = {
-        side: [{"role": "assistant", "content": text}]
-        for side, text in (("chosen", chosen), ("rejected", rejected))
-    }
-    return {
-        "source": "a:1",
-        "kind": "preference",
-        "domain": "d",
-        "messages": [{"role": "user", "content": "?"}],
-    } | sides
+    row = chat(chosen, kind="preference")
+    ask, good = row["messages"]
+    return row | {"messages": [ask], "chosen": [good], "rejected": [good | {"content": rejected}]}
 
 
 REFUSALS = (
@@ -97,28 +102,12 @@ def test_answers_are_no_refusals(answer: str) -> None:
     assert not is_refusal(answer)
 
 
+PHRASES = ["I'm sorry", ", but ", "as an ai ", "language model ", "I can't ", "help ", "with that", ". "]
+PHRASES += ["a ", "\n", "my-", "?"]
+
+
 @settings(max_examples=draws(300))
-@given(
-    parts=st.lists(
-        st.sampled_from(
-            [
-                "I'm sorry",
-                ", but ",
-                "as an ai ",
-                "language model ",
-                "I can't ",
-                "help ",
-                "with that",
-                ". ",
-                "a ",
-                "\n",
-                "my-",
-                "?",
-            ]
-        ),
-        max_size=60,
-    )
-)
+@given(parts=st.lists(st.sampled_from(PHRASES), max_size=60))
 def test_no_text_makes_the_judgment_slow(parts: list[str]) -> None:
     assert is_refusal("".join(parts)) in (True, False)
 
@@ -135,22 +124,11 @@ NO = REFUSALS[0]
         (chat("Sure: 4.", question=NO), None),
         (preference(NO, "Sure."), "chosen 1"),
         (preference("Sure.", NO), None),
-        (
-            chat("x") | {"messages": [*chat(NO)["messages"], *chat("Fine.")["messages"]]},
-            None,
-        ),  # only the last answer counts
-        (
-            chat(NO)
-            | {
-                "messages": [
-                    {"role": "user", "content": "?"},
-                    {"role": "assistant", "content": NO, "train": False},
-                ]
-            },
-            None,
-        ),
+        # only the last answer counts
+        (chat("x") | {"messages": [*chat(NO)["messages"], *chat("Fine.")["messages"]]}, None),
+        (untrained(NO), None),
         (chat(NO) | {"messages": [{"role": "user", "content": NO}], "kind": "prompt", "answer": NO}, None),
-        (chat(NO) | {"messages": [], "kind": "text", "segments": [{"text": NO, "train": True}]}, None),
+        (text(NO), None),
     ],
 )
 def test_rows_that_teach_to_refuse_are_rejected(row: Row, place: str | None) -> None:
@@ -197,21 +175,10 @@ ENGLISH_ONLY = languages(("en",))
             "find . -type f -name '*.gz' -print0 | xargs -0 -I{} sh -c 'gzip -dc {} | wc -l' | sort -n | "
             "tail -n 5"
         ),
-        chat(
-            "x",
-            messages=[
-                {"role": "user", "content": "?"},
-                {"role": "assistant", "content": OTHERS["de"], "train": False},
-            ],
-        ),
+        untrained(OTHERS["de"]),
         preference(ENGLISH, OTHERS["de"]),
         chat("x", kind="prompt", messages=[{"role": "user", "content": OTHERS["de"]}]) | {"answer": "4"},
-        chat(
-            "x",
-            kind="text",
-            messages=[],
-            segments=[{"text": OTHERS["de"], "train": False}, {"text": ENGLISH, "train": True}],
-        ),
+        text(ENGLISH, OTHERS["de"]),
     ],
 )
 def test_what_is_not_surely_another_language_passes(row: Row) -> None:
@@ -282,21 +249,12 @@ PROSE = (
 )
 
 
-@pytest.mark.parametrize(("text", "why"), GARBAGE)
-def test_garbage_is_found_and_the_figure_said(text: str, why: str) -> None:
-    found = garbage_in(text)
-    assert found is not None
-    assert why in found
-    for row in (
-        chat(text),
-        chat("Yes.", question=text),
-        preference("Yes.", text),
-        chat("", kind="text", messages=[], segments=[{"text": text, "train": True}]),
-    ):
-        with pytest.raises(
-            BadRow,
-            match=r"^(messages|rejected|segments) [12]: [\d.]+% of its? .*, the (most|least) is [\d.]+%$",
-        ) as caught:
+@pytest.mark.parametrize(("bad", "why"), GARBAGE)
+def test_garbage_is_found_and_the_figure_said(bad: str, why: str) -> None:
+    assert why in (garbage_in(bad) or "")
+    said = r"^(messages|rejected|segments) [12]: [\d.]+% of its? .*, the (most|least) is [\d.]+%$"
+    for row in (chat(bad), chat("Yes.", question=bad), preference("Yes.", bad), text(bad)):
+        with pytest.raises(BadRow, match=said) as caught:
             garbage(row, [])
         assert caught.value.code == "garbage"
 
@@ -316,11 +274,8 @@ def test_what_a_tool_or_the_system_says_is_not_judged() -> None:
 
 def test_our_own_code_and_documents_are_no_garbage() -> None:
     looked = 0
-    for path in [
-        *(PROJECT / "pipeline").rglob("*.py"),
-        *PROJECT.glob("*.md"),
-        *(PROJECT / "docs").glob("*.md"),
-    ]:
+    documents = *PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")
+    for path in (*(PROJECT / "pipeline").rglob("*.py"), *documents):
         text = path.read_text(encoding="utf-8")
         if "MOJIBAKE" not in text:
             assert garbage_in(text) is None, path
@@ -329,14 +284,10 @@ def test_our_own_code_and_documents_are_no_garbage() -> None:
 
 
 @settings(max_examples=draws(200))
-@given(text=st.text(max_size=200) | st.text("aé😀 \n", max_size=300))
-def test_no_row_raises_anything_but_bad_row(text: str) -> None:
+@given(said=st.text(max_size=200) | st.text("aé😀 \n", max_size=300))
+def test_no_row_raises_anything_but_bad_row(said: str) -> None:
     for rule in (garbage, ENGLISH_ONLY, refusals):
-        for row in (
-            chat(text, question=text),
-            preference(text, text),
-            chat("", kind="text", messages=[], segments=[{"text": text, "train": True}]),
-        ):
+        for row in (chat(said, question=said), preference(said, said), text(said)):
             try:
                 assert rule(row, []) is row
             except BadRow as error:

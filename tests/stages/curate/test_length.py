@@ -2,9 +2,11 @@
 that training makes.
 """
 
+import json
 import pickle
 import random
 import re
+import shutil
 import time
 from itertools import chain, pairwise
 from pathlib import Path
@@ -29,15 +31,9 @@ from pipeline.stages.curate.rules.template import ChatTemplate
 from pipeline.stages.curate.rules.token_counter import TokenCounter
 
 BUDGET = 120
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}}}
 TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds",
-            "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
-        },
-    }
+    {"type": "function", "function": {"name": "add", "description": "Adds", "parameters": PARAMETERS}},
 ]
 
 
@@ -137,36 +133,26 @@ def test_parts_are_the_conversation_without_what_is_noted_as_lost(
         parts = rule.parts(row, changes)
     except BadRow as error:
         assert error.code == "over_budget"
-        trainable = [
-            exchange
-            for exchange in exchanges
-            if any(turn["role"] == "assistant" and turn.get("train", True) for turn in exchange)
-        ]
-        assert all(tokens(system + exchange) > budget for exchange in trainable)
+        for exchange in exchanges:
+            trained = [turn for turn in exchange if turn["role"] == "assistant" and turn.get("train", True)]
+            assert not trained or tokens(system + exchange) > budget
         return
     if parts == [row]:
         assert not changes
         assert tokens(row["messages"]) <= budget
         return
     assert tokens(row["messages"]) > budget
-    assert [part["source"] for part in parts] == [
-        f"chats.jsonl:7#{number}" for number in range(1, len(parts) + 1)
-    ]
-    lost = [
-        range(int(found[1]), int(found[2]) + 1)
-        for change in changes
-        if (found := re.fullmatch(r"messages (\d+) to (\d+)", change.place))
-    ]
-    kept = [
-        one
-        for number, one in enumerate(row["messages"], start=1)
-        if not any(number in places for places in lost)
-    ]
+    numbers = range(1, len(parts) + 1)
+    assert [part["source"] for part in parts] == [f"chats.jsonl:7#{number}" for number in numbers]
+    lost = set()
+    for change in changes:
+        if found := re.fullmatch(r"messages (\d+) to (\d+)", change.place):
+            lost.update(range(int(found[1]), int(found[2]) + 1))
+    kept = [one for number, one in enumerate(row["messages"], start=1) if number not in lost]
     assert system + [one for part in parts for one in part["messages"][len(system) :]] == kept
     for part in parts:
-        assert {key: part[key] for key in part if key not in ("messages", "source")} == {
-            key: row[key] for key in row if key not in ("messages", "source")
-        }
+        own = {key: row[key] for key in ("messages", "source")}
+        assert part | own == row
         assert tokens(part["messages"]) <= budget
         assert part["messages"][: len(system)] == system
         assert (part["messages"][len(system)]["role"], part["messages"][-1]["role"]) == ("user", "assistant")
@@ -277,46 +263,24 @@ def test_templates_are_rendered_as_transformers_renders_them(
             return DAY
 
     monkeypatch.setattr(chat_template_utils, "datetime", Day)
-    tokenizer, ours, same = (
-        PreTrainedTokenizerFast.from_pretrained(folders["qwen"]),
-        ChatTemplate(folders["qwen"]),
-        0,
-    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folders["qwen"])
+    ours, same = ChatTemplate(folders["qwen"]), 0
     assert ours.special == tokenizer.special_tokens_map
+    calling = turn("user", "2?"), turn("assistant", "", tool_calls=call(a="é"))
+    first = turn("user", "x"), turn("assistant", "y", reasoning_content="hm")
     conversations: list[tuple[list[dict[str, Any]], Any]] = [
         ([turn("user", "Hi"), turn("assistant", "Hello <b>")], None),
         (long_chat(2, 2)["messages"], None),
-        (
-            [
-                turn("user", "2?"),
-                turn("assistant", "", tool_calls=call(a="é")),
-                turn("tool", "5", name="add"),
-                turn("assistant", "5."),
-            ],
-            TOOLS,
-        ),
-        (
-            [
-                turn("user", "x"),
-                turn("assistant", "y", reasoning_content="hm"),
-                turn("user", "z"),
-                turn("assistant", "w", reasoning_content="m"),
-            ],
-            None,
-        ),
+        ([*calling, turn("tool", "5", name="add"), turn("assistant", "5.")], TOOLS),
+        ([*first, turn("user", "z"), turn("assistant", "w", reasoning_content="m")], None),
     ]
     for name, (source, rendering) in templates.items():
         ours.templates = {"default": rendering}
         for messages, schema in conversations:
             for prompt in (False, True):
                 try:
-                    theirs = tokenizer.apply_chat_template(
-                        messages,
-                        tools=schema,
-                        chat_template=source,
-                        tokenize=False,
-                        add_generation_prompt=prompt,
-                    )
+                    how = {"chat_template": source, "tokenize": False, "add_generation_prompt": prompt}
+                    theirs = tokenizer.apply_chat_template(messages, tools=schema, **how)
                 except Exception:
                     with pytest.raises(BadRow, match="the chat template"):
                         ours.render(messages, schema, prompt=prompt)
@@ -334,11 +298,8 @@ def test_the_count_is_that_of_training(folders: dict[str, Path], rules: dict[str
         row = long_chat(20)
         assert counter.count_row(row) == len(tokens(tokenizer, row))
         for text in ("Plain text 1.", "Ends itself.<|im_end|>", ""):
-            row = {
-                "kind": "text",
-                "messages": [],
-                "segments": [{"text": "Read: ", "train": False}, {"text": text + "x", "train": True}],
-            }
+            segments = [{"text": "Read: ", "train": False}, {"text": text + "x", "train": True}]
+            row = {"kind": "text", "messages": [], "segments": segments}
             assert counter.count_row(row) == len(tokens(tokenizer, row))
             row["segments"].append({"text": text, "train": False})
             assert counter.count_row(row) == len(tokens(tokenizer, row))
@@ -395,6 +356,10 @@ def test_a_long_chat_is_split_and_the_system_turn_repeated(
 LONG = "word " * 200
 
 
+def answered(text: str) -> dict[str, Any]:
+    return turn("assistant", text)
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -404,12 +369,7 @@ LONG = "word " * 200
         long_chat(14) | {"reward": 1.0},
         long_chat(14) | {"kind": "feedback", "label": True},
         chat(turn("user", LONG), kind="prompt", answer="4"),
-        chat(
-            turn("user", "a"),
-            kind="preference",
-            chosen=[turn("assistant", "b")],
-            rejected=[turn("assistant", LONG)],
-        ),
+        chat(turn("user", "a"), kind="preference", chosen=[answered("b")], rejected=[answered(LONG)]),
         chat(kind="text", segments=[{"text": LONG, "train": True}] * 2),
     ],
 )
@@ -449,8 +409,6 @@ def test_without_a_tokenizer_everything_passes() -> None:
 
 
 def test_a_broken_folder_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
-    import shutil
-
     with pytest.raises(DataError, match="Q-CURATE-004"):
         Length(tmp_path, 10, "split").parts(long_chat(1), [])
     folder = Path(shutil.copytree(folders["smollm"], tmp_path / "base"))
@@ -460,8 +418,6 @@ def test_a_broken_folder_is_one_sentence(folders: dict[str, Path], tmp_path: Pat
 
 
 def test_a_tokenizer_that_cuts_is_made_to_count_all(folders: dict[str, Path], tmp_path: Path) -> None:
-    import shutil
-
     from tokenizers import Tokenizer
 
     folder = Path(shutil.copytree(folders["smollm"], tmp_path / "base"))
@@ -475,9 +431,6 @@ def test_a_tokenizer_that_cuts_is_made_to_count_all(folders: dict[str, Path], tm
 
 def test_other_tokenizers_are_counted_whole(folders: dict[str, Path], tmp_path: Path) -> None:
     """Where a space does not start a piece, or a byte can be more than one token, there is no short cut."""
-    import json
-    import shutil
-
     folder = Path(shutil.copytree(folders["smollm"], tmp_path / "base"))
     file = folder / "tokenizer.json"
     own = json.loads(file.read_text(encoding="utf-8"))
@@ -522,14 +475,11 @@ def repeated(user: str, assistant: str, *system: str, size: int = LINE) -> Row:
 
 def sliced(text: str, size: int) -> Row:
     """A chat that says the text in turns of `size` characters."""
-    return chat(
-        *(
-            turn(("user", "assistant")[i % 2], text[start : start + size])
-            for i, start in enumerate(range(0, len(text) - size, size))
-        )
-    )
+    pieces = (text[start : start + size] for start in range(0, len(text) - size, size))
+    return chat(*(turn(("user", "assistant")[i % 2], piece) for i, piece in enumerate(pieces)))
 
 
+CALLING = turn("assistant", "", tool_calls=call(a=1))
 SPLIT = {"as many as are split", "ordinary turns"}
 HOSTILE = {
     "tiny exchanges": lambda: repeated("a", "b"),
@@ -560,15 +510,7 @@ HOSTILE = {
     "control tokens": lambda: chat(turn("user", "a"), turn("assistant", "<|im_start|>" * (LINE // 12))),
     "marks": lambda: chat(turn("user", "a"), turn("assistant", "a" + "\u0301\u0323" * (LINE // 4))),
     "segments": lambda: chat(kind="text", segments=[{"text": "ab", "train": True}] * (LINE // 32)),
-    "calls": lambda: chat(
-        *[
-            turn("user", "a"),
-            turn("assistant", "", tool_calls=call(a=1)),
-            turn("tool", "x"),
-            turn("assistant", "b"),
-        ]
-        * 5_000
-    ),
+    "calls": lambda: chat(*[turn("user", "a"), CALLING, turn("tool", "x"), turn("assistant", "b")] * 5_000),
 }
 
 
@@ -619,10 +561,7 @@ def test_what_is_remembered_has_an_end(folders: dict[str, Path], monkeypatch: py
         row = long_chat(1, exchanges, None)
         bound = counter.bound(row)
         assert bound is not None
-        assert (
-            bound
-            >= counter.count_row(row)
-            == counter.count_by_tokenizer(counter.template.render(row["messages"]))
-        )
+        whole = counter.count_by_tokenizer(counter.template.render(row["messages"]))
+        assert bound >= counter.count_row(row) == whole
         assert counter.overhead.cache_info().currsize <= 4
     assert 0 < sum(map(len, counter.words[1])) <= 120

@@ -36,13 +36,9 @@ def test_the_better_answer_is_chosen_and_both_chats_stay(tmp_path: Path) -> None
     assert pair["source"] == "chats.jsonl:2 > chats.jsonl:1"
     assert pair["messages"] == [{"role": "user", "content": "2 + 2?"}]
     assert pairs_of([pair]) == [("four", "five")]
-    assert counts["pairs"] == {
-        "made": 1,
-        "mean_gap": 1.0,
-        "rows": {"paired": 2},
-        "scored_rows": 2,
-        "splits": {"train": 1, "val": 0, "test": 0},
-    }
+    splits = {"train": 1, "val": 0, "test": 0}
+    figures = {"made": 1, "mean_gap": 1.0, "rows": {"paired": 2}, "scored_rows": 2}
+    assert counts["pairs"] == figures | {"splits": splits}
     assert counts["untrained"] == {"preference": 1}
     assert "chats.jsonl:2 over chats.jsonl:1" in (tmp_path / "reports/data.html").read_text()
 
@@ -55,9 +51,7 @@ def test_nothing_changes_unless_it_is_asked_for(tmp_path: Path) -> None:
 
 def test_the_best_goes_with_the_worst_and_no_chat_is_in_two_pairs(tmp_path: Path) -> None:
     answers = {"apple": 0.5, "brick": 0.1, "cloud": 0.9, "drum": 0.4, "eagle": 0.7}
-    project, counts = run(
-        tmp_path, *(scored("Say a word.", word, points) for word, points in answers.items())
-    )
+    project, counts = run(tmp_path, *(scored("Say a word.", *answer) for answer in answers.items()))
     assert sorted(pairs_of(project.rows())) == [("cloud", "brick"), ("eagle", "drum")]
     assert counts["pairs"]["rows"] == {"left_over": 1, "paired": 4}
     assert counts["pairs"]["mean_gap"] == pytest.approx((0.8 + 0.3) / 2)
@@ -134,9 +128,8 @@ def test_a_near_duplicate_that_overlaps_what_is_guarded_is_in_no_pair(tmp_path: 
     guarded = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
     long = " ".join(str(n * 7919) for n in range(400))
     longer = "Nothing of it stands in there, as far as I can see, nor will it ever do so, I am afraid."
-    project = of_rows(
-        tmp_path, [scored(long, longer, 0.8), scored(long, guarded, 0.2)], guard={"exam.txt": guarded}
-    )
+    rows = [scored(long, longer, 0.8), scored(long, guarded, 0.2)]
+    project = of_rows(tmp_path, rows, guard={"exam.txt": guarded})
     counts = project.run(pairs="rewards", decontaminate=["exam.txt"])
     assert counts["duplicates"]["near_rows"] == 1
     assert [row["messages"][1]["content"] for row in project.rows()] == [longer]
@@ -171,19 +164,15 @@ def test_a_pair_is_on_the_side_of_its_chats(tmp_path: Path) -> None:
 
 def test_a_request_of_many_rows_makes_pairs_on_each_side_alone(tmp_path: Path) -> None:
     """Its rows are no group: boilerplate is divided. So a pair could have a chat of training in the test."""
-    words = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(60)]
-    rows = [
-        scored("Write me some words.", " ".join(re.findall("....", word)), n / 60)
-        for n, word in enumerate(words)
-    ]
+    words = [re.findall("....", hashlib.sha256(str(n).encode()).hexdigest()) for n in range(60)]
+    rows = [scored("Write me some words.", " ".join(some), n / 60) for n, some in enumerate(words)]
     project, counts = run(tmp_path, *rows, val_fraction=0.0, test_fraction=0.3)
     assert counts["pairs"]["splits"]["test"]
     for split in ("train", "test"):
         rows = project.rows(split)
         sources = {row["source"] for row in rows if row["kind"] == "chat"}
-        assert {
-            one for row in rows if row["kind"] == "preference" for one in row["source"].split(" > ")
-        } <= sources
+        pairs = [row["source"].split(" > ") for row in rows if row["kind"] == "preference"]
+        assert {one for pair in pairs for one in pair} <= sources
 
 
 def test_a_source_that_is_not_trained_gives_no_pairs(tmp_path: Path) -> None:
@@ -200,6 +189,5 @@ def test_pairs_are_read_again_as_they_were_written(tmp_path: Path) -> None:
     made = [row for row in project.rows() if row["kind"] == "preference"]
     again = Project(tmp_path / "two", {"pairs.jsonl": lines(*made)})
     again.run()
-    assert [row["id"] for row in read_rows(tmp_path / "two/data/final/train.jsonl")] == [
-        r["id"] for r in made
-    ]
+    found = read_rows(tmp_path / "two/data/final/train.jsonl")
+    assert [row["id"] for row in found] == [row["id"] for row in made]

@@ -4,12 +4,12 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from curating import RECIPE, Project
+from make import ended
 
 from pipeline.core.jsonl import read_rows
 from pipeline.core.places import PROJECT
@@ -20,18 +20,10 @@ ENOUGH = 1500
 
 def write(out: Path, **environment: str) -> bytes:
     """Run the script as a user does, elsewhere and with another environment."""
-    command = [sys.executable, str(SCRIPT), "--out", str(out)]
-    ended = subprocess.run(
-        command,
-        cwd=out.parent,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert ended.stderr == ""
-    assert re.fullmatch(rf"\d+ rows in {re.escape(str(out))}\n", ended.stdout)
+    command = [sys.executable, SCRIPT, "--out", out]
+    done = ended(command, cwd=out.parent, env=os.environ | environment, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(rf"\d+ rows in {re.escape(str(out))}\n", done.stdout)
     return out.read_bytes()
 
 
@@ -55,15 +47,8 @@ def rows(made: Path) -> list[tuple[str, str]]:
 
 def test_the_bytes_do_not_depend_on_hash_seed_place_home_or_screen(made: Path, tmp_path: Path) -> None:
     (tmp_path / "deeper").mkdir()
-    again = write(
-        tmp_path / "deeper/x.jsonl",
-        PYTHONHASHSEED="7",
-        HOME=str(tmp_path),
-        COLUMNS="40",
-        LANG="C",
-        TZ="Asia/Tokyo",
-        TMPDIR=str(tmp_path),
-    )
+    places = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TZ": "Asia/Tokyo"}
+    again = write(tmp_path / "deeper/x.jsonl", PYTHONHASHSEED="7", COLUMNS="40", LANG="C", **places)
     assert again == made.read_bytes()
     assert list(tmp_path.glob("**/.*")) == []
 

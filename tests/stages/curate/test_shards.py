@@ -62,11 +62,8 @@ def nasty_files() -> dict[str, bytes]:
         {"prompt": f"parquet {i % 9} asks {words(i % 9)}", "completion": words(i % 13)} for i in range(30)
     ]
     parquet.write_table(pyarrow.Table.from_pylist(rows), table)
-    broken = (
-        b'{"messages": \n\n\xff\xfe\n[1]\n{"a": 1, "a": 2}\n   \nnot json\n{"text": "'
-        + b"x" * 40_000
-        + b'"}\n'
-    )
+    broken = b'{"messages": \n\n\xff\xfe\n[1]\n{"a": 1, "a": 2}\n   \nnot json\n{"text": "'
+    broken += b"x" * 40_000 + b'"}\n'
     mark = "\ufeff".encode()
     cells = "".join(f'"csv {i % 7}, asks","{words(i % 7)}"\n' for i in range(20))
     answers = lines(
@@ -157,15 +154,8 @@ def test_any_number_of_shards_gives_the_same_bytes(
     assert len(expected) == 8 and counts["duplicates"]["clusters"] > 50
     assert "(other)" in counts["domains"]
     if changed is MANY_RULES:  # nothing that is to be compared is missing
-        reasons = set(counts["rejected"])
-        assert {
-            "duplicate",
-            "near_duplicate",
-            "contaminated",
-            "sampled_out",
-            "too_long",
-            "not_json",
-        } <= reasons
+        compared = {"duplicate", "near_duplicate", "contaminated", "sampled_out"}
+        assert counts["rejected"].keys() >= compared | {"too_long", "not_json"}
         assert counts["pairs"]["made"] > 1 and counts["parts_added"] > 2 and all(counts["splits"].values())
         assert counts["contamination"]["sources"].keys() == {"exam.txt", "test"}
     for shards in (7,) if changed is MANY_RULES else (2, 5):
@@ -242,11 +232,9 @@ def test_a_shards_bytes_are_nearly_equal(tmp_path: Path) -> None:
     total = sum(path.stat().st_size for path in (root / "data/raw").iterdir())
     made = work.Work(root / "work", 5)
     cleaning.make_plan(root, SMALL, made)
+    sizes = {path.name: path.stat().st_size for path in (root / "data/raw").iterdir()}
     for one in cleaning.read_plan(made).shards:
-        read = sum(
-            part.stop - part.start if part else (root / "data/raw" / name).stat().st_size
-            for name, part in one
-        )
+        read = sum(part.stop - part.start if part else sizes[name] for name, part in one)
         assert abs(read - total / 5) < 1000
 
 
@@ -277,16 +265,12 @@ def test_what_was_made_of_other_inputs_is_not_used_and_goes(small: Project, chan
     elif changed == "base":
         (small.root / "models/base.json").write_text('{"added_tokens": ["<x>"]}')
     else:
-        with (small.root / "data" / changed / {"raw": "a.jsonl", "guard": "exam.txt"}[changed]).open(
-            "ab"
-        ) as file:
-            file.write(b"\n")
-    for use in (
-        lambda: shard.run("write", "1-of-2", small.root, now),
-        lambda: publish(small.root, now, shard.work_of(small.root, now, 2)),
-    ):
-        with pytest.raises(MachineError, match="Q-CURATE-017"):
-            use()
+        file = small.root / "data" / changed / {"raw": "a.jsonl", "guard": "exam.txt"}[changed]
+        file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(MachineError, match="Q-CURATE-017"):
+        shard.run("write", "1-of-2", small.root, now)
+    with pytest.raises(MachineError, match="Q-CURATE-017"):
+        publish(small.root, now, shard.work_of(small.root, now, 2))
     assert small.outputs() == {}
     drop_stale(small.root, now)
     assert not list((small.root / FOLDER).iterdir())
@@ -326,16 +310,9 @@ def _killed(phase: str, item: str, root: Path, when: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "item"),
-    [
-        ("clean", "of-7"),
-        ("clean", "0-of-7"),
-        ("clean", "8-of-7"),
-        ("plan", "1-of-7"),
-        ("plan", "of-257"),
-        ("join", ""),
-    ],
+    "job", ["clean@of-7", "clean@0-of-7", "clean@8-of-7", "plan@1-of-7", "plan@of-257", "join@"]
 )
-def test_a_job_that_there_is_not_is_refused(phase: str, item: str) -> None:
+def test_a_job_that_there_is_not_is_refused(job: str) -> None:
+    phase, _, item = job.partition("@")
     with pytest.raises(ConfigError, match="Q-CURATE-018"):
         parse_item(phase, item)

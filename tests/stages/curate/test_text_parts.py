@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
 from pipeline.chat.rows import BadRow, Row, row_id
-from pipeline.chat.tokens import IGNORED, encode, load_tokenizer
+from pipeline.chat.tokens import encode, load_tokenizer
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.text_parts import Unbreakable, text_parts
 
@@ -42,14 +42,8 @@ def with_budget(rule: Length, most: int) -> Length:
 
 
 def text_row(text: str, **more: Any) -> Row:
-    row = {
-        "source": "a.jsonl:3",
-        "kind": "text",
-        "domain": "d",
-        "messages": [],
-        "segments": [{"text": text, "train": True}],
-        **more,
-    }
+    row = {"source": "a.jsonl:3", "kind": "text", "domain": "d", "messages": []}
+    row |= {"segments": [{"text": text, "train": True}], **more}
     return {"id": row_id(row), **row}
 
 
@@ -59,27 +53,9 @@ def joined(parts: list[Row]) -> str:
 
 PIECES = st.sampled_from(
     [
-        ENGLISH,
-        CHINESE,
-        HINDI,
-        THAI,
-        "\n\n",
-        "\n",
-        " \t ",
-        "\r\n \r\n",
-        "3.14",
-        "…",
-        "e.g. this",
-        "。」",
-        "👩‍💻",
-        "e\u0301\u0323",
-        "  x = 1\n",
-        "0123456789" * 3,
-        "مرحبا بالعالم؟ ",
-        "\u2029",
-        "．",
-        "a" * 30,
-        "Z\u0335\u0321" * 4,
+        *(ENGLISH, CHINESE, HINDI, THAI, "\n\n", "\n", " \t ", "\r\n \r\n", "3.14", "…", "e.g. this", "。」"),
+        *("👩‍💻", "e\u0301\u0323", "  x = 1\n", "0123456789" * 3, "مرحبا بالعالم؟ ", "\u2029", "．"),
+        *("a" * 30, "Z\u0335\u0321" * 4),
     ]
 )
 
@@ -102,9 +78,8 @@ def test_joined_parts_are_the_text_and_each_is_within_the_budget(rule: Length, t
     assert all(part["segments"][0]["text"].strip() for part in parts)
     assert (len(parts) == 1) == (rule.counter.count_row(row) <= most) == (not changes)
     if len(parts) > 1:
-        assert [part["source"] for part in parts] == [
-            f"a.jsonl:3#{number}" for number in range(1, len(parts) + 1)
-        ]
+        numbers = range(1, len(parts) + 1)
+        assert [part["source"] for part in parts] == [f"a.jsonl:3#{number}" for number in numbers]
         assert [len(part["segments"]) for part in parts] == [2] * (len(parts) - 1) + [1]
     for part in parts:
         check_row(part)
@@ -115,21 +90,16 @@ def cut(text: str, most: int) -> list[str]:
     return [text[start:end] for start, end, tokens in text_parts(text, lambda start, end: end - start, most)]
 
 
+LEFT, PI = "He said “no.” Then (he left!) ", "Pi is 3.14 and e.g. this goes on. "
+
+
 @pytest.mark.parametrize(
     ("text", "most", "parts"),
     [
         ("One two. Three.\n\nFour five six seven.", 24, ["One two. Three.\n\n", "Four five six seven."]),
         ("One two. Three four. Five six.", 22, ["One two. Three four. ", "Five six."]),
-        (
-            "He said “no.” Then (he left!) Then more of it.",
-            32,
-            ["He said “no.” Then (he left!) ", "Then more of it."],
-        ),
-        (
-            "Pi is 3.14 and e.g. this goes on. And so on",
-            40,
-            ["Pi is 3.14 and e.g. this goes on. ", "And so on"],
-        ),
+        (LEFT + "Then more of it.", 32, [LEFT, "Then more of it."]),
+        (PI + "And so on", 40, [PI, "And so on"]),
         ("他说：「好。」然后走了。再见！", 13, ["他说：「好。」然后走了。", "再见！"]),
         ("कुत्ता है। बिल्ली है। और", 22, ["कुत्ता है। बिल्ली है। ", "और"]),
         ("first line\nsecond line\nthird", 25, ["first line\nsecond line\n", "third"]),
@@ -172,9 +142,8 @@ def test_only_the_last_part_learns_the_end_of_text(rule: Length, folder: Path) -
     assert len(parts) > 2
     tokenizer = load_tokenizer(folder)
     encoded = [each[0] for _, each in encode(tokenizer, parts) if isinstance(each, list)]
-    assert [
-        tokenizer.eos_token_id in [label for label in one.labels if label != IGNORED] for one in encoded
-    ] == [False] * (len(parts) - 1) + [True]
+    ends = [tokenizer.eos_token_id in one.labels for one in encoded]
+    assert ends == [False] * (len(parts) - 1) + [True]
     assert [len(one.ids) for one in encoded] == [rule.counter.count_row(part) for part in parts]
 
 
@@ -187,16 +156,15 @@ def test_a_split_text_is_noted(rule: Length) -> None:
     assert parts[0]["id"] == row_id(parts[0]) != parts[1]["id"]
 
 
+READ = {"text": ENGLISH, "train": False}
+
+
 @pytest.mark.parametrize(
     ("row", "mode"),
     [
         (text_row("a" + "\u0301" * 900), "split"),
         (text_row(ENGLISH * 9), "reject"),
-        (
-            text_row("")
-            | {"segments": [{"text": ENGLISH, "train": False}, {"text": ENGLISH * 4, "train": True}]},
-            "split",
-        ),
+        (text_row("") | {"segments": [READ, {"text": ENGLISH * 4, "train": True}]}, "split"),
     ],
 )
 def test_what_can_not_be_split_is_rejected_with_its_reason(rule: Length, row: Row, mode: Any) -> None:
