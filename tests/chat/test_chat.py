@@ -3,6 +3,7 @@ becomes a control token.
 """
 
 import json
+import shutil
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,21 +14,14 @@ import tiny
 from draws import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from qwen2_variants import change_json
 from tiny import CHATML, QWEN_ADDED
 from tokenizer_folders import smollm_folder
 
+from pipeline.chat import tokens
 from pipeline.chat.rendering import Unrenderable, render, renderings
 from pipeline.chat.rows import edit_texts, texts
-from pipeline.chat.tokens import (
-    IGNORED,
-    Encoded,
-    chat_request,
-    chats,
-    encodable,
-    encode,
-    encode_segments,
-    load_tokenizer,
-)
+from pipeline.chat.tokens import IGNORED, Encoded, chat_request, encode, load_tokenizer
 from pipeline.core.errors import DataError
 
 
@@ -175,48 +169,40 @@ THINKS = (  # as Qwen3: only what follows the last question keeps its reasoning
     "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content | trim }}</think>\n{% endif %}"
     "{{ m.content | trim }}<|im_end|>\n{% endfor %}" + PROMPT
 )
-PYTHON = CHATML.replace("message['content']", "message['content'] ~ message.tool_calls")
+
+
+def showing(content: str) -> str:
+    """ChatML with this for a message's content."""
+    return CHATML.replace("message['content']", content)
+
+
+PYTHON = showing("message['content'] ~ message.tool_calls")
+COUNTING = "{% for m in messages %}{{ m.role }}{{ messages|length }}:{{ m.content }}<|im_end|>{% endfor %}"
+NOT_SHOWN = "does not show the"
+ENDLESS = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+ENDLESS += "{% if add_generation_prompt %}assistant:{% endif %}"
 THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
 
 
 @pytest.mark.parametrize(
     ("template", "messages", "offered", "reason", "words"),
     [
-        (
-            "{% for m in messages %}{{ m.role }}{{ messages|length }}:{{ m.content }}<|im_end|>{% endfor %}",
-            chat("a", "b", "c", "d"),
-            None,
-            "template_rewrites",
-            "turn 2",
-        ),
-        (
-            "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt "
-            "%}assistant:{% endif %}",
-            chat("a", "b"),
-            None,
-            "no_end_of_turn",
-            "turn 2",
-        ),
+        (COUNTING, chat("a", "b", "c", "d"), None, "template_rewrites", "turn 2"),
+        (ENDLESS, chat("a", "b"), None, "no_end_of_turn", "turn 2"),
         ("{{ raise_exception('no') }}", chat("a", "b"), None, "template_refuses", "no"),
         ("{{ 1 + messages }}", chat("a", "b"), None, "template_refuses", "unsupported operand"),
         (CHATML, chat("a", "b"), [TOOL], "template_drops", "does not show tool 1"),
         (CHATML, TURNS, None, "template_drops", "does not show a tool call of turn 2"),
+        (CHATML, [*chat("a"), THOUGHT], None, "template_drops", f"{NOT_SHOWN} reasoning_content of turn 2"),
         (
-            CHATML,
-            [*chat("a"), THOUGHT],
-            None,
-            "template_drops",
-            "does not show the reasoning_content of turn 2",
-        ),
-        (
-            CHATML.replace("message['content']", "message['content'][:9]"),
+            showing("message['content'][:9]"),
             chat("a", "ten letters"),
             None,
             "template_drops",
             "the content of turn 2",
         ),
         (
-            CHATML.replace("message['content']", "(message['content'] if loop.last else '')"),
+            showing("(message['content'] if loop.last else '')"),
             chat("b", "b"),
             None,
             "template_drops",
@@ -240,16 +226,10 @@ def test_a_template_that_does_not_tell_all_is_refused(
 
 def test_a_template_may_trim_or_escape_what_it_shows(with_template: Callable[[str], Any]) -> None:
     thought = THOUGHT | {"reasoning_content": " hm\n"}
-    assert (
-        trained_text(with_template(THINKS), row([*chat(" a "), thought])) == "<think>hm</think>\nb<|im_end|>"
-    )
-    output = chat('"a"\n', "b")
-    assert (
-        trained_text(
-            with_template(CHATML.replace("message['content']", "message['content'] | tojson")), row(output)
-        )
-        == '"b"<|im_end|>'
-    )
+    found = trained_text(with_template(THINKS), row([*chat(" a "), thought]))
+    assert found == "<think>hm</think>\nb<|im_end|>"
+    escaping = with_template(showing("message['content'] | tojson"))
+    assert trained_text(escaping, row(chat('"a"\n', "b"))) == '"b"<|im_end|>'
 
 
 SAYING = row(
@@ -276,11 +256,8 @@ def test_no_control_token_comes_from_what_is_said(
         seen = iter(range(len(output)))
 
         def inject(found: str, text: str, seen: Iterator[int] = seen, number: int = number) -> str:
-            return (
-                f"{text} {token}"
-                if found == place and next(seen) == number and text not in ("type", "function", "name")
-                else text
-            )
+            here = found == place and next(seen) == number
+            return f"{text} {token}" if here and text not in ("type", "function", "name") else text
 
         injected = edit_texts(SAYING, inject)
         if injected is not SAYING:
@@ -320,13 +297,13 @@ def test_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
         bos_token_id, eos_token_id = tiny.WORDS, tiny.END
 
         def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-            return {
-                "input_ids": [self.bos_token_id] * add_special_tokens
-                + tokenizer(text, add_special_tokens=False)["input_ids"]
-            }
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            return {"input_ids": [self.bos_token_id] * add_special_tokens + ids}
 
     for text in ("a", "<|endoftext|>a"):
-        encoded = encode_segments(Begins(), [{"text": text, "train": False}, {"text": "b", "train": True}])
+        encoded = tokens.encode_segments(
+            Begins(), [{"text": text, "train": False}, {"text": "b", "train": True}]
+        )
         assert tokenizer.decode(encoded.ids) == "<|endoftext|>ab<|im_end|>"
         assert encoded.labels[:2] == [IGNORED] * 2
 
@@ -347,11 +324,10 @@ def test_text_begins_as_the_tokenizer_begins_it(tokenizer: Any) -> None:
 def test_what_supervised_training_has_no_use_for(tokenizer: Any, other: dict[str, Any], reason: str) -> None:
     assert refused(tokenizer, other)[0] == reason
     good = row(chat("a", "b"))
-    assert [len(encoded.ids) for encoded in encodable(tokenizer, [other, good], 100)] == [
-        len(only(tokenizer, good).ids)
-    ]
-    assert list(encodable(tokenizer, [good], 4)) == []
-    assert list(chats([other, good, {"messages": []}])) == [good, {"messages": []}]
+    found = [len(encoded.ids) for encoded in tokens.encodable(tokenizer, [other, good], 100)]
+    assert found == [len(only(tokenizer, good).ids)]
+    assert list(tokens.encodable(tokenizer, [good], 4)) == []
+    assert list(tokens.chats([other, good, {"messages": []}])) == [good, {"messages": []}]
 
 
 def test_a_request_says_the_same_as_the_row(tokenizer: Any) -> None:
@@ -369,25 +345,14 @@ def test_a_swapped_pre_tokenizer_is_caught(tiny_qwen2: Path, tmp_path: Path) -> 
     """transformers picks the tokenizer's class by config.model_type: with another type it cuts text by
     another rule, in silence.
     """
-    import shutil
-
     folder = shutil.copytree(tiny_qwen2, tmp_path / "model")
-    tokenizer_file = folder / "tokenizer.json"
-    content = json.loads(tokenizer_file.read_text())
-    content["pre_tokenizer"] = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
-    tokenizer_file.write_text(json.dumps(content))
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    change_json(folder / "tokenizer.json", pre_tokenizer=plain)
     with pytest.raises(DataError, match="Q-CHAT-003"):
         load_tokenizer(folder)
 
 
 def test_a_folder_without_a_template_is_refused(tiny_qwen2: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = shutil.copytree(tiny_qwen2, tmp_path / "model")
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(DataError, match="Q-CHAT-001"):
@@ -396,7 +361,6 @@ def test_a_folder_without_a_template_is_refused(tiny_qwen2: Path, tmp_path: Path
 
 def test_a_tokenizer_without_an_end_of_turn_is_refused(tmp_path: Path) -> None:
     folder = smollm_folder(tmp_path / "model")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
+    change_json(folder / "tokenizer_config.json", eos_token=None)
     with pytest.raises(DataError, match="Q-CHAT-002"):
         load_tokenizer(folder)

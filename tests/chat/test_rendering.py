@@ -35,18 +35,14 @@ TOOL = {
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 SEVERAL = [turn("user", "a"), turn("assistant", "b"), turn("user", "c"), turn("assistant", "d")]
-THOUGHT = [
-    turn("user", "a"),
-    turn("assistant", "b", reasoning_content="hm"),
-    turn("user", "c"),
-    turn("assistant", "d", reasoning_content="so"),
-]
-LOOP = [
-    turn("user", "2 + 2?"),
-    turn("assistant", "", tool_calls=[CALL]),
-    turn("tool", "4"),
-    turn("assistant", "It is 4."),
-]
+ASKED, ANSWER, MORE, _ = SEVERAL
+REASONED = turn("assistant", "b", reasoning_content="hm")
+LAST = turn("assistant", "d", reasoning_content="so")
+THOUGHT = [ASKED, REASONED, MORE, LAST]
+CALLING = turn("assistant", "", tool_calls=[CALL])
+LOOP = [turn("user", "2 + 2?"), CALLING, turn("tool", "4"), turn("assistant", "It is 4.")]
+HM, SO = (f"<think>\n{thought}\n</think>\n\n{said}" for thought, said in (("hm", "b"), ("so", "d")))
+HELD = {"train": False}
 EMPTY = "<think>\n\n</think>\n\n"
 CASES: dict[str, tuple[str, list[Any], Any, list[list[str]]]] = {
     "ChatML": ("chatml", SEVERAL, None, [["b", "d"]]),
@@ -55,24 +51,9 @@ CASES: dict[str, tuple[str, list[Any], Any, list[list[str]]]] = {
     "Qwen2.5, tools": ("qwen2.5", LOOP, [TOOL], [[CALLED, "It is 4."]]),
     "Qwen3": ("qwen3", SEVERAL[:2], None, [[f"{EMPTY}b"]]),
     "Qwen3, several turns": ("qwen3", SEVERAL, None, [[f"{EMPTY}b"], [f"{EMPTY}d"]]),
-    "Qwen3, reasoning": (
-        "qwen3",
-        THOUGHT,
-        None,
-        [["<think>\nhm\n</think>\n\nb"], ["<think>\nso\n</think>\n\nd"]],
-    ),
-    "Qwen3, an untrained turn": (
-        "qwen3",
-        [SEVERAL[0], SEVERAL[1] | {"train": False}, *SEVERAL[2:]],
-        None,
-        [[f"{EMPTY}d"]],
-    ),
-    "Qwen3, untrained reasoning": (
-        "qwen3",
-        [THOUGHT[0], THOUGHT[1] | {"train": False}, *THOUGHT[2:]],
-        None,
-        [["<think>\nso\n</think>\n\nd"]],
-    ),
+    "Qwen3, reasoning": ("qwen3", THOUGHT, None, [[HM], [SO]]),
+    "Qwen3, an untrained turn": ("qwen3", [ASKED, ANSWER | HELD, *SEVERAL[2:]], None, [[f"{EMPTY}d"]]),
+    "Qwen3, untrained reasoning": ("qwen3", [ASKED, REASONED | HELD, MORE, LAST], None, [[SO]]),
     "Qwen3, tools": ("qwen3", LOOP, [TOOL], [[EMPTY + CALLED], [f"{EMPTY}It is 4."]]),
 }
 
@@ -87,14 +68,11 @@ def test_each_turn_is_learned_behind_what_a_server_shows(case: str, tokenizers: 
     assert trained == ["".join(f"{answer}<|im_end|>" for answer in part) for part in answers]
     texts = renderings(tokenizer, messages, offered)
     assert [tokenizer.decode(one.ids) for one in encoded] == [text.text for text in texts]
-    turns = [
-        place
-        for place, message in enumerate(messages)
-        if message["role"] == "assistant" and message.get("train", True)
-    ]
     starts = [text.text[:start] for text in texts for start, _ in text.spans]
     assert starts == [
-        render(tokenizer, messages[:place], offered, add_generation_prompt=True) for place in turns
+        render(tokenizer, messages[:place], offered, add_generation_prompt=True)
+        for place, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("train", True)
     ]
 
 

@@ -95,30 +95,9 @@ def test_an_edit_reaches_every_text_and_nothing_else(made: dict[str, Any]) -> No
     assert made == before
     content = {key: value for key, value in changed.items() if key not in ("id", "source", "kind", "domain")}
     ours = {
-        "messages",
-        "chosen",
-        "rejected",
-        "segments",
-        "tools",
-        "answer",
-        "label",
-        "reward",
-        "train",
-        "role",
-        "content",
-        "reasoning_content",
-        "tool_calls",
-        "tool_call_id",
-        "text",
-        "type",
-        "function",
-        "name",
-        "arguments",
-        "id",
-        "system",
-        "user",
-        "assistant",
-        "tool",
+        *("messages", "chosen", "rejected", "segments", "tools", "answer", "label", "reward", "train"),
+        *("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "text", "type", "function"),
+        *("name", "arguments", "id", "system", "user", "assistant", "tool"),
     }
     assert [leaf for leaf in leaves(content) if not leaf.endswith("!") and leaf not in ours] == []
     assert [text for _, text in texts(changed)] == [f"{text}!" for _, text in texts(made)]
@@ -144,13 +123,10 @@ def test_every_text_has_a_place() -> None:
         "rejected 1",
     ]
     assert [text for place, text in found if place == "messages 2 tool_calls"] == ["add", "terms", "two", "1"]
-    assert [place for place, _ in texts(row("prompt", messages=[ASK], answer="4"))] == [
-        "messages 1",
-        "answer",
-    ]
-    assert list(texts(row("text", messages=[], segments=[{"text": "a", "train": False}]))) == [
-        ("segments 1", "a")
-    ]
+    prompt = row("prompt", messages=[ASK], answer="4")
+    assert [place for place, _ in texts(prompt)] == ["messages 1", "answer"]
+    text = row("text", messages=[], segments=[{"text": "a", "train": False}])
+    assert list(texts(text)) == [("segments 1", "a")]
 
 
 def test_an_edit_never_loses_an_argument() -> None:

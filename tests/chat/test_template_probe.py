@@ -10,27 +10,14 @@ from hypothesis import given
 from pipeline.chat.rows import edit_texts
 from pipeline.chat.template_probe import KEYWORDS, probe, shown
 
-OURS = KEYWORDS | {
-    "role",
-    "content",
-    "reasoning_content",
-    "tool_calls",
-    "tool_call_id",
-    "id",
-    "arguments",
-    "system",
-    "user",
-    "assistant",
-    "tool",
-}
+OURS = KEYWORDS | {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "id", "arguments"}
+OURS |= {"system", "user", "assistant", "tool", ""}
 
 
 @given(CHATS)
 def test_nothing_said_is_left(row: dict[str, Any]) -> None:
     messages, tools = probe(row["messages"], row.get("tools"))
-    assert {leaf for leaf in leaves([messages, tools]) if not re.fullmatch(r"[qas]\d{8}", leaf)} <= OURS | {
-        ""
-    }
+    assert {leaf for leaf in leaves([messages, tools]) if not re.fullmatch(r"[qas]\d{8}", leaf)} <= OURS
     assert [message["role"] for message in messages] == [message["role"] for message in row["messages"]]
     stand_ins = [stand_in for _, stand_in in shown(messages, tools) if stand_in[0] != "a"]
     assert len(set(stand_ins)) == len(stand_ins)  # one each, so that none is shown in another's place

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from pipeline.pages.heat_map import STEPS, by_cell, heat_map, modules_of
 from pipeline.pages.templating import TEMPLATES
 
+Figures = dict[tuple[int, str], list[float | None]]
+
 
 def shown(value: float) -> str:
     return f"{value:.4f}"
 
 
-def steps(figures: dict[tuple[int, str], list[float | None]]) -> dict[str, str]:
+def steps(figures: Figures) -> dict[str, str]:
     """The class of each cell by the words of its title before the colon."""
     drawn = heat_map(figures, shown)
     assert drawn
@@ -23,7 +25,7 @@ def steps(figures: dict[tuple[int, str], list[float | None]]) -> dict[str, str]:
     return {title.partition(":")[0]: kind for kind, title in cells}
 
 
-def page(figures: dict[tuple[int, str], list[float | None]]) -> Page:
+def page(figures: Figures) -> Page:
     """The map as HTML."""
     from jinja2 import Environment, FileSystemLoader
 
@@ -33,21 +35,12 @@ def page(figures: dict[tuple[int, str], list[float | None]]) -> Page:
 
 
 def test_the_least_is_palest_the_largest_is_full_and_zero_and_gaps_have_marks_of_their_own() -> None:
-    figures: dict[tuple[int, str], list[float | None]] = {
-        (0, "q_proj"): [0.01],
-        (1, "q_proj"): [0.08],
-        (2, "q_proj"): [0.0],
-        (3, "q_proj"): [None],
-    }
+    figures: Figures = {(layer, "q_proj"): [one] for layer, one in enumerate((0.01, 0.08, 0.0, None))}
     assert [*steps(figures).values()] == ["heat-1", f"heat-{STEPS}", "heat-zero", "heat-open"]
     html = page(figures)
     titles = [attributes["title"] or "" for tag, attributes in html.tags if "title" in attributes]
-    assert [title.split(": ")[1] for title in titles] == [
-        "0.0100",
-        "0.0800",
-        "0.0000, nothing learned",
-        "not measured",
-    ]
+    said = ["0.0100", "0.0800", "0.0000, nothing learned", "not measured"]
+    assert [title.split(": ")[1] for title in titles] == said
     assert "0.0000 to 0.0800" in html.text and "q_proj 0.0300" in html.text
 
 
@@ -65,13 +58,8 @@ def test_a_larger_figure_is_never_paler(values: list[float]) -> None:
 
 @pytest.mark.parametrize(("layers", "modules"), [(1, 1), (28, 7), (80, 9), (130, 3)])
 def test_every_row_has_a_cell_for_every_layer_and_its_mean(layers: int, modules: int) -> None:
-    html = page(
-        {
-            (layer, f"mlp.part_{part}_proj"): [0.01 + layer]
-            for layer in range(layers)
-            for part in range(modules)
-        }
-    )
+    places = ((layer, f"mlp.part_{part}_proj") for layer in range(layers) for part in range(modules))
+    html = page({(layer, module): [0.01 + layer] for layer, module in places})
     tags = [tag for tag, _ in html.tags]
     assert tags.count("tr") == 1 + modules
     assert tags.count("td") == (layers + 1) * modules
@@ -82,9 +70,9 @@ def test_every_row_has_a_cell_for_every_layer_and_its_mean(layers: int, modules:
 
 
 def test_experts_of_a_layer_share_a_cell() -> None:
-    figures: dict[tuple[int, str], list[float | None]] = {
-        (0, f"mlp.experts.{expert}.up_proj"): [float(expert)] for expert in range(5)
-    } | {(0, "mlp.gate"): [1.0]}
+    figures: Figures = {(0, f"mlp.experts.{expert}.up_proj"): [float(expert)] for expert in range(5)} | {
+        (0, "mlp.gate"): [1.0]
+    }
     assert set(steps(figures)) == {"layer 0, mlp.experts.up_proj", "layer 0, mlp.gate"}
     titles = [attributes.get("title") for _, attributes in page(figures).tags]
     assert "layer 0, mlp.experts.up_proj: 2.0000 (mean of 5, 0.0000 to 4.0000)" in titles
@@ -92,18 +80,12 @@ def test_experts_of_a_layer_share_a_cell() -> None:
 
 
 def test_modules_stand_as_a_layer_computes() -> None:
-    named = ["mlp.down_proj", "mlp.other", "mlp.gate_proj", "self_attn.o_proj", "self_attn.q_proj"]
-    assert modules_of([(0, module) for module in named]) == [
-        "self_attn.q_proj",
-        "self_attn.o_proj",
-        "mlp.gate_proj",
-        "mlp.down_proj",
-        "mlp.other",
-    ]
+    order = ["self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj", "mlp.other"]
+    assert modules_of([(0, order[place]) for place in (3, 4, 2, 1, 0)]) == order
 
 
 @pytest.mark.parametrize("figures", [{}, {(0, "q_proj"): [None]}, {(0, "q_proj"): [0.0]}])
-def test_nothing_is_drawn_of_nothing(figures: dict[tuple[int, str], list[float | None]]) -> None:
+def test_nothing_is_drawn_of_nothing(figures: Figures) -> None:
     assert heat_map(figures, shown) is None
 
 

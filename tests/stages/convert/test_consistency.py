@@ -48,55 +48,41 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(model: Path) -> None:
     assert contradictions(model, "F16") == []
 
 
+def stores(name: str, change: Callable[[Any], Any]) -> Callable[[Tensors], Any]:
+    """Stores what is made of the embeddings, or of the tensor itself if it is there."""
+    return lambda one: one.update({name: change(one.get(name, one[EMBEDDING])).clone()})
+
+
+TIE, LAYERS, WEIGHT = "tie_word_embeddings", "num_hidden_layers", f"{Q}.weight"
+NO_HEAD = "tie_word_embeddings is false, but there is no lm_head.weight"
+UP_BIAS = "model.layers.0.mlp.up_proj.bias"
+
+
 @pytest.mark.parametrize(
     ("tensors", "config", "output"),
     [
         (
-            lambda one: one.update({"lm_head.weight": one[EMBEDDING] * 2}),
+            stores("lm_head.weight", lambda embedding: embedding * 2),
             {},
             "tie_word_embeddings is true, but lm_head.weight is stored and differs",
         ),
-        (
-            None,
-            {"tie_word_embeddings": False},
-            "tie_word_embeddings is false, but there is no lm_head.weight",
-        ),
-        (
-            None,
-            {"tie_word_embeddings": None},
-            "tie_word_embeddings is false, but there is no lm_head.weight",
-        ),  # Qwen2's default
+        (None, {TIE: False}, NO_HEAD),
+        (None, {TIE: None}, NO_HEAD),  # Qwen2's default
         (None, {"vocab_size": ROWS + 1}, f"vocab_size is {ROWS + 1}, but {EMBEDDING} has {ROWS} rows"),
-        (
-            lambda one: one.update({EMBEDDING: one[EMBEDDING][:2000].clone()}),
-            {"vocab_size": 2000},
-            "the tokenizer has 2022 tokens",
-        ),
-        (None, {"num_hidden_layers": 3}, "num_hidden_layers is 3, but layer 2 has no tensor (1 layers)"),
-        (
-            None,
-            {"num_hidden_layers": 1},
-            "num_hidden_layers is 1, but there are tensors of layer 1 (1 layers)",
-        ),
-        (lambda one: renamed(one, "layers.1", "layers.2"), {"num_hidden_layers": 3}, "layer 1 has no tensor"),
+        (stores(EMBEDDING, lambda own: own[:2000]), {"vocab_size": 2000}, "the tokenizer has 2022 tokens"),
+        (None, {LAYERS: 3}, "num_hidden_layers is 3, but layer 2 has no tensor (1 layers)"),
+        (None, {LAYERS: 1}, "num_hidden_layers is 1, but there are tensors of layer 1 (1 layers)"),
+        (lambda one: renamed(one, "layers.1", "layers.2"), {LAYERS: 3}, "layer 1 has no tensor"),
         (lambda one: one.pop(f"{Q}.bias"), {}, f"{Q}.bias is missing and should be 256 (1 tensors)"),
+        (stores(WEIGHT, lambda own: own[:128]), {}, f"{WEIGHT} is 128 × 256 and should be 256 × 256"),
+        (stores(UP_BIAS, lambda _: torch.zeros(256)), {}, "mlp.up_proj.bias is 256 and should be missing"),
         (
-            lambda one: one.update({f"{Q}.weight": one[f"{Q}.weight"][:128].clone()}),
-            {},
-            f"{Q}.weight is 128 × 256 and should be 256 × 256",
-        ),
-        (
-            lambda one: one.update({"model.layers.0.mlp.up_proj.bias": torch.zeros(256)}),
-            {},
-            "mlp.up_proj.bias is 256 and should be missing",
-        ),
-        (
-            set_to(f"{Q}.weight", 70_000),
+            set_to(WEIGHT, 70_000),
             {},
             "has numbers up to 7.014e+04, more than float16 holds (1 tensors): set convert.type to BF16",
         ),
-        (set_to(f"{Q}.weight", -65_536), {}, f"{Q}.weight has numbers up to 6.554e+04"),
-        (set_to(f"{Q}.weight", float("nan")), {}, f"{Q}.weight has numbers up to nan"),
+        (set_to(WEIGHT, -65_536), {}, f"{WEIGHT} has numbers up to 6.554e+04"),
+        (set_to(WEIGHT, float("nan")), {}, f"{WEIGHT} has numbers up to nan"),
     ],
 )
 def test_a_contradiction_is_named(
@@ -110,13 +96,8 @@ def test_a_contradiction_is_named(
     assert ": " in reason  # and what to do
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        (f"{Q}.weight", 65_280),
-        (f"{Q}.bias", 1e6),
-    ],  # the largest bfloat16 that float16 holds; vectors stay in float32
-)
+# the largest bfloat16 that float16 holds; vectors stay in float32
+@pytest.mark.parametrize(("name", "value"), [(WEIGHT, 65_280), (f"{Q}.bias", 1e6)])
 def test_what_fits_is_no_overflow(model: Path, name: str, value: float) -> None:
     change(model, set_to(name, value))
     assert contradictions(model, "F16") == []
@@ -133,22 +114,23 @@ def test_layers_for_multi_token_prediction_may_be_named(model: Path) -> None:
     assert contradictions(model, "F16") == []
 
 
+NORMALIZES = "normalizes the experts' weights of"
+
+
 @pytest.mark.parametrize(
     ("kind", "normalized", "output"),
     [
         (
             "qwen3_moe",
             False,
-            "norm_topk_prob is false, but llama.cpp always normalizes the experts' weights of qwen3_moe: "
-            "take a base",
+            f"norm_topk_prob is false, but llama.cpp always {NORMALIZES} qwen3_moe: take a base",
         ),
         ("qwen3_moe", None, "norm_topk_prob is false"),  # transformers' default
         ("qwen3_moe", True, ""),
         (
             "qwen2_moe",
             True,
-            "norm_topk_prob is true, but llama.cpp never normalizes the experts' weights of qwen2_moe: take "
-            "a base",
+            f"norm_topk_prob is true, but llama.cpp never {NORMALIZES} qwen2_moe: take a base",
         ),
         ("qwen2_moe", False, ""),
         ("qwen2_moe", None, ""),
@@ -166,10 +148,8 @@ def test_experts_weights_are_normalized_as_llamacpp_does(
 
 @pytest.mark.parametrize("kind", ["Qwen2Moe", "Qwen3Moe"])
 def test_every_expert_is_there_in_its_shape(tmp_path: Path, kind: str) -> None:
-    model, name = (
-        write_base(tmp_path, kind, norm_topk_prob=kind == "Qwen3Moe"),
-        "model.layers.1.mlp.experts.3",
-    )
+    model = write_base(tmp_path, kind, norm_topk_prob=kind == "Qwen3Moe")
+    name = "model.layers.1.mlp.experts.3"
     assert contradictions(model, "F16") == []
     change(model, lambda tensors: renamed(tensors, f"{name}.up_proj", f"{name}.gone"))
     assert f"{name}.up_proj.weight" in "".join(contradictions(model, "F16"))

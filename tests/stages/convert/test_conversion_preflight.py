@@ -37,10 +37,8 @@ def test_differing_files_are_named_whatever_their_spelling(
     assert differing_files(base, merged) == ()
     add_token(merged / "tokenizer.json", "<ticket>")
     (merged / "chat_template.jinja").unlink()
-    assert preflight(base=base, merged=merged, kind="F16", tools=tools).differing == (
-        "tokenizer.json",
-        "chat_template.jinja",
-    )
+    found = preflight(base=base, merged=merged, kind="F16", tools=tools)
+    assert found.differing == ("tokenizer.json", "chat_template.jinja")
 
 
 def test_all_reasons_are_in_one_sentence(folders: tuple[Path, Path], tools: Toolchain) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from curating import chat
 from qwen2_variants import cut_models
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
-from pipeline.core.jsonl import read_rows
+from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
@@ -27,16 +28,7 @@ def made(tools: Toolchain) -> Path:
 
 
 def write_chats(file: Path, count: int) -> Path:
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": f"Row {n}: C:\\new"},
-                {"role": "assistant", "content": f"{n} –"},
-            ]
-        }
-        for n in range(count)
-    ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(file, [chat(f"Row {n}: C:\\new", f"{n} –") for n in range(count)])
     return file
 
 
@@ -64,10 +56,8 @@ def test_the_matrix_its_record_and_the_levels_that_use_it(
     assert record["rows"] == len(texts) < 100
     assert 1500 <= record["tokens"] < 1600
     assert (record["chunks"], record["split"]) == (record["tokens"] // 512, "train")
-    assert (record["data_sha256"], record["model_sha256"]) == (
-        file_hash(rows),
-        file_hash(made / "tiny-F16.gguf"),
-    )
+    assert record["data_sha256"] == file_hash(rows)
+    assert record["model_sha256"] == file_hash(made / "tiny-F16.gguf")
     # the same for another number of threads and in another place
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     assert measure(made, rows, tmp_path / "two", tools, threads=2) == record
@@ -82,10 +72,8 @@ def test_the_matrix_its_record_and_the_levels_that_use_it(
         hashes.add(file_hash(level))
     assert len(hashes) == 1
     fields = read_header(level).fields
-    assert (fields["quench.imatrix.sha256"], fields["quantize.imatrix.file"]) == (
-        file_hash(matrix),
-        "imatrix.gguf",
-    )
+    assert fields["quench.imatrix.sha256"] == file_hash(matrix)
+    assert fields["quantize.imatrix.file"] == "imatrix.gguf"
     assert str(tmp_path) not in str(fields)
 
 
@@ -94,9 +82,8 @@ def test_the_matrix_changes_the_level(made: Path, tools: Toolchain, tmp_path: Pa
     for matrix in (None, tmp_path / "imatrix/imatrix.gguf"):
         target, options = tmp_path / f"{matrix is None}.gguf", Quantizing(imatrix=matrix)
         quantize_gguf(Llama(tools), made / "tiny-F16.gguf", target, "Q4_K_M", options)
-    assert (tmp_path / "True.gguf").read_bytes()[-100_000:] != (tmp_path / "False.gguf").read_bytes()[
-        -100_000:
-    ]
+    one, other = ((tmp_path / f"{name}.gguf").read_bytes() for name in (True, False))
+    assert one[-100_000:] != other[-100_000:]
 
 
 def test_without_tokens_there_is_only_the_record(made: Path, tools: Toolchain, tmp_path: Path) -> None:
@@ -127,13 +114,13 @@ def test_rows_are_spread_over_the_file_and_each_comes_once(tokens: int, tmp_path
 
 def test_rows_are_what_training_saw(made: Path) -> None:
     tokenizer = load_tokenizer(made / "hf")
-    chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "2."}]
+    turns = chat("2?", "2.")["messages"]
     rows: list[dict[str, Any]] = [
-        {"messages": chat},
+        {"messages": turns},
         {"kind": "text", "segments": [{"text": "a ", "train": False}, {"text": "b", "train": True}]},
-        {"messages": chat[:1]},  # nothing to train
+        {"messages": turns[:1]},  # nothing to train
     ]
     rendered, text = calibration_texts(tokenizer, iter(rows), 1000)
-    assert rendered == tokenizer.apply_chat_template(chat, tokenize=False)
+    assert rendered == tokenizer.apply_chat_template(turns, tokenize=False)
     assert text == "a b<|im_end|>"
     assert len(list(calibration_texts(tokenizer, iter(rows), 1))) == 1

@@ -30,13 +30,8 @@ def record(size: float, rows: int = 400, columns: int = 300) -> dict[str, float]
 
 def test_the_figures_are_those_of_the_whole_matrices() -> None:
     one = record(5.0)
-    assert (one["layer"], one["module"], one["rank"], one["rows"], one["columns"]) == (
-        3,
-        "mlp.up_proj",
-        2,
-        400,
-        300,
-    )
+    shape = {"layer": 3, "module": "mlp.up_proj", "rank": 2, "rows": 400, "columns": 300}
+    assert one.items() >= shape.items()
     assert one["spectral_update"] == pytest.approx(5.0)
     assert one["rms_weight"] == pytest.approx(1.0, rel=0.01)
     assert one["nf4_error_to_update"] == pytest.approx(0.1 * one["norm_weight"] / one["norm_update"])
@@ -62,9 +57,8 @@ def test_updates_of_experts_are_counted_together() -> None:
     one = figures("a.experts.down_proj", update, sums, None)
     assert one["norm_update"] == pytest.approx(float(whole.norm()))
     assert (one["rows"], one["columns"]) == (8, 5)
-    assert one["spectral_update"] == pytest.approx(
-        max(float(torch.linalg.matrix_norm(part, 2)) for part in whole.view(3, 8, 5))
-    )
+    norms = [float(torch.linalg.matrix_norm(part, 2)) for part in whole.view(3, 8, 5)]
+    assert one["spectral_update"] == pytest.approx(max(norms))
     assert (one["layer"], one["module"], one["nf4_error_to_update"]) == (None, "a.experts.down_proj", None)
 
 
@@ -77,9 +71,8 @@ def test_what_nf4_costs_is_measured_on_a_sample(
     save_file({"w": values}, file)
     nf4 = Nf4("bfloat16", True)
     maxima, used = tensor_scales([values.view(-1)], nf4)
-    exact = (
-        round_trip(values.view(-1), maxima, used, nf4).double() - values.view(-1).double()
-    ).norm() / values.double().norm()
+    flat = values.view(-1)
+    exact = (round_trip(flat, maxima, used, nf4).double() - flat.double()).norm() / flat.double().norm()
     found = nf4_error(read_header(file)[0], nf4)
     assert found == pytest.approx(float(exact), rel=0.02 if values.numel() > SAMPLE else 1e-9)
 

@@ -40,10 +40,8 @@ def test_the_same_bytes_in_any_case_and_with_any_number_of_threads(
 ) -> None:
     folder = root / "models/gguf"
     main(params(levels=["q4_k_m"]), root, "q4_k_m")
-    assert (
-        capsys.readouterr().out
-        == f"quantize: tiny-q4_k_m.gguf {(folder / 'tiny-q4_k_m.gguf').stat().st_size / 1e6:.0f} MB\n"
-    )
+    size = (folder / "tiny-q4_k_m.gguf").stat().st_size / 1e6
+    assert capsys.readouterr().out == f"quantize: tiny-q4_k_m.gguf {size:.0f} MB\n"
     quantize_gguf(Llama(tools, 2), folder / "tiny-F16.gguf", folder / "two.gguf", "Q4_K_M")
     made = describe(folder / "two.gguf")
     assert file_hash(folder / "two.gguf") == file_hash(folder / "tiny-q4_k_m.gguf")
@@ -83,12 +81,8 @@ def test_a_level_that_is_not_in_the_list_is_refused(root: Path) -> None:
 
 
 def test_tensors_that_fell_back_are_counted_by_type() -> None:
-    made = {
-        "fallback_types": {"Q5_0": 166, "Q8_0": 14},
-        "fallback_tensors": 180,
-        "tensors": 272,
-        "bits_per_weight": 6.165,
-    }
+    made: dict[str, Any] = {"fallback_types": {"Q5_0": 166, "Q8_0": 14}, "fallback_tensors": 180}
+    made |= {"tensors": 272, "bits_per_weight": 6.165}
     assert fallback_warning(made) == (
         "180 of 272 tensors fell back (166 to Q5_0, 14 to Q8_0): their rows are not a multiple of 256 "
         "weights, which the level's type packs together, so the file has 6.17 bits per weight"
