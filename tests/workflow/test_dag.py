@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import chdir, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +25,7 @@ import psutil
 import pytest
 import yaml
 from forked import SERVER, Forked
-from make import full_params
+from make import ended, full_params, until
 from user_project import BIN, nothing_to_do
 
 from pipeline.config.params import Params, load_params
@@ -43,17 +43,8 @@ TOY = PROJECT / "tests/toy"
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
 IGNORED = [
-    "/.snakemake/",
-    "/.quench/",
-    "/counter",
-    "/at-work-*",
-    "/hold",
-    "/tool",
-    "/together",
-    "/models",
-    "/reports",
-    "/data/final",
-    "/data/raw",
+    *("/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/tool", "/together"),
+    *("/models", "/reports", "/data/final", "/data/raw"),
 ]
 
 
@@ -149,13 +140,8 @@ def snakemake_graph(
         return {_job_name(job): _job_stage(job) for job in jobs}
 
 
-FOLDERS = (
-    "models/gguf",
-    "reports/eval",
-    "reports/budget",
-    "reports/compare",
-    "reports/distill",
-)  # no stage writes them as such, several write into them
+# no stage writes them as such, several write into them
+FOLDERS = ("models/gguf", "reports/eval", "reports/budget", "reports/compare", "reports/distill")
 
 
 def _job_name(job: Any) -> str:
@@ -368,14 +354,12 @@ def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("toy") / "toy"
     shutil.copytree(TOY, root, ignore=shutil.ignore_patterns("__pycache__"))
-    settings = full_params()
-    (root / "params.yaml").write_text(re.sub(r"base-Q\w+, |, base-Q\w+", "", settings))
+    (root / "params.yaml").write_text(re.sub(r"base-Q\w+, |, base-Q\w+", "", full_params()))
     shutil.copytree(PROJECT / "profiles", root / "profiles")
     (root / "data/raw").mkdir(parents=True)
     (root / "data/raw/a.jsonl").write_text("rows\n")
-    (root / "base.txt").write_text("code of base\n")
-    (root / "curate.txt").write_text("code of curate\n")
-    (root / "train.txt").write_text("code of train\n")
+    for stage in ("base", "curate", "train"):
+        (root / f"{stage}.txt").write_text(f"code of {stage}\n")
     (root / ".gitignore").write_text("\n".join(IGNORED))
     _git(root, "init", "--quiet")
     Repo.init(str(root)).close()
@@ -604,7 +588,7 @@ def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
     (toy.root / "tool").touch()
     with (toy.root / "output").open("w") as output:
         run = subprocess.Popen([BIN / victim[0], *victim[1:]], cwd=toy.root, stdout=output, stderr=output)
-        _until(lambda: _sleeps_below(run.pid))
+        until(lambda: _sleeps_below(run.pid))
         started = psutil.Process(run.pid).children(recursive=True)
         pid = next(
             process.pid
@@ -613,14 +597,8 @@ def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
         )
         assert stages_at_work(toy.root) == {"report": str(pid)}
         os.kill(run.pid, signal.SIGKILL)  # nobody waits for it yet: it stays as a zombie
-        _until(
-            lambda: (
-                not any(
-                    process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started
-                )
-            ),
-            seconds=5,
-        )
+        over = lambda one: not one.is_running() or one.status() == psutil.STATUS_ZOMBIE  # noqa: E731
+        until(lambda: all(map(over, started)), seconds=5)
     run.wait()
     (toy.root / "tool").unlink()
     scrap = toy.root / "models/.merging"
@@ -644,15 +622,13 @@ def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
     scrap.mkdir()
     stage = subprocess.Popen([sys.executable, "run.py", "report"], cwd=toy.root)
     try:
-        _until(lambda: stages_at_work(toy.root) != {} and not scrap.exists())  # it has swept, and is at work
+        until(lambda: stages_at_work(toy.root) != {} and not scrap.exists())  # it has swept, and is at work
         scrap.mkdir()
         done = toy.snakemake("-n")
         assert (done.returncode, scrap.exists()) == (6, True)
         assert re.search(rf"Q-WORKFLOW-011: report .*{stage.pid}\b", done.stderr)
-        again = subprocess.run(
-            [sys.executable, "run.py", "curate"], cwd=toy.root, check=True, capture_output=True, text=True
-        )
-        assert "swept" not in again.stderr and scrap.exists()
+        again = ended([sys.executable, "run.py", "curate"], cwd=toy.root)
+        assert again.returncode == 0 and "swept" not in again.stderr and scrap.exists()
     finally:
         (toy.root / "hold").unlink()
     assert stage.wait(60) == 0
@@ -665,13 +641,6 @@ def _sleeps_below(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return any(process.name() == "sleep" for process in psutil.Process(pid).children(recursive=True))
     return False
-
-
-def _until(happened: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -701,9 +670,7 @@ def test_many_starts_at_once(toy: Toy, starts: int) -> None:
         subprocess.Popen([BIN / "snakemake"], cwd=toy.root, stdout=subprocess.DEVNULL, stderr=log)
         for log in logs
     ]
-    deadline = time.time() + 60
-    while sum(run.poll() is None for run in runs) > 1 and time.time() < deadline:
-        time.sleep(0.05)
+    until(lambda: sum(run.poll() is None for run in runs) <= 1)
     (toy.root / "hold").unlink()
     codes = [run.wait(timeout=120) for run in runs]
     assert sorted(codes) == [0] + [6] * (starts - 1)
@@ -877,9 +844,7 @@ def test_damage_is_planned_around_and_recovered(toy: Toy) -> None:
         f".dvc/cache/files/md5/{copy[:2]}/{copy[2:]}",
     ):
         _flip(toy.root / path)
-    alone = subprocess.run(
-        [sys.executable, "run.py", "merge"], cwd=toy.root, capture_output=True, text=True, check=False
-    )
+    alone = ended([sys.executable, "run.py", "merge"], cwd=toy.root)
     assert alone.returncode == 3
     assert re.search(r"models/adapter \(a\.txt\).*`dvc checkout --force models/adapter`", alone.stderr)
     done = toy.snakemake()
@@ -954,7 +919,7 @@ def test_a_setting_given_to_either_tool_is_params_yamls(toy: Toy) -> None:
     subprocess.run(["git", "add", "--all"], cwd=toy.root, check=True)
     subprocess.run(["git", "commit", "--quiet", "--message", "run"], cwd=toy.root, check=True)
     command = [sys.executable, "-m", "dvc", "exp", "run", "--quiet", "-S", "train.r=2"]
-    done = subprocess.run(command, cwd=toy.root, capture_output=True, text=True, check=False)
+    done = ended(command, cwd=toy.root)
     assert done.returncode == 0, done.stderr
     assert load_params(toy.root / "params.yaml").train.r == 2
     assert sorted(toy.ran()[len(before) :]) == sorted(["train", *AFTER_TRAIN])
