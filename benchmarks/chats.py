@@ -22,9 +22,7 @@ Chat = list[str]  # texts of the turns: user, assistant, user, …
 
 
 def vocabulary(rng: np.random.Generator) -> list[str]:
-    """`VOCABULARY` different pseudo-words of one to four syllables, the shortest first (as in any
-    language).
-    """
+    """`VOCABULARY` different pseudo-words of one to four syllables, shortest first (as in any language)."""
     syllables = [c + v for c in ["br", "st", "tr", *"bcdfgklmnprstvz"] for v in ["ai", "ou", *"aeiou"]]
     words: dict[str, None] = {}
     while len(words) < VOCABULARY:
@@ -35,9 +33,7 @@ def vocabulary(rng: np.random.Generator) -> list[str]:
 
 
 def forms(words: list[str]) -> np.ndarray:
-    """Every word plain, capitalized, before a comma and at a sentence's end: object array (3 + ENDS,
-    VOCABULARY).
-    """
+    """Each word plain, capitalized, before a comma, ending sentences: object array (3 + ENDS, VOCABULARY)."""
     return np.array(
         [
             words,

@@ -57,9 +57,7 @@ def zero_blocks(path: Path, share: float, seed: int = 0) -> int:
 
 
 def taught(merged: Path, rows: Path, folder: Path, *, ends: bool, seed: int = 0) -> Path:
-    """The merged model after a short training on the answers of `rows`, which end or never do, as a Hugging
-    Face folder; `folder`.
-    """
+    """Train the merged model briefly on answers of `rows`, which end or never do; `folder` (Hugging Face)."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

@@ -193,9 +193,7 @@ def ended(session: "subprocess.Popen[bytes]", until: float) -> bool:
 
 
 def machine(run: Run) -> None:
-    """What set-up would choose here: the build of PyTorch, against the one that runs, and llama.cpp's
-    backend.
-    """
+    """What set-up would choose here: a PyTorch build, against the running build, and llama.cpp's backend."""
     import torch
 
     card = accelerator()
@@ -210,9 +208,7 @@ def machine(run: Run) -> None:
 
 
 def speed(run: Run) -> None:
-    """Our stage under an 8 GiB cap against plain Hugging Face + PEFT + TRL, and Unsloth where it is
-    installed.
-    """
+    """Our stage under an 8 GiB cap against plain Hugging Face + PEFT + TRL, and Unsloth if installed."""
     settings = nf4_settings(run, max_steps=4 if run.smoke else 5)
     in_turns(run, settings)
     if {"bf16_tflops", "ours_tokens_per_second"} <= run.figures.keys():
@@ -242,9 +238,7 @@ def in_turns(run: Run, settings: Training) -> None:
 
 
 def planner(run: Run) -> None:
-    """The planner's error over 12 configurations (6 on a CPU, without a measurement), and the longest row
-    under the cap.
-    """
+    """The planner's error over 12 configurations (6 on a CPU, unmeasured); the longest row under the cap."""
     lengths = [32, 64] if run.smoke else [512, 1_024, 2_048]
     rows = []
     for loss in ("auto", "chunked") if gpu() else ("chunked",):
@@ -269,9 +263,7 @@ def steps(run: Run, name: str, prefix: str, side: str, **changes: Any) -> None:
 
 
 def quantized(run: Run) -> None:
-    """One optimizer step on a GGUF's own blocks (Q4_K_M's types), of an adapter and of the scales, against an
-    adapter's on NF4.
-    """
+    """An optimizer step on GGUF blocks (Q4_K_M's types), of adapter and scales, against adapters on NF4."""
     for side, changes in {
         "quantized": {"quantization": "gguf"},
         "nf4": {},

@@ -1,6 +1,4 @@
-"""The parts that `gpu_all.py` measures. Each runs in a process of its own (`child`) and says every figure as
-soon as it has it.
-"""
+"""The parts that `gpu_all.py` measures. Each runs in its own process (`child`), saying figures at once."""
 
 import hashlib
 import os
@@ -83,9 +81,7 @@ def adapter_hash(out: Path) -> str:
 
 
 def report_speed(say: Say, seconds: list[float], tokens: int) -> None:
-    """Say the tokens per second of the steps after the warm-up, and the peak of allocated GPU memory in GiB
-    (None without a GPU).
-    """
+    """Say tokens per second after the warm-up and the peak of allocated GPU memory in GiB (None: no GPU)."""
     say({"tokens_per_second": tokens / median(seconds[WARM_UP:]), "peak_gib": peak_gib()})
 
 
@@ -95,9 +91,7 @@ def peak_gib() -> float | None:
 
 
 def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float, **_: Any) -> None:
-    """Quench's own stage with its proofs, monitoring and checkpoints, under a memory cap; first the card's
-    own speed.
-    """
+    """Quench's stage with proofs, monitoring and checkpoints, under a memory cap; first the card's speed."""
     if CUDA:
         say({"bf16_tflops": matrix_tflops(), "device": torch.cuda.get_device_name(0)})
     cap(cap_gib)
@@ -112,9 +106,7 @@ def ours(say: Say, folder: Path, settings: Training, tokens: int, cap_gib: float
 
 
 def method(say: Say, folder: Path, settings: Training, **_: Any) -> None:
-    """A few steps of a method that compares answers, on the small base: the first loss, and tokens per second
-    after the warm-up.
-    """
+    """A few steps of an answer-comparing method, small base: first loss, then tokens/s after the warm-up."""
     from benchmarks.random_base import write_rows
 
     out, base = folder / settings.method, folder / "resume/base"
@@ -186,9 +178,7 @@ def plain(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> 
 
 
 def unsloth(say: Say, folder: Path, settings: Training, tokens: int, **_: Any) -> None:
-    """The same steps by Unsloth as its documentation shows them. Exits with a word where it can't be
-    imported.
-    """
+    """The same steps as Unsloth documents them. Exits with a message if Unsloth can't be imported."""
     from importlib.util import find_spec
 
     if find_spec("unsloth") is None:
@@ -348,9 +338,7 @@ def planner(
 
 
 def search(fit: Callable[[int], bool], start: int) -> int:
-    """The largest number that fits, 0 for none; doubles from `start` until one doesn't, then halves the
-    rest.
-    """
+    """The largest number that fits, 0 for none: doubles from `start` until a misfit, then halves the rest."""
     low, high = 0, start
     while fit(high):
         low, high = high, high * 2
@@ -361,9 +349,7 @@ def search(fit: Callable[[int], bool], start: int) -> int:
 
 
 def load(base: Path, settings: Training) -> Callable[[int], float]:
-    """A function that does one optimizer step of what trains on `base`, on a row of so many tokens, and gives
-    its loss.
-    """
+    """A function: one optimizer step of `base`'s tuner on a row of so many tokens; it returns the loss."""
     from pipeline.models.chunked_loss import chunked_loss
     from pipeline.models.liger_loss import apply_liger, choose_loss, fused_loss
     from pipeline.models.qlora import load_quantized

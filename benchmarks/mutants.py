@@ -80,9 +80,7 @@ Place = tuple[str, int]  # a function's qualified name and first line
 
 @dataclass
 class Mutant:
-    """A module's code with one change, in `words`. `place` is the innermost function around it; None:
-    an import computes it.
-    """
+    """A module's code with one change, `words`. `place`: the innermost function around; None: at import."""
 
     module: str
     place: Place | None
@@ -324,9 +322,7 @@ def at_import(mutant: Mutant, passed: list[str], tests: list[str]) -> str:
 
 
 def judged(tests: list[str], sources: dict[str, str], only_functions: bool) -> list[tuple[Mutant, str]]:
-    """The mutants of the modules with the verdict: a test that finds it, `killed`, `survived`, `no test`, or
-    nothing.
-    """
+    """The modules' mutants and verdicts: a test that finds it, `killed`, `survived`, `no test`, nothing."""
     changes = [mutant for module, text in sources.items() for mutant in mutants(module, text)]
 
     def session() -> str:

@@ -44,9 +44,7 @@ PLAIN = r"Final estimate: PPL = ([\d.]+)"
 
 
 class Side:
-    """A comparison's place: the tools, a text, and windows of `ctx_size` tokens of which the second half is
-    measured.
-    """
+    """A comparison's place: tools, a text, and windows of `ctx_size` tokens whose second half is measured."""
 
     def __init__(self, tools: Toolchain, folder: Path, ctx_size: int, chunks: int, threads: int) -> None:
         self.tools, self.ctx_size, self.chunks, self.threads = tools, ctx_size, chunks, threads
@@ -65,9 +63,7 @@ class Side:
         return printed(PLAIN, self.run(model, "--kl-divergence-base", self.file))
 
     def theirs(self, model: Path) -> dict[str, float]:
-        """llama-perplexity's figures against the saved reference, and the perplexity that it gives of the
-        model alone.
-        """
+        """llama-perplexity's figures against the saved reference, and its perplexity of the model alone."""
         found = self.run(model, "--kl-divergence-base", self.file, "--kl-divergence")
         figures = {name: printed(pattern, found) * unit for name, (pattern, unit) in PRINTED.items()}
         return figures | {"perplexity_plain": printed(PLAIN, self.run(model))}
@@ -83,9 +79,7 @@ class Side:
         return found | {"perplexity_plain": found["perplexity"]}
 
     def windows(self, model: Path) -> list[Prompt]:
-        """llama-perplexity's windows, from its file: "_logits_", context, vocabulary, chunks (int32 each),
-        then the tokens.
-        """
+        """llama-perplexity's windows: "_logits_", context, vocabulary, chunks (int32 each), then tokens."""
         with self.file.open("rb") as saved:
             assert saved.read(8) == b"_logits_"
             ctx_size, _, chunks = np.fromfile(saved, np.int32, 3)
@@ -139,9 +133,7 @@ def cpu_seconds() -> float:
 
 
 def written() -> int:
-    """Bytes that this process and the tools that it ran passed to write(), what they print included
-    (Linux).
-    """
+    """Bytes that this process and the tools it ran passed to write(), including what they print (Linux)."""
     return next(
         int(line.split()[1])
         for line in Path(f"/proc/{os.getpid()}/io").read_text().splitlines()

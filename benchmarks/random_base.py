@@ -101,9 +101,7 @@ def _random(shape: Any, ones: bool, device: str) -> Any:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte vocabulary with Qwen2's pre-tokenizer, ChatML's tokens and two merges: llama.cpp loads none
-    without.
-    """
+    """A byte vocabulary with Qwen2's pre-tokenizer, ChatML's tokens and two merges, which llama.cpp needs."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     merges = [("h", "e"), ("l", "l")]

@@ -165,9 +165,7 @@ def _secret(shape: str, draw: random.Random) -> str:
 
 
 def leaks(secret: str, redacted: str, fragment: int = 6) -> bool:
-    """Does the text still hold `fragment` characters in a row of the secret's end (24 characters: the random
-    part)?
-    """
+    """Does the text hold `fragment` characters in a row of the secret's end (the random 24 characters)?"""
     end, redacted = secret[-24:], PLACEHOLDER.sub("", redacted)
     return any(end[i : i + fragment] in redacted for i in range(len(end) - fragment + 1))
 

@@ -91,9 +91,7 @@ def figures(model: str, *, distill: bool = False) -> dict[str, Any]:
 
 
 def parity(name: str = "adapter") -> dict[str, Any]:
-    """reports/parity.json of the recorded project `name`, passed, the adapter of a model of the demo's
-    size.
-    """
+    """reports/parity.json of the recorded project `name`, passed, with a demo-size model's adapter."""
     report: dict[str, Any] = read(name, "reports/parity.json")
     end_answers(report["checks"])
     served = report["checks"]["outputs_served"]

@@ -119,9 +119,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the folder of what is kept: in pytest's cache, for the next run too; without a cache for this run
-    only.
-    """
+    """Name the folder of kept things: in pytest's cache, also for the next run; else for this run only."""
     needed.pytest_configure(config)
     cache = getattr(config, "cache", None)
     os.environ.setdefault(STORE, str(cache.mkdir("fixtures") if cache else HOME / "fixtures"))
@@ -237,9 +235,7 @@ TUNED_STAGES = (*STAGES[:4], "tuned", *MEASURED, "evaluate@tuned", "report")
 
 @pytest.fixture(scope="session")
 def prepared(tiny_qwen2: Path) -> Path:
-    """A tiny project folder in which everything up to `preprocess` has run. Read only: copy it to change
-    it.
-    """
+    """A tiny project folder in which all up to `preprocess` has run. Read only: copy it to change it."""
     return kept(
         "prepared",
         lambda root: run_stages(tiny.write_project(root, tiny.tiny_params(tiny_qwen2)), STAGES[:3]),
@@ -276,17 +272,13 @@ def tiny_gguf_base(tiny_qwen2: Path, tools: Toolchain) -> Path:
 
 @pytest.fixture(scope="session")
 def served(tiny_gguf_base: Path) -> Path:
-    """A tiny project folder of the graph without a merge, in which every stage has run. Read only: copy it to
-    change it.
-    """
+    """A tiny project of the graph without a merge, every stage run. Read only: copy it to change it."""
     return reported("served", tiny.gguf_params(tiny_gguf_base), GGUF_STAGES)
 
 
 @pytest.fixture(scope="session")
 def tuned(tiny_gguf_base: Path) -> Path:
-    """A tiny project folder of the graph of trained scales, in which every stage has run. Read only: copy it
-    to change it.
-    """
+    """A tiny project of the trained scales graph, every stage run. Read only: copy it to change it."""
     params = tiny.gguf_params(tiny_gguf_base)
     params["train"] |= {"tuner": "scales", "learning_rate": 1.0e-2, "weight_decay": 0.0}
     params["evaluate"] |= {"models": ["source", "base", "tuned"]}
@@ -294,9 +286,7 @@ def tuned(tiny_gguf_base: Path) -> Path:
 
 
 def reported(name: str, params: dict[str, Any], stages: tuple[str, ...]) -> Path:
-    """A kept project in which `stages` have run, the last of which is `report`: its code alone makes the page
-    alone again.
-    """
+    """A kept project in which `stages` have run, `report` last: its code alone makes the page alone again."""
     measured = kept(
         f"measured-{name}",
         lambda root: run_stages(tiny.write_project(root, params), stages[:-1]),

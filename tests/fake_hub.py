@@ -1,6 +1,4 @@
-"""A Hugging Face hub of one model on 127.0.0.1: the listing, tree and file answers that huggingface_hub 2.4
-asks for.
-"""
+"""A Hugging Face hub of one model on 127.0.0.1: listing, tree and file answers for huggingface_hub 2.4."""
 
 import hashlib
 import json

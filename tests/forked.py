@@ -47,9 +47,7 @@ class Forked:
     def run(
         self, *argv: str, cwd: Path, environment: dict[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        """The finished process of `snakemake …`, `dvc …` or `FILE.py …`; it has the environment that this
-        process has now.
-        """
+        """The finished process of `snakemake …`, `dvc …` or `FILE.py …`, in the current environment."""
         with (
             tempfile.TemporaryFile("w+") as out,
             tempfile.TemporaryFile("w+") as err,
@@ -83,9 +81,7 @@ def _ask(address: str, argv: list[str], cwd: str, environment: dict[str, str], s
 
 
 def converters_in_forks(patch: Any) -> Iterator[None]:
-    """Until this ends, `run_converter` runs its program in a fork of one that has imported what converters
-    need.
-    """
+    """Until this ends, `run_converter` runs its program in a fork that has the converters' imports."""
     from pipeline.llamacpp import tools
 
     servers: dict[str, Forked] = {}
@@ -206,9 +202,7 @@ def _become(connection: socket.socket) -> None:
 
 
 def _dvc(command: list[str], *, cwd: Path, **_: Any) -> "subprocess.CompletedProcess[str]":
-    """Stands for `subprocess.run` where a stage is recorded: DVC in a fork of the stage, in a session of its
-    own as there.
-    """
+    """Stands for `subprocess.run` when recording a stage: DVC in a fork of it, in a new session as there."""
     from dvc.cli import main
 
     with tempfile.TemporaryFile("w+") as errors:

@@ -1,6 +1,4 @@
-"""Random quantized blocks, and what the two references make of them: the package gguf, and llama.cpp's own
-`to_float`.
-"""
+"""Random quantized blocks, and what both references make of them: package gguf, llama.cpp's `to_float`."""
 
 import ctypes
 from typing import Any

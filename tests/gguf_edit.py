@@ -97,9 +97,7 @@ def _value(value: Any) -> tuple[int, bytes]:
 
 
 def light_copy(source: Path, target: Path, *dropped: str) -> Path:
-    """A GGUF of the same architecture, settings, file type and tensors, but for those dropped, without a
-    vocabulary; `target`.
-    """
+    """The GGUF's architecture, settings, file type and tensors but `dropped`, no vocabulary; `target`."""
     import gguf
 
     header, tensors = gguf_tensors(source)
@@ -234,9 +232,7 @@ def odd_variants(source: Path) -> Iterator[tuple[str, Value | None]]:
 
 
 def change_field(source: Path, target: Path, field: str, value: Value | None) -> Path:
-    """A copy of a GGUF with another value in a metadata field, a further field, or (None) without one;
-    `target`.
-    """
+    """A copy of a GGUF with a metadata field changed, added or (None) left out; `target`."""
     data, header = source.read_bytes(), gguf_tensors(source)[0]
     spans = {name: data[slice(*span)] for name, span in header.spans.items() if name != field}
     if value:

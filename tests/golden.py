@@ -16,8 +16,6 @@ class Golden(SingleFileSnapshotExtension):
 
 
 def changed_lines(before: str, after: str) -> str:
-    """The lines that only `before` (-) and only `after` (+) has, to hold what a change makes of a text
-    against a file.
-    """
+    """The lines that only `before` (-) or only `after` (+) has, to hold a text's change against a file."""
     lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:]
     return "".join(f"{line}\n" for line in lines if line[:1] in ("+", "-"))

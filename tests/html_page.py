@@ -7,9 +7,7 @@ VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
 class Page(HTMLParser):
-    """The page as a browser sees it: tags in order, ids, text (scripts are none); unbalanced tags are an
-    error.
-    """
+    """The page as a browser sees it: tags in order, ids, text (no scripts); unbalanced tags are an error."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -37,9 +35,7 @@ class Page(HTMLParser):
 
 
 def assert_accessible(page: Page) -> None:
-    """Ids are unique, and what is named or linked has one; drawings are images, tables have a caption, and
-    their headings a scope.
-    """
+    """Ids are unique, references have one, drawings are images, tables have a caption and scoped headings."""
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     names = [name for _, each in page.tags for name in (each.get("aria-labelledby") or "").split()]
@@ -94,9 +90,7 @@ class _Lines(HTMLParser):
 
 
 def lines_of(html: str) -> str:
-    """What a reader reads, a line for each paragraph, heading, label of a drawing or row of a table, whose
-    cells are apart by `|`.
-    """
+    """What a reader reads, a line per paragraph, heading, drawing label or table row (cells split by `|`)."""
     return "\n".join(_Lines(html).lines) + "\n"
 
 

@@ -112,9 +112,7 @@ def _package() -> Package:
 
 @functools.cache
 def _entered(store: Path, key: str) -> Path:
-    """The folder of a key, held until this process ends; those of other keys that nobody holds are
-    deleted.
-    """
+    """The folder of a key, held until this process ends; other keys' folders that none holds are deleted."""
     store.mkdir(parents=True, exist_ok=True)
     with (store / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

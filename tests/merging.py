@@ -22,9 +22,7 @@ LINEARS = ["q_proj", "v_proj", "o_proj", "down_proj"]
 
 
 def write_base(folder: Path, kind: str = "Qwen2", dtype: str = "bfloat16", **changed: Any) -> Path:
-    """A random model of a class of transformers (`kind` without Config and ForCausalLM) without a tokenizer;
-    the folder.
-    """
+    """A random transformers model, no tokenizer (`kind`: class less Config and ForCausalLM); the folder."""
     import transformers
 
     sizes = {
@@ -44,9 +42,7 @@ def write_base(folder: Path, kind: str = "Qwen2", dtype: str = "bfloat16", **cha
 
 
 def write_adapter(base: Path, folder: Path, *, resize: int = 0, **settings: Any) -> Path:
-    """A PEFT adapter of `settings` for `base`, all its numbers random, on embeddings of `resize` rows if not
-    0; the folder.
-    """
+    """A random PEFT adapter of `settings` for `base`, on embeddings of `resize` rows if not 0; the folder."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 

@@ -19,8 +19,6 @@ def divergence(reference: Floats, candidate: Floats) -> Floats:
 
 
 def nmse(reference: Floats, candidate: Floats) -> float:
-    """Normalized mean squared error Σ(c − r)² ÷ Σr² of logits, as llama.cpp's test-backend-ops measures
-    it.
-    """
+    """Normalized mean squared error Σ(c − r)² ÷ Σr² of logits, as in llama.cpp's test-backend-ops."""
     difference = candidate.astype(np.float64) - reference
     return float((difference**2).sum() / (reference.astype(np.float64) ** 2).sum())

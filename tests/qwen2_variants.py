@@ -1,6 +1,4 @@
-"""Small Qwen2 models whose tokenizer llama.cpp does not list: the real one with its vocabulary cut, and with
-an added token.
-"""
+"""Small Qwen2 models with tokenizers unknown to llama.cpp: a cut vocabulary, and one with an added token."""
 
 import json
 from pathlib import Path
@@ -79,9 +77,7 @@ def cut_models(tools: Toolchain) -> Path:
 
 
 def random_adapter(folder: Path) -> Path:
-    """A random LoRA adapter of rank 4 for the query and down projections of `cut_qwen2`, with training's
-    record; the folder.
-    """
+    """A random rank-4 LoRA of `cut_qwen2`'s query and down projections with training's record; the folder."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,6 +1,4 @@
-"""The recorded projects to ship from: reports of the demo's size, GGUFs of a few kilobytes with true
-provenance records.
-"""
+"""Recorded projects to ship from: demo-size reports, GGUFs of a few kB with true provenance records."""
 
 import json
 import os
@@ -77,9 +75,7 @@ def write_project(root: Path, **base: Any) -> Path:
 
 
 def write_lineage(root: Path, weights: str = "adapter_model.safetensors") -> str:
-    """Rows, tokens and what was trained, in the file `weights`, that name each other; the sha256 of that
-    file.
-    """
+    """Rows, tokens and the trained weights (file `weights`), which name each other; that file's sha256."""
     rows, tokens, adapter = root / "data/final", root / "data/tokens", root / "models/adapter"
     rows.mkdir()
     for split in ("train", "val", "test"):

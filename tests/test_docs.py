@@ -1,6 +1,4 @@
-"""Docs that can't lie: every link, path, command, option, key and stage in them is looked up in the
-project.
-"""
+"""Docs can't lie: every link, path, command, option, key and stage in them is looked up in the project."""
 
 import ast
 import re

@@ -1,6 +1,4 @@
-"""The entire pipeline on a tiny random Qwen2 with a cut vocabulary (a whole one: `make demo`): every stage,
-then its products.
-"""
+"""The pipeline on a tiny random Qwen2 with a cut vocabulary (whole: `make demo`): stages, then products."""
 
 import csv
 import json

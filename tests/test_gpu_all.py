@@ -1,6 +1,4 @@
-"""benchmarks/gpu_all.py: one failure costs no other part its figures, and what didn't run is "not measured",
-never passed.
-"""
+"""benchmarks/gpu_all.py: a failure costs no other part its figures; unrun is "not measured", not passed."""
 
 import json
 import sys

@@ -1,6 +1,4 @@
-"""Makers of tiny models, files and project folders for the tests: small in weights, real in tokenizer and
-format.
-"""
+"""Makers of tiny models, files and project folders for tests: small weights, real tokenizer and format."""
 
 import json
 from pathlib import Path
@@ -367,9 +365,7 @@ FOUR_STEPS = {
 
 
 def tiny_params(base: Path) -> dict[str, Any]:
-    """The demo recipe cut down to a run of a minute on the Hugging Face folder `base`; a fresh dict each
-    time.
-    """
+    """The demo recipe cut to a one-minute run on the Hugging Face folder `base`; a fresh dict each time."""
     params: dict[str, Any] = load_params(PROJECT / "recipes" / "demo.yaml").model_dump(mode="json")
     small: dict[str, dict[str, Any]] = {
         "base": {
@@ -411,9 +407,7 @@ def tiny_params(base: Path) -> dict[str, Any]:
 
 
 def gguf_params(gguf: Path) -> dict[str, Any]:
-    """`tiny_params` for the GGUF file `gguf` as a base that is trained on and served as it is, at Q4_K_M; a
-    fresh dict each time.
-    """
+    """`tiny_params` for the GGUF base `gguf`, trained on and served as is (Q4_K_M); a new dict each time."""
     params = tiny_params(gguf)
     params["base"] |= {"quantization": "gguf", "level": "Q4_K_M"}
     params["evaluate"] |= {"models": ["source", "base", "adapter"]}

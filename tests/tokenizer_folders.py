@@ -1,6 +1,4 @@
-"""Folders with a real tokenizer and chat template and no weights: the demo's base model, Qwen2.5 and
-Qwen3.
-"""
+"""Folders with a real tokenizer and chat template, no weights: the demo's base model, Qwen2.5 and Qwen3."""
 
 import json
 from collections.abc import Iterator
@@ -19,9 +17,7 @@ QWEN3_ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")
 
 
 def qwen_folder(folder: Path, tools: Toolchain, words: int | None = None) -> Path:
-    """Qwen2.5's; `words` cuts the vocabulary to so many, before the added tokens: it is then loaded in a
-    seventh of the time.
-    """
+    """Qwen2.5's; `words`: vocabulary size before added tokens (cut, it loads in a seventh of the time)."""
     folder.mkdir(parents=True, exist_ok=True)
     tiny.write_qwen2_tokenizer(folder, tools)
     if words:
@@ -63,9 +59,7 @@ def added_tokens(folder: Path) -> list[str]:
 
 
 def qwen3_folder(folder: Path, tools: Toolchain, words: int | None = None) -> Path:
-    """Qwen3's: Qwen2.5's tokenizer with four more tokens, and a template that takes the reasoning out of
-    earlier turns.
-    """
+    """Qwen3's: Qwen2.5's tokenizer with four more tokens, a template that drops earlier turns' reasoning."""
     tokenizer_file = qwen_folder(folder, tools, words) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in QWEN3_ADDED])
@@ -76,9 +70,7 @@ def qwen3_folder(folder: Path, tools: Toolchain, words: int | None = None) -> Pa
 
 
 def with_config(folder: Path, model_type: str = "llama", **changed: Any) -> Path:
-    """The folder with a config.json and generation_config.json of a tiny model whose vocabulary is the
-    tokenizer's.
-    """
+    """The folder with a tiny model's config.json, generation_config.json, of the tokenizer's vocabulary."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     end = tokenizer.token_to_id(settings["eos_token"])

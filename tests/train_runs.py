@@ -46,9 +46,7 @@ def run(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
 def train_in(
     project: Path, root: Path, settings: Training, *, tokens: Path | None = None, **how: Any
 ) -> dict[str, Any]:
-    """`train` on the project's base and its rows, or other `tokens`, below `root`; from the start if `how`
-    has no `resume`.
-    """
+    """`train` below `root` on the project's base and rows, or `tokens`; afresh if `how` has no `resume`."""
     return train(job_in(project, root, settings, tokens), **{"resume": False} | how)
 
 
@@ -107,9 +105,7 @@ def begun(job: Job) -> Run:
 
 
 def goes_on_to_the_same(prepared: Path, root: Path, **changes: Any) -> dict[str, Any]:
-    """The report of an unbroken run, below `root`/unbroken, once another that went on from its middle has
-    made the same bytes.
-    """
+    """The report of an unbroken run (`root`/unbroken), after a run resumed at its middle made equal bytes."""
     changes = {"max_steps": 4, "sample_rows": 0} | changes
     unbroken = run(prepared, root / "unbroken", **changes)
     killed = root / "killed"
@@ -126,8 +122,6 @@ def goes_on_to_the_same(prepared: Path, root: Path, **changes: Any) -> dict[str,
 
 
 def trainer_in(project: Path, root: Path, settings: Training, tokens: Path | None = None) -> Any:
-    """The trainer for some settings, as `train` makes it, on the project's base and its rows, or other
-    `tokens`.
-    """
+    """The trainer for `settings`, as `train` makes it, on the project's base and rows, or other `tokens`."""
     trainer, _ = make_trainer(learner_of(settings.method)(begun(job_in(project, root, settings, tokens))))
     return trainer

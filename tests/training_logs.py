@@ -58,9 +58,7 @@ def demo_run() -> list[Row]:
 def healthy_run(
     steps: int, start: float, end: float, seed: int = 0, noise: float = 0.15, scale: float = 0.2
 ) -> list[Row]:
-    """A loss from `start` to `end` that decays over `scale` of the run under noise, gradients that go with
-    it, ten evaluations.
-    """
+    """A noisy loss decaying from `start` to `end` over `scale` of the run, its gradients, ten evaluations."""
     chance = random.Random(seed)  # noqa: S311
     rows: list[Row] = []
     for step in range(1, steps + 1):

@@ -49,9 +49,7 @@ def train_by_chance(base: Path, adapter: Path, size: float = 0.05, **settings: A
 
 
 def tune_by_hand(base: Path, adapter: Path, target: Path) -> None:
-    """Write the tuned file: the base's bytes, with those of each trained linear as the model computes with
-    them.
-    """
+    """Write the tuned file: the base's bytes, with each trained linear's as the model computes with them."""
     shutil.copy(base / MODEL_FILE, target)
     model = load_gguf(base, compute_dtype=torch.float32, device="cpu")
     names = tensor_names(model.config, gguf_tensors(target)[0], target)

@@ -91,9 +91,7 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 def without_places(text: str, shared: Path) -> str:
-    """What a tool said, without progress bars' earlier states, llama.cpp's line for each tensor and this
-    machine's folders.
-    """
+    """A tool's output without earlier progress, llama.cpp's line for each tensor, this machine's folders."""
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     text = "\n".join(line for line in lines if not TENSOR.match(line))
     known = {

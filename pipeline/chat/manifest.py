@@ -22,9 +22,7 @@ AGAIN = "run `snakemake preprocess`"
 def manifest(
     tokens: Path, rows: list[Path], base: Path, tokenizer: Any, stats: dict[str, Any]
 ) -> dict[str, Any]:
-    """The manifest of the Parquet files in `tokens`, made of `rows` with the tokenizer and template of
-    `base`.
-    """
+    """The manifest of the Parquet files in `tokens`, made of `rows` with `base`'s tokenizer and template."""
     return {
         "rows": {path.name: file_hash(path) for path in rows},
         "files": {

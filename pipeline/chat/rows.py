@@ -41,9 +41,7 @@ class ToolCall(TypedDict):
 
 
 class Message(TypedDict):
-    """One turn; `content` may be empty only where there are `tool_calls`. `train: false` keeps an assistant
-    turn out of the loss.
-    """
+    """One turn; empty `content` needs `tool_calls`. `train: false` keeps an assistant turn from the loss."""
 
     role: Role
     content: str

@@ -76,18 +76,14 @@ def stand_in(row: Row) -> Row | None:
 
 
 def drawn(rows: Iterable[Row], count: int, seed: int = SEED) -> list[Row]:
-    """`count` of `rows` (all of them, where they are fewer), each as likely as another; the same ones for the
-    same seed.
-    """
+    """`count` random `rows` (all if there are fewer), equally likely; the same rows for the same seed."""
     return heapq.nsmallest(
         count, rows, key=lambda row: hashlib.sha256(f"{seed}:{row['id']}".encode()).digest()
     )
 
 
 def encoded_rows(tokenizer: Any, rows: Path, count: int, ctx_size: int) -> list[Encoded]:
-    """The sequences of `count` drawn chats that the template can render and `ctx_size` tokens hold; none, if
-    there are none.
-    """
+    """The sequences of up to `count` drawn chats that the template renders in at most `ctx_size` tokens."""
     candidates = drawn(chats_in(rows), SPARE * count)
     return list(islice(encodable(tokenizer, candidates, ctx_size), count))
 

@@ -53,9 +53,7 @@ KEYWORDS = frozenset(
 
 
 class StandIns:
-    """Gives every text a stand-in; `of` has equal ones for equal texts, as an id and what refers to it
-    need.
-    """
+    """Gives each text a stand-in; `of` gives equal texts equal stand-ins, as ids and references need."""
 
     def __init__(self, letter: str) -> None:
         # `new` gives one that no other text has; no method, which would make a cycle for every conversation

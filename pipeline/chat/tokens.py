@@ -202,9 +202,7 @@ def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) ->
 
 
 def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
-    """Token ids of text without a template, with labels on the segments to train. Raises `Unrenderable` if
-    there is none.
-    """
+    """Token ids of untemplated text, labels on segments to train. Raises `Unrenderable` if there are none."""
     begin = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
     ids, labels = list(begin), [IGNORED] * len(begin)
     for segment in segments:
@@ -222,9 +220,7 @@ def encode_segments(tokenizer: Any, segments: list[dict[str, Any]]) -> Encoded:
 
 
 def encodable(tokenizer: Any, rows: Iterable[Row], longest: int) -> Iterator[Encoded]:
-    """The sequences of those of `rows` that can be encoded with exact labels, if they have at most `longest`
-    tokens.
-    """
+    """The sequences of those `rows` that encode with exact labels in at most `longest` tokens."""
     for _, encoded in encode(tokenizer, rows):
         if not isinstance(encoded, Unrenderable):  # preprocess counts such rows by reason
             yield from (encoding for encoding in encoded if len(encoding.ids) <= longest)

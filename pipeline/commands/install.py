@@ -183,9 +183,7 @@ def _need_torch(*words: str) -> None:
 
 
 def _pip(*arguments: str) -> bool:
-    """Whether pip succeeded; it retries twice: its default, five times, takes minutes without a
-    network.
-    """
+    """Whether pip succeeded; it retries twice: its default, five times, takes minutes without a network."""
     return _logged(
         ("pip", *arguments), {"PIP_RETRIES": os.environ.get("PIP_RETRIES", "2"), "PIP_PROGRESS_BAR": "off"}
     )

@@ -118,9 +118,7 @@ def _write(folder: Path, name: str, recipe: str) -> None:
 
 
 def _initialize(folder: Path) -> None:
-    """Make `folder` a DVC project in a Git repository, its own unless one is around it, and stage its
-    files.
-    """
+    """Make `folder` a DVC project in a Git repository (around it, else its own) and stage its files."""
     if _fails(folder.parent, "git", "rev-parse", "--is-inside-work-tree"):
         _do(folder, "git", "init", "--quiet")
         _do(folder, sys.executable, "-m", "dvc", "init")

@@ -84,9 +84,7 @@ def settings(read: Read, recipe: str | None) -> list[Setting]:
 
 
 def recipe_of(file: Path) -> str | None:
-    """The recipe that a comment at the beginning of `file` names, as `quench config use` writes it; None if
-    there is none.
-    """
+    """The recipe named by a comment atop `file`, as `quench config use` writes it; None if there is none."""
     title = re.search(rf"^# {TITLE} ([\w.-]+):", file.read_text(encoding="utf-8")[:2000], re.MULTILINE)
     return title[1] if title and title[1] in recipe_names() else None
 

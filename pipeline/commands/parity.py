@@ -25,9 +25,7 @@ COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not measured":
 
 
 def main(root: Path, *, as_json: bool) -> int:
-    """Print the last report; gives the exit code: 5 if a parity check failed, else 0. Raises `DataError` if
-    there is no report.
-    """
+    """Print the last report; exit code 5 if a parity check failed, else 0. `DataError` without a report."""
     report = read(root / "reports" / "parity.json")
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -37,9 +35,7 @@ def main(root: Path, *, as_json: bool) -> int:
 
 
 def measure(params_file: Path | None, root: Path, depth: str) -> None:
-    """Run the stage at another depth than params.yaml's; it writes the same reports, even if a parity check
-    fails.
-    """
+    """Run the stage at a depth other than params.yaml's; it writes the same reports even if a check fails."""
     from pipeline.config.params import load_params
     from pipeline.stages.parity.stage import measure_parity
     from pipeline.workflow.integrity import verify_inputs
@@ -72,9 +68,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def show(report: Mapping[str, Any]) -> None:
-    """Print the parity checks as a table by group, then what each failed one shows and why, then the
-    verdict.
-    """
+    """Print a table of parity checks by group, what each failed check shows and why, and the verdict."""
     from rich.text import Text
 
     console = wide_console(None)
@@ -99,9 +93,7 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def explained(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What a failed parity check shows with its likely cause, what one warns of, and why one was not
-    measured.
-    """
+    """What each failed check shows with its likely cause, each warning, and why a check was not measured."""
     for row in rows:
         detail = (row.get("detail") or "").rstrip(".")
         if row["verdict"] == "fail":

@@ -16,9 +16,7 @@ from pipeline.workflow.integrity import verify_outputs
 
 @dataclass(frozen=True)
 class Project:
-    """The settings `params` and the folder `root`; `file` is what the settings were read from, if that was
-    named.
-    """
+    """Settings `params` and folder `root`; `file` is where the settings were read from, if it was named."""
 
     params: Params
     root: Path

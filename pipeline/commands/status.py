@@ -22,9 +22,7 @@ NOTHING_SERVED = "Q-SERVE-013"
 
 
 def parse_changes(words: Sequence[str]) -> dict[str, float]:
-    """NAME=SCALE words as a mapping. Raises `ConfigError` for a word that is none, a scale that is none and a
-    name twice.
-    """
+    """Map NAME=SCALE words. Raises `ConfigError` for a malformed word or scale and for a repeated name."""
     changes: dict[str, float] = {}
     for word in words:
         name, equals, scale = word.rpartition("=")

@@ -23,9 +23,7 @@ def wide_console(widest: int | None = WIDEST) -> "Console":
 
 
 def plain_table(*columns: str, numbers: Collection[int] = (), unwrapped: Collection[int] = ()) -> "Table":
-    """A table with a line below its head; columns in `numbers` are aligned right, and like those in
-    `unwrapped` never wrapped.
-    """
+    """A table with a line below its head; `numbers` columns align right; they and `unwrapped` never wrap."""
     from rich import box
     from rich.table import Table
 

@@ -101,9 +101,7 @@ def changes(root: Path, read: Read) -> dict[str, str]:
 
 
 def followers(graph: Mapping[str, Stage], values: Values, first: set[str]) -> dict[str, str]:
-    """{stage: the stages whose outputs it reads}, for those that follow a stage of `first`, at any
-    distance.
-    """
+    """{stage: stages whose outputs it reads} for all direct and indirect followers of a stage in `first`."""
     written = {name: [*map(Path, filled(stage.written, stage, values))] for name, stage in graph.items()}
     read = {name: [*map(Path, filled(stage.deps, stage, values))] for name, stage in graph.items()}
 

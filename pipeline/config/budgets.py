@@ -23,9 +23,7 @@ HOW = "write 4.2GB, 500MB, 4.6bpw or fits-8GB-at-8192"
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent: `size` bytes of file, `bits` per weight, or `fits` bytes of memory when served with
-    `context` tokens.
-    """
+    """A limit: bytes of file (`size`), `bits` per weight or bytes of memory (`fits`) for `context` tokens."""
 
     kind: Literal["size", "bits", "fits"]
     amount: float

@@ -20,9 +20,7 @@ from pipeline.core.text import listed
 
 
 class Has(NamedTuple):
-    """That the setting `key` is one of `values` (a list: `names` one of them); without values, that it is set
-    at all.
-    """
+    """That setting `key` is (for a list: `names`) one of `values`; without values, that it is set at all."""
 
     key: str
     values: tuple[Any, ...] = ()

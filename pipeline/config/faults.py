@@ -56,9 +56,7 @@ def _sentence(error: Any, keys: Sequence[str]) -> str:
 
 
 def nearest(key: str, keys: Sequence[str]) -> str:
-    """A sentence with the known key nearest to an unknown one: in its section, of its name elsewhere, or
-    alike at all.
-    """
+    """A sentence with the nearest known key: in the same section, of the same name elsewhere, or similar."""
     section, _, name = key.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
     near = (

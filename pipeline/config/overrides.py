@@ -151,9 +151,7 @@ def _with(text: str, given: Given, dropped: Sequence[Key] = ()) -> str:
 
 
 def _write(file: Path, text: str, values: Any, problem: str) -> None:
-    """Make `text` the file's, whole. Raises `ConfigError` with the sentence `problem` where it doesn't hold
-    `values`.
-    """
+    """Replace the file with `text`, whole. Raises `ConfigError` (`problem`) if it doesn't hold `values`."""
     with publishing(file) as aside:
         aside.write_text(text, encoding="utf-8", newline="")
         shutil.copymode(file, aside)

@@ -77,9 +77,7 @@ class Params(sections.Section):
         return self.training_on(training_device(self.train.device))
 
     def training_on(self, device: Device) -> sections.Training:
-        """Section `train` with `base.quantization`; the type and the optimizer that are `auto` are what fits
-        `device`.
-        """
+        """Section `train` with `base.quantization`; `auto` type and optimizer become those for `device`."""
         fit = {"bnb_4bit_compute_dtype": fast_dtype(device), "optim": OPTIMIZER[device]}
         decided = {key: value for key, value in fit.items() if getattr(self.train, key) == "auto"}
         return sections.Training(
@@ -192,9 +190,7 @@ class Params(sections.Section):
 
 
 class Read(NamedTuple):
-    """A `params.yaml`: its settings with the defaults of what it leaves out, what it holds, and on which
-    lines.
-    """
+    """A `params.yaml`: its settings with defaults filled in, the values that it holds, and their lines."""
 
     params: Params
     values: dict[str, Any]
@@ -202,9 +198,7 @@ class Read(NamedTuple):
 
 
 def load_params(path: Path) -> Params:
-    """The settings in `params.yaml`; every error in it is named in one `ConfigError`, each with its key path
-    and its line.
-    """
+    """The settings in `params.yaml`; one `ConfigError` names every error with its key path and line."""
     return read_params(path).params
 
 
@@ -226,9 +220,7 @@ def checked(path: Path, values: dict[str, Any], lines: Mapping[Place, int]) -> P
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """What a `params.yaml` holds with the defaults of what it leaves out, unchecked; unknown sections
-    stay.
-    """
+    """What a `params.yaml` holds, plus the defaults it leaves out, unchecked; unknown sections stay."""
     given = {name: value for name, value in values.items() if value is not None}
     defaults = Params().model_dump(mode="json")
     filled = {

@@ -1,6 +1,4 @@
-"""The strategies from a base and data to a model that is served at a level, by key, in the order in which
-tables show them.
-"""
+"""The strategies, by key in table order, that lead from a base and data to a model served at a level."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple

@@ -1,6 +1,4 @@
-"""Settings as text: all of them, those of a new `params.yaml`, or a file's own text with some put in or taken
-out.
-"""
+"""Settings as text: all of them, a new `params.yaml`'s, or a file's own text with some added or removed."""
 
 import json
 import re

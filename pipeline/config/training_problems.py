@@ -10,9 +10,7 @@ from pipeline.config.targets import merged_only
 def training_problems(
     train: Train, base: Base, graph: Graph, *, full_parity: bool, compared: Sequence[str]
 ) -> Iterator[str]:
-    """A sentence on each. `full_parity`: the adapter is put on the base's levels; `compared` are the
-    strategies that are compared.
-    """
+    """A sentence on each; `full_parity`: base levels get the adapter; `compared`: the compared strategies."""
     learning = METHODS[train.method]
     if (trained := train.tuning.inside) and base.quantization != "gguf":
         yield (

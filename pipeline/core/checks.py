@@ -65,9 +65,7 @@ def overall(checks: Iterable[Check]) -> Literal["pass", "fail"]:
 
 
 def refuse(checks: Iterable[Check]) -> None:
-    """Raise the first failed check as the error that its id names, in one sentence; nothing if none
-    failed.
-    """
+    """Raise the first failed check as the error named by its id, in one sentence; nothing if none failed."""
     failed = [check for check in checks if check.verdict == "fail"]
     if failed:
         first, others = failed[0], ", ".join(check.name for check in failed[1:])

@@ -18,9 +18,7 @@ def of_this_installation(text: str) -> str:
 
 
 class QuenchError(Exception):
-    """A mistake or a condition that the user can act on: `id` is the problem's in the catalog, `sentence` has
-    this case's values.
-    """
+    """A mistake or condition the user can act on: `id` in the catalog, `sentence` with this case's values."""
 
     exit_code = 1
 

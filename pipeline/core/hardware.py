@@ -52,9 +52,7 @@ class Card:
 
 
 def first_gpu() -> Card | None:
-    """The GPU that training takes; None if there is none. One that shares the machine's memory has all of
-    it.
-    """
+    """The GPU that training takes; None if there is none. If it shares main memory, it has all of it."""
     gpu = accelerator()
     return Card(gpu.name, gpu.memory or main_memory().memory, "cuda") if gpu else None
 
@@ -145,9 +143,7 @@ def usable_cores() -> int | None:
 
 
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """What speeds depend on, in a line: the CPU, its fastest instructions, the cores that this process may
-    use, the GPUs.
-    """
+    """What speeds depend on, in a line: the CPU, its fastest instructions, the usable cores, the GPUs."""
     features = instructions(cpuinfo)
     parts = [
         cpu_name(cpuinfo) or "an unknown CPU",
@@ -158,9 +154,7 @@ def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The CPU's name as it gives it itself: on Linux from `cpuinfo`, on macOS from sysctl, else from the
-    platform.
-    """
+    """The CPU's own name: on Linux from `cpuinfo`, on macOS from sysctl, else from the platform."""
     if cpuinfo.is_file():
         names = cpu_fields(cpuinfo)
         return names.get("model name") or names.get("Model") or platform.machine()  # ARM's has no model name

@@ -92,9 +92,7 @@ class Interruption:
             raise Stopped(number)
 
     def hear(self, number: int) -> None:
-        """Take signal `number` for received, which another process of the same training got; the first
-        counts.
-        """
+        """Record signal `number`, which another process of this training received; only the first counts."""
         if self.received is None:
             self.received, self._received_at, Interruption.stopping = number, time.monotonic(), True
 

@@ -1,6 +1,4 @@
-"""Strict JSONL: one JSON object a line, split on newline bytes only, UTF-8, no NaN, no key twice; written
-whole.
-"""
+"""Strict JSONL: an object a line, split on newline bytes only, UTF-8, no NaN, no key twice; written whole."""
 
 import json
 import math
@@ -133,9 +131,7 @@ def to_line(row: dict[str, Any]) -> str:
 
 
 def dump_line(row: dict[str, Any]) -> bytes:
-    """As `to_line`, without spaces and ten times as fast, for rows whose values `parse_line` gave (a NaN
-    would become null).
-    """
+    """`to_line` without spaces, ten times as fast, for values from `parse_line` (NaN would become null)."""
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 
 

@@ -60,9 +60,7 @@ class MetricsLog:
             ) from error
 
     def rows(self) -> list[Row]:
-        """Every whole row, in order; a torn last line is left out. Raises `DataError` if a complete line is
-        no JSON object.
-        """
+        """Whole rows in order, without a torn last line. `DataError` if a complete line is no JSON object."""
         if not self.path.exists():
             return []
         # what follows the last newline is a torn line, or nothing

@@ -46,17 +46,13 @@ def here() -> str:
 
 
 def end_with_owner(stage: str) -> None:
-    """From now on this process ends, by SIGTERM, when the run that started it is gone: a training then saves
-    a checkpoint.
-    """
+    """SIGTERM this process when the run that started it is gone, so that a training saves a checkpoint."""
     for pid, owner in _owners():
         threading.Thread(target=_end_after, args=(stage, pid, owner), daemon=True).start()
 
 
 def _owners() -> Iterator[tuple[int, Any]]:
-    """(process id, psutil's process; None if it is gone already) of the Snakemake and the DVC that run this
-    process.
-    """
+    """(process id, psutil's process or None if gone) of the Snakemake and the DVC that run this process."""
     where, _, pid = os.environ.get(RUN, "").rpartition(":")
     if pid and where == here():
         yield int(pid), psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None

@@ -1,6 +1,4 @@
-"""How far a long job has come: a bar on a terminal, now and then a plain line in a log; nothing for a short
-job.
-"""
+"""Progress of a long job: a bar on a terminal, an occasional plain line in a log; nothing for a short job."""
 
 import sys
 import time

@@ -103,9 +103,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Raise `MachineError` if what the body prints (to `> FILE` on a full disk), or something else that
-    it writes, finds no room.
-    """
+    """Raise `MachineError` if the body's output (`> FILE` on a full disk) or another write finds no room."""
     try:
         yield
         sys.stdout.flush()
@@ -162,16 +160,12 @@ def recover(target: Path, old: Path) -> bool:
 
 
 def is_scrap(name: str) -> bool:
-    """Whether a file or folder of this name is half made: of use only to the process that is making
-    it.
-    """
+    """Whether a file or folder of this name is half made: of use only to the process that is making it."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in SCRAPS)
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """What `write_json` or another tool wrote. Raises `DataError`, with `remedy`, if the file is missing or
-    cut.
-    """
+    """Read JSON by `write_json` or another tool. `DataError` with `remedy` if it is missing or truncated."""
     need_file(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -182,9 +176,7 @@ def read_json(path: Path, remedy: str) -> Any:
 
 
 def write_json(target: Path, value: Any) -> None:
-    """Publish `value` as indented UTF-8 JSON with sorted keys; NaN and infinities are refused
-    (`ValueError`).
-    """
+    """Publish `value` as indented UTF-8 JSON with sorted keys; `ValueError` for NaN and infinities."""
     write_text(
         target, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     )

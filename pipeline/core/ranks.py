@@ -94,9 +94,7 @@ def wanted_processes(stage: str, given: str | None) -> int:
 
 
 def check_cards(count: int) -> None:
-    """Raise `ConfigError` where the environment names cards, but too few for `count` processes on this
-    machine.
-    """
+    """Raise `ConfigError` if the environment names cards, but too few for `count` processes here."""
     if (cards := _named_cards()) and len(cards) < count:
         raise ConfigError(
             "Q-TRAIN-036",
@@ -174,9 +172,7 @@ def _take_card(rank: Rank) -> None:
 
 
 def _named_cards() -> list[str] | None:
-    """The cards that the environment names, empty if it hides every GPU; None if it names
-    nothing.
-    """
+    """The cards that the environment names, empty if it hides every GPU; None if it names nothing."""
     if CARDS not in os.environ:
         return None
     return [card for card in os.environ[CARDS].replace(" ", "").split(",") if card not in ("", "-1")]

@@ -29,9 +29,7 @@ def changed_by_others(folder: Path) -> Path | None:
 
 @contextmanager
 def closed_to_others() -> Iterator[None]:
-    """While the body runs, what this process and its children make can't be written by others, whatever the
-    umask.
-    """
+    """In the body, others can't write what this process and its children make, whatever the umask."""
     before = os.umask(OTHERS)
     os.umask(before | OTHERS)
     try:

@@ -25,16 +25,12 @@ KERNEL = ("/proc/", "/sys/")  # what is below is made while it is read: a file t
 
 
 def is_users_data(name: str) -> bool:
-    """Whether a file of this name in a folder of the user's is data: neither hidden nor DVC's note about
-    another.
-    """
+    """Whether a file of this name in a user's folder is data: neither hidden nor DVC's note on another."""
     return not name.startswith(".") and not name.endswith(DVC_NOTE)
 
 
 def trouble(path: Path) -> str | None:
-    """What keeps the file, or what a link leads to, from being read to its end; None for regular files and
-    folders.
-    """
+    """What keeps a file or a link's target from being read to its end; None for regular files, folders."""
     linked = path.is_symlink()
     try:
         mode = path.stat().st_mode
@@ -52,9 +48,7 @@ def trouble(path: Path) -> str | None:
 
 
 def need_file(path: Path) -> None:
-    """Raise `DataError` for one that can't be read to its end; what is missing, or a link to nothing, is the
-    reader's to say.
-    """
+    """Raise `DataError` if `path` can't be read to its end; the reader reports missing files, dead links."""
     if path.exists() and (why := trouble(path)):
         raise DataError("Q-CORE-008", f"{safe(str(path))} can't be read ({why}): give a regular file")
 

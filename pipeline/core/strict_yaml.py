@@ -78,9 +78,7 @@ def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
 
 
 def read_value(text: str, where: str) -> Any:
-    """A value as it would stand in a file. Raises `ConfigError`, which names `where` it was given, for what
-    can't be read.
-    """
+    """A value as it would stand in a file. Raises `ConfigError`, naming `where`, if it can't be read."""
     try:
         return _Reader(text).document()[0]
     except Fault as fault:

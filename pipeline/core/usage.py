@@ -41,9 +41,7 @@ class Usage:
 
 @contextmanager
 def noted(stage: str, root: Path, disk: Callable[[], int], plan: Callable[[], Figures]) -> Iterator[None]:
-    """Write down what the body takes as `stage` ("quantize@Q4_K_M") unless it fails. Afterwards `disk` and
-    `plan` are asked.
-    """
+    """Record the body's usage as `stage` ("quantize@Q4_K_M") if it succeeds; ask `disk` and `plan` after."""
     started = time.monotonic()
     yield
     seconds, process, child = time.monotonic() - started, peak_of_process(), peak_of_children()
@@ -80,16 +78,12 @@ def peak_of_process() -> int:
 
 
 def peak_memory(pid: int) -> int | None:
-    """The largest resident set of a process so far, mapped files included, in bytes; None if the system
-    doesn't say.
-    """
+    """The largest resident set of a process so far, mapped files included; bytes, None if unknown."""
     return _memory(pid, "VmHWM")
 
 
 def own_memory(pid: int) -> int | None:
-    """Bytes of memory that are the process's own, without mapped files (the model is one); None if the system
-    doesn't say.
-    """
+    """Bytes of a process's own memory, without mapped files (the model); None if the system doesn't say."""
     return _memory(pid, "RssAnon")
 
 

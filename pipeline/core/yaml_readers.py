@@ -46,9 +46,7 @@ def old_kind(text: str) -> str:
 
 
 def is_plain_text(text: str) -> bool:
-    """Whether `text` may be written without quotes: every reader of YAML takes it for text, wherever it
-    stands.
-    """
+    """Whether `text` may be written unquoted: every YAML reader takes it for text, wherever it stands."""
     return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", text)) and {
         dvc_kind(text),
         old_kind(text),

@@ -1,6 +1,4 @@
-"""What the report is made from: the other stages' reports, read and checked. Each error names the stage to
-run again.
-"""
+"""The inputs of the report: other stages' reports, read and checked. Errors name the stage to run again."""
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,9 +155,7 @@ def read_curve(root: Path) -> list[dict[str, Any]]:
 
 
 def read_quantization_check(path: Path, base_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `quench model nf4` measured, if it is there and of the base's weights; None for another
-    base's.
-    """
+    """What `quench model nf4` measured of the base's weights; None if missing or of another base."""
     if not path.is_file():
         return None
     try:

@@ -45,9 +45,7 @@ def layout(ggml_type: int) -> GgmlType:
 
 
 def columns_of(ggml_type: int, stored: int) -> int:
-    """Weights of a row of `stored` bytes. Raises `DataError` if they are not whole blocks, or for an
-    unknown type.
-    """
+    """Weights of a row of `stored` bytes. `DataError` if they are not whole blocks or the type is unknown."""
     kind = layout(ggml_type)
     if stored % kind.bytes:
         raise DataError(
@@ -135,9 +133,7 @@ def nibbles(blocks: Tensor, start: int) -> Tensor:
 
 
 def groups(blocks: Tensor, start: int) -> Tensor:
-    """The 128 bytes at `start` as 4 groups of 32 low nibbles, then 32 high ones: int64 words (blocks, 8,
-    4).
-    """
+    """The 128 bytes at `start` as 4 groups of 32 low, then 32 high nibbles: int64 words (blocks, 8, 4)."""
     quantized = words(blocks, start, start + 128, 4, 4)
     halves = torch.empty(len(blocks), 4, 2, 4, dtype=torch.int64, device=blocks.device)
     torch.bitwise_and(quantized, LOW, out=halves[:, :, 0])
@@ -162,9 +158,7 @@ def fives(blocks: Tensor, high: int, low: int) -> Tensor:
 
 
 def scaled_groups(blocks: Tensor, quants: Tensor, out: Tensor) -> None:
-    """`quants`, words (blocks, 8, 4), times each group's scale less its minimum, from the 16 bytes that Q4_K
-    and Q5_K begin with.
-    """
+    """`quants`, words (blocks, 8, 4), times group scale less minimum, from the 16-byte head of Q4_K, Q5_K."""
     head = words(blocks, 0, 16, 2)
     six = head.view(torch.int32)  # d and dmin, four scales, four minima, the low nibbles of four more of each
     first, last = six[:, 1:3], six[:, 3:]
@@ -212,9 +206,7 @@ def q5_k(blocks: Tensor, out: Tensor, _: int) -> None:
 
 
 def q6_k(blocks: Tensor, out: Tensor, _: int) -> None:
-    """(d · scale) · (q − 32) by groups of 16; in each half, 64 bytes of low nibbles and 32 of four upper
-    pairs of bits.
-    """
+    """(d · scale) · (q − 32) by groups of 16; per half, 64 bytes of low nibbles, 32 of 4 upper bit pairs."""
     low, high = words(blocks, 0, 128, 2, 8), words(blocks, 128, 192, 2, 4)
     quants = torch.stack((low & LOW, (low >> 4).bitwise_and_(LOW)), 2).view(-1, 2, 4, 4)
     for pair, upper in enumerate((high << 4, high << 2, high, high >> 2)):

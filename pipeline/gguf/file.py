@@ -1,6 +1,4 @@
-"""What a GGUF that llama.cpp's tools wrote holds: is it whole, how large, which tensor types (GGUF v3,
-ggml/docs/gguf.md).
-"""
+"""The contents of a GGUF by llama.cpp's tools: wholeness, size, tensor types (GGUF v3, ggml/docs/gguf.md)."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,9 +19,7 @@ HEADS = ("output.weight", "token_embd.weight")
 
 
 def check_gguf(path: Path) -> Header:
-    """Read a GGUF back: its header, and that the file holds every tensor announced there. Raises
-    `DataError`.
-    """
+    """Read a GGUF's header and check that the file holds every tensor announced there. Raises `DataError`."""
     header = _read(path)
     if not header.tensors and (why := header.fields.get(NOT_MADE)):
         raise DataError(
@@ -50,9 +46,7 @@ def write_not_made(path: Path, why: str) -> None:
 
 
 def is_made(path: Path) -> bool:
-    """Whether a GGUF is one, not what `write_not_made` put in its place. Raises `DataError` if it is
-    damaged.
-    """
+    """Whether a GGUF is real, not a placeholder by `write_not_made`. Raises `DataError` if it is damaged."""
     return NOT_MADE not in _read(path).fields
 
 

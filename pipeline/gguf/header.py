@@ -92,9 +92,7 @@ class _Cursor:
         return self.texts(count)
 
     def texts(self, count: int) -> list[str]:
-        """`count` texts, each after its length, in a loop without calls: a vocabulary and its merges are
-        300,000 of them.
-        """
+        """`count` texts, each after its length, in a call-free loop: vocabulary and merges are 300,000."""
         if count * 8 > len(self.data) - self.at:
             raise NotGguf(f"{count:,} texts are announced at byte {self.at:,}, more than the file holds")
         data, at, end, length, texts = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from, []

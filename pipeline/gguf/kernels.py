@@ -17,18 +17,14 @@ TILE = 4
 
 @triton.jit
 def half_at(place: tl.tensor) -> tl.tensor:
-    """The float16 in the two bytes at `place`, as float32, read as bytes so that no alignment is asked
-    for.
-    """
+    """The float16 in two bytes at `place`, as float32; read as bytes so that no alignment is required."""
     bits = tl.load(place).to(tl.uint16) | (tl.load(place + 1).to(tl.uint16) << 8)
     return bits.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def scaled(block: tl.tensor, group: tl.tensor, quant: tl.tensor) -> tl.tensor:
-    """(d · scale) · quant − (dmin · minimum), as Q4_K and Q5_K pack the scales and minima of their 8 groups
-    into 12 bytes.
-    """
+    """(d · scale) · quant − (dmin · minimum); Q4_K and Q5_K pack 8 groups' scales and minima in 12 bytes."""
     four = group % 4
     first = tl.load(block + 4 + four).to(tl.int32)
     second = tl.load(block + 8 + four).to(tl.int32)

@@ -124,9 +124,7 @@ def _is_ours(name: str, entry: Any) -> bool:
 
 
 def _other_tensors(old: Header, new: Header) -> str | None:
-    """What keeps a patch from being one: a tensor that is not in both or not of one shape and type, another
-    order or alignment.
-    """
+    """Why this is no patch: a tensor in only one file or of another shape or type, the order or alignment."""
     if list(old.tensors) == list(new.tensors):
         unlike = (f"tensor {name}" for name, info in new.tensors.items() if old.tensors[name] != info)
         return next(unlike, "the alignment" if old.alignment != new.alignment else None)

@@ -148,9 +148,7 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def read_header(file: Path) -> list[Entry]:
-    """The tensors of one file in the order of their bytes. Raises `DataError` unless the header describes the
-    file exactly.
-    """
+    """A file's tensors in byte order. Raises `DataError` unless the header describes the file exactly."""
     from safetensors import SafetensorError, safe_open
 
     need_file(file)

@@ -33,9 +33,7 @@ def _blocks(quantized: Tensor, ggml_type: int) -> Tensor:
 
 
 def stored_scales(quantized: Tensor, ggml_type: int) -> Tensor:
-    """The scales of `quantized`, uint8 (rows, row bytes), as float16 (scales of a block, rows, blocks of a
-    row).
-    """
+    """Scales of `quantized`, uint8 (rows, row bytes), as float16 (scales per block, rows, blocks per row)."""
     blocks = _blocks(quantized, ggml_type)
     return torch.stack(
         [
@@ -46,9 +44,7 @@ def stored_scales(quantized: Tensor, ggml_type: int) -> Tensor:
 
 
 def with_scales(quantized: Tensor, ggml_type: int, scales: Tensor) -> Tensor:
-    """A copy of `quantized` with `scales`, float16 in the shape of `stored_scales`; every other byte
-    stays.
-    """
+    """A copy of `quantized` with `scales`, float16 shaped as by `stored_scales`; every other byte stays."""
     written = quantized.clone(memory_format=torch.contiguous_format)
     blocks = _blocks(written, ggml_type)
     for at, values in zip(scale_places(ggml_type), scales, strict=True):
@@ -74,9 +70,7 @@ def changed_scales(stored: Tensor, change: Tensor) -> Tensor:
 
 
 def per_scale(quantized: Tensor, ggml_type: int, number: int) -> Tensor:
-    """The derivative of each weight by its block's scale `number`: float32 (rows, columns), from the codes
-    alone.
-    """
+    """Each weight's derivative by its block's scale `number`, from codes alone: float32 (rows, columns)."""
     shape = (len(scale_places(ggml_type)), *_blocks(quantized, ggml_type).shape[:2])
     unit = torch.zeros(shape, dtype=torch.float16, device=quantized.device)
     unit[number] = 1

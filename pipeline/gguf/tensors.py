@@ -1,6 +1,4 @@
-"""The tensors of a GGUF in blocks of rows, as stored and as float32, so that no more than a block is in
-memory.
-"""
+"""The tensors of a GGUF in blocks of rows, as stored and as float32; only one block is in memory."""
 
 import math
 from collections.abc import Iterator

@@ -104,9 +104,7 @@ def _make(home: Path, compiler: str, backend: Backend) -> None:
 
 
 def _logged(command: list[str], log: Path, advance: Callable[[int], None] = lambda percent: None) -> None:
-    """Run a build step with its output in `log`; `advance` gets the percent done with each "[done/total]" of
-    ninja.
-    """
+    """Run a build step, logged in `log`; `advance` gets the percent done at each "[done/total]" of ninja."""
     done = total = 0
     try:
         process = subprocess.Popen(

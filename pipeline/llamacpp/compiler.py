@@ -88,9 +88,7 @@ TO_INSTALL: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Backend:
-    """What llama.cpp is built for: CMake's `flags`, what its compiler says of itself, and `why` it was
-    chosen.
-    """
+    """A llama.cpp backend: CMake's `flags`, what its compiler says of itself, and `why` it was chosen."""
 
     name: BackendName = "cpu"
     flags: tuple[str, ...] = ()
@@ -99,9 +97,7 @@ class Backend:
 
 
 def find_compiler() -> str:
-    """The C++ compiler that CMake will take: $CXX or the first of c++, g++, clang++. Raises `ToolError` if
-    there is none.
-    """
+    """CMake's C++ compiler: $CXX or the first of c++, g++, clang++. Raises `ToolError` if there is none."""
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         if name and shutil.which(name.split()[0]):
             return name
@@ -109,9 +105,7 @@ def find_compiler() -> str:
 
 
 def amx_flags(compiler: str) -> list[str]:
-    """CMake's flags that leave the CPU's AMX out, if this compiler makes wrong code for it; nothing for a CPU
-    without AMX.
-    """
+    """CMake's flags to leave AMX out if this compiler makes wrong code for it; empty on a CPU without AMX."""
     if "amx_tile" not in instructions() or compiles_amx(compiler):
         return []
     print(
@@ -125,9 +119,7 @@ def amx_flags(compiler: str) -> list[str]:
 
 
 def compiles_amx(compiler: str) -> bool:
-    """Whether what `compiler` makes of `AMX_CHECK`, optimized as llama.cpp is, does on this CPU what it
-    says.
-    """
+    """Whether `AMX_CHECK`, compiled by `compiler`, optimized as llama.cpp is, runs correctly on this CPU."""
     with tempfile.TemporaryDirectory(prefix="quench-amx-") as folder:
         source, program = Path(folder) / "check.cpp", Path(folder) / "check"
         source.write_text(AMX_CHECK, encoding="ascii")

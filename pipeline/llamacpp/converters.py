@@ -47,9 +47,7 @@ class HeaderFields:
 
 
 def to_gguf(tools: Toolchain, folder: Path, target: Path, type: FloatType, header: HeaderFields) -> None:
-    """Write the model in `folder` as `target`, in 16-bit floats. Raises `ToolError` if the
-    converter fails.
-    """
+    """Write the model in `folder` to `target` in 16-bit floats. Raises `ToolError` if the converter fails."""
     need_disk(target.parent, sum(shard.stat().st_size for shard in folder.glob("*.safetensors")))
     with publishing(target, check_gguf) as aside:
         run_converter(

@@ -94,9 +94,7 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
 
 
 def known_hashes(tools: Toolchain) -> tuple[str, dict[str, str]]:
-    """The check text and {sha256 of its ids: name}, read from the source of the converter's
-    `get_vocab_base_pre`.
-    """
+    """The check text and {sha256 of its ids: name}, from the converter's source, `get_vocab_base_pre`."""
     source = (tools.source / "conversion" / "base.py").read_text(encoding="utf-8")
     (function,) = (
         node

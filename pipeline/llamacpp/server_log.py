@@ -39,9 +39,7 @@ KEPT = re.compile(
 
 
 def kept(line: str) -> bool:
-    """Whether a line that was written while requests are taken has a shape that can't hold any text of
-    theirs.
-    """
+    """Whether a line written while requests are taken has a shape that can't hold any of their text."""
     return KEPT.fullmatch(line.rstrip()) is not None
 
 

@@ -56,9 +56,7 @@ KEPT_PREFIXES = (  # of GPU drivers, their compilers and OpenMP
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What a server may see of the environment `given`: no options, no tokens and no proxies; nothing but
-    where things are.
-    """
+    """What a server may see of the environment `given`: where things are; no options, tokens or proxies."""
     kept = {name: value for name, value in given.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
     return kept | {"GGML_NO_BACKTRACE": "1"}
 

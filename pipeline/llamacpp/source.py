@@ -54,9 +54,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def install_binding(home: Path = DEFAULT_HOME) -> None:
-    """Install the Python binding without a build of its own; `pipeline.llamacpp.tools.load_binding` gives it
-    our libraries.
-    """
+    """Install the Python binding unbuilt; `pipeline.llamacpp.tools.load_binding` gives it our libraries."""
     with suppress(importlib.metadata.PackageNotFoundError):
         if importlib.metadata.version("llama-cpp-python") == VERSION:
             return

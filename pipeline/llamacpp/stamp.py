@@ -89,9 +89,7 @@ def backend_of(stamped: Mapping[str, object]) -> list[str]:
 
 
 def fits_cpu(home: Path) -> bool:
-    """Whether this CPU knows every instruction that the build in `home` was made for; True if its stamp names
-    none.
-    """
+    """Whether this CPU knows every instruction that `home`'s build needs; True if its stamp names none."""
     needed = read_stamp(home).get("instructions")
     return not isinstance(needed, list) or _instructions().issuperset(needed)
 
@@ -146,9 +144,7 @@ def entry_name(compiler: str, backend: Backend) -> str:
 
 
 def take(home: Path, compiler: str, backend: Backend = CPU) -> bool:
-    """Copy the build that `compiler` would make for `backend` into `home` if the cache has all of it; whether
-    it did.
-    """
+    """Copy `compiler`'s build for `backend` into `home` if the cache has all of it; return whether it did."""
     folder = cache_folder()
     if folder is None or not folder.is_dir():
         return False

@@ -71,9 +71,7 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Llama:
-    """llama.cpp as it runs here: its tools, CPU threads, and layers of a model that go on a GPU ("auto": as
-    many as fit).
-    """
+    """llama.cpp as it runs here: tools, CPU threads, and model layers on a GPU ("auto": as many as fit)."""
 
     tools: Toolchain
     threads: int = 1
@@ -189,9 +187,7 @@ def run_converter(
 
 
 def load_binding(tools: Toolchain) -> Any:
-    """The module `llama_cpp` (the ctypes binding), bound to this toolchain's libraries. Call it before any
-    other import of it.
-    """
+    """The ctypes binding `llama_cpp` on this toolchain's libraries. Call before any other import of it."""
     os.environ["LLAMA_CPP_LIB_PATH"] = str(tools.bin)
     try:
         import llama_cpp

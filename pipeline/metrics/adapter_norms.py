@@ -198,9 +198,7 @@ def _beside_base(updates: Sequence[Norms], base: Path) -> list[Norms]:
 
 
 def _weight_norm(weight: Entry | GgufTensor | None, tensor: str, base: Path) -> float:
-    """The Frobenius norm of a weight of the base, a block of rows at a time. Raises `DataError` if there is
-    none.
-    """
+    """The Frobenius norm of a base weight, by blocks of rows. Raises `DataError` if there is none."""
     if weight is None:
         raise DataError(
             "Q-METRICS-022",

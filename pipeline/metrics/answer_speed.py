@@ -28,9 +28,7 @@ class Speed:
 
 
 def answer_speed(server: Server, prompt: int, tokens: int) -> Speed:
-    """The speeds of one answer of exactly `tokens` tokens to a prompt of `prompt` tokens, none of them kept
-    from before.
-    """
+    """The speeds of one answer of exactly `tokens` tokens to a prompt of `prompt` tokens, nothing cached."""
     ids = server.post("/tokenize", {"content": "Hello! " * prompt})["tokens"][:prompt]
     body = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
     timings = server.post("/completion", body)["timings"]
@@ -43,9 +41,7 @@ def runs_of(values: Sequence[float]) -> dict[str, float]:
 
 
 def is_disturbed(evaluation: Mapping[str, Any]) -> bool:
-    """Whether something else kept the machine busy while a model's speeds were measured, so that they say
-    nothing about the model.
-    """
+    """Whether other load kept the machine busy while a model's speeds were measured, so they mean nothing."""
     return bool((evaluation.get("speed") or {}).get("disturbed"))
 
 
@@ -56,9 +52,7 @@ def measure_again(models: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class CpuTime:
-    """CPU seconds so far, over all cores: those that were `idle`, those that this process and its children
-    took, and all.
-    """
+    """CPU seconds so far, over all cores: `idle`, `own` (this process and its children) and `total`."""
 
     own: float
     idle: float

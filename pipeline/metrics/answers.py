@@ -1,6 +1,4 @@
-"""What a GGUF answers to held-out questions in `llama-server`, kept as it comes, and how those answers
-score.
-"""
+"""What a GGUF answers to held-out questions in `llama-server`, kept as it comes, and the answers' scores."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,9 +108,7 @@ def kept_answers(
 
 
 def read_kept(file: Path) -> dict[str, dict[str, Any]]:
-    """{hash of the row: answer} in `file`, none if it isn't there. Raises `DataError` for a line that is not
-    a JSON object.
-    """
+    """{row hash: answer} in `file`; empty if missing. Raises `DataError` if a line is not a JSON object."""
     if not file.exists():
         return {}
     return {row.pop("row"): row for row in read_rows(file)}
@@ -190,9 +186,7 @@ def _domain(domain: object) -> str:
 
 
 def _mean(scores: list[Score]) -> dict[str, float | None]:
-    """Mean points of what was measured, with its interval; one row alone says nothing about its mean: 0
-    to 1.
-    """
+    """Mean points of what was measured, with its interval, which is 0 to 1 for a single row."""
     points = [score.points for score in scores if score.points is not None]
     if not points:
         return {"score": None, "score_low": None, "score_high": None}

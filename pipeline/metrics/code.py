@@ -55,9 +55,7 @@ def code_in(text: str) -> str:
 
 
 def asserts_in(text: str) -> str:
-    """The tests in a text's Python blocks (in the text itself where it has no block), with what they need; ""
-    for none.
-    """
+    """The tests in a text's Python blocks (without blocks: in the text) with what they need; "" for none."""
     try:
         return _source(_tests(_statements(text)))
     except (RecursionError, MemoryError):  # deeper than Python goes
@@ -122,9 +120,7 @@ def _tests(statements: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _with_needed(wanted: list[ast.stmt], statements: list[ast.stmt]) -> list[ast.stmt]:
-    """The wanted ones of `statements` with all imports, with what sets the names that they look up, and what
-    changes those.
-    """
+    """The `wanted` among `statements`, with all imports and what sets or changes the names they look up."""
     kept = wanted + [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
     values = [node for node in statements if node not in kept and not isinstance(node, DEFINITIONS)]
     looked_up, variables = _names(kept)[1], set[str]()

@@ -77,9 +77,7 @@ class Reference:
 
 
 def spread(ids: list[int], most: int = POSITIONS) -> Prompt:
-    """A prompt of which up to `most` positions are compared, evenly over all of it, the last one among
-    them.
-    """
+    """A prompt of which up to `most` positions are compared, evenly spread over it, the last one included."""
     return Prompt(ids, sorted({round(place) for place in np.linspace(len(ids) - 1, 0, min(most, len(ids)))}))
 
 
@@ -180,9 +178,7 @@ def _block_figures(before: Floats, after: Floats) -> tuple[Floats, float, float]
 
 
 def summarize(parts: list[Divergence]) -> Divergence:
-    """The figures of all prompts together; every prompt counts the same for `kld`, every position for
-    `same_top`.
-    """
+    """The figures of all prompts; every prompt counts the same for `kld`, every position for `same_top`."""
     rows = [row for part in parts for row in part.kld_rows]
     positions = sum(part.positions for part in parts)
     return Divergence(

@@ -1,6 +1,4 @@
-"""Models in PyTorch as parity asks them: the merged one, the 16-bit base with its adapter, and the model that
-training had.
-"""
+"""The models in PyTorch that parity asks: merged, 16-bit base with its adapter, and as training had it."""
 
 import gc
 import json

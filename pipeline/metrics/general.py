@@ -58,9 +58,7 @@ def general_ability(model: GgufModel, tokenizer: Any, questions: Sequence[Questi
 
 
 def likeliest(choices: Sequence[str], logs: Sequence[float]) -> int:
-    """The index of the choice with the highest log probability (nats) per byte of UTF-8; the first of
-    equals.
-    """
+    """Index of the choice with the highest log probability (nats) per UTF-8 byte; the first of equals."""
     per_byte = [log / len(choice.encode()) for choice, log in zip(choices, logs, strict=True)]
     return per_byte.index(max(per_byte))
 

@@ -14,9 +14,7 @@ KEYS = {"subject", "question", "choices", "answer"}
 
 @dataclass(frozen=True)
 class Question:
-    """A question of `file` ("builtin" or a name below data/evaluation), line `line`; `answer` is the index of
-    the right choice.
-    """
+    """A question: `line` of `file` ("builtin" or in data/evaluation); `answer` indexes the right choice."""
 
     file: str
     line: int

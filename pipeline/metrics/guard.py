@@ -104,9 +104,7 @@ def make_folder(path: str, room: str) -> None:
 
 
 def give_up_rights(user: int | None) -> None:
-    """Be `user` from here on (where we are root: limits don't hold for root), without any capability, now or
-    after an exec.
-    """
+    """Become `user` for good (if root, whom no limits bind), without any capability, even after an exec."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)

@@ -49,9 +49,7 @@ def kl_divergence(reference: Shifted, candidate: Shifted) -> Floats:
 
 
 def perplexity(losses: Floats) -> tuple[float, float]:
-    """exp(mean loss) and its standard error (delta method, as llama-perplexity prints them); losses in nats,
-    (T,).
-    """
+    """exp(mean loss) and its standard error (delta method, as in llama-perplexity); losses (T,) in nats."""
     value = float(np.exp(losses.mean()))
     error = value * float(losses.std(ddof=1)) / float(np.sqrt(len(losses))) if len(losses) > 1 else 0.0
     return value, error

@@ -16,9 +16,7 @@ SWAPS = 5000  # of the 2ⁿ ways to swap; all of them up to 12 rows
 
 @dataclass(frozen=True)
 class Difference:
-    """The second's mean score less the first's, in points of 100, with its 95 % interval and the two-sided p
-    of no difference.
-    """
+    """Second mean score less first, in points of 100, its 95 % interval and two-sided p of no difference."""
 
     points: float
     low: float

@@ -64,9 +64,7 @@ REMEDY = (
 
 
 def run_tests(answer: str, tests: str) -> Outcome:
-    """Run `answer`, then `tests`, Python both, in one sandboxed process. Raises `ToolError` if no sandbox is
-    possible here.
-    """
+    """Run `answer`, then `tests` (Python) in one sandboxed process. Raises `ToolError` without a sandbox."""
     check_sandbox()
     return run_in(bubblewrap(), answer, tests)
 
@@ -188,16 +186,12 @@ def bubblewrap() -> list[str]:
 
 
 def _user() -> int | None:
-    """A user id that no user has, where we are root: the count of processes is limited by user, and never for
-    root.
-    """
+    """If we are root, an unused user id: processes are limited by user, and never for root. Else None."""
     return 50_000 + secrets.randbelow(15_000) if os.geteuid() == 0 else None
 
 
 def _readable() -> tuple[dict[str, str], list[str]]:
-    """({link: where it leads}, paths) that Python and its packages need, outer folders first; links lead into
-    these paths.
-    """
+    """({link: target}, paths) for Python and its packages, outer folders first; links lead into the paths."""
     links = {path: str(Path(path).readlink()) for path in SYSTEM if Path(path).is_symlink()}
     base = Path(sys.base_prefix).resolve()
     python = [*(str(base / part) for part in ("bin", "lib", "lib64")), os.path.realpath(sys.executable)]
@@ -209,7 +203,5 @@ def _readable() -> tuple[dict[str, str], list[str]]:
 
 
 def _packages() -> list[str]:
-    """The folders of installed packages; without the .pth files, which could lead to the project's own
-    folder.
-    """
+    """The folders of installed packages, without .pth files, which could lead to the project's folder."""
     return list(dict.fromkeys(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")))

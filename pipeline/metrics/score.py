@@ -22,9 +22,7 @@ Measure = Callable[[str, str, Mapping[str, Any]], Score]
 
 @dataclass(frozen=True)
 class Scorer:
-    """One entry of `evaluate.scorers`, as spelled there; `slots` answers may be scored at the same time,
-    while `running` lasts.
-    """
+    """A scorer as `evaluate.scorers` spells it; `slots` answers are scored at once, while `running` lasts."""
 
     name: str
     measure: Measure

@@ -1,6 +1,4 @@
-"""Scorers that look at the text alone: equal, JSON fields, ROUGE-L, the number after a marker, what a pattern
-finds.
-"""
+"""Scorers that look at the text alone: equality, JSON fields, ROUGE-L, number after a marker, pattern."""
 
 import json
 import re

@@ -35,9 +35,7 @@ def head_loss(states: Any, targets: Any, model: Any, divisor: Any) -> Any:
 
 
 class ChunkedLoss(LossWithGradient):
-    """Gradients are made along with the loss, so that no logit is computed twice (as Liger does,
-    arXiv:2410.10989).
-    """
+    """Gradients are made with the loss, so no logit is computed twice (as Liger does, arXiv:2410.10989)."""
 
     @staticmethod
     def forward(ctx: Any, states: Any, targets: Any, model: Any, divisor: Any, with_gradient: bool) -> Any:
@@ -127,9 +125,7 @@ class TokenLogps(LossWithGradient):
 
 
 def dense_losses_and_gradient(states: Any, targets: Any, model: Any, with_gradient: bool) -> tuple[Any, Any]:
-    """−log p (N,) and its gradient by each of the `states` (N, H; None without), a few rows of logits at a
-    time.
-    """
+    """−log p (N,) and its gradient by `states` (N, H; None without), a few rows of logits at a time."""
     losses = torch.empty(len(targets), device=states.device)
     kind = gradient_type(states.dtype)
     gradient = torch.empty(states.shape, dtype=kind, device=states.device) if with_gradient else None
@@ -158,7 +154,5 @@ def sums_by_sequence(values: Any, inputs: dict[str, Any], count: int) -> Any:
 
 
 def weighted_loss(model: Any, inputs: dict[str, Any], weights: Any, tokens: Any) -> Any:
-    """Σ weight · cross entropy over the trained tokens ÷ `tokens`, a float32 scalar; `weights` (1, S) are
-    those of the tokens.
-    """
+    """Σ weight · cross entropy of trained tokens ÷ `tokens`, float32 scalar; `weights` (1, S) per token."""
     return -(token_logps(model, inputs) * at_trained(weights, inputs["labels"])).sum() / tokens

@@ -64,9 +64,7 @@ def followed(position_ids: Any) -> Any:
 
 
 class Divergence(LossWithGradient):
-    """Gradients are made along with the loss, so that no logit is computed and no block dequantized a third
-    time.
-    """
+    """Gradients are made with the loss, so no logit is computed and no block dequantized a third time."""
 
     @staticmethod
     def forward(ctx: Any, states: Any, teacher: TopK, model: Any, divisor: Any, with_gradient: bool) -> Any:

@@ -1,6 +1,4 @@
-"""Whether every number that training multiplies with is finite: dequantized weights, the adapter's matrices,
-its linears' outputs.
-"""
+"""Whether all that training multiplies with is finite: dequantized weights, adapter, its linears' outputs."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -58,9 +56,7 @@ def adapter_is_finite(model: Any) -> int:
 
 
 def quantized_is_finite(model: Any) -> int:
-    """How many quantized linears and tables there are, each proven finite block by block; `GateError` names
-    the first that isn't.
-    """
+    """Count quantized linears and tables, proven finite by block; `GateError` names the first that isn't."""
     from pipeline.gguf.dequantize import dequantize
     from pipeline.models.quantized_linear import row_blocks
 

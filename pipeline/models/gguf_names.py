@@ -29,9 +29,7 @@ class Names:
     heads: dict[str, int]  # attention heads by linear whose rows are reordered
 
     def of(self, parameter: str) -> str:
-        """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` if it has
-        none.
-        """
+        """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` for none."""
         name: str | None = self.map.get_name(together(parameter), try_suffixes=(".weight", ".bias"))
         if name is None:
             raise DataError(

@@ -52,9 +52,7 @@ class Added(torch.autograd.Function):
         b: torch.Tensor,
         scale_and_share: tuple[float, float],
     ) -> torch.Tensor:
-        """base (..., out) and x (..., in) of 16 bit; a (r, in), b (out, r) float32; the share of x that is
-        dropped.
-        """
+        """base (..., out), x (..., in) in 16 bit; a (r, in), b (out, r) float32; the share of x dropped."""
         ctx.scale, share = scale_and_share
         ctx.stays, given, dropped = 1 - share, float32("in", rows(x)), None
         if share:
@@ -99,9 +97,7 @@ def lighten(model: Any) -> None:
 
 
 def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **more: Any) -> torch.Tensor:
-    """`layer.forward`, PEFT's own where it does something else than add its one adapter in 16 bit on a
-    CPU.
-    """
+    """`layer.forward`; PEFT's own where it does anything but add its one adapter in 16 bit on a CPU."""
     (name,) = layer.active_adapters if len(layer.active_adapters) == 1 else ("",)
     others = arguments or more or layer.disable_adapters or layer.merged or name not in layer.lora_A
     if others or x.element_size() != 2 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):

@@ -1,6 +1,4 @@
-"""Liger's kernels: RMSNorm, RoPE and SwiGLU put into transformers before the model is loaded, and the fused
-loss.
-"""
+"""Liger's kernels: RMSNorm, RoPE, SwiGLU put into transformers before the model loads, and the fused loss."""
 
 import inspect
 import json

@@ -11,9 +11,7 @@ SCALES = {"logit_scale": 1, "lm_head_multiplier": 1, "output_multiplier": 1, "lo
 
 
 def trained_states(model: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
-    """The last hidden states (N, H) of the positions whose next token is trained, and those tokens' ids
-    (N,).
-    """
+    """The last hidden states (N, H) of positions whose next token is trained, and those tokens' ids (N,)."""
     hidden = model.model(**{key: value for key, value in inputs.items() if key != "labels"}, use_cache=False)[
         0
     ]  # (B, S, H)
@@ -23,9 +21,7 @@ def trained_states(model: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
 
 
 class LossWithGradient(torch.autograd.Function):
-    """A loss of hidden states, its first argument, whose gradient is made along with it; nothing else gets
-    one.
-    """
+    """A loss of hidden states, its first argument, with the gradient made along; nothing else gets one."""
 
     @staticmethod
     def keep(ctx: Any, states: Any, gradient: Any) -> None:
@@ -51,9 +47,7 @@ def gradient_type(states: torch.dtype) -> torch.dtype:
 
 
 def logit_rule(config: Any) -> tuple[float, float | None]:
-    """What an architecture does to its head's output: a factor (Granite, Cohere) and a softcap (Gemma 2;
-    None: none).
-    """
+    """An architecture's factor (Granite, Cohere) and softcap (Gemma 2; None: none) on its head's output."""
     factor = 1.0
     for key, power in SCALES.items():
         value = getattr(config, key, None)

@@ -49,9 +49,7 @@ def nf4_check(model: Any, base: Path) -> Check:
 
 
 def weight_lines(model: Any, base: Path) -> dict[str, Check]:
-    """The worst linear by each figure, dequantized NF4 against the file's weight; one linear in memory at a
-    time.
-    """
+    """The worst linear by each figure: dequantized NF4 against the file's weight, one in memory at a time."""
     shards = sorted(base.glob("*.safetensors"))
     stored = {entry.name: entry for shard in shards for entry in read_header(shard)}
     linears = nf4_linears(model)

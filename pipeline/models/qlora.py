@@ -39,9 +39,7 @@ def load_quantized(folder: Path, train: Training, device: str | None = None) -> 
 
 
 def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> Any:
-    """The model of a Hugging Face folder with its linears in NF4, or in `dtype` where `train.quantization` is
-    none.
-    """
+    """A Hugging Face folder's model, its linears in NF4, or in `dtype` if `train.quantization` is none."""
     from transformers import BitsAndBytesConfig
 
     from pipeline.models.experts.separate import load_model
@@ -160,9 +158,7 @@ def check_layers(
 
 
 def linear_names(model: Any) -> list[str]:
-    """The names of all linears in the layers, "layers.3.self_attn.q_proj", whether they have an adapter or
-    not.
-    """
+    """The names of all linears in the layers ("layers.3.self_attn.q_proj"), with or without an adapter."""
     import torch
 
     return [

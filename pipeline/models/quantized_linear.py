@@ -52,9 +52,7 @@ def frozen(quantized: torch.Tensor) -> torch.nn.Parameter:
 
 
 class QuantizedMatmul(torch.autograd.Function):
-    """y = x Wᵀ + b with W quantized. Only the quantized bytes are kept for the backward, which dequantizes
-    them again.
-    """
+    """y = x Wᵀ + b with W quantized. Only the quantized bytes are kept; backward dequantizes them again."""
 
     @staticmethod
     def forward(

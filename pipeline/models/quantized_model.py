@@ -83,9 +83,7 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
 
 
 def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> Any:
-    """The model without weights: parameters on the meta device, the rotary table as transformers computes it
-    on `device`.
-    """
+    """The model without weights: parameters on the meta device, transformers' rotary table on `device`."""
     from transformers import GenerationConfig
 
     with torch.device("meta"):

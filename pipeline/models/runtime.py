@@ -1,6 +1,4 @@
-"""How PyTorch and its libraries behave in this process: quiet, with a set number of threads, and how much
-memory they take.
-"""
+"""How PyTorch and its libraries behave in this process: quiet, with set threads, and the memory they take."""
 
 import ctypes
 import hashlib
@@ -78,9 +76,7 @@ def drawn_for(*numbers: int) -> Iterator[None]:
 
 
 def side_by_side(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """What `work` gives for each item, in their order: as many at a time as there are cores, each on one
-    thread of its own.
-    """
+    """Results of `work` for the items, in order: as many at a time as there are cores, each on one thread."""
     with one_thread():
         return list(in_turn(work, items))
 
@@ -132,9 +128,7 @@ def _of_glibc(name: str) -> Any:
 
 
 def memory_used() -> int:
-    """Bytes: the most that was allocated on the GPU so far where there is one, else this process's resident
-    memory now.
-    """
+    """Bytes: the most allocated on the GPU so far if there is one, else this process's resident memory."""
     import psutil
     import torch
 

@@ -33,9 +33,7 @@ def tensor_bytes(tensors: Iterable[Any]) -> int:
 
 
 def whole(weight: Any) -> Any:
-    """A weight, or all of one that is shared out (`pipeline.models.sharded`): then all processes have to
-    ask.
-    """
+    """A weight; all of it if it is shared out (`pipeline.models.sharded`): then all processes have to ask."""
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 

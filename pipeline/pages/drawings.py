@@ -1,6 +1,4 @@
-"""The data page's drawings: the rows as a flow (Sankey diagram), and counts as bars. The same input gives the
-same bytes.
-"""
+"""The data page's drawings, the same bytes for one input: rows as a flow (Sankey diagram), counts as bars."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

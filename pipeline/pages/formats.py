@@ -1,6 +1,4 @@
-"""Figures as the report's text: sizes, shares, points, p-values; a dash where nothing was measured. The
-templates' filters.
-"""
+"""Figures as report text: sizes, shares, points, p-values; a dash if not measured. The templates' filters."""
 
 import re
 from typing import Any
@@ -35,9 +33,7 @@ def signed(value: Any, digits: int = 1) -> str:
 
 
 def probability(value: Any) -> str:
-    """A p-value: 0.032, or < 0.001; 0.0496, since 0.050 would be on the other side of 0.05, where a
-    difference counts as noise.
-    """
+    """A p-value: 0.032, < 0.001, or 0.0496, since 0.050 would be past 0.05, where a difference is noise."""
     if not is_number(value):
         return MISSING
     text = f"{value:.3f}"

@@ -195,9 +195,7 @@ def put_labels(axes: Any, places: Sequence[Place], colors: Mapping[str, str], ch
 
 
 def _covered(box: Box, taken: Sequence[Box], frame: Any) -> float:
-    """The area in square points that a label at `box` would share with others; outside the frame counts as
-    covered.
-    """
+    """The area (square points) a label at `box` shares with others; outside the frame counts as covered."""
     shared = sum(
         max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
         * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))

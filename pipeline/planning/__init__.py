@@ -1,3 +1,1 @@
-"""What a training run will need, from a config.json alone: memory part by part, disk, time. Nothing here
-imports torch.
-"""
+"""What a training run needs, by config.json alone: memory by part, disk, time. Nothing here imports torch."""

@@ -16,9 +16,7 @@ CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
 
 
 def norm_kept(setup: Setup, rows: int, width: int) -> int:
-    """Bytes kept by an RMSNorm over `rows` vectors: its input (float32 unless Liger's) and each one's
-    reciprocal root.
-    """
+    """Bytes an RMSNorm over `rows` vectors keeps: input (float32 unless Liger's) and reciprocal roots."""
     return rows * (width * (setup.element if setup.loss == "liger" else FLOAT) + FLOAT)
 
 
@@ -124,9 +122,7 @@ def normalized_kept(setup: Setup, whole: set[str]) -> int:
 
 
 def ends_kept(setup: Setup) -> int:
-    """Bytes kept outside the layers: cosines and sines, which all share, and the final norm, which may train
-    too.
-    """
+    """Bytes kept outside layers: shared cosines and sines, and the final norm, which may train too."""
     rope = 2 * setup.tokens * setup.shape.head_dim * setup.element
     whole = setup.tokens * setup.shape.hidden * setup.element if "norm" in setup.train.modules_to_save else 0
     return rope + norm_kept(setup, setup.tokens, setup.shape.hidden) + whole
@@ -172,9 +168,7 @@ def autocast_copies(setup: Setup) -> int:
 
 
 def gradients_in_flight(setup: Setup) -> int:
-    """Activations' gradients alive at a layer's widest point: two of the hidden width, one of the
-    intermediate width.
-    """
+    """Activation gradients at a layer's widest point: two of hidden width, one of intermediate width."""
     return setup.tokens * (2 * setup.shape.hidden + setup.shape.intermediate) * setup.element
 
 

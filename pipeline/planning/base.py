@@ -114,9 +114,7 @@ def find_shape(params: Params, root: Path) -> Shape:
 
 
 def published_shape(model: str, file: str | None = None) -> Shape | None:
-    """The shape of the model that `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name means; None
-    for an unknown one.
-    """
+    """The shape of `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name; None if it is unknown."""
     for name in (file or "", model):
         last = name.rpartition("/")[2].lower().removesuffix(".gguf").removesuffix("-gguf")
         last = last.replace("qwen2.5-coder", "qwen2.5")  # of the same shapes

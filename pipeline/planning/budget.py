@@ -73,9 +73,7 @@ def need_room(text: str, most: int, *, least: int, largest: int, bits: float) ->
 
 
 def file_bytes(shape: Shape, level: str, serve: Serve = ON_A_GPU) -> int:
-    """Bytes of the GGUF of a level or 16-bit type, or the most that the file of a budget may have, served as
-    `serve` says.
-    """
+    """GGUF bytes of a level or 16-bit type, or the most a budget's file may have, served as `serve` says."""
     if budget := parse_budget(level):
         return max(0, min(planned_most(shape, budget, serve), level_bytes(shape, "F16")))
     return level_bytes(shape, level)
@@ -114,8 +112,6 @@ def check_budgets(shape: Shape, budgets: Sequence[str], serve: Serve) -> None:
 
 
 def smallest_bytes(columns: int, weights: int) -> int:
-    """Bytes of a matrix of `weights` elements in rows of `columns`, in the smallest type whose block divides
-    a row.
-    """
+    """Bytes of `weights` elements in rows of `columns`, in the smallest type whose block divides a row."""
     packing = (TYPES[kind] for kind in (*MENU, "F16"))
     return min(weights // kind.weights * kind.bytes for kind in packing if columns % kind.weights == 0)

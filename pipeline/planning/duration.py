@@ -47,9 +47,7 @@ class Work:
 
 
 def warmup_steps(settings: Train, rows: int) -> int:
-    """`warmup_ratio` of the optimizer steps that `rows` training rows give, rounded up as transformers 4
-    did.
-    """
+    """`warmup_ratio` of the optimizer steps of `rows` training rows, rounded up as in transformers 4."""
     return math.ceil(total_steps(settings, rows) * settings.warmup_ratio)
 
 
@@ -122,9 +120,7 @@ def run_of(train: Train, packed_rows: int, tokens: int) -> Work:
 
 
 def work_in(root: Path, train: Train) -> Work | None:
-    """The work that data/tokens holds; None where nothing is tokenized yet. Raises `DataError` for an account
-    that can't be read.
-    """
+    """The work in data/tokens; None if nothing is tokenized. Raises `DataError` for an unreadable account."""
     for name in ("data/tokens/manifest.json", "reports/labels.json"):
         if (root / name).is_file():
             try:

@@ -29,9 +29,7 @@ STATE = 100_000  # of a checkpoint: schedule, progress, marker
 
 @dataclass(frozen=True)
 class Reduction:
-    """One change on top of those before it: the bytes it saves, the total with it, and whether that is
-    enough.
-    """
+    """One change on top of those before: the bytes it saves, the new total, and whether that is enough."""
 
     change: str
     saves: int
@@ -59,9 +57,7 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens trained a second: operations at the card's throughput, then the copies of offloaded
-        weights.
-        """
+        """Tokens trained a second: operations at the card's throughput, then copies of offloaded weights."""
         return trained_per_second(self.flops_per_token, self.tflops, self.copied_bytes_per_token)
 
     @property

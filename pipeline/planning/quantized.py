@@ -58,9 +58,7 @@ class QuantizedBase:
         return self.embeddings + self.head
 
     def scratch(self, device: str, block: int) -> int:
-        """Bytes that dequantizing a block of `block` weights takes beside the result, on "cpu" or "cuda"
-        (with Triton).
-        """
+        """Bytes that dequantizing `block` weights takes beside the result, on "cpu" or "cuda" (Triton)."""
         kinds = [TYPES[name] for name in self.ggml_types if name in TYPES]
         alone = [kind.scratch or 0 for kind in kinds if device != "cuda" or not kind.kernel]
         return min(block, AT_A_TIME[device]) * max(alone, default=0)
@@ -97,9 +95,7 @@ def scales_of(ggml_type: str, stored: int) -> int:
 
 
 def quantized_level(shape: Shape, level: str) -> QuantizedBase:
-    """The bytes of `level` before there is a file: each tensor has the type that llama-quantize would give
-    it.
-    """
+    """Bytes of `level` before there is a file: each tensor in the type that llama-quantize would give it."""
     sizes, ggml_types = {"linears": 0, "token_embd": 0, "output": 0}, set()
     scales, of_layers, layers = [], [], Counter[str]()
     for tensor, ggml_type, size in matrices(shape, level):

@@ -40,9 +40,7 @@ class ServingMemory:
 
     @property
     def buffers(self) -> int:
-        """Compute buffers and the process: what the measured peak has on top of weights and cache, else a
-        tenth of them.
-        """
+        """Compute buffers and the process: measured peak less weights and cache, else a tenth of them."""
         sizes = self.weights + (self.kv_cache or 0)
         return round(sizes * (1 + BUFFERS)) - sizes if self.peak is None else max(0, self.peak - sizes)
 
@@ -123,9 +121,7 @@ def plan_level(model: PlannedModel, serve: Serve, room: int | None) -> LevelPlan
 
 
 def prompt_cache(serve: Serve) -> int:
-    """Bytes of earlier conversations that llama-server may keep. They lie in main memory, so they count where
-    the model does too.
-    """
+    """Bytes of earlier chats that llama-server may keep, in main memory: they count if the model is there."""
     return 0 if serve.on_gpu else PROMPT_CACHE_MIB << 20
 
 

@@ -42,9 +42,7 @@ class Setup:
 
     @property
     def loss(self) -> Loss:
-        """`train.loss`; auto is liger on a GPU, chunked on a CPU, for a mixture of experts and where norms
-        train.
-        """
+        """`train.loss`; auto: liger on a GPU, chunked on a CPU, for mixtures of experts and trained norms."""
         if self.train.loss != "auto":
             return self.train.loss
         fused = self.device == "cuda" and not self.shape.experts and not self.train.modules_to_save
@@ -69,9 +67,7 @@ class Setup:
 
     @property
     def lean(self) -> bool:
-        """Whether LoRA on the base's linears shares their input with dropout too
-        (`pipeline.models.lean_lora`).
-        """
+        """Whether LoRA on base linears shares their input with dropout too (`pipeline.models.lean_lora`)."""
         return self.train.quantization == "nf4" and self.device == "cpu" and not self.train.use_dora
 
     def at(self, max_length: int, **changes: Any) -> "Setup":

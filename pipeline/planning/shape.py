@@ -69,9 +69,7 @@ class Shape:
 
     @property
     def adaptable(self) -> tuple[Linear, ...]:
-        """The linears of a layer that can have an adapter: `linears`, and the router, which no level
-        quantizes.
-        """
+        """A layer's linears that can have an adapter: `linears`, and the router, which no level quantizes."""
         router = Linear("gate", self.hidden, self.experts, False, "normed again")
         return (*self.linears, router) if self.experts else self.linears
 

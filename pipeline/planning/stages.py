@@ -138,9 +138,7 @@ def seconds(name: str, item: str, params: Params, plan: Plan) -> float | None:
 
 
 def by_size(name: str, item: str, plan: Plan) -> float:
-    """Seconds of a stage on `CORES` cores that grow with the model, in a quantization with the search for
-    scales.
-    """
+    """Seconds of a stage on `CORES` cores that grow with the model; in quantize, with the scale search."""
     seconds = SECONDS[name][1] * plan.setup.shape.parameters
     if name == "quantize":
         kinds = ((TYPES[kind], size) for _, kind, size in stored(item, plan) if kind in SEARCHES)

@@ -1,6 +1,4 @@
-"""Bytes that stay from the first step to the last: weights, adapter, gradients, optimizer. Exact, tensor by
-tensor.
-"""
+"""Bytes that stay from first step to last: weights, adapter, gradients, optimizer. Exact, by tensor."""
 
 import json
 from functools import lru_cache

@@ -93,9 +93,7 @@ def distill_scales(
 
 
 def rows_of(project: Path, params: Params, data: Path, seed: int) -> None:
-    """Write the rows that the sub-project learns from and those that it is watched with, and the account of
-    them.
-    """
+    """Write the rows that the sub-project learns from and is watched with, and the account of them."""
     apart, base = data.parent.resolve() / FOLDER / CURATED, project / "models/base"
     general, rows = curated(apart, base, params, data), project / "data/final"
     row_bytes = params.preprocess.max_length * BYTES_PER_TOKEN

@@ -40,9 +40,7 @@ COUNTS = ("rows_read", "rows_kept", "rejected", "untrained")  # of reports/data.
 
 
 class General(NamedTuple):
-    """The curated chats of `data/distill`: the file of their rows, and their outcome (`COUNTS`, and
-    `files` {name: sha256}).
-    """
+    """Curated chats of `data/distill`: the file of rows, the outcome (`COUNTS`, `files` {name: sha256})."""
 
     rows: Path
     account: dict[str, Any]
@@ -169,9 +167,7 @@ def shuffled(file: Path, seed: int, held: Container[str] = ()) -> list[tuple[int
 
 
 def first_of(order: Iterable[tuple[int, int]], size: int) -> tuple[set[int], int]:
-    """(the first places of `order` that have `size` bytes together, or all if there are fewer; their
-    bytes).
-    """
+    """(the first places of `order` with `size` bytes together, or all if there are fewer; their bytes)."""
     kept, taken = set[int](), 0
     for place, length in order:
         if taken >= size:
@@ -190,9 +186,7 @@ def marks(row: Row) -> Iterator[str]:
 
 
 def text_bytes(row: Row) -> int:
-    """Bytes of a row's text in UTF-8, calls and reasoning included, and some for what the template puts
-    around each turn.
-    """
+    """UTF-8 bytes of a row's text, calls and reasoning included, and some for each turn's template text."""
     text_size = sum(len(text.encode()) + OF_A_TURN for _, text in texts(row))
     more = [turn.get(key) for turn in row["messages"] for key in ("reasoning_content", "tool_calls")]
     return text_size + sum(len(orjson.dumps(part)) for part in (row.get("tools"), *more) if part)

@@ -41,9 +41,7 @@ def open_subproject(folder: Path, values: Settings, links: Mapping[str, Path]) -
 
 
 def changed_params(params: Params, *changes: Settings) -> Settings:
-    """`params` as a dict for YAML under `changes`, the last of them on top; checked. llama.cpp's folder is
-    absolute in it.
-    """
+    """`params` as a dict for YAML under `changes`, last on top; checked. llama.cpp's folder is absolute."""
     home = params.machine.llama_cpp
     values: Settings = params.model_dump(mode="json")
     values["machine"]["llama_cpp"] = str(expanded(home, "machine.llama_cpp").resolve()) if home else None
@@ -63,9 +61,7 @@ def size_of(path: Path) -> int:
 
 
 def run_stage(project: Path, *words: str) -> None:
-    """Run `python -m pipeline WORDS` on a sub-project. Raises what it ended with, in one sentence (its own
-    stands above it).
-    """
+    """Run `python -m pipeline WORDS` on a sub-project. Raises its error in a sentence (its own is above)."""
     place = ("--root", str(project), "--params", str(project / "params.yaml"))
     run_module("pipeline", *words, *place, what=f"{words[0]} in {project.name}")
 

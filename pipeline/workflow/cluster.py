@@ -136,9 +136,7 @@ def leave(left: Receipt | Failure, root: Path) -> None:
 
 
 def leave_failure(stage: str, error: str, exit_code: int, root: Path) -> None:
-    """Have the machine on which Snakemake runs show this error of a job; nothing is left where that is this
-    machine.
-    """
+    """Have Snakemake's machine show this error of a job; nothing is left if that is this machine."""
     if is_remote() and (root / ".dvc").is_dir():
         with suppress(QuenchError):  # the disk is full: the log may have it
             leave(Failure(stage, error, exit_code), root)

@@ -29,9 +29,7 @@ LOCK = "params.lock.yaml"  # its output
 
 
 def stage_module(stage: str) -> str:
-    """The module whose `main` is the stage ("compare_nf4": `compare.nf4`); everything else that a stage runs
-    is found from here.
-    """
+    """The module whose `main` is the stage ("compare_nf4": `compare.nf4`); the rest is found from there."""
     package, _, part = stage.partition("_")
     return f"{ROOT}.stages.{package}.{part or 'stage'}"
 
@@ -42,16 +40,12 @@ def method_module(method: Method) -> str:
 
 
 def key_file(name: str) -> str:
-    """The file, relative to the project, that changes when the code of a stage does, or of a method
-    ("train.grpo").
-    """
+    """The file, relative to the project, that changes when a stage's or method's ("train.grpo") code does."""
     return f"{FOLDER}/{name}.key"
 
 
 def key_files(stage: str, methods: Iterable[str]) -> list[str]:
-    """The files that change when the code of a stage does, as in dvc.yaml: its own, and one for each method
-    that it trains by.
-    """
+    """Files that change when a stage's code does, as in dvc.yaml: the stage's and one per training method."""
     return [key_file(stage), *(key_file(f"train.{method}") for method in methods)]
 
 

@@ -32,9 +32,7 @@ def lock_record(root: Path) -> AbstractContextManager[IO[str]]:
 
 
 def share_record(root: Path) -> AbstractContextManager[object]:
-    """The same to read only, as others may meanwhile. Where nothing can be written, nothing is being
-    recorded.
-    """
+    """The same for reading only, shared with others. If nothing can be written, nothing is being recorded."""
     path = root / RECORD_LOCK
     if is_remote():  # recording happens when no job runs, and its lock would mean nothing here
         return nullcontext()
@@ -139,9 +137,7 @@ def update_dvc_state(repo: Any, hashes: Hashes) -> None:
 
 
 def quarantine_damaged(out: Any, hashes: Hashes) -> None:
-    """Put aside what DVC's cache holds of `out` and is not what its name says, so that DVC sees it as
-    missing; says so.
-    """
+    """Put aside and report DVC's cached objects of `out` that don't match their names: missing for DVC."""
     if out.use_cache and out.hash_info:
         cache, md5 = Path(out.cache.path), out.hash_info.value
         quarantine(cache, hashes.md5s([place(cache, md5)]))
@@ -149,9 +145,7 @@ def quarantine_damaged(out: Any, hashes: Hashes) -> None:
 
 
 def quarantine(cache: Path, digests: Digests) -> list[str]:
-    """Put aside each object of DVC's cache (of `digests`, by path) that is not what its name says; the
-    names.
-    """
+    """Put aside each object of DVC's cache (of `digests`, by path) that doesn't match its name; the names."""
     names = {path: path.parent.name + path.name for path in digests}
     return [
         _move(path, cache, name) for path, name in names.items() if name.removesuffix(".dir") != digests[path]

@@ -123,9 +123,7 @@ def _in_brackets(value: Any) -> Any:
 
 
 def need_graph(root: Path, graph: Graph) -> None:
-    """Raise `ConfigError` where `root`/dvc.yaml is another graph than `graph`; one of other stages, or none,
-    is ignored.
-    """
+    """Raise `ConfigError` if `root`/dvc.yaml is another graph than `graph`; a file of no graph is ignored."""
     file = root / "dvc.yaml"
     if _graph_of(file) not in (None, graph):
         raise ConfigError(
@@ -145,9 +143,7 @@ def _stages(file: Path) -> dict[str, Any]:
 
 
 def _graph_of(file: Path) -> Graph | None:
-    """The graph that has a stage of a dvc.yaml alone, if only one has; the user's own stages may stand beside
-    them.
-    """
+    """The graph whose distinctive stage a dvc.yaml has, if only one; user stages may stand beside it."""
     stages = _stages(file)
     graphs = [graph for graph, product in PRODUCTS.items() if product.made_by in stages]
     return graphs[0] if len(graphs) == 1 else None

@@ -143,9 +143,7 @@ class Package:
 
     @cached_property
     def modules(self) -> dict[str, str]:
-        """{dotted name: path}; the package's own `__init__`, which holds the version's number alone, is left
-        out.
-        """
+        """{dotted name: path}; without the package's `__init__`, which holds the version number alone."""
         paths = [path for path in self.sources if path.endswith(".py") and path != "__init__.py"]
         return {
             ".".join([ROOT, *path.removesuffix(".py").removesuffix("/__init__").split("/")]): path
@@ -187,9 +185,7 @@ class Package:
 
     @cached_property
     def unnamed(self) -> dict[str, set[str]]:
-        """{folder of a package: its data files that no file names}: every module in it counts as one that
-        reads them.
-        """
+        """{package folder: its data files that no file names}: every module in it counts as reading them."""
         used = {
             path
             for source in self.sources.values()

@@ -161,9 +161,7 @@ def take_run_lock(root: Path) -> IO[str]:
 
 
 def no_stage_at_work(root: Path) -> None:
-    """Raise `MachineError` if a stage runs here already: started by hand, or a killed run's that still saves
-    its work.
-    """
+    """Raise `MachineError` if a stage runs here: started by hand, or of a killed run and still saving."""
     deadline = time.monotonic() + PATIENCE
     while at_work := stages_at_work(root):
         if time.monotonic() > deadline:
@@ -178,9 +176,7 @@ def no_stage_at_work(root: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove the marks in a folder of Snakemake's; the folder stays (without it Snakemake would migrate its
-    records).
-    """
+    """Remove the marks in a Snakemake folder; the folder stays (else Snakemake would migrate its records)."""
     for mark in folder.glob("*"):
         remove(mark)
 
@@ -200,9 +196,7 @@ def _report(settled: Settled) -> None:
 
 
 def _refetch(stages: list[str], root: Path) -> None:
-    """Have DVC run again what it recorded but doesn't keep (the base's weights), then settle again; a dry run
-    only says so.
-    """
+    """Have DVC rerun what it records but doesn't keep (base weights), resettle; a dry run only says so."""
     if not stages:
         return
     print(

@@ -31,9 +31,7 @@ SHELL = """set -euo pipefail; trap : TERM; tee() ( trap "" TERM; exec tee "$@" )
 
 
 def job_settings(root: Path = Path(), *, remote: bool) -> Params:
-    """The project's settings for a process that is not Snakemake's main one; `remote`: it runs a job on
-    another machine.
-    """
+    """The project's settings for a process other than Snakemake's main one; `remote`: on another machine."""
     if remote:
         from snakemake.shell import shell
 

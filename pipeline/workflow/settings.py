@@ -65,9 +65,7 @@ def write_settings(root: Path) -> None:
 
 
 def refresh_lock(root: Path) -> list[str]:
-    """Write params.lock.yaml from params.yaml as it is now; what changed, as `write_lock` says it. Raises
-    what `load_params` does.
-    """
+    """Write params.lock.yaml from params.yaml; changes as `write_lock` says them, errors as `load_params`."""
     return write_lock(root, load_params(root / "params.yaml"))
 
 

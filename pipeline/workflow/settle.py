@@ -115,9 +115,7 @@ def _record_generated(repo: Any) -> None:
 
 
 def _sweep(repo: Any) -> None:
-    """Remove what a killed checkout left beside outputs and in them: it would count as content of a folder
-    that others read.
-    """
+    """Remove a killed checkout's leftovers beside and in outputs: they would count as content of a folder."""
     name = f".{'?' * 22}.tmp"  # DVC's temporary name: 16 random bytes as text; .dvcignore has it too
     outs = [Path(out.fs_path) for out in repo.index.outs]
     for file in {file for path in outs for file in (*path.parent.glob(name), *path.rglob(name))}:
@@ -125,9 +123,7 @@ def _sweep(repo: Any) -> None:
 
 
 def _bring_back(repo: Any, settled: Settled, hashes: Hashes) -> None:
-    """Check the missing outputs out of the cache, unless it is damaged; name those that only a pull can
-    bring.
-    """
+    """Check missing outputs out of the cache, unless it is damaged; name those that only a pull can bring."""
     for out in repo.index.outs:
         if out.use_cache and out.hash_info and not out.exists:
             quarantine_damaged(out, hashes)

@@ -202,9 +202,7 @@ def lists_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -
 
 
 def items_of(each: str | Mapping[str, str | list[Any]] | None, values: Values) -> Iterator[tuple[str, Any]]:
-    """(what follows the "@" in a job's name, what is `${item}` in its paths) for each job of a stage; ("",
-    None) if it is one job.
-    """
+    """(text after "@" in a job's name, `${item}` in its paths) per job of a stage; ("", None) if only one."""
     lists = lists_of(each, values)
     for combination in product(*lists.values()):
         item = (

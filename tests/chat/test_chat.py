@@ -342,9 +342,7 @@ def test_a_request_says_the_same_as_the_row(tokenizer: Any) -> None:
 
 
 def test_a_swapped_pre_tokenizer_is_caught(tiny_qwen2: Path, tmp_path: Path) -> None:
-    """transformers picks the tokenizer's class by config.model_type: with another type it cuts text by
-    another rule, in silence.
-    """
+    """With another config.model_type transformers silently picks a class that cuts text by another rule."""
     folder = shutil.copytree(tiny_qwen2, tmp_path / "model")
     plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     change_json(folder / "tokenizer.json", pre_tokenizer=plain)

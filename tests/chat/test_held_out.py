@@ -24,9 +24,7 @@ def rows(name: str, count: int, *messages: dict[str, Any]) -> list[dict[str, Any
 
 
 def test_every_file_has_its_share() -> None:
-    """Curation writes the rows of one file after the other: the first 64 of two files of 180 were all of the
-    first.
-    """
+    """Curation writes file after file: the first 64 rows of two files of 180 were all of the first."""
     both = [*rows("a_math", 180, ASK, ANSWER), *rows("b_code", 180, ASK, ANSWER)]
     shares = Counter(row["domain"] for row in drawn(both, 64, seed=42))
     assert shares.total() == 64

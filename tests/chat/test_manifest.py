@@ -1,6 +1,4 @@
-"""manifest: what tokens were made of is known by content, so that a copy elsewhere is the same and an edit is
-not.
-"""
+"""manifest: tokens' sources are known by content, so that a copy elsewhere is the same and an edit is not."""
 
 import json
 import shutil

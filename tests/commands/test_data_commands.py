@@ -81,9 +81,7 @@ TWO = {
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with revision `empty` (no data), `one` and `two`; the workspace is as `two`. Read only:
-    copy it to change it.
-    """
+    """A repository with revisions `empty`, `one`, `two`; workspace at `two`. Read only: copy to change it."""
     from dvc.repo import Repo
 
     root = tmp_path_factory.mktemp("versions")

@@ -1,6 +1,4 @@
-"""Every verb runs once on a finished project by its command line: exit code, words that are printed, a field
-of its JSON.
-"""
+"""Every verb runs once on a finished project by its command line: exit code, printed words, a JSON field."""
 
 import json
 import os

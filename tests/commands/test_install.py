@@ -57,9 +57,7 @@ def test_lines_of_one_package() -> None:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Python whose pip and uv warn, and fail if a word of theirs is in $FAIL; the file of what they were
-    asked to do.
-    """
+    """A Python whose pip and uv warn, and fail on a word in $FAIL; the file of the calls they got."""
     python = script(
         tmp_path / "python",
         f"""echo "$PIP_RETRIES $*" >> {tmp_path}/calls

@@ -1,6 +1,4 @@
-"""quantization check: a right NF4 model passes every check, and each check fails on the damage it is there
-for.
-"""
+"""quantization check: a right NF4 model passes every check; each check fails on the damage it is for."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""Recipes: each changes a few defaults; `use` writes the full, commented file and never overwrites edits
-unasked.
-"""
+"""Recipes: each changes few defaults; `use` writes the full, commented file, never over edits unasked."""
 
 import json
 import re

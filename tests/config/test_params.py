@@ -324,9 +324,7 @@ SCALARS = st.one_of(
 @settings(deadline=2000, max_examples=draws(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_bytes_are_params_or_one_readable_refusal(tmp_path, data):
-    """Random bytes, scraps of YAML, and the demo's own file with scraps put in; what is accepted, DVC reads
-    the same.
-    """
+    """Random bytes, YAML scraps, the demo's file with scraps put in; what is accepted, DVC reads the same."""
     demo = full_params().encode()
     scraps = data.draw(st.one_of(st.binary(max_size=200), PIECES))
     place = data.draw(st.integers(0, len(demo)))

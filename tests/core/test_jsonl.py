@@ -272,9 +272,7 @@ def test_any_bytes_are_an_object_or_a_bad_line(line: bytes) -> None:
 @settings(max_examples=draws(600))
 @given(JSON_TEXT, MUTATIONS)
 def test_the_fast_way_and_the_strict_one_agree(text: str, mutations: list[tuple[int, int, int]]) -> None:
-    """The same value (and types) or the same reason, for JSON of every kind and for JSON with up to three
-    damages.
-    """
+    """The same value (and types) or reason, for JSON of every kind and for JSON with up to three damages."""
     line = bytearray(text.encode())
     for place, length, byte in mutations:
         at = place % (len(line) + 1)

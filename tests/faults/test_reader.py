@@ -198,9 +198,7 @@ def case(seed: int, number: int) -> tuple[str, bytes]:
 
 
 def read(path: Path, data: bytes) -> Counter[str]:
-    """Read one file as `curate` does and give its reasons ("" for a good row); asserts that all its rows are
-    accounted for.
-    """
+    """Read a file as `curate` does; its reasons ("" for a good row); asserts that no row is unaccounted."""
     reasons: Counter[str] = Counter()
     path.write_bytes(data)
     last = -1

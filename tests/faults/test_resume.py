@@ -52,9 +52,7 @@ GRPO = {
 
 
 def planned(seed: int, micro_steps: int) -> Death:
-    """Death number `seed` of a run of so many micro-steps: three in five after a micro-step, two in five
-    inside a save.
-    """
+    """Death number `seed` of a run of `micro_steps`: 3 in 5 after a micro-step, 2 in 5 inside a save."""
     drawn = random.Random(seed)  # noqa: S311
     saves = micro_steps // ACCUMULATION // SAVE_STEPS
     match seed % 5:
@@ -243,9 +241,7 @@ def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path:
 
 @pytest.mark.slow
 def test_a_chosen_checkpoint_is_gone_on_from(project: Path, unbroken: Path, tmp_path: Path) -> None:
-    """The newer one is kept aside: when the run is killed again, the same command resumes from the chosen
-    one.
-    """
+    """The newer one is kept aside: if killed again, the same command resumes from the chosen one."""
     root = copy(project, tmp_path)
     assert run(root, Death("step", 4 * SAVE_STEPS + 1)) == -signal.SIGKILL
     chosen, newest = checkpoints_in(root / "models/checkpoints")

@@ -51,9 +51,7 @@ def params() -> Params:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
-    """A project with its base's file, its own adapter, and another one of the same file. Read only: copy it
-    to change it.
-    """
+    """A project: its base's file, its adapter and another of that file. Read only: copy it to change it."""
     folder = tmp_path_factory.mktemp("adapters")
     for name in ("base", "gguf"):
         (folder / "models" / name).mkdir(parents=True)

@@ -199,9 +199,7 @@ def test_other_methods(method: str, offload: str, project: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_distilled_scales(tmp_path: Path) -> None:
-    """Scales inside a GGUF, in a tenth of whose loss the rows' own answers count, and its blocks shared
-    out.
-    """
+    """Scales inside a GGUF: the rows' answers count in a tenth of the loss, and its blocks are shared out."""
     params = tiny_params(tiny_gguf(tmp_path / "source.gguf"))
     params["base"] |= {"quantization": "gguf", "level": "Q4_0"}
     params["preprocess"] |= {"max_length": 256}

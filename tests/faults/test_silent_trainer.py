@@ -56,9 +56,7 @@ def test_a_clean_run_raises_nothing(seed: int, root: Path, capsys: pytest.Captur
 
 
 def mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every micro-batch is divided by its own tokens and the number of micro-batches, as before transformers
-    4.46.
-    """
+    """Each micro-batch is divided by its tokens and the micro-batch count, as before transformers 4.46."""
     from pipeline.stages.train.trainer import QuenchTrainer
 
     def compute_loss(self: Any, batch: Any, items: Any) -> Any:

@@ -54,9 +54,7 @@ def write_rows(path: Path, times: int) -> None:
 
 @pytest.fixture(scope="module")
 def bench(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The embedded base, taught eight answers and to end them, as a project's merged model and its 16-bit
-    GGUF.
-    """
+    """The embedded base, taught eight answers and to end them, as a merged model and its 16-bit GGUF."""
     from pipeline.__main__ import main
 
     root = tmp_path_factory.mktemp("damage")

@@ -1,6 +1,4 @@
-"""pipeline.gate.recommend: the rule, its borders, and that no difference is claimed which the intervals don't
-support.
-"""
+"""pipeline.gate.recommend: the rule, its borders, and no claimed difference that intervals don't support."""
 
 from collections.abc import Mapping
 from statistics import fmean

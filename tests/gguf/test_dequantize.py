@@ -1,6 +1,4 @@
-"""Dequantized rows are gguf's and llama.cpp's, bit for bit: every type, shape and dtype, random blocks and
-real files.
-"""
+"""Dequantized rows are gguf's and llama.cpp's bit for bit: every type, shape and dtype, random and real."""
 
 import os
 import sys
@@ -37,9 +35,7 @@ def test_ten_thousand_random_blocks_are_ggufs(ggml_type: int) -> None:
 
 @EVERY
 def test_ten_thousand_random_blocks_are_llama_cpps(ggml_type: int, tools: Toolchain) -> None:
-    """To the bit, wherever it is compiled: products are exact in float32, so a fused multiply-add rounds as
-    the two do.
-    """
+    """To the bit wherever compiled: float32 products are exact, so a fused multiply-add rounds the same."""
     if ggml_type == 0:
         pytest.skip("float32 has no to_float")
     quantized = random_rows(ggml_type, 100, 100, seed=1)

@@ -1,6 +1,4 @@
-"""Patches: what one GGUF differs from another in, applied to the same bytes; a wrong base and damage are
-named.
-"""
+"""Patches: how a GGUF differs from another, applied to the same bytes; a wrong base and damage are named."""
 
 import json
 from pathlib import Path

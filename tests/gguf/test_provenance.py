@@ -1,6 +1,4 @@
-"""A GGUF's provenance: standard keys for the base, no path of this machine, stable hashes, a sentence where a
-record is missing.
-"""
+"""A GGUF's provenance: standard base keys, no local path, stable hashes, a sentence for a missing record."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""On a GPU: every type's values are gguf's bit for bit, by Triton's kernels and by torch, and the kernels are
-the faster ones.
-"""
+"""On a GPU: each type's values are gguf's bit for bit by Triton's kernels and torch; kernels are faster."""
 
 from importlib.util import find_spec
 

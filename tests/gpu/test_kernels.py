@@ -1,6 +1,4 @@
-"""On a GPU, with the real kernels: Liger's loss is plain cross entropy, and the model with its parts answers
-as the plain one.
-"""
+"""On a GPU, real kernels: Liger's loss is plain cross entropy; with its parts, the model answers the same."""
 
 from pathlib import Path
 

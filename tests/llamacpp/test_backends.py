@@ -1,6 +1,4 @@
-"""What llama.cpp is built for: the compilers are small scripts on a PATH of their own, each with a fault of
-its own.
-"""
+"""What llama.cpp is built for: the compilers are small scripts on a separate PATH, each with a fault."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""llama.cpp's converters: the given pre-tokenizer and fields are written, and a failure leaves the file that
-was there before.
-"""
+"""llama.cpp's converters: the given pre-tokenizer and fields are written; a failure keeps the old file."""
 
 from pathlib import Path
 

@@ -68,9 +68,7 @@ def test_with_an_adapter_on_it_they_are_pefts(
 
 
 def test_two_ggufs_at_once(tiny_gguf_base: Path, tools: Toolchain) -> None:
-    """A log callback that was collected with the first of two models once crashed the process when the second
-    was freed.
-    """
+    """A log callback collected with the first model once crashed the process when the second was freed."""
     load = Llama(tools), ModelFiles(tiny_gguf_base)
     for _ in range(2):
         with open_gguf(*load, ctx_size=64) as one, open_gguf(*load, ctx_size=64) as two:

@@ -1,6 +1,4 @@
-"""Pre-tokenizers: what llama.cpp's hashes know, what only the structure shows, what is refused; the ids are
-equal afterwards.
-"""
+"""Pre-tokenizers: known by llama.cpp's hashes, or by structure alone, or refused; equal ids afterwards."""
 
 import json
 import re
@@ -67,9 +65,7 @@ def vocabulary_gguf(file: Path, folder: Path, pre: str) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with Llama 3's tokenizer.json, its vocabulary cut: unlike Qwen2's, it has tokens of several
-    digits.
-    """
+    """A folder with Llama 3's tokenizer.json, vocabulary cut: unlike Qwen2's, it has multi-digit tokens."""
     folder = qwen_folder(tmp_path_factory.mktemp("small"), tools)
     fields = read_header(tools.source / "models" / "ggml-vocab-llama-bpe.gguf").fields
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

@@ -81,9 +81,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tools: Toolchain, model: Path) -> Iterator[Server]:
-    """One server, started in an environment that wants to open it; it must live through every test of this
-    file.
-    """
+    """A server started in an environment that wants to open it; it must survive every test of this file."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (HOSTILE | {"CUDA_VISIBLE_DEVICES": "7"}).items():
             patch.setenv(name, value)
@@ -201,9 +199,7 @@ def test_no_page_may_read_an_answer(server: Server, origin: str) -> None:
 
 
 def test_a_request_after_a_stream_is_answered(server: Server) -> None:
-    """llama-server closes a connection after it has streamed on it; a client that reuses it now and then
-    loses the next request.
-    """
+    """llama-server closes a connection after streaming; a client that reuses it sometimes loses a request."""
     body = {"prompt": "a", "n_predict": 1, "stream": True}
     for _ in range(20):
         with server.client.stream("POST", "/completion", json=body) as answer:
@@ -408,9 +404,7 @@ def test_evil_schemas(server: Server, name: str) -> None:
     ],
 )
 def test_what_is_refused_is_not_logged_either(server: Server, path: str, body: str) -> None:
-    """Before the log was filtered, the first and the fifth of these stood in it (and in a console that
-    watched the server).
-    """
+    """Before the log was filtered, it (and a console on the server) held the first and fifth of these."""
     server.client.post(path, content=body, timeout=60)
     time.sleep(0.05)  # the log is written by a thread; the fixture looks into it
 
@@ -527,9 +521,7 @@ def test_half_open_connections_that_come_at_once(server: Server) -> None:
 
 
 def test_half_open_connections(server: Server) -> None:
-    """300 clients that begin a request and say no more; they lose their threads after some seconds, and
-    nobody waits for that.
-    """
+    """300 clients begin a request and stall; they lose their threads after some seconds, and nobody waits."""
     port = int(server.url.rpartition(":")[2])
     begun = []
     try:
@@ -570,9 +562,7 @@ def many_open_files() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("many_open_files")
 def test_half_open_connections_are_cut_off(tools: Toolchain, model: Path, tmp_path: Path) -> None:
-    """1,100 of them take every thread that the served model's server may have, for seconds
-    (llama-server's default: an hour).
-    """
+    """1,100 of them hold all threads of the model's server for seconds (llama-server's default: an hour)."""
     port, log = free_port(), tmp_path / "log"
     settings = Serve(port=port, ctx_size=256, parallel=2, threads=1, n_gpu_layers=0)
     command = server_command(tools, Served(model), settings, write_key(tmp_path / "key", "k"))

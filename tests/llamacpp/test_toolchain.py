@@ -1,6 +1,4 @@
-"""The build of llama.cpp: what makes it be reused, what makes it be redone, and what a user reads where it
-can't be.
-"""
+"""The build of llama.cpp: what makes it reused, what makes it redone, what a user reads if it can't be."""
 
 import fcntl
 import os
@@ -326,9 +324,7 @@ def test_a_cache_that_cannot_be_written_costs_a_line(
 
 
 def test_set_ups_at_once_share_the_cache(home: Path, kept: Path, fake_tools: Path) -> None:
-    """While one process publishes the entry over and over, others take it: nobody sees half of it, so nobody
-    compiles.
-    """
+    """While a process publishes the entry over and over, others take it: none sees half, so none compiles."""
     homes = [with_source(home.with_name(f"other{number}")) for number in range(3)]
     again = (
         "import sys; from pathlib import Path; from pipeline.llamacpp import stamp, compiler; "
@@ -446,9 +442,7 @@ def test_what_checks_amx_passes_where_the_compiler_is_right(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("built", [False, True])
 def test_check_compiler_before_anything_is_installed(tmp_path: Path, built: bool) -> None:
-    """`make setup` asks first, with a Python that has the standard library only; a finished build needs no
-    compiler.
-    """
+    """`make setup` asks first, with a standard-library-only Python; a finished build needs no compiler."""
     if not built:
         code = "t.DEFAULT_HOME = Path('nowhere'); exit(t.main(['--check-compiler']))"
         imports = "from sys import exit; from pathlib import Path; from pipeline.llamacpp import build as t; "

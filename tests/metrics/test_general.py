@@ -1,6 +1,4 @@
-"""evaluation.general: the questions are sound, a right answer is told from a likely one, and sharing a prompt
-changes no figure.
-"""
+"""evaluation.general: questions are sound, right differs from likely, and shared prompts change no figure."""
 
 import json
 from collections import Counter
@@ -75,9 +73,7 @@ def test_no_builtin_question_is_there_twice() -> None:
 
 
 def test_length_gives_no_builtin_answer_away() -> None:
-    """Choosing always the longest, or always the shortest, is about as good as guessing: 30 of 120; equals
-    share the point.
-    """
+    """Always taking the longest or shortest is about as good as guessing: 30 of 120; ties share the point."""
     for extreme in (max, min):
         points = 0.0
         for q in load_questions("builtin", ROOT):
@@ -192,9 +188,7 @@ def test_only_the_choices_own_tokens_count(
 
 
 def test_a_shared_prompt_changes_no_figure(tokenizer: Any, gguf: GgufModel) -> None:
-    """Every log probability is that of a forward pass of its own, also after a question that shares nothing,
-    or all.
-    """
+    """Each log probability is a separate forward pass's, also after a question sharing nothing or all."""
     asked = [
         ("Who was it?", ["the old king", "the queen", "x"]),
         ("Why?", ["because", "because of it"]),

@@ -1,6 +1,4 @@
-"""judging: marks are read strictly, nothing is guessed, the key goes along, and an address out of reach is
-one sentence.
-"""
+"""judging: strict marks, no guesses, the key goes along; an unreachable address gives one sentence."""
 
 import json
 import os
@@ -22,9 +20,7 @@ ROW = {"id": "r1", "prompt": "What is 6 × 7?"}
 
 
 class FakeJudge(ThreadingHTTPServer):
-    """Answers with `replies` in turn (status, content), the last one again and again; keeps what it was
-    asked.
-    """
+    """Answers with `replies` in turn (status, content), repeating the last; keeps what it was asked."""
 
     def __init__(self, *replies: tuple[int, str]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -1,6 +1,4 @@
-"""Limits that are auto: what is sound passes at every size and level, what costs far more than is published
-does not.
-"""
+"""Auto limits: what is sound passes at every size and level; what costs far more than published doesn't."""
 
 from pathlib import Path
 from types import SimpleNamespace

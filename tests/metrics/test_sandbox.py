@@ -1,6 +1,4 @@
-"""sandbox: hostile answers reach nothing outside, end in time, leave nothing behind; without a sandbox
-nothing runs.
-"""
+"""sandbox: hostile answers reach nothing outside, end in time, leave nothing; no sandbox, nothing runs."""
 
 import os
 import signal

@@ -260,9 +260,7 @@ def from_file(file: Path, own: Any) -> dict[str, torch.Tensor]:
 
 
 def unpermuted(weight: torch.Tensor, config: Any, *, keys: bool) -> torch.Tensor:
-    """Rows in transformers' order: llama.cpp's converter turns a Llama's for its own rotary embedding
-    (`LlamaModel.permute`).
-    """
+    """Rows in transformers' order: llama.cpp permutes a Llama's for its own RoPE (`LlamaModel.permute`)."""
     heads = config.num_key_value_heads if keys else config.num_attention_heads
     return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 

@@ -1,6 +1,4 @@
-"""experts: every way in which a configuration says that a model is a mixture, and dense models that speak of
-experts too.
-"""
+"""experts: all ways a configuration says that a model is a mixture, and dense models that mention experts."""
 
 from contextlib import nullcontext
 from pathlib import Path

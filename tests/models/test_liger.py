@@ -1,6 +1,4 @@
-"""liger: its parts are in the model after loading, its loss is plain cross entropy's, and it is refused where
-it can't be.
-"""
+"""liger: its parts are in the loaded model, its loss is plain cross entropy; refused if impossible."""
 
 from pathlib import Path
 

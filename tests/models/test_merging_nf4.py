@@ -1,6 +1,4 @@
-"""The NF4 codec: bitsandbytes' bytes and numbers for every shape and type; numbers rounded once to 16
-bits.
-"""
+"""The NF4 codec: bitsandbytes' bytes and numbers for each shape and type; numbers rounded once to 16 bits."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -35,9 +35,7 @@ IDS = torch.arange(48).reshape(2, 24) * 37 % 2000
 
 
 def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
-    """A random two-layer model whose norms and biases are random too, as a Hugging Face folder; the
-    folder.
-    """
+    """A random two-layer model (norms and biases random too) as a Hugging Face folder; the folder."""
     ends = write_tokenizer("qwen2", folder, tools)  # the same small vocabulary for all
     config = AutoConfig.for_model(
         name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": ROWS, "tie_word_embeddings": tied})

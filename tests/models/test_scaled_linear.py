@@ -1,6 +1,4 @@
-"""Linears whose blocks' scales train: the file's answers at the start, gradients against float64, codes
-untouched.
-"""
+"""Linears whose block scales train: the file's answers at first, float64's gradients, codes untouched."""
 
 from typing import Any
 

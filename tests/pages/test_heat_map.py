@@ -1,6 +1,4 @@
-"""heat_map: each figure has its cell and its words, steps follow the figures, what is missing is no
-figure.
-"""
+"""heat_map: each figure has its cell and words, steps follow the figures, what is missing is no figure."""
 
 import pytest
 from html_page import Page

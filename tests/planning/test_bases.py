@@ -1,6 +1,4 @@
-"""What a plan is made for: the shape and the bytes of the base that params.yaml names, and the work that is
-tokenized.
-"""
+"""What a plan is made for: shape and bytes of the base that params.yaml names, and the tokenized work."""
 
 import inspect
 import json

@@ -45,9 +45,7 @@ TOKENS = 48
 
 @pytest.fixture(scope="module")
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Random tiny bases by kind: an architecture of two layers, `four layers`, or a level as stage base
-    leaves it.
-    """
+    """Random tiny bases by kind: a two-layer architecture, `four layers`, a level as stage base leaves it."""
 
     @functools.cache
     def folder(kind: str) -> Path:

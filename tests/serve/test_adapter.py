@@ -182,9 +182,7 @@ def test_a_scale_that_is_none(scale: str) -> None:
 
 
 def test_the_command_serves_the_adapter_on_the_base(finished: Path, tmp_path: Path) -> None:
-    """The tiny model has learned nothing, so its answer is cut off, after few tokens: exit 5 says that it was
-    served and asked.
-    """
+    """The untrained tiny model's answer is cut off after few tokens: exit 5 says it was served and asked."""
     # what serve leaves in the shared project would have another process make that again, while it is in use
     root = shutil.copytree(finished, tmp_path / "project", symlinks=True)
     change_params(root, serve={"n_predict": 8, "port": free_port()})

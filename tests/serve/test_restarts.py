@@ -1,6 +1,4 @@
-"""Restarts: pauses and limit on a clock, and the real llama-server killed, stuck and grown, under `quench
-serve`.
-"""
+"""Restarts: pauses and limit on a clock; the real llama-server killed, stuck and grown, by `quench serve`."""
 
 import json
 import os

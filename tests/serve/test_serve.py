@@ -594,9 +594,7 @@ def test_lines_that_go_on() -> None:
 
 
 def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: Params, root: Path) -> None:
-    """The model never stops by itself and there is one slot: the next answer comes only once the broken-off
-    one is gone.
-    """
+    """The model never stops and there is one slot: the next answer comes once the broken-off one is gone."""
     recorded: list[str] = []
     lines = iter(["say it", "/quit"])
 

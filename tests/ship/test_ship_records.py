@@ -1,6 +1,4 @@
-"""`quench ship` with damaged, missing and swapped records: one sentence and exit code 3 or 5, never a
-traceback, never a bundle.
-"""
+"""`quench ship` with damaged, missing or swapped records: a sentence, exit 3 or 5, no traceback or bundle."""
 
 import contextlib
 import hashlib
@@ -87,9 +85,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def shipped(made: Made) -> int:
-    """The exit code; a QuenchError must be one line. Anything else that is raised is the failure looked
-    for.
-    """
+    """The exit code; a QuenchError must be one line. Any other exception is the failure looked for."""
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):

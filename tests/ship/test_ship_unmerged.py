@@ -108,9 +108,7 @@ def another_base(folder: Path) -> None:
 
 
 def forged_all_but_the_provenance(folder: Path) -> None:
-    """Another base, with every text changed to speak of it: the adapter's own GGUF still names the one it was
-    trained on.
-    """
+    """Another base, with every text changed to it: the adapter's own GGUF still names its training base."""
     before = file_hash(folder / BASE)
     size = (folder / BASE).stat().st_size
     another_base(folder)

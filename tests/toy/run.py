@@ -1,6 +1,4 @@
-"""Reuse or run one toy stage and record it like the real runner; every run adds a line to `counter`, which no
-tool tracks.
-"""
+"""Reuse or run a toy stage, recorded like the real runner; every run adds a line to untracked `counter`."""
 
 import json
 import os

@@ -132,9 +132,7 @@ def chat(number: int) -> str:
 
 
 def run_of(stage: str, params: Params, root: Path) -> set[tuple[str, str]]:
-    """(file of the package, definition) of each function that `main` of a stage runs here, outside of
-    imports.
-    """
+    """(file in the package, definition) of each function that a stage's `main` runs here, outside imports."""
     main, importing, ran = import_module(stage_module(stage)).main, [0], set()
     parts = {path: source.parts for path, source in Package().sources.items()}
 

@@ -62,9 +62,7 @@ class Stage:
 
 @pytest.fixture(scope="module", params=["demo", "demo, compared", "demo-gguf", "demo-scales"])
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The params.yaml of a recipe of each graph, and of one whose strategies are compared and one of whose
-    levels is distilled.
-    """
+    """A params.yaml of each graph's recipe, of a recipe comparing strategies, of one distilling a level."""
     name, _, compared = request.param.partition(", ")
     file = tmp_path_factory.mktemp("recipe") / f"{name}.yaml"
     values = load_params(PROJECT / f"recipes/{name}.yaml").model_dump(mode="json")
@@ -110,9 +108,7 @@ def dvc_graph(dvc_stages: dict[str, Any]) -> dict[str, Stage]:
 def snakemake_graph(
     recipe: Path, dvc_graph: dict[str, Stage], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Stage]:
-    """The jobs of the real Snakefile, by Snakemake's own loader, in a folder that holds just its sources (as
-    empty files).
-    """
+    """The real Snakefile's jobs, by Snakemake's loader, in a folder of just its sources (empty files)."""
     from snakemake.api import DAGSettings, OutputSettings, ResourceSettings, SnakemakeApi
 
     folder = tmp_path_factory.mktemp("snakemake-graph")
@@ -550,9 +546,7 @@ def test_changed_raw_data_is_recorded(toy: Toy) -> None:
 def test_killed_run_is_finished_by_the_other_tool(
     clone: Toy, built_toy: Path, victim: list[str], finisher: list[str]
 ) -> None:
-    """Behaviors 9 and 11: a clone without artifacts is built, killed with -9 at random moments; no unlocking
-    by hand.
-    """
+    """Behaviors 9 and 11: build a clone without artifacts, kill -9 at random moments; no manual unlocking."""
     shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
     with (clone.root / "output").open("w") as output:
         for stages in (1, 2):
@@ -614,9 +608,7 @@ def test_a_killed_run_takes_its_jobs_along(toy: Toy, victim: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("whole_processes")
 def test_a_run_waits_for_a_stage_that_is_at_work(toy: Toy) -> None:
-    """One started by hand has no run that it could end with; Snakemake names it, and leaves scraps that may
-    be its own.
-    """
+    """Started by hand, a stage has no run to end with; Snakemake names it and leaves its possible scraps."""
     (toy.root / "hold").touch()
     scrap = toy.root / "models/.merging"
     scrap.mkdir()
@@ -738,9 +730,7 @@ def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str])
 
 
 def test_who_asks_for_a_run_gets_one(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forced by Snakemake's flag, by DVC's, or started by hand; `QUENCH_REUSE` that is already there changes
-    nothing.
-    """
+    """Forced by Snakemake's or DVC's flag, or started by hand; a preset `QUENCH_REUSE` changes nothing."""
     monkeypatch.setenv(REUSE, "1")
     assert spared(toy.snakemake("models/demo-F16.gguf", "--forcerun", "train")) == []
     toy._repo(lambda repo: repo.reproduce("report", single_item=True, force=True))
@@ -795,9 +785,7 @@ def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("whole_processes")
 def test_killed_while_outputs_come_back(toy: Toy) -> None:
-    """Half an adapter is no adapter; the next start brings the entire one, and sweeps up what a copy left
-    beside outputs.
-    """
+    """Half an adapter is none; the next start restores it and sweeps what a copy left beside outputs."""
     adapter = toy.root / "models/adapter"
     for number in range(2000):  # enough to be met half copied
         (adapter / str(number)).write_text(str(number))

@@ -202,9 +202,7 @@ def test_what_a_killed_checkout_left_stops_nobody(pulled: Project) -> None:
 def test_a_damaged_object_is_named_and_not_used(
     pushed: Project, s3: S3, tmp_path: Path, damaged: Callable[[str], None]
 ) -> None:
-    """By DVC if the remote's `verify` is on, as the page has it, else by Quench; once it is good again, `dvc
-    pull` brings it.
-    """
+    """By DVC if the remote's `verify` is on, as on the page, else by Quench; mended, `dvc pull` brings it."""
     page_of_report, name = "reports/index.html", pushed.key("reports/index.html")
     damaged(page_of_report)
     checked, trusting = pushed.clone(tmp_path / "checked"), pushed.clone(tmp_path / "trusting")

@@ -1,6 +1,4 @@
-"""Three graphs of stages: each settings file needs one, dvc.yaml is written for one, and nothing runs on
-another.
-"""
+"""Three graphs of stages: each settings file needs one, dvc.yaml is for one, and nothing runs on another."""
 
 import re
 import shutil

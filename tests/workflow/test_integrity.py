@@ -42,9 +42,7 @@ F16 = "models/gguf/tiny-F16.gguf"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of the demo's graph in which every stage is recorded; code is left out. Read only: copy it to
-    change it.
-    """
+    """A project of the demo's graph, every stage recorded, without code. Read only: copy it to change it."""
     from dvc.repo import Repo
 
     root, dice = tmp_path_factory.mktemp("integrity") / "project", random.Random(15)  # noqa: S311
@@ -518,9 +516,7 @@ def test_verify_of_what_can_only_be_read_is_a_sentence(project: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["serve", "ship"])
 def test_what_another_params_file_made_is_handed_out_with_a_word(project: Path, verb: str) -> None:
-    """dvc.lock is about params.yaml alone: by any other file a stage writes to the same places, and records
-    nothing.
-    """
+    """dvc.lock is about params.yaml only: with another file a stage writes to the same places, unrecorded."""
     put(project / "models/gguf/tiny-Q4_K_M.gguf", b"made with other settings")
     need_refusal(project, verb, "models/gguf/tiny-Q4_K_M.gguf")
     other = shutil.copy(project / "params.yaml", project / "other.yaml")

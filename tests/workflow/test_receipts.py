@@ -1,6 +1,4 @@
-"""Jobs on other machines: they leave receipts, and who runs Snakemake records those with DVC, if all is as
-the job left it.
-"""
+"""Remote jobs leave receipts; the Snakemake process records them with DVC if all is as the job left it."""
 
 import os
 import shutil

@@ -129,9 +129,7 @@ def examples(before: Version, after: Version, difference: Difference, count: int
 
 
 def main(root: Path, first: str, second: str | None, rows: int) -> None:
-    """Print what changed from revision `first` to `second` (None: to the workspace), with `rows` examples of
-    each kind.
-    """
+    """Print what changed from revision `first` to `second` (None: workspace), with `rows` examples a kind."""
     before = revision(root, first)
     after = revision(root, second) if second else workspace(root)
     difference = compare(before, after)

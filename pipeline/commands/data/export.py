@@ -117,9 +117,7 @@ def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str
 
 
 def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force: bool) -> int:
-    """Export and say what was left out; gives the exit code: 3 if something was and `skip` does not allow
-    it.
-    """
+    """Export and say what was left out; exit code 3 if something was and `skip` doesn't allow it, else 0."""
     source = split_file(root, split)
     if target.exists() and not target.is_file():
         raise ConfigError("Q-COMMANDS-017", f"{target} is not a regular file: name a file to write")

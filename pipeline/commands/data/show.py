@@ -27,9 +27,7 @@ BRACKETS = "⟦⟧"  # around trained text if there are no colors
 
 @dataclass(frozen=True)
 class View:
-    """One rendering of a row: pieces of text, each trained or not, and a note on it (token counts, or
-    why it can't be rendered).
-    """
+    """One rendering of a row: text pieces, trained or not, and token counts or why it can't be rendered."""
 
     title: str
     pieces: list[tuple[str, bool]]

@@ -73,9 +73,7 @@ def workspace(root: Path) -> Version:
 
 
 def revision(root: Path, name: str) -> Version:
-    """The data of the git revision `name`. Raises `ConfigError` if there is no such revision, `DataError` if
-    it has no data.
-    """
+    """The data of git revision `name`. `ConfigError` if there is no such revision, `DataError` if no data."""
     commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if commit is None:
         raise ConfigError(

@@ -128,9 +128,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
 
 
 def evaluated(params: Params, options: Options) -> Evaluate:
-    """Section evaluate with what the options change, one row at a time. Raises `ConfigError` if nothing would
-    be scored.
-    """
+    """Section evaluate with options applied, one row at a time. `ConfigError` if nothing would be scored."""
     scorers = list(options.scorers) or params.evaluate.scorers
     if not scorers:
         raise ConfigError(

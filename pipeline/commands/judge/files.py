@@ -132,9 +132,7 @@ def whole_header(path: Path) -> Header:
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """What the files are called: their stems; their paths where stems are the same, with a number where those
-    are too.
-    """
+    """The files' names: stems; paths where stems are the same, with a number where those are the same too."""
     stems, seen, unique = Counter(path.stem for path in paths), Counter[str](), []
     for path in paths:
         name = os.fsencode(path.stem if stems[path.stem] == 1 else path).decode("utf-8", "replace")

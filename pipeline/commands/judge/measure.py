@@ -120,9 +120,7 @@ def _take_turn(
 
 @contextmanager
 def loaded(file: Candidate, load: Serve, tools: Toolchain) -> Iterator[Server]:
-    """`llama-server` with the file. Raises `ToolError` with the reason that its log gives if it can't load
-    it.
-    """
+    """`llama-server` with the file. Raises `ToolError` with the log's reason if it can't load the file."""
     with ExitStack() as up:
         try:
             server = up.enter_context(

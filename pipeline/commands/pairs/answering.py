@@ -90,9 +90,7 @@ def sampled_answers(
     tools: Toolchain,
     root: Path,
 ) -> list[list[dict[str, Any]]]:
-    """For each row its answers: `turn` (the assistant's message), `stopped` (it ended by itself), `calls` (it
-    calls a tool).
-    """
+    """Each row's answers: assistant message `turn`, `stopped` (ended by itself), `calls` (calls a tool)."""
     file = root / FOLDER / f"{_settings_key(files, sampling, settings, tools)}.answers.jsonl"
 
     @contextmanager

@@ -1,6 +1,4 @@
-"""The adapters of a quantization check: a random one, the trained one or two that are switched, and whether
-they can be.
-"""
+"""The adapters of a quantization check (random, trained or two switched) and whether they can be switched."""
 
 from collections.abc import Sequence
 from dataclasses import replace

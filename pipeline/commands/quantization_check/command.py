@@ -128,9 +128,7 @@ def counted(title: str, what: str, number: int) -> Check:
 
 
 def reference_device(base: Path) -> str | None:
-    """Where the 16-bit base goes: the CPU where the GPU's free memory has no room for it, else wherever
-    training is (None).
-    """
+    """Device of the 16-bit base: CPU if the GPU's free memory has no room for it, else None (training's)."""
     import torch
 
     stored = sum(shard.stat().st_size for shard in base.glob("*.safetensors"))
@@ -138,9 +136,7 @@ def reference_device(base: Path) -> str | None:
 
 
 def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
-    """Token ids of the first held-out rows, or of built-in ones if there are none, in the base's own
-    template.
-    """
+    """Token ids of the first held-out rows, or built-in rows if there are none, in the base's template."""
     tokenizer = load_tokenizer(base)
     built_in = [
         {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]}

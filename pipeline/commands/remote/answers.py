@@ -146,9 +146,7 @@ class Piece(Answer):
 
 
 class News(Answer):
-    """`follow`: a piece of a file, the checkpoints that are there, the end, or (none of them) a sign of
-    life.
-    """
+    """`follow`: a piece of a file, the checkpoints there, the end, or (none of them) a sign of life."""
 
     piece: Piece | None = None
     checkpoints: list[Name] = []

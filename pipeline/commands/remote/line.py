@@ -127,15 +127,11 @@ class SshConnection:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def push(self, folder: Path, names: Iterable[str]) -> None:
-        """Bring the files `names` of `folder` to the host's `incoming`, resuming partial files. Raises
-        `ConnectionLost`.
-        """
+        """Send `names` in `folder` to host's `incoming`, resuming partial files. Raises `ConnectionLost`."""
         self._rsync(names, "--copy-links", f"{folder}/", f"{self.name}:{FOLDER}/incoming/")
 
     def pull(self, run: str, folder: Path, names: Iterable[str]) -> None:
-        """Bring the files `names` of a run's `out` into `folder`, resuming partial files. Raises
-        `ConnectionLost`.
-        """
+        """Fetch `names` from a run's `out` into `folder`, resuming partial files. Raises `ConnectionLost`."""
         self._rsync(names, f"{self.name}:{FOLDER}/runs/{run}/out/", f"{folder}/")
 
     def _rsync(self, names: Iterable[str], *places: str) -> None:

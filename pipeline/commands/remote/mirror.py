@@ -43,9 +43,7 @@ class Mirror:
         self._placed: dict[str, str] = {}  # {path below the root: sha256}, of what lies there as it was sent
 
     def follow(self) -> None:
-        """Show what train prints, and bring its journal and every checkpoint, until it ends or the line is
-        cut.
-        """
+        """Show train's output and fetch its journal and every checkpoint until it ends or the line is cut."""
         tails = {name: _size_and_hash(path) for name, path in self.paths.items()}
         stream = self.line.follow(
             run=self.run, files=FOLLOWED, checkpoints=f"project/{CHECKPOINTS}", tails=tails

@@ -84,9 +84,7 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
 
 
 def check_same(space: Space, begun: Space, file: Path, sweep: Sweep) -> None:
-    """Raise `ConfigError` if the space is not the one that the sweep began with; there may be more trials,
-    finalists and seeds.
-    """
+    """Raise `ConfigError` if the space differs from the sweep's; more trials, finalists, seeds may come."""
     growing = {"trials", "finalists", "seeds"}
     now, before = (each.model_dump(mode="json", exclude=growing) for each in (space, begun))
     if changed := [key for key in now if now[key] != before[key]]:
@@ -182,9 +180,7 @@ def run_jobs(sweep: Sweep, jobs: Sequence[str], words: Sequence[str]) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Have the jobs on this machine save their checkpoints and end, then Snakemake, which cancels the
-    others.
-    """
+    """Have the jobs here save their checkpoints and end, then Snakemake, which cancels the other jobs."""
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):

@@ -166,9 +166,7 @@ def trained(
 
 
 def run(project: Path, worse: Callable[[], bool]) -> bool:
-    """Stage train in `project`, until it ends or is `worse`, which this returns. Raises what it ended
-    with.
-    """
+    """Run stage train in `project` until it ends or is `worse` (returned). Raises the error it ended with."""
     if worse():  # the job was killed between seeing that and saying so
         return True
     log = project / LOG

@@ -147,9 +147,7 @@ def read_space(path: Path) -> Space:
 
 
 def check_space(space: Space, params: Params) -> None:
-    """Raise `ConfigError` for a key that a sweep can't search, or a value that the key can't have, with these
-    settings.
-    """
+    """Raise `ConfigError` for a key that can't be searched or a value invalid for it with these settings."""
     method, learning = params.train.method, METHODS[params.train.method]
     fits = {
         "eval_loss": not learning.prompts,

@@ -181,9 +181,7 @@ def mean_of(values: Sequence[float]) -> dict[str, float]:
 
 
 def compared(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """`second` less `first`, seed by seed: mean with its 95 % interval, and the two-sided p of no
-    difference.
-    """
+    """`second` less `first`, seed by seed: mean with its 95 % interval and two-sided p of no difference."""
     from scipy.stats import ttest_1samp
 
     differences = np.array(second) - np.array(first)

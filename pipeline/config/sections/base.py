@@ -103,9 +103,7 @@ class Base(Section):
 
     @property
     def source(self) -> Literal["hub", "package", "gguf", "path"]:
-        """What `model` names: the hub has commits, a package has a file inside, a GGUF its ending; else it is
-        a folder.
-        """
+        """What `model` names: hub with commit, package with a file inside, GGUF by ending, else a folder."""
         if self.revision is not None:
             return "hub"
         if self.file is not None:

@@ -92,9 +92,7 @@ class Parity(Section):
 
 
 class Judge(Section):
-    """A model that gives marks, behind any OpenAI-compatible address; `key_file` holds its key, below the
-    project's folder.
-    """
+    """A grading model at any OpenAI-compatible address; its key is in `key_file` below the project folder."""
 
     url: Annotated[str, fits(r"https?://.{0,490}", "an address: it begins with http:// or https://")]
     model: Location

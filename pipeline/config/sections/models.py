@@ -125,9 +125,7 @@ class Quantize(Section):
 
     @property
     def imatrix_tokens(self) -> int:
-        """Tokens of the training rows that the importance matrix is measured on; 0, which makes none, if no
-        level uses it.
-        """
+        """Tokens of training rows that the importance matrix is measured on; 0 (none) if no level uses it."""
         return IMATRIX_TOKENS if any(ModelName(level).imatrix for level in self.levels) else 0
 
     @property

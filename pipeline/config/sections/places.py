@@ -1,6 +1,4 @@
-"""Places that one file can be had from (`base.places`), each only a way to the same bytes: the file's sha256
-says what it is.
-"""
+"""Places of one file (`base.places`), each only a way to the same bytes, identified by the file's sha256."""
 
 import re
 from collections.abc import Iterator

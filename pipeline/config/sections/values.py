@@ -1,6 +1,4 @@
-"""The kinds of values that keys of `params.yaml` take, with their bounds, and what every section has in
-common.
-"""
+"""The kinds of values that `params.yaml` keys take, with their bounds, and what all sections share."""
 
 import math
 import re
@@ -152,9 +150,7 @@ class Section(BaseModel):
 
 
 def key(default: Any, comment: str) -> Any:
-    """A key with its default (or what makes it of the keys above) and the comment that stands above it in
-    `params.yaml`.
-    """
+    """A key with its default (or a factory from the keys above) and the comment above it in `params.yaml`."""
     if callable(default):
         return Field(default_factory=default, description=comment)
     return Field(default, description=comment)

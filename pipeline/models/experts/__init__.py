@@ -1,3 +1,1 @@
-"""Mixtures of experts: which can be trained, their experts as linears of their own, and what gets an
-adapter.
-"""
+"""Mixtures of experts: which can be trained, their experts as linears of their own, what gets an adapter."""

@@ -1,6 +1,4 @@
-"""Mixtures of experts: recognized by a model's configuration, and refused where no adapter can be trained for
-their experts.
-"""
+"""Mixtures of experts, recognized by configuration, and refused if their experts can't have an adapter."""
 
 import re
 from collections.abc import Mapping
@@ -54,9 +52,7 @@ def check_experts_of(fields: Mapping[str, Any], where: str) -> None:
 
 
 def kind_of(fields: Mapping[str, Any]) -> Any:
-    """The model_type of a mixture by its GGUF's header: a Llama with experts is a Mixtral. Of others, what
-    the header says.
-    """
+    """A mixture's model_type by its GGUF's header: a Llama with experts is a Mixtral; others as it says."""
     architecture = fields.get("general.architecture")
     kinds = {gguf: kind for kind, gguf in TRAINABLE.items()}
     dense = architecture == "llama" and _largest(fields.get("llama.expert_count")) < 2

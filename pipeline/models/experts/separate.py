@@ -39,9 +39,7 @@ class Experts(torch.nn.Module):
             self.add_module(str(number), torch.nn.ModuleDict(linears))
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """(T, hidden) for x (T, hidden), the experts `chosen` for each token (T, k) and their weights (T,
-        k).
-        """
+        """(T, hidden) for x (T, hidden), each token's `chosen` experts (T, k) and their weights (T, k)."""
         out = torch.zeros_like(x)
         for number in torch.unique(chosen).tolist():
             tokens, places = torch.where(chosen == number)
@@ -117,9 +115,7 @@ def read_config(folder: Path) -> Any:
 
 
 def class_for(config: Any) -> Any:
-    """transformers' own class of causal language models for this configuration, for a mixture with separate
-    experts.
-    """
+    """transformers' causal model class for this configuration; for a mixture, with separate experts."""
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return separated(kind) if has_experts(config) else kind
 

@@ -53,9 +53,7 @@ Names = Annotated[list[Name], Field(fail_fast=True)]
 
 
 class Settings(BaseModel):
-    """What adapter_config.json says of a LoRA, as PEFT writes it. Of any other kind of adapter the file has
-    other keys.
-    """
+    """What adapter_config.json says of a LoRA, as PEFT writes it; other kinds of adapter have other keys."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -79,9 +77,7 @@ class Settings(BaseModel):
 
 
 def read_settings(folder: Path) -> Settings:
-    """adapter_config.json of a PEFT folder. Raises `DataError` if it is missing, or has a value that PEFT
-    can't have written.
-    """
+    """adapter_config.json of a PEFT folder. `DataError` if it is missing, or PEFT can't have written it."""
     file = folder / "adapter_config.json"
     config = read_json(file, "run `snakemake --force train`, or copy the adapter's folder whole")
     try:
@@ -133,9 +129,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Settings, modules with low-rank parts, and tensors that were trained whole (by the names of the
-    base's).
-    """
+    """Settings, modules with low-rank parts, and tensors that were trained whole (by the base's names)."""
 
     folder: Path
     settings: Settings
@@ -212,9 +206,7 @@ def read_adapter(folder: Path, *, to_merge: bool = True) -> Adapter:
 
 
 def _unsupported(settings: Settings) -> list[str]:
-    """Settings under which the trained model is not base + scale·B·A with what is followed here; each with
-    its value.
-    """
+    """Settings, with values, under which the trained model isn't base + scale·B·A as followed here."""
     return [
         *_no_lora(settings),
         *changed_start(settings),

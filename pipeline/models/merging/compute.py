@@ -79,9 +79,7 @@ def low_rank(module: Module, scale: float, *, transposed: bool, experts: int = 1
 
 
 def lookup(module: Module, scale: float) -> Update:
-    """The update of an embedding's weight (V, H): PEFT keeps A as (r, V) and B as (H, r), and DoRA's lengths
-    by column.
-    """
+    """Update of an embedding's weight (V, H): PEFT keeps A (r, V), B (H, r), and DoRA's lengths by column."""
     a, b = read_rows(module.parts["lora_embedding_A"]), read_rows(module.parts["lora_embedding_B"])
     return Update(a.T[None], b.T[None], scale, _magnitude(module), by_column=True)
 
@@ -117,9 +115,7 @@ def round_once(exact: Any, dtype: Any) -> Any:
 
 
 def check_finite(rounded: Any, name: str) -> None:
-    """Raise `DataError` if a number of a floating-point tensor is infinite or not a number; `name` is
-    said.
-    """
+    """Raise `DataError` naming `name` if a number of a floating-point tensor is infinite or not a number."""
     kind = str(rounded.dtype).removeprefix("torch.")
     if rounded.is_floating_point() and not all_finite(rounded):
         raise DataError(
@@ -130,9 +126,7 @@ def check_finite(rounded: Any, name: str) -> None:
 
 
 class Rows:
-    """The float64 rows of a job's tensor before rounding; what they start from, with or without NF4, and the
-    update apart.
-    """
+    """A job's float64 rows before rounding; their start, with or without NF4, and the update apart."""
 
     def __init__(self, job: Job, nf4: Nf4 | None) -> None:
         self.job, self.nf4 = job, nf4 if job.quantized else None

@@ -27,9 +27,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Structure:
-    """A model without its numbers; weights go by transformers' names, in the order in which modules declare
-    them.
-    """
+    """A model without numbers; weights by transformers' names, in the order in which modules declare them."""
 
     shapes: dict[str, tuple[int, ...]]
     quantized: frozenset[str]  # weights that are in 4 bit while training with base.quantization nf4
@@ -40,9 +38,7 @@ class Structure:
 
 
 def structure(base: Path) -> Structure:
-    """The structure of the model in `base`, from its config alone. Raises `DataError` if transformers can't
-    build it.
-    """
+    """The structure of `base`'s model by config alone. Raises `DataError` if transformers can't build it."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D

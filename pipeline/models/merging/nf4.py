@@ -25,9 +25,7 @@ TOGETHER = 1 << 18  # numbers that are packed at a time: their codes stay in the
 
 @dataclass(frozen=True)
 class Nf4:
-    """How training quantized: numbers a block, whether scales are quantized too, and the type it computed in
-    (torch's name).
-    """
+    """How training quantized: numbers per block, whether scales are too, compute type (torch's name)."""
 
     compute_dtype: str
     double_quant: bool = True
@@ -65,9 +63,7 @@ def scales(maxima: Any, double_quant: bool) -> Any:
 
 
 def codes(values: Any, maxima: Any, block: int) -> Any:
-    """Code 0 to 15 (int32, flat) of each number of a flat run of whole blocks, from the blocks' own
-    maxima.
-    """
+    """Code 0 to 15 (int32, flat) of each number of a flat run of whole blocks, from the blocks' maxima."""
     import torch
 
     whole = values.numel() // block * block
@@ -98,17 +94,13 @@ def tensor_scales(blocks: Iterable[Any], nf4: Nf4) -> tuple[Any, Any]:
 
 
 def round_trip(values: Any, maxima: Any, used: Any, nf4: Nf4) -> Any:
-    """What training saw in place of a flat run of whole blocks: rounded to the compute type, quantized,
-    dequantized.
-    """
+    """What training saw for a flat run of whole blocks: cast to the compute type, quantized, dequantized."""
     return values_of(codes(values.to(nf4.dtype), maxima, nf4.block), used, nf4.block, nf4.dtype)
 
 
 @contextmanager
 def quick_quantizer() -> Iterator[None]:
-    """While it lasts, bitsandbytes quantizes to NF4 on a CPU by `codes`: the same bytes in a quarter of the
-    time.
-    """
+    """Meanwhile, on a CPU, bitsandbytes quantizes to NF4 by `codes`: same bytes in a quarter of the time."""
     import bitsandbytes  # noqa: F401 (defines the operator)
     import torch
 
@@ -127,9 +119,7 @@ def quick_quantizer() -> Iterator[None]:
 
 
 def packed(values: Any, block: int) -> tuple[Any, Any]:
-    """(two codes a byte, the first in the high half, as uint8 (n ÷ 2, 1); the blocks' maxima) of a flat
-    tensor of whole blocks.
-    """
+    """(uint8 (n ÷ 2, 1): two codes a byte, the first high; block maxima) of a flat tensor of whole blocks."""
     import torch
 
     maxima, out = block_maxima(values, block), torch.empty(values.numel() // 2, 1, dtype=torch.uint8)

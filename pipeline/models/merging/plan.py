@@ -1,6 +1,4 @@
-"""Which tensors the merged model has, and where each comes from: every adapter tensor is used exactly once,
-or it is an error.
-"""
+"""The merged model's tensors and where each comes from: each adapter tensor is used once, else an error."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,9 +58,7 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
 
 
 def _updates(base: dict[str, Entry], adapter: Adapter, model: Structure) -> dict[str, Update]:
-    """{tensor: update} by the checkpoint's names; a module that the base lacks stands under the name it would
-    have.
-    """
+    """{tensor: update} by checkpoint name; a module that the base lacks goes under the name it would have."""
     targets = tuple(f".{name}" for name in adapter.settings.target_parameters or ())
     # by the module that holds them, in the order in which it declares them
     parameters: dict[str, list[str]] = {}

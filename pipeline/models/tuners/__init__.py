@@ -1,6 +1,4 @@
-"""What trains on a frozen base (`train.tuner`), put on models in PyTorch. Callers ask a `Tuner`, not what it
-is.
-"""
+"""What trains on a frozen base (`train.tuner`), for PyTorch models. Callers ask a `Tuner`, not what it is."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -104,9 +102,7 @@ def put_tuner(model: Any, settings: Training) -> Any:
 
 
 def check_targets(model: Any, train: Training) -> None:
-    """Raise `ConfigError` where `train` names linears, layers or patterns that `model` (without an adapter
-    yet) has not.
-    """
+    """Raise `ConfigError` for linears, layers or patterns of `train` not in `model` (no adapter yet)."""
     linears = [name for name, module in model.named_modules() if hasattr(module, "in_features")]
     if problem := next(misfits(train, linears, len(model.model.layers)), None):
         raise ConfigError("Q-MODELS-026", problem)

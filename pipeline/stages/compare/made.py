@@ -41,9 +41,7 @@ TUNED_FILE = "tuned.gguf"  # in a sub-project: a level with trained scales
 
 
 class Made(NamedTuple):
-    """What is shipped, the sub-project in which it was made, and the bytes that had to lie on disk at once to
-    make it, by name.
-    """
+    """What ships, the sub-project that made it, and the bytes that lay on disk at once for it, by name."""
 
     project: Path
     gguf: Path
@@ -148,9 +146,7 @@ MAKERS: Mapping[str, Make] = {
 
 
 def open_on_nf4(params: Params, root: Path, job: Job, name: str) -> Path:
-    """The sub-project `name`, which has the base and the adapter that was trained on NF4 with the job's
-    seed.
-    """
+    """The sub-project `name` with the base and the adapter that was trained on NF4 with the job's seed."""
     settings = {"merge": {"base": STRATEGIES[job.strategy].merge_base}}
     links = base_links(root) | {"models/adapter": root / TRAINED / job.on_nf4 / "adapter"}
     return open_project(root, name, params, settings, links)

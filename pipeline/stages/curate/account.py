@@ -146,9 +146,7 @@ class CurationStats:
         clusters: Clusters,
         counted: Mapping[str, Any],
     ) -> CurationReport:
-        """The report on all rows, of which `clusters` has those that were read; `counted` are the parts that
-        others have counted.
-        """
+        """The report on all rows, of which `clusters` has those read; `counted`: the parts others counted."""
         kept, cleaning = decisions.outcome == KEPT, self.cleaning
         read = sum(file.rows for file in self.files.values())
         accepted = sum(file.kept for file in self.files.values())

@@ -61,9 +61,7 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> Curati
 
 
 def file_sentences(count: int, unread: Sequence[str], empty: Sequence[str]) -> list[str]:
-    """Of `count` files those that were not read and those without a row, a sentence each that names the first
-    ones.
-    """
+    """Of `count` files, a sentence each on those not read and those without a row, naming the first ones."""
     sentences = []
     if unread:
         sentences.append(

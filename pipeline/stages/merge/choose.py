@@ -94,9 +94,7 @@ def merge_the_better(
 
 
 def held_out(rows: Path, adapter: Path, context: int) -> list[Prompt]:
-    """Rows of `context` tokens at most from a split not trained on, with the positions that training
-    teaches.
-    """
+    """Rows of `context` tokens at most from a split not trained on, with positions that training teaches."""
     encoded = encoded_rows(load_tokenizer(adapter), rows, MERGE_ROWS, context)
     prompts = [Prompt(row.ids, thinned(trained_positions(row))) for row in encoded]
     if not prompts:

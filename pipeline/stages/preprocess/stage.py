@@ -122,9 +122,7 @@ def preprocess(
 
 @dataclass(frozen=True)
 class Tokenization:
-    """How rows become tokens: by this base, at most `max_length` tokens together, packed or not, for the
-    method of `train`.
-    """
+    """How rows become tokens: by this base, `max_length` at most together, packed or not, by the method."""
 
     base: Base
     max_length: int

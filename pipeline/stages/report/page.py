@@ -66,9 +66,7 @@ def page_values(
     norms: Sequence[Norms] = (),
     used: Mapping[str, Usage] | None = None,
 ) -> dict[str, Any]:
-    """What the templates need beyond the inputs themselves; `norms` are the adapter's, `used` is
-    what stages took.
-    """
+    """What the templates need beyond the inputs; `norms` are the adapter's, `used` is what stages took."""
     from markupsafe import Markup
 
     from pipeline.stages.report.training_plots import MEASURES, samples_over_time, training_plots

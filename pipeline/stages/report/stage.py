@@ -34,9 +34,7 @@ from pipeline.stages.report.quants import write_data_files
 
 
 def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, dict[str, Judgment]]:
-    """Write the report's files into `reports` below `root`; gives the recommendation and the gate's verdict
-    on each tuned model.
-    """
+    """Write the report below `root`/reports; gives the recommendation and each tuned model's gate verdict."""
     folder, adapter = root / "reports", root / "models/adapter"
     name, serve = params.convert.name, params.serving
     advice, verdicts = advise(inputs, params.report, serve)

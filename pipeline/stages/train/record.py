@@ -72,9 +72,7 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
 
 
 def settings_part(settings: Training) -> dict[str, Any]:
-    """What of the settings the adapter depends on; the type of the rollouts' GGUF only where one is drawn
-    with.
-    """
+    """The settings the adapter depends on; the rollouts' GGUF type only if rollouts are drawn with one."""
     values = settings.model_dump(mode="json", exclude=NO_PART)
     return values | ({} if values["grpo"]["rollouts"] == "llama-server" else {"rollout_type": None})
 

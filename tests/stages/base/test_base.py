@@ -184,9 +184,7 @@ def test_a_package_that_is_not_installed_names_the_remedy(bring):
 def test_a_tokenizer_that_transformers_cuts_wrongly_is_repaired_or_refused(
     gguf_file, llama_folder, tools, tmp_path
 ):
-    """transformers 5.23 takes GPT-2's pre-tokenizer for every Llama GGUF; SmolLM's splits digits, as
-    llama.cpp does.
-    """
+    """transformers 5.23 uses GPT-2's pre-tokenizer for Llama GGUFs; SmolLM's splits digits (as llama.cpp)."""
     from tokenizers import Tokenizer
 
     from pipeline.stages.base.gguf_import import same_ids_as_llama_cpp

@@ -1,6 +1,4 @@
-"""A file named by its sha256, from wherever it can be had: the same bytes, kept once, and never the half of
-it or another's.
-"""
+"""A file named by its sha256, from any place: the same bytes, kept once, and never half or another file."""
 
 import errno
 import hashlib
@@ -326,9 +324,7 @@ def test_where_one_place_gave_another_file_that_is_what_is_said(index: Path, get
 
 
 class _Web(ThreadingHTTPServer):
-    """Gives DATA; `cut` is the byte after which the line drops, `asked` the first bytes that were asked
-    for.
-    """
+    """Gives DATA; `cut` is the byte after which the line drops, `asked` the first bytes requested."""
 
     cut: int | None = None
     ranges = True

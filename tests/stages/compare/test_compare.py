@@ -1,6 +1,4 @@
-"""compare: its jobs train and measure, a killed one goes on, the statistics know rows and seeds, and the
-advice follows them.
-"""
+"""compare: jobs train and measure, killed jobs resume, statistics know rows and seeds; advice fits them."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""The preflight of a conversion: all reasons in one sentence, and which of the tokenizer's files are others
-than the base's.
-"""
+"""A conversion's preflight: all reasons in one sentence, and which tokenizer files differ from the base's."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Containers: which files are read, where their rows begin and end, and that each row is accounted for in
-flat memory.
-"""
+"""Containers: which files are read, where rows begin and end, each row accounted for, in flat memory."""
 
 import csv
 import errno

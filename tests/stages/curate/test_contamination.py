@@ -161,9 +161,7 @@ def test_leaks_are_those_of_a_comparison_of_all_rows(seed: int, tmp_path: Path) 
 
 
 def test_what_many_rows_say_is_a_leak_of_a_named_file_only(tmp_path: Path) -> None:
-    """A run counts against the test split unless 5 % of all rows (20 or more) say it: 25 of 30 or of
-    425, but not of 600.
-    """
+    """A run counts against the test split unless 5 % of rows (20+) say it: 25 of 30 or 425, not of 600."""
     for others, counts in ((575, True), (400, False), (5, False)):
         rows = [chat(words(i), f"{words(i + 5000)} {LEAKED}") for i in range(25)]
         rows += [chat(words(i), words(i + 5000)) for i in range(25, 25 + others)]

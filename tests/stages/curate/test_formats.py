@@ -1,6 +1,4 @@
-"""Each format gives the canonical form, strings untouched; what can't be represented is refused with its
-reason.
-"""
+"""Each format gives the canonical form, strings untouched; the unrepresentable is refused with a reason."""
 
 import json
 import re

@@ -1,6 +1,4 @@
-"""heuristics: stock refusals, other languages and garbage are found; what people really write is not taken
-for them.
-"""
+"""heuristics: stock refusals, other languages and garbage are found, what people really write isn't."""
 
 import builtins
 from typing import Any

@@ -1,6 +1,4 @@
-"""length: what is longer than the budget is split between exchanges or rejected, and the count is the one
-that training makes.
-"""
+"""length: rows over the budget are split between exchanges or rejected; the count is what training counts."""
 
 import json
 import pickle

@@ -117,9 +117,7 @@ def test_names_are_public_and_modules_harmless(rows: list[tuple[str, str]]) -> N
 
 
 def test_curate_keeps_nearly_every_row(made: Path, tmp_path: Path) -> None:
-    """All of them are usable; what goes are variants of one function, and training rows that share a sentence
-    with a test row.
-    """
+    """All are usable; what goes: variants of a function, and training rows sharing a test row's sentence."""
     report = Project(tmp_path, {"pydoc.jsonl": made.read_bytes()}).run(**RECIPE)
     assert report["rows_rejected"] == 0
     assert set(report["rejected"]) <= {"near_duplicate", "contaminated"}

@@ -1,6 +1,4 @@
-"""Any number of shards gives the bytes that one process gives: rows, rejects, changes, clusters, account,
-page.
-"""
+"""Any number of shards gives one process's bytes: rows, rejects, changes, clusters, account, page."""
 
 import gzip
 import io

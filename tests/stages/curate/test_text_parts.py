@@ -1,6 +1,4 @@
-"""Texts over the token budget: parts that joined are the text, each within the budget, cut where a reader
-would cut.
-"""
+"""Texts over the token budget: parts that join to the text, each within budget, cut where a reader would."""
 
 import random
 import time

@@ -31,9 +31,7 @@ VOCABULARY = 1000
 
 
 class Model:
-    """A model whose logits are a table: row `n` of it after the token `n`, so that they don't depend on what
-    came before.
-    """
+    """A model whose logits are a table: row `n` after the token `n`, independent of what came before."""
 
     def __init__(self, table: Any) -> None:
         self.table, self.vocabulary, self.read = np.asarray(table, np.float32), len(table[0]), 0

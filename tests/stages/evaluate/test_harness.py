@@ -1,6 +1,4 @@
-"""lm-evaluation-harness: local tasks through a real server, offline; what can't be run is refused in one
-sentence.
-"""
+"""lm-evaluation-harness: local tasks on a real server, offline; what can't run is refused in one sentence."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""serving figures: load time and peak memory of a real llama-server, and what nvidia-smi says of one
-process.
-"""
+"""serving figures: load time and peak memory of a real llama-server, what nvidia-smi says of a process."""
 
 import os
 from contextlib import nullcontext

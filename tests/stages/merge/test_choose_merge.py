@@ -1,6 +1,4 @@
-"""merge.base auto: one merge at a time is on the disk, and the one that is published is the one that measured
-better, whole.
-"""
+"""merge.base auto: one merge on the disk at a time; the merge that measured better is published, whole."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

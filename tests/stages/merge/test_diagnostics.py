@@ -1,6 +1,4 @@
-"""What the merge says of an adapter: norms against plain matrices, NF4's cost, and which levels would hide
-what was learned.
-"""
+"""The merge on an adapter: norms against plain matrices, NF4's cost, levels that would hide the training."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""parity checks.behavior: rigged models that end, never end or write a control token, in the real
-llama-server.
-"""
+"""parity checks.behavior: rigged models that end, never end or write control tokens, in real llama-server."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -41,9 +41,7 @@ KINDS = ["Qwen2Moe", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("
 
 
 def merged_project(kind: str, tools: Toolchain) -> Path:
-    """A project with a tiny mixture, trained on NF4, through all stages up to a level, every parity check
-    measured. Read only.
-    """
+    """A project with a tiny mixture, trained on NF4, up to a level, all parity checks measured. Read only."""
 
     def make(root: Path) -> Path:
         params = tiny.tiny_params(tiny.tiny_moe(root / "hf", tools, kind))

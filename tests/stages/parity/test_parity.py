@@ -56,9 +56,7 @@ def test_a_quick_parity_names_what_it_did_not_measure(project: Path) -> None:
 
 
 def test_weights_are_judged_also_where_llama_cpp_refuses_the_file(project: Path) -> None:
-    """A GGUF whose norms are no numbers is loaded; one without a tensor is not, and its weights say which
-    one.
-    """
+    """A GGUF with NaN norms is loaded; without a tensor it isn't, and the weights check names the tensor."""
     change_tensors(project / "models/gguf/tiny-F16.gguf", without("output_norm.weight"))
     code, checks = run(project)
     assert code == 5

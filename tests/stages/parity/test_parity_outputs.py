@@ -1,6 +1,4 @@
-"""What the models say: the chain of a finished project, what its figures mean, and the cause that is named
-for each loss.
-"""
+"""What models say: a finished project's chain, what its figures mean, and the cause named for each loss."""
 
 import gc
 import json

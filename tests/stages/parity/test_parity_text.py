@@ -1,6 +1,4 @@
-"""parity checks.text: conversations by training's template and by llama-server's; planted differences are
-caught and explained.
-"""
+"""parity checks.text: training's and llama-server's templates; planted differences caught and explained."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +23,7 @@ Measure = Callable[..., Check]
 
 @pytest.fixture
 def measure(tools: Toolchain, tmp_path: Path) -> Measure:
-    """The parity check of a model whose GGUF has template `served` and whose tokenizer has template
-    `trained`.
-    """
+    """The parity check of a model with template `served` in its GGUF and `trained` in its tokenizer."""
 
     def run(
         served: str | None,

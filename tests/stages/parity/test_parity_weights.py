@@ -1,6 +1,4 @@
-"""The weights' parity checks: every planted change in a GGUF is found and named, in the 16-bit file and in a
-level.
-"""
+"""The weights' parity checks: each planted GGUF change is found and named, in the 16-bit file and a level."""
 
 import json
 import shutil
@@ -43,9 +41,7 @@ MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"]}
 
 @pytest.fixture(scope="module")
 def light(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The finished project's merged model and GGUFs without embeddings and vocabulary, which take most of the
-    time. Read only.
-    """
+    """The finished project's merged model and GGUFs without slow embeddings and vocabulary. Read only."""
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path_factory.mktemp("light")
@@ -237,9 +233,7 @@ def test_heads(
 
 
 def test_llamas_rotary_order_is_undone(tmp_path: Path) -> None:
-    """Query rows as llama.cpp wants them: of each head of 4, rows 0, 2, 1, 3; and the same rows unordered are
-    found.
-    """
+    """Query rows as llama.cpp wants them: of each head of 4, rows 0, 2, 1, 3; unordered, they are found."""
     q, bias = halves(8, 4), halves(8)
     order = [0, 2, 1, 3, 4, 6, 5, 7]
     stored = {"model.layers.0.self_attn.q_proj.weight": q, "model.layers.0.self_attn.q_proj.bias": bias}

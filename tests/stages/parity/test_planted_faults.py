@@ -32,9 +32,7 @@ Stored = dict[str, Any]  # a tensor's bytes by its name
 
 @pytest.fixture(scope="module")
 def trained(tools: Toolchain) -> Path:
-    """A project up to parity, which passed, of a model that looks trained, merged and quantized. Read
-    only.
-    """
+    """A project up to parity, which passed; its model looks trained, is merged and quantized. Read only."""
 
     def make(root: Path) -> Path:
         params = tiny.tiny_params(tiny.tiny_qwen2(root / "hf", tools, words=tiny.WORDS, trained=True))

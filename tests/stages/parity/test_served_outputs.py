@@ -1,6 +1,4 @@
-"""The parity check that remains: when the floor is no longer arithmetic, when an adapter has no effect, when
-nothing can be told.
-"""
+"""The remaining parity check: the floor isn't arithmetic, the adapter has no effect, nothing can be told."""
 
 from math import isnan
 

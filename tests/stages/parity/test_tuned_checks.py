@@ -1,6 +1,4 @@
-"""The tuned file against the base's: sound, every byte is accounted for; whatever else was
-changed is named.
-"""
+"""The tuned file against the base's: sound, every byte is accounted for; any other change is named."""
 
 import json
 import shutil

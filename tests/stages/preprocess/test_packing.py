@@ -57,9 +57,7 @@ def test_short_chats_fill_their_rows_and_no_worse_than_trls() -> None:
 
 
 def test_the_packed_loss_is_the_loss_of_the_rows(whole_qwen2: Path) -> None:
-    """In float32, through TRL's collator, as train makes its batches: no mask, positions restart, no
-    cache.
-    """
+    """In float32, by TRL's collator, as train makes batches: no mask, positions restart, no cache."""
     import torch
     from transformers import AutoModelForCausalLM
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling

@@ -1,6 +1,4 @@
-"""proof: what is written is compared with the template's own text, whatever the tokenizer does to spaces and
-characters.
-"""
+"""proof: what is written against the template's text, whatever tokenizers do to spaces and characters."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,6 +1,4 @@
-"""pipeline.stages.report.answers_browser: which rows are embedded, and that nothing in them leaves its
-place.
-"""
+"""pipeline.stages.report.answers_browser: which rows are embedded, and nothing in them leaves its place."""
 
 import json
 from typing import Any

@@ -1,6 +1,4 @@
-"""merge_section: the page says which base was chosen and why, and warns of a level only where the fine-tune
-is lost or may be.
-"""
+"""merge_section: which base was chosen and why; warns of levels only if the fine-tune is or may be lost."""
 
 import copy
 from pathlib import Path

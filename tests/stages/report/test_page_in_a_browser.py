@@ -48,9 +48,7 @@ def page(browser: Any, file: Path) -> Iterator[Any]:
 
 
 def opened(browser: Any, file: Path, **options: Any) -> Iterator[Any]:
-    """The page in a context of its own; whatever it said on the console or asked of any network fails the
-    test.
-    """
+    """The page in a separate context; any console message or network request fails the test."""
     context = browser.new_context(viewport=WIDE, **options)
     page = context.new_page()
     output: list[str] = []

@@ -1,6 +1,4 @@
-"""checkpoints: published completely, verified before they are resumed, torn ones set aside, the last good one
-never deleted.
-"""
+"""checkpoints: published whole, verified before resuming, torn ones set aside, the last good one kept."""
 
 import json
 from pathlib import Path

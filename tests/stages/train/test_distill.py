@@ -249,9 +249,7 @@ def test_a_damaged_level_comes_back_to_its_original(project: Path, tmp_path: Pat
 
 
 def divergence_of_the_level(project: Path) -> float:
-    """The mean KL divergence of model.gguf from source.gguf on the watched rows, over all tokens of the
-    vocabulary.
-    """
+    """The mean KL divergence of model.gguf from source.gguf on watched rows, over the whole vocabulary."""
     original, level = (
         load_gguf(project / "models/base", compute_dtype=torch.float32, device="cpu", name=name)
         for name in (SOURCE_FILE, "model.gguf")

@@ -1,6 +1,4 @@
-"""GRPO end to end on a tiny model: prompts, rounds on the disk, exact resume and replay, guards; by
-llama-server and in process.
-"""
+"""GRPO, tiny model: prompts, rounds on disk, exact resume and replay, guards; llama-server and in process."""
 
 import json
 import shutil

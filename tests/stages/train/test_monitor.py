@@ -141,9 +141,7 @@ def test_only_four_of_a_steps_rows_are_named() -> None:
 
 
 def test_limits_are_where_they_are_said_to_be() -> None:
-    """Steps of one loss, gradient and speed, and then another figure: the last that passes, the first that
-    does not.
-    """
+    """Steps of equal loss, gradient and speed, then another figure: the last to pass, the first to fail."""
 
     def said(count: int, **last: float) -> list[str]:
         rows = [step_row(step, 1.0, 1.0) for step in range(1, count + 1)]

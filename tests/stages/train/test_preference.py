@@ -271,9 +271,7 @@ def padded(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["orpo", "simpo"])
 def test_gradients_without_a_reference_are_those_of_trl(method: str, prepared: Path, tmp_path: Path) -> None:
-    """ORPO's sum is the paper's, of the answer alone, where TRL adds the loss of the prompt: both of its
-    terms are TRL's.
-    """
+    """ORPO's sum is the paper's (answer only; TRL adds the prompt's loss); both of its terms are TRL's."""
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 

@@ -1,6 +1,4 @@
-"""Preflight: a line per check with state and remedy, found before any weight is loaded; probes with fakes,
-pure parts as tables.
-"""
+"""Preflight: a line per check, state and remedy, before weights load; fake probes, pure parts as tables."""
 
 import json
 import shutil

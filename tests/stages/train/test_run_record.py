@@ -1,6 +1,4 @@
-"""pipeline.stages.train.record and hardware: a whole record that names neither the machine nor
-its user.
-"""
+"""pipeline.stages.train.record and hardware: a whole record that names neither the machine nor its user."""
 
 import getpass
 import json

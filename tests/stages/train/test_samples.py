@@ -1,6 +1,4 @@
-"""pipeline.stages.train.monitoring.samples: greedy answers, and a training step that can't tell whether any
-were taken.
-"""
+"""pipeline.stages.train.monitoring.samples: greedy answers; a training step can't tell if any were taken."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -119,9 +117,7 @@ def test_an_error_inside_leaves_the_model_as_it_was(make: Callable[[], Any]) -> 
 
 
 class Fixed:
-    """A model that says what it is told to, token by token; `calls` are the numbers of ids that it was
-    shown.
-    """
+    """A model that says `says`, token by token; `calls` holds the numbers of ids that it was shown."""
 
     device = "cpu"
 

@@ -148,9 +148,7 @@ def _check_not_empty(
 
 
 def _join(parts: Sequence[Path], target: Path, work: Work) -> None:
-    """Write the parts, one after the other; the only one of a single process, which nothing reads again, is
-    moved.
-    """
+    """Write the parts one after another; a single process's only part, never read again, is moved."""
     if len(parts) == 1 and not work.key:
         parts[0].rename(target)
         return

@@ -1,6 +1,4 @@
-"""The formats of keys and tokens that vendors publish: the rules of detect-secrets, and a table of what it
-lacks.
-"""
+"""The formats of keys and tokens that vendors publish: detect-secrets' rules, and a table of its gaps."""
 
 import re
 from collections.abc import Callable, Iterable

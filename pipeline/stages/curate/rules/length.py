@@ -1,6 +1,4 @@
-"""The token budget: what is longer is split between exchanges, or rejected; nothing is ever cut in
-silence.
-"""
+"""The token budget: longer rows are split between exchanges or rejected; nothing is ever cut silently."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property

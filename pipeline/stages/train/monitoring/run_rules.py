@@ -23,9 +23,7 @@ FEW = 4  # steps at the very start that are also taken as its start
 
 
 def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Callable[[Run], Check]:
-    """A rule for one setting of `train` that is usually between `low` and `high`; `whose` that is, if not the
-    tuner's.
-    """
+    """A rule for a `train` setting usually between `low` and `high`; `whose` range, if not the tuner's."""
 
     def rule(run: Run) -> Check:
         value, usual = getattr(run.settings, key), whose or run.settings.tuning.called
