@@ -49,11 +49,8 @@ def test_rows_on_which_models_differ_have_the_room_first_and_the_rest_is_counted
 
 
 def test_long_answers_are_cut_visibly_and_objects_are_text() -> None:
-    (one,) = embedded(
-        browser_values(
-            {"F16": [row("a", 1.0, "x" * 10_000, reference={"k": [1]}, refused=True, domain=None)]}
-        )
-    )
+    long = row("a", 1.0, "x" * 10_000, reference={"k": [1]}, refused=True, domain=None)
+    (one,) = embedded(browser_values({"F16": [long]}))
     assert one["answers"][0][0].endswith("(6,000 more characters)")
     assert json.loads(one["reference"]) == {"k": [1]}
     assert (one["domain"], one["answers"][0][1:]) == ("", [1.0, True, True])

@@ -13,25 +13,11 @@ from pipeline.stages.report.quantizing import budget_values
 
 
 def found(**changed: Any) -> Budget:
-    rival = {
-        "level": "Q4_0",
-        "bytes": 92_000_000,
-        "kld": 0.09,
-        "difference": -0.05,
-        "low": -0.06,
-        "high": -0.04,
-        "p_value": 0.001,
-    }
-    usual = {
-        "budget": "95MB",
-        "chosen": "own",
-        "most_bytes": 95_000_000,
-        "kld": 0.04,
-        "rival": rival,
-        "types": {f"blk.{layer}.attn_v.weight": "Q8_0" for layer in range(3)} | {"token_embd.weight": "Q5_0"},
-        "rows": 28,
-    }
-    return Budget.model_validate(usual | changed)
+    rival = {"level": "Q4_0", "bytes": 92_000_000, "kld": 0.09, "p_value": 0.001}
+    rival |= {"difference": -0.05, "low": -0.06, "high": -0.04}
+    types = {f"blk.{layer}.attn_v.weight": "Q8_0" for layer in range(3)} | {"token_embd.weight": "Q5_0"}
+    usual = {"budget": "95MB", "chosen": "own", "most_bytes": 95_000_000, "kld": 0.04, "rows": 28}
+    return Budget.model_validate(usual | {"rival": rival, "types": types} | changed)
 
 
 @pytest.mark.parametrize(

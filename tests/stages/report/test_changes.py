@@ -20,6 +20,7 @@ from report_inputs import MODELS, change, demo_params, put
 
 from pipeline.config.params import Params
 from pipeline.core.hashing import json_hash
+from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.stages.report import stage
 
 pytestmark = pytest.mark.usefixtures("plots_once")
@@ -88,34 +89,31 @@ def nothing_recorded(root: Path) -> None:
 def failed_rule(root: Path) -> None:
     failed = {"level": "fail", "rule": "finite loss", "step": 7, "text": "the loss is <nan>"}
     unknown = {"level": "PASS", "rule": "speed", "step": None, "text": "", "cause": ""}
-    change(
-        root / "reports/train.json",
-        monitoring=[failed | {"cause": "a forward fault"}, unknown],
-        planned_steps=80,
-        adapter_step=25,
-        resumed_from="checkpoint-20",
-    )
+    figures = {"planned_steps": 80, "adapter_step": 25, "resumed_from": "checkpoint-20"}
+    rules = [failed | {"cause": "a forward fault"}, unknown]
+    change(root / "reports/train.json", monitoring=rules, **figures)
 
 
 def many_samples(root: Path) -> None:
     """31 evaluations of nine samples: six are shown, of four."""
     asked = [{"prompt": f"p{number}", "reference": "r"} for number in range(9)]
+    row = {"kind": "eval", "eval_loss": 0.1}
     rows: list[dict[str, Any]] = [
-        {"kind": "eval", "step": step, "eval_loss": 0.1}
-        | {"samples": [one | {"answer": f"at {step}"} for one in asked]}
+        row | {"step": step, "samples": [one | {"answer": f"at {step}"} for one in asked]}
         for step in range(10, 310, 10)
     ]
-    rows.append({"kind": "eval", "step": 400, "eval_loss": 0.1, "samples": []})
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (root / "reports/train.jsonl").write_text(text)
+    write_rows(root / "reports/train.jsonl", [*rows, row | {"step": 400, "samples": []}])
 
 
 def no_better(root: Path) -> None:
     """The untuned base answers as Q4_K_M does."""
     folder = root / "reports/eval"
-    tuned = json.loads((folder / "Q4_K_M.json").read_text(encoding="utf-8"))
-    change(folder / "base-F16.json", task=tuned["task"])
+    change(folder / "base-F16.json", task=field(folder / "Q4_K_M.json", "task"))
     shutil.copy(folder / "Q4_K_M.answers.jsonl", folder / "base-F16.answers.jsonl")
+
+
+def field(file: Path, name: str) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))[name]
 
 
 def few_marks(*models: str, few: int) -> Change:
@@ -124,22 +122,20 @@ def few_marks(*models: str, few: int) -> Change:
     def apply(root: Path) -> None:
         for model in models:
             file = root / f"reports/eval/{model}.json"
-            task = json.loads(file.read_text(encoding="utf-8"))["task"]
+            task = field(file, "task")
             task["scores"]["json_fields"]["measured"] = few
             change(file, task=task)
-            answers = file.with_suffix(".answers.jsonl")
-            rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+            rows = list(read_rows(answers := file.with_suffix(".answers.jsonl")))
             for row in rows[few:]:
                 row["score"] = None
-            answers.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            write_rows(answers, rows)
 
     return apply
 
 
 def no_score(root: Path) -> None:
     file = root / "reports/eval/Q5_K_M.json"
-    task = json.loads(file.read_text(encoding="utf-8"))["task"]
-    change(file, task=task | dict.fromkeys(("score", "score_low", "score_high")))
+    change(file, task=field(file, "task") | dict.fromkeys(("score", "score_low", "score_high")))
 
 
 def forgot(questions: int) -> Change:
@@ -147,11 +143,10 @@ def forgot(questions: int) -> Change:
 
     def apply(root: Path) -> None:
         base, file = (root / f"reports/eval/{model}.json" for model in ("base-F16", "Q4_K_M"))
-        right = json.loads(base.read_text(encoding="utf-8"))["general"]["right"]
+        right = field(base, "general")["right"]
         lost = [number for number, one in enumerate(right) if one][:questions]
-        general = json.loads(file.read_text(encoding="utf-8"))["general"]
         now = [0 if number in lost else one for number, one in enumerate(right)]
-        change(file, general=general | {"right": now})
+        change(file, general=field(file, "general") | {"right": now})
 
     return apply
 
@@ -169,21 +164,19 @@ def another_template(root: Path) -> None:
 
 def spoilt_speed(root: Path) -> None:
     file = root / "reports/eval/Q4_K_M.json"
-    speed = json.loads(file.read_text(encoding="utf-8"))["speed"]
-    change(file, speed=speed | {"other_load": 0.41, "disturbed": True})
+    change(file, speed=field(file, "speed") | {"other_load": 0.41, "disturbed": True})
 
 
 TIED = {"kept": "output.weight", "kept_type": "Q8_0", "dropped": "token_embd.weight", "dropped_type": "Q5_0"}
+TRAIN, ARC = "reports/train.json", {"acc": 0.4312, "acc_stderr": 0.021, "n": 60}
 CHANGES: dict[str, Change] = {
     "quantization check": check_of_the_base,
     "of another base": lambda root: check_of_the_base(root, "0" * 64),
     "little recorded": little_recorded,
     "nothing recorded": nothing_recorded,
     "failed rule": failed_rule,
-    "gaps in the record": report(
-        "reports/train.json", run={"git": None, "hardware": {"gpus": None, "cpu": None}}
-    ),
-    "hardly a record": report("reports/train.json", run={"os": "Linux"}),
+    "gaps in the record": report(TRAIN, run={"git": None, "hardware": {"gpus": None, "cpu": None}}),
+    "hardly a record": report(TRAIN, run={"os": "Linux"}),
     "many samples": many_samples,
     "tied head": report("models/base.json", tied=TIED | {"farthest_row": 0.0608}),
     "parity failed": lambda root: put(root / "reports/parity.json", failed_report()),
@@ -196,9 +189,7 @@ CHANGES: dict[str, Change] = {
     "PEFT's merge": little_known_of_the_merge,
     "another template": another_template,
     "refused": report("reports/eval/Q4_K_M.json", kld_mean=0.93),
-    "harness": report(
-        "reports/eval/F16.json", harness={"arc_local": {"acc": 0.4312, "acc_stderr": 0.021, "n": 60}}
-    ),
+    "harness": report("reports/eval/F16.json", harness={"arc_local": ARC}),
     "spoilt speed": spoilt_speed,
     "base on the hub": report("models/base.json", source="hub", model="Qwen/Qwen2.5-7B-Instruct"),
     "no usage": lambda root: shutil.rmtree(root / ".quench/usage"),

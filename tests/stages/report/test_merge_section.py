@@ -12,7 +12,7 @@ from parity_inputs import merge_report, parity_report
 from report_inputs import demo_params, evaluation, put, write_inputs
 
 from pipeline.gate.records import Merge, Parity
-from pipeline.stages.report import stage as stage
+from pipeline.stages.report import stage
 from pipeline.stages.report.merge_section import merge_values
 
 pytestmark = pytest.mark.usefixtures("plots_once")
@@ -70,10 +70,8 @@ def test_a_change_of_few_directions_stands_out_of_noise_that_is_larger() -> None
 
 def test_tensors_outside_the_layers_are_named() -> None:
     merge = merge_report()
-    merge["adapters"].append(
-        merge["adapters"][0]
-        | {"tensor": "lm_head.weight", "layer": None, "module": "lm_head", "relative_change": 0.0123}
-    )
+    head = {"tensor": "lm_head.weight", "layer": None, "module": "lm_head", "relative_change": 0.0123}
+    merge["adapters"].append(merge["adapters"][0] | head)
     assert values(merge)["outside"] == [("lm_head.weight", "1.23 %")]
 
 

@@ -13,10 +13,10 @@ import adapter_inputs
 import pytest
 from html_page import Page, assert_accessible
 from needed import need
-from parity_inputs import parity_report
+from parity_inputs import check, parity_report
 from report_inputs import answers, demo_params, evaluation, put, write_inputs
 
-from pipeline.stages.report import stage as stage
+from pipeline.stages.report import stage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=need("chromium"))
@@ -95,17 +95,9 @@ def test_the_table_sorts_by_keyboard(page: Any) -> None:
     assert column(page, 0) == ["base-F16", "base-Q4_K_M", "base-Q5_K_M", "F16", "Q4_K_M", "Q5_K_M"]
     page.keyboard.press("Space")
     assert column(page, 0)[0] == "Q5_K_M"
-    page.locator("table.levels thead th", has_text="gate").get_by_role("button").click()
-    assert column(page, 1) == [
-        "pass",
-        "pass",
-        "pass",
-        "",
-        "",
-        "",
-    ]  # what the gate does not judge is last, either way
-    page.locator("table.levels thead th", has_text="gate").get_by_role("button").click()
-    assert column(page, 1) == ["pass", "pass", "pass", "", "", ""]
+    for _ in range(2):  # what the gate does not judge is last, either way
+        page.locator("table.levels thead th", has_text="gate").get_by_role("button").click()
+        assert column(page, 1) == ["pass", "pass", "pass", "", "", ""]
 
 
 def status(page: Any) -> str:
@@ -123,11 +115,8 @@ def test_the_answers_are_filtered_and_turned(page: Any) -> None:
     page.locator("#browser-first").select_option("F16")
     page.locator("#browser-second").select_option("Q5_K_M")
     assert status(page) == "Row 1 of 1: pydoc-0002 · text"
-    assert page.locator("#browser-row .answer h4").all_text_contents() == [
-        "Reference",
-        "F16✓ 100.0",
-        "Q5_K_M60.0",
-    ]
+    heads = page.locator("#browser-row .answer h4").all_text_contents()
+    assert heads == ["Reference", "F16✓ 100.0", "Q5_K_M60.0"]
     assert "Escape" in "".join(page.locator("#browser-row mark").all_text_contents())
     assert "<script>alert('y')</script>" in page.locator("#browser-row").text_content()
     page.locator("#browser-first").select_option("Q4_K_M")
@@ -138,14 +127,8 @@ def test_the_answers_are_filtered_and_turned(page: Any) -> None:
 def test_the_answers_are_turned_by_keyboard(page: Any) -> None:
     page.locator("#browser-which").select_option("all")
     page.locator("#browser-row").focus()
-    for key, row in [
-        ("ArrowRight", 2),
-        ("ArrowRight", 3),
-        ("ArrowLeft", 2),
-        ("End", 64),
-        ("ArrowRight", 64),
-        ("Home", 1),
-    ]:
+    right = "ArrowRight"
+    for key, row in ((right, 2), (right, 3), ("ArrowLeft", 2), ("End", 64), (right, 64), ("Home", 1)):
         page.keyboard.press(key)
         assert status(page).startswith(f"Row {row} of 64"), key
     assert page.locator("#browser-back").is_disabled()
@@ -174,9 +157,8 @@ def test_the_focus_is_seen(page: Any) -> None:
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    assert (
-        page.evaluate("document.activeElement.closest('section').getAttribute('aria-labelledby')") == "levels"
-    )
+    section = page.evaluate("document.activeElement.closest('section').getAttribute('aria-labelledby')")
+    assert section == "levels"
 
 
 CONTRAST = """() => {
@@ -248,12 +230,9 @@ def whole(page: Any) -> None:
         page.set_viewport_size(size)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     assert_accessible(Page(page.content()))
-    levels = page.eval_on_selector_all(
-        "h1, h2, h3, h4",
-        "(all) => all.filter((one) => one.checkVisibility()).map((one) => Number(one.tagName[1]))",
-    )
-    assert levels[0] == 1
-    assert levels.count(1) == 1
+    seen = "(all) => all.filter((one) => one.checkVisibility()).map((one) => Number(one.tagName[1]))"
+    levels = page.eval_on_selector_all("h1, h2, h3, h4", seen)
+    assert levels[0] == levels.count(1) == 1
     assert all(level <= before + 1 for before, level in pairwise(levels))
     words = (
         "(all) => all.map((one) => [one.children[0].textContent.trim(), one.children[1].textContent.trim()])"
@@ -269,14 +248,8 @@ def test_the_page_is_whole(page: Any) -> None:
     whole(page)
 
 
-EVALUATED = (
-    "levels",
-    "gate",
-    "task",
-    "quantizing",
-    "general",
-    "speed",
-)  # sections whose figures come from several `evaluate`s
+# sections whose figures come from several `evaluate`s
+EVALUATED = ("levels", "gate", "task", "quantizing", "general", "speed")
 UNTRACED = """(sections) => {
     const traced = (one) => Boolean(one && one.querySelector("a[href^='#command-']"));
     const found = [...document.querySelectorAll("dl.tiles > div, section:not([aria-labelledby=commands]) > header")].filter((one) => !traced(one));
@@ -297,9 +270,8 @@ def test_every_figure_links_to_the_command_that_made_it(page: Any) -> None:
 def test_the_page_of_an_adapter_that_is_not_merged_is_whole_too(
     browser: Any, tmp_path: Path, distill: bool
 ) -> None:
-    stage.main(
-        adapter_inputs.params(distill=distill), adapter_inputs.write_reports(tmp_path, distill=distill)
-    )
+    adapter_inputs.write_reports(tmp_path, distill=distill)
+    stage.main(adapter_inputs.params(distill=distill), tmp_path)
     for page in opened(browser, tmp_path / "reports" / "index.html"):
         whole(page)
         assert page.locator("h1").inner_text() == "Ship adapter"
@@ -320,44 +292,26 @@ def project(root: Path, models: tuple[str, ...], *, task: bool = True, odd: bool
     checks = parity_report()
     for model in models:
         like = ("base-" if model.startswith("base-") else "") + ("F16" if model.endswith("F16") else "Q4_K_M")
-        figures = evaluation(like) | {
-            "model": model,
-            "bytes": evaluation(like)["bytes"] + 3_000_000 * models.index(model),
-        }
-        rows = answers(like)
+        figures, rows = evaluation(like) | {"model": model}, answers(like)
+        figures["bytes"] += 3_000_000 * models.index(model)
         if not task:
             kept = ("model", "reference", "file", "sha256", "bytes", "kld_mean", "same_top", "perplexity")
             kept += ("tensors", "fallback_tensors", "bits_per_weight", "all_tokens", "ctx_size")
             figures = {key: figures[key] for key in kept} | {"task": None}
         if odd:
-            rows = [
-                row
-                | {
-                    "answer": text + model,
-                    "domain": text[:40],
-                    "id": text[:60],
-                    "reference": text,
-                    "prompt": text,
-                }
-                for row, text in zip(rows, ODD, strict=False)
-            ]
+            for row, text in zip(rows, ODD, strict=False):
+                row |= {"answer": text + model, "domain": text[:40], "id": text[:60]}
+                row |= {"reference": text, "prompt": text}
+            del rows[len(ODD) :]
         put(root / "reports" / "eval" / f"{model}.json", figures)
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (root / "reports" / "eval" / f"{model}.answers.jsonl").write_text("".join(lines), encoding="utf-8")
-        checks["checks"][f"weights_{model.lower().replace('-', '_')}"] = {
-            "title": f"Weights of {model}",
-            "verdict": "pass",
-            "figure": 0.0,
-            "limit": 0.0,
-            "unit": "",
-            "detail": "",
-        }
+        checked = check(f"Weights of {model}", "", 0.0, 0.0, "", "pass", "")
+        checks["checks"][f"weights_{model.lower().replace('-', '_')}"] = checked
     put(root / "reports" / "parity.json", checks)
     params = demo_params()
-    stage.main(
-        params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"models": list(models)})}),
-        root,
-    )
+    evaluate = params.evaluate.model_copy(update={"models": list(models)})
+    stage.main(params.model_copy(update={"evaluate": evaluate}), root)
     return root / "reports" / "index.html"
 
 
@@ -368,32 +322,16 @@ ODD = [
     "W" * 6000,
     "a\u2028b\u2029c\x00\x1b[31m </textarea></style>{{ 7 * 7 }}{% raw %}",
 ]
-MANY = (
-    "base-F16",
-    "F16",
-    "Q2_K",
-    "Q3_K_S",
-    "Q3_K_M",
-    "Q3_K_L",
-    "Q4_0",
-    "Q4_K_S",
-    "Q4_K_M",
-    "Q5_0",
-    "Q5_K_M",
-    "Q6_K",
-    "Q8_0",
-    "Q4_K_M-imatrix",
-)
+MANY = ("base-F16", "F16", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_K_S", "Q4_K_M", "Q5_0", "Q5_K_M")
+MANY += ("Q6_K", "Q8_0", "Q4_K_M-imatrix")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("models", "options"),
     [
-        (
-            ("base-F16", "F16", "Q4_K_M"),
-            {"task": False},
-        ),  # older or sparse reports: all but the least is missing
+        # older or sparse reports: all but the least is missing
+        (("base-F16", "F16", "Q4_K_M"), {"task": False}),
         (("F16",), {}),
         (("F16", "Q4_K_M"), {}),  # no base
         (MANY, {}),

@@ -20,17 +20,11 @@ def quality_plot(found: dict[str, Any], recommended: str | None) -> str:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=12))
 def test_the_front_is_what_nothing_beats(sizes_and_values: list[tuple[int, int]]) -> None:
-    places = [
-        Place(str(number), size, value, value, value) for number, (size, value) in enumerate(sizes_and_values)
-    ]
+    places = [Place(str(n), size, *[value] * 3) for n, (size, value) in enumerate(sizes_and_values)]
     front = pareto_front(places)
     for one in places:
-        beaten = any(
-            other.size <= one.size
-            and other.value >= one.value
-            and (other.size, other.value) != (one.size, one.value)
-            for other in places
-        )
+        others = [each for each in places if (each.size, each.value) != (one.size, one.value)]
+        beaten = any(each.size <= one.size and each.value >= one.value for each in others)
         assert beaten == ((one.size, one.value) not in {(other.size, other.value) for other in front})
 
 
@@ -40,14 +34,10 @@ def test_at_the_same_size_the_better_one_is_on_the_front() -> None:
 
 
 def test_a_name_never_lies_on_another() -> None:
-    many = {
-        f"Q{number}_K_M": evaluation("Q4_K_M") | {"bytes": 60_000_000 + number * 9_000_000}
-        for number in range(12)
-    }
-    drawn = quality_plot(many, None)
-    places = [
-        tuple(map(float, found)) for found in re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*>Q\d+_K_M<', drawn)
-    ]
+    sizes = {f"Q{number}_K_M": 60_000_000 + number * 9_000_000 for number in range(12)}
+    drawn = quality_plot({name: evaluation("Q4_K_M") | {"bytes": size} for name, size in sizes.items()}, None)
+    found = re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*>Q\d+_K_M<', drawn)
+    places = [tuple(map(float, place)) for place in found]
     assert len(places) == 12
     assert all(abs(a - c) > 35 or abs(b - d) >= 10 for i, (a, b) in enumerate(places) for c, d in places[:i])
 

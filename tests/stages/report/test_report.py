@@ -50,15 +50,11 @@ def page(made: Path) -> Page:
 def test_the_page_is_one_small_file_that_loads_nothing(page: Page, made: Path) -> None:
     html = (made / "reports" / "index.html").read_text(encoding="utf-8")
     assert len(html) < 5_000_000
-    assert not re.findall(
-        r"https?:|@import|src=|url\((?!#)", html.replace("http://127.0.0.1:8081", "")
-    )  # the serve command's own address
+    others = html.replace("http://127.0.0.1:8081", "")  # the serve command's own address
+    assert not re.findall(r"https?:|@import|src=|url\((?!#)", others)
     assert not {"link", "iframe", "img", "object"} & {tag for tag, _ in page.tags}
-    (policy,) = [
-        attributes["content"] or ""
-        for tag, attributes in page.tags
-        if attributes.get("http-equiv") == "Content-Security-Policy"
-    ]
+    policies = [each for _, each in page.tags if each.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = (each["content"] or "" for each in policies)
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
     assert "unsafe-inline" not in policy.split("script-src")[1]
 
@@ -88,10 +84,8 @@ def test_a_check_that_was_not_measured_is_not_shown_as_passed(made: Path) -> Non
 
 
 def test_a_long_run_is_drawn_smoothed_in_few_bytes() -> None:
-    log = [
-        {"step": step, "loss": 1 + 1 / step, "grad_norm": 0.5, "learning_rate": 1e-4, "eval_loss": ""}
-        for step in range(1, 5001)
-    ]
+    row = {"grad_norm": 0.5, "learning_rate": 1e-4, "eval_loss": ""}
+    log = [row | {"step": step, "loss": 1 + 1 / step} for step in range(1, 5001)]
     plots = training_plots(log, [])
     assert plots["speed"] == ""
     assert plots["loss"].count("<path") > training_plots(log[:50], [])["loss"].count("<path")
@@ -111,16 +105,12 @@ def test_the_same_inputs_give_the_same_bytes(
 
 
 def test_the_figures_as_data(made: Path) -> None:
-    project = made
-    with (project / "reports" / "quants.csv").open(encoding="utf-8", newline="") as file:
+    with (made / "reports" / "quants.csv").open(encoding="utf-8", newline="") as file:
         rows = {row["model"]: row for row in csv.DictReader(file)}
     assert tuple(rows) == MODELS
-    assert (rows["Q4_K_M"]["bytes"], rows["Q4_K_M"]["kld_mean"], rows["Q4_K_M"]["task_score"]) == (
-        "105454432",
-        "0.0184",
-        "0.753",
-    )
-    metrics = json.loads((project / "reports" / "quants.json").read_text(encoding="utf-8"))
+    known = {"bytes": "105454432", "kld_mean": "0.0184", "task_score": "0.753"}
+    assert rows["Q4_K_M"].items() >= known.items()
+    metrics = json.loads((made / "reports" / "quants.json").read_text(encoding="utf-8"))
     assert metrics["recommended"] == "Q4_K_M"
     assert metrics["Q5_K_M"]["same_top"] == 0.9874
     for key, value in {
@@ -135,7 +125,7 @@ def test_the_figures_as_data(made: Path) -> None:
         assert metrics["Q4_K_M"][key] == value, key
         assert rows["Q4_K_M"][key] == str(value), key
     assert rows["base-F16"]["gate"] == ""
-    headline = json.loads((project / "reports" / "metrics.json").read_text(encoding="utf-8"))
+    headline = json.loads((made / "reports" / "metrics.json").read_text(encoding="utf-8"))
     assert set(headline) == {"loss", "score", "general", "kld", "mb"}
     assert headline["general"]["Q4_K_M"] == 70.8
 
@@ -160,17 +150,13 @@ def test_a_probability_never_reads_as_on_the_other_side_of_the_limit(p: float, t
 def test_the_card_names_a_base_on_the_hub_only_where_it_is_there(
     project: Path, params: Params, source: str, base_model: str | None
 ) -> None:
-    change(
-        project / "models" / "base.json", source=source, model="Qwen/Qwen2.5-7B-Instruct", revision="a" * 40
-    )
+    known = {"source": source, "model": "Qwen/Qwen2.5-7B-Instruct", "revision": "a" * 40}
+    change(project / "models" / "base.json", **known)
     stage.main(params, project)
     _, head, body = (project / "reports" / "card.md").read_text(encoding="utf-8").split("---\n", 2)
     metadata = yaml.safe_load(head)
-    assert (metadata["license"], metadata["pipeline_tag"], metadata.get("base_model")) == (
-        "apache-2.0",
-        "text-generation",
-        base_model,
-    )
+    assert (metadata["license"], metadata["pipeline_tag"]) == ("apache-2.0", "text-generation")
+    assert metadata.get("base_model") == base_model
     assert "0e" * 32 in body
 
 
@@ -182,15 +168,11 @@ PLAIN = CHATML_WITH_DEFAULT.replace("loop.first and", "false and")
     [
         (CHATML_WITH_DEFAULT, "You are a helpful assistant"),
         (PLAIN, ""),
-        (
-            PLAIN.replace("message['content']", "message['content'] | trim + ' '"),
-            None,
-        ),  # looks like ChatML, renders otherwise
+        # looks like ChatML, renders otherwise
+        (PLAIN.replace("message['content']", "message['content'] | trim + ' '"), None),
         (PLAIN.replace("im_end", "eot"), None),
-        (
-            PLAIN.replace("+ message['role'] +", "+ message['role'] | replace('assistant', 'model') +"),
-            None,
-        ),  # differs from the second turn on
+        # differs from the second turn on
+        (PLAIN.replace("message['role'] +", "message['role'] | replace('assistant', 'model') +"), None),
         ("{{ raise_exception('no') }}", None),
         ("{% for message in tools %}{% endfor %}", None),
         ("{% broken", None),

@@ -74,9 +74,7 @@ def test_the_summary_has_means_intervals_and_all_pairs(usual: dict[str, Any]) ->
     level = usual["levels"]["Q4_0"]
     assert len(level["differences"]) == len(level["perfect_differences"]) == 6
     for strategy, one in level["strategies"].items():
-        own = [
-            figures for figures in measured() if (figures["strategy"], figures["level"]) == (strategy, "Q4_0")
-        ]
+        own = [each for each in measured() if (each["strategy"], each["level"]) == (strategy, "Q4_0")]
         means = [sum(figures["points"].values()) / len(figures["points"]) for figures in own]
         assert one["score"] == pytest.approx(sum(means) / 3)
         assert one["score_low"] < one["score"] < one["score_high"]
@@ -111,14 +109,9 @@ def test_differences_are_from_the_first_strategy_measured(usual: dict[str, Any])
     assert [row["difference"] is None for row in rows] == [True, False, False]
 
 
-def a_row_without_a_mark(figures: Figures) -> None:
-    """A judge missed it once."""
-    figures[3]["points"][next(iter(figures[3]["points"]))] = None
-
-
 def test_a_row_that_a_judge_missed_once_counts_nowhere() -> None:
     figures = measured(seeds=(42,))
-    a_row_without_a_mark(figures)
+    figures[3]["points"][next(iter(figures[3]["points"]))] = None
     assert summary(figures)["rows"] == 199
 
 

@@ -54,12 +54,8 @@ def tokens(tmp_path: Path) -> Path:
             pa.table({"input_ids": [[1] * sum(row) for row in lengths], "seq_lengths": lengths}),
             folder / f"{split}.parquet",
         )
-        splits[split] = {
-            "rows": 3,
-            "packed_rows": len(lengths),
-            "tokens": sum(map(sum, lengths)),
-            "trained_tokens": 2,
-        }
+        counts = {"packed_rows": len(lengths), "tokens": sum(map(sum, lengths))}
+        splits[split] = counts | {"rows": 3, "trained_tokens": 2}
     (folder / "manifest.json").write_text(json.dumps({"splits": splits}))
     return folder
 
