@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from curating import chat
 from kept import kept
 from killed import kill_at
 from qwen2_variants import cut_models
@@ -15,6 +16,7 @@ from qwen2_variants import cut_models
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
+from pipeline.core.jsonl import write_rows
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
@@ -29,17 +31,11 @@ PLANTED = "blk.1.ffn_down.weight"
 
 def chats(file: Path, count: int) -> Path:
     rows = [
-        {
-            "id": f"{n:016x}",
-            "source": f"chats.jsonl:{n}",
-            "messages": [
-                {"role": "user", "content": f"Row {n}: what is {n} and {n + 1}?"},
-                {"role": "assistant", "content": f"It is {2 * n + 1}, or {n} twice and one more."},
-            ],
-        }
+        {"id": f"{n:016x}", "source": f"chats.jsonl:{n}"}
+        | chat(f"Row {n}: what is {n} and {n + 1}?", f"It is {2 * n + 1}, or {n} twice and one more.")
         for n in range(count)
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(file, rows)
     return file
 
 
@@ -71,9 +67,8 @@ def planted(tools: Toolchain) -> Path:
 
         hf = Path(shutil.copytree(cut_models(tools) / "hf", folder / "hf"))
         tensors = load_file(hf / "model.safetensors")
-        tensors["model.layers.1.mlp.down_proj.weight"] = (
-            tensors["model.layers.1.mlp.down_proj.weight"].float() * 3000
-        ).to(torch.bfloat16)
+        down = "model.layers.1.mlp.down_proj.weight"
+        tensors[down] = (tensors[down].float() * 3000).to(torch.bfloat16)
         save_file(tensors, hf / "model.safetensors", metadata={"format": "pt"})
         to_gguf(tools, hf, folder / "tiny-F16.gguf", "F16", HeaderFields("tiny", "qwen2"))
         return folder
@@ -150,9 +145,8 @@ def test_a_tensor_that_matters_gets_more_bits_than_its_like(
 def test_a_killed_job_that_runs_again_ends_with_the_same_bytes(tools: Toolchain, tmp_path: Path) -> None:
     model = cut_models(tools)
     wanted = run(model, tmp_path / "one", "5bpw", tools)
-    kill_at(
-        "pipeline.stages.budget.search:compare_with_fixed_level", 1, run_few, model, tmp_path / "two", "5bpw"
-    )
+    place = "pipeline.stages.budget.search:compare_with_fixed_level"
+    kill_at(place, 1, run_few, model, tmp_path / "two", "5bpw")
     assert not (tmp_path / "two/tiny-5bpw.gguf").exists()
     assert run(model, tmp_path / "two", "5bpw", tools) == wanted
     assert file_hash(tmp_path / "two/tiny-5bpw.gguf") == file_hash(tmp_path / "one/tiny-5bpw.gguf")

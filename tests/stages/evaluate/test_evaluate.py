@@ -9,22 +9,17 @@ from typing import Any
 
 import pytest
 import tiny
+from curating import chat
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.stages.evaluate.stage import divergence_rows, main
 
-ALL = {
-    "perplexity",
-    "perplexity_error",
-    "kld_mean",
-    "kld_median",
-    "kld_p999",
-    "kld_max",
-    "same_top",
-    "rms_dp",
-}
+ALL = {"perplexity", "perplexity_error", "same_top", "rms_dp"}
+ALL |= {"kld_mean", "kld_median", "kld_p999", "kld_max"}
+PARTS = {"speed", "serving", "task", "general", "harness"}
 
 
 def report(finished: Path, model: str) -> dict[str, Any]:
@@ -34,15 +29,7 @@ def report(finished: Path, model: str) -> dict[str, Any]:
 
 def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path, tmp_path: Path) -> None:
     rows, settings = tmp_path / "test.jsonl", load_params(finished / "params.yaml").evaluating
-    rows.write_text(
-        json.dumps(
-            {
-                "id": "r",
-                "messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}],
-            }
-        )
-        + "\n"
-    )
+    write_rows(rows, [{"id": "r"} | chat("1+1?", "2")])
     tokenizer = load_tokenizer(finished / "models/adapter")
     (row,) = divergence_rows(tokenizer, rows, settings)
     assert row.ids[row.positions[-1] + 1] == tiny.END  # <|im_end|>
@@ -52,9 +39,7 @@ def test_rows_are_measured_where_the_next_token_is_the_assistants(finished: Path
 
 
 def test_the_answers_file_has_one_line_a_row_with_its_score(finished: Path) -> None:
-    lines = [
-        json.loads(line) for line in (finished / "reports/eval/F16.answers.jsonl").read_text().splitlines()
-    ]
+    lines = list(read_rows(finished / "reports/eval/F16.answers.jsonl"))
     assert len(lines) == report(finished, "F16")["task"]["rows"] == 2
     keys = {"id", "domain", "prompt", "reference", "answer", "stopped", "refused", "score", "scores"}
     assert all(line.keys() == keys for line in lines)
@@ -64,19 +49,10 @@ def test_the_answers_file_has_one_line_a_row_with_its_score(finished: Path) -> N
 def test_every_part_is_measured(finished: Path, model: str) -> None:
     found = report(finished, model)
     assert found["reference"] == "F16"
-    assert found.keys() >= ALL | {
-        "kv_cache_bytes",
-        "perplexity_rows",
-        "perplexity_tokens",
-        "speed",
-        "serving",
-        "task",
-        "general",
-        "harness",
-    }
+    assert found.keys() >= ALL | PARTS | {"kv_cache_bytes", "perplexity_rows", "perplexity_tokens"}
     assert found["all_tokens"].keys() == ALL | {"tokens"}
     assert found["all_tokens"]["tokens"] > found["perplexity_tokens"]
-    assert found["seconds"].keys() == {"divergence", "speed", "serving", "task", "general", "harness"}
+    assert found["seconds"].keys() == PARTS | {"divergence"}
     assert found["general"] is None  # evaluate.general is none there
     assert found["harness"] is None
     assert found["serving"]["ctx_size"] == load_params(finished / "params.yaml").serve.ctx_size
