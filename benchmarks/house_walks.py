@@ -157,6 +157,8 @@ class Walk:
 
     def enter(self, scope: Scope, call: ast.Call) -> bool:
         """Follow a call that is given the value or its carrier; whether it has to do with the value."""
+        if ast.unparse(call.func) == "partial" and call.args:
+            call = ast.Call(call.args[0], call.args[1:], call.keywords)
         place = self.called(scope, call.func)
         if place and isinstance(place.node, ast.ClassDef):
             place = self.method(place, "__init__")

@@ -18,7 +18,9 @@ from pipeline.core.publish import write_text
 
 
 def main(wanted: str | None, page: Path | None) -> None:
-    """Write `page`, or print problem or area `wanted` (None: everything). `ConfigError` if there is none."""
+    """Write `page`, or print the problem or area `wanted` (None: everything). `ConfigError` if there is
+    none.
+    """
     if page:
         write_text(page, troubleshooting())
         return

@@ -6,7 +6,7 @@ and llama.cpp's on what is served. Stored weights come first everywhere: where t
 refuse the file, and then they say why.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.levels import ModelName, level_key
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
-from pipeline.config.sections import TUNED
+from pipeline.config.sections import TUNED, Graph
 from pipeline.core.publish import read_json
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
@@ -98,6 +98,13 @@ def unmerged(params: Params, root: Path, measure: Measure) -> Route:
         **dict.fromkeys(("weights_lora", "weights_scales", "outputs_served"), place),
     }
     return Route(unmerged_probes(chain, measure), judged, [chain.bare, lora or served])
+
+
+ROUTES: dict[Graph, Callable[[Params, Path, Measure], Route]] = {
+    "merged": merged,
+    "adapter": unmerged,
+    "tuned": unmerged,
+}
 
 
 def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lora: Path) -> list[Probe]:

@@ -19,7 +19,7 @@ from pipeline.core.publish import scratch_folder, write_json, write_text
 from pipeline.llamacpp.tools import find_llama
 from pipeline.stages.parity.check import KEYS, Measure, ParityChecks, measured
 from pipeline.stages.parity.page import render_parity_page
-from pipeline.stages.parity.routes import merged, unmerged
+from pipeline.stages.parity.routes import ROUTES
 
 
 def measure_parity(params: Params, root: Path) -> ParityChecks:
@@ -45,7 +45,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
             params.quantize.tensor_types,
             root / "reports/distill",
         )
-        route = merged(params, root, measure) if params.graph == "merged" else unmerged(params, root, measure)
+        route = ROUTES[params.graph](params, root, measure)
         checks = measured(route.probes, params.parity.depth)
     report = {
         "verdict": overall(checks.values()),
