@@ -6,8 +6,9 @@ Each change (a mutant) is another comparison, operator, constant, condition, arg
 statement left out. Sentences (text with a space, f-strings) stay: tests assert ids. A change inside a
 function is made in a fork of a pytest session that has collected the tests, and only tests that call the
 function run; a change of what an import computes is made before pytest collects, which takes seconds for each
-(`--functions` leaves these out, and the record says so). Tests that fail, or are skipped by `--unit`, judge
-nothing. What crashes or does not end is counted as survived.
+(`--functions` leaves these out, and the record says so). Tests that fail judge nothing, nor do those that
+`--unit` skips, except in the rooms of `BEYOND_UNIT`: there all fast tests judge, the cheapest first until
+`MOST_SECONDS` are spent on a mutant. What crashes or does not end is counted as survived.
 
 Killed and total of each module, with the names of the survivors, go into benchmarks/results/mutants.json.
 """
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.machinery import SourceFileLoader
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -43,7 +44,7 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = "benchmarks/results/mutants.json"
-CURATE, TRAIN = "pipeline/stages/curate", "pipeline/stages/train"
+CURATE, TRAIN, PARITY = (f"pipeline/stages/{stage}" for stage in ("curate", "train", "parity"))
 ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that judge them
     "gate": (["pipeline/gate"], ["tests/gate", "tests/metrics/test_level_limits.py"]),
     "jsonl": (["pipeline/core/jsonl.py"], ["tests/core/test_jsonl.py"]),
@@ -64,7 +65,27 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
     ),
     "planning": (["pipeline/planning"], ["tests/planning"]),
     "monitoring": ([f"{TRAIN}/monitoring"], [f"tests/{TRAIN[9:]}"]),
+    "gguf": (
+        ["pipeline/gguf"],
+        ["tests/gguf", "tests/planning", f"tests/{PARITY[9:]}/test_parity_weights.py"]
+        + [f"tests/models/test_{name}.py" for name in ("scaled_linear", "quantized_model", "saved")]
+        + [f"tests/stages/{stage}" for stage in ("convert", "quantize", "tuned", "lora")],
+    ),
+    "merging": (["pipeline/models/merging"], ["tests/stages/merge", "tests/models/test_merging_nf4.py"]),
+    "ship": (["pipeline/ship"], ["tests/ship"]),
+    "parity": (
+        [f"{PARITY}/{name}.py" for name in ("check", "hand_overs", "text", "tokens", "rewrites", "corpus")]
+        + [f"{PARITY}/{name}.py" for name in ("conversations", "special_tokens", "outputs")],
+        [f"tests/{PARITY[9:]}"],
+    ),
+    "workflow": (
+        [f"pipeline/workflow/{name}.py" for name in ("syntax", "package", "sources", "hashes", "stages")]
+        + [f"pipeline/workflow/{name}.py" for name in ("cluster", "cleanup", "record", "ledger", "settle")],
+        ["tests/workflow"],
+    ),
 }
+BEYOND_UNIT = ("gguf", "merging", "ship", "parity", "workflow")  # they need torch, tools or processes
+MOST_SECONDS = 15  # of CPU time of tests on a mutant, in these rooms
 LEFT_OUT = "test_our_own_code"  # reads the project's sources, which a mutant changes
 PAIRS = (
     "Lt LtE, Gt GtE, Eq NotEq, Is IsNot, In NotIn, And Or, Add Sub, Mult Div, BitOr BitAnd, Break Continue"
@@ -208,8 +229,8 @@ class Session:
     each. What is left for `at_import` is in `later`, the tests that passed are in `passed`.
     """
 
-    def __init__(self, sources: dict[str, str], changes: list[Mutant]) -> None:
-        self.changes = changes
+    def __init__(self, sources: dict[str, str], changes: list[Mutant], most_seconds: float) -> None:
+        self.changes, self.most_seconds = changes, most_seconds
         self.paths = {str(Path(module).absolute()): module for module in sources}
         self.code = {module: codes(compiled(module, text)) for module, text in sources.items()}
         self.reached: set[tuple[str, Place]] = set()
@@ -265,6 +286,11 @@ class Session:
                 continue
             chosen = [item for item in reaching if key in reaching[item]]
             chosen.sort(key=lambda item: (-kills.get(item.nodeid, 0), cost[item]))
+            if self.most_seconds:
+                spent = accumulate(cost[item] for item in chosen)
+                chosen = [
+                    item for item, so_far in zip(chosen, spent, strict=True) if so_far < self.most_seconds
+                ]
             old, new = self.code[mutant.module], codes(mutant.code)
 
             def judge(chosen: list = chosen, old: dict = old, new: dict = new) -> str:
@@ -306,7 +332,7 @@ class Chosen:
 
 
 def run_pytest(tests: list[str], plugin: object) -> int:
-    options = ["--unit", "-p", "no:timeout", "-o", "addopts=-p no:hydra_pytest"]
+    options = ["-p", "no:timeout", "-o", "addopts=-p no:hydra_pytest"]
     return pytest.main([*options, "-n0", "-qx", "-m", "not gpu and not slow", *tests], plugins=[plugin])
 
 
@@ -321,14 +347,17 @@ def at_import(mutant: Mutant, passed: list[str], tests: list[str]) -> str:
     return "killed" if run_pytest(tests, Chosen(passed)) else "survived"
 
 
-def judged(tests: list[str], sources: dict[str, str], only_functions: bool) -> list[tuple[Mutant, str]]:
+def judged(
+    tests: list[str], sources: dict[str, str], only_functions: bool, tier: list[str]
+) -> list[tuple[Mutant, str]]:
     """The modules' mutants and verdicts: a test that finds it, `killed`, `survived`, `no test`, nothing."""
     changes = [mutant for module, text in sources.items() for mutant in mutants(module, text)]
 
     def session() -> str:
-        plugin, here = Session(sources, changes), (str(Path.cwd()), str(PROJECT / "benchmarks"))
+        plugin = Session(sources, changes, 0 if tier else MOST_SECONDS)
+        here = str(Path.cwd()), str(PROJECT / "benchmarks")
         sys.setprofile(plugin.see)
-        run_pytest(tests, plugin)
+        run_pytest([*tier, *tests], plugin)
         libraries = [
             name
             for name, module in sys.modules.items()
@@ -344,7 +373,7 @@ def judged(tests: list[str], sources: dict[str, str], only_functions: bool) -> l
     for number, mutant in enumerate(changes):
         if number in verdicts or (only_functions and not mutant.place):
             continue
-        judge = partial(at_import, mutant, passed, files[mutant.module] or tests)
+        judge = partial(at_import, mutant, passed, [*tier, *(files[mutant.module] or tests)])
         verdicts[number] = "survived" if only_functions else forked(judge, 60)
         show(mutant, verdicts[number])
     return [(mutant, verdicts[number]) for number, mutant in enumerate(changes) if number in verdicts]
@@ -376,7 +405,7 @@ def main() -> None:
             for module in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
             if not given.modules or str(module) in given.modules
         }
-        verdicts = judged(tests, sources, given.functions)
+        verdicts = judged(tests, sources, given.functions, [] if given.room in BEYOND_UNIT else ["--unit"])
         os.chdir(PROJECT)
     record = json.loads((PROJECT / RECORD).read_text()) if (PROJECT / RECORD).exists() else {}
     for module in sources:
