@@ -240,10 +240,11 @@ def judged(gguf: Path, project: Path) -> dict[str, Any]:
     from pipeline.chat.selection import answerable_rows
     from pipeline.config.params import load_params
     from pipeline.llamacpp.tools import find_toolchain
-    from pipeline.metrics.answers import answer_rows, score_answers
+    from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
 
     settings = load_params(project / "params.yaml").evaluating
     rows = answerable_rows(project / "data/final/test.jsonl", settings.task_rows)
-    answers = answer_rows(gguf, rows, settings, find_toolchain())
+    with evaluated_server(gguf, settings, find_toolchain()) as server:
+        answers = answers_of(server, list(rows), settings, gguf.name)
     figures = score_answers(answers, settings.scorers)
     return {key: value for key, value in figures.items() if key not in ("domains", "scores")}

@@ -14,16 +14,16 @@ LINE_SECONDS = 15.0  # a log gets a line at most this often
 @contextmanager
 def terminal_bar(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
     """Give `show(done)` of a bar on the terminal that standard error is; None where it is none."""
-    from rich.markup import escape
-    from rich.progress import Progress
+    from rich.progress import Progress, TextColumn
 
     output = console(stderr=True)
     if not output.is_terminal:
         yield None
         return
     in_sight = sys.stdout.isatty()  # what is printed into a file stays out of the bar's way
-    with Progress(console=output, transient=True, redirect_stdout=in_sight) as bar:
-        task = bar.add_task(escape(label), total=total)
+    plain = TextColumn("{task.description}", markup=False), *Progress.get_default_columns()[1:]
+    with Progress(*plain, console=output, transient=True, redirect_stdout=in_sight) as bar:
+        task = bar.add_task(label, total=total)
         yield lambda done: bar.update(task, completed=done)
 
 

@@ -21,8 +21,8 @@ def scale_places(ggml_type: int) -> tuple[int, ...]:
     if ggml_type not in SCALES:
         raise DataError(
             "Q-GGUF-015",
-            f"tensor type {NAMES[ggml_type]} has no scales that could be trained: take a file whose "
-            "linears are Q4_0 to Q8_0, Q2_K to Q6_K or IQ4, or train an adapter",
+            f"tensor type {NAMES.get(ggml_type, ggml_type)} has no scales that could be trained: take a file "
+            "whose linears are Q4_0 to Q8_0, Q2_K to Q6_K or IQ4, or train an adapter",
         )
     return SCALES[ggml_type]
 

@@ -13,7 +13,7 @@ over the entire vocabulary, and equal to it where k is the vocabulary.
 Its gradient by a logit is q_j − p_j in T, and q_j · (1 − p_R ÷ q_R) elsewhere.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,9 +26,14 @@ from pipeline.models.quantized_head import (
     sums_outside,
 )
 
-# what is known of the teacher at P positions: the ids (P, k) of its likeliest tokens, and the logarithms
-# (P, k + 1) of their probabilities and of all others' together
-TopK = tuple[Any, Any]
+
+class TopK(NamedTuple):
+    """What is known of the teacher at P positions: the ids (P, k) of its likeliest tokens, and the logarithms
+    (P, k + 1) of their probabilities and of all others' together.
+    """
+
+    ids: Any
+    logs: Any
 
 
 def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, positions: Any, answered: Any) -> Any:
@@ -46,7 +51,7 @@ def distill_loss(model: Any, inputs: dict[str, Any], sft_weight: float, position
     parts = []
     if sft_weight < 1:
         states = hidden[followed(inputs["position_ids"])]
-        teacher = inputs["teacher_ids"], inputs["teacher_logs"]
+        teacher = TopK(inputs["teacher_ids"], inputs["teacher_logs"])
         divergence = Divergence.apply(states, teacher, model, positions, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         parts.append((1 - sft_weight) * divergence)
     if sft_weight > 0:
@@ -82,9 +87,9 @@ def divergence_and_gradient(states: Any, teacher: TopK, model: Any, with_gradien
     T is kept out of the running sums: where level and original nearly agree, q_j − p_j would be lost in the
     head's 16 bits.
     """
-    ids, kept, head = teacher[0].long(), teacher[0].shape[1], model.lm_head
+    ids, kept, head = teacher.ids.long(), teacher.ids.shape[1], model.lm_head
     factor, softcap = logit_rule(model.config)
-    logs = teacher[1].float().log_softmax(1)  # float16 has rounded them: a distribution again
+    logs = teacher.logs.float().log_softmax(1)  # float16 has rounded them: a distribution again
     logits, slopes, highest, others, pulled = sums_outside(states, head, ids, factor, softcap, with_gradient)
     ours = torch.cat([logits, (highest + others.log())[:, None]], 1).log_softmax(1)  # (P, k + 1)
     chances = logs.exp()

@@ -138,6 +138,10 @@ class QuantizedLinear(torch.nn.Linear):
         """
         return passing(self.weight[first:last], self.ggml_type, self.compute_dtype)
 
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{super().extra_repr()}, ggml_type={self.ggml_type}, compute_dtype={self.compute_dtype}"
+
 
 class QuantizedEmbedding(torch.nn.Embedding):
     """nn.Embedding with `weight` uint8 (num_embeddings, row_bytes), frozen: the rows that are looked up are

@@ -14,7 +14,15 @@ from typing import IO, Any
 
 from pipeline.config.params import Params
 from pipeline.core.child import bound
-from pipeline.core.errors import ConfigError, QuenchError, Stopped, ToolError
+from pipeline.core.errors import (
+    ConfigError,
+    DataError,
+    GateError,
+    MachineError,
+    QuenchError,
+    Stopped,
+    ToolError,
+)
 from pipeline.core.owner import DVC, RUN
 from pipeline.core.places import PROJECT, expanded
 from pipeline.core.publish import remove, write_text
@@ -24,7 +32,9 @@ Settings = dict[str, dict[str, Any]]  # {section: {key: value}}
 # the run's end. The first is `pipeline.workflow.settle.REUSE`; an import would put all code of the workflow
 # into the keys of what is trained.
 OF_THE_RUN = ("QUENCH_REUSE", RUN, DVC)
-ERRORS = {kind.exit_code: kind for kind in QuenchError.__subclasses__()}
+ERRORS: dict[int, type[QuenchError]] = {
+    kind.exit_code: kind for kind in (ConfigError, DataError, ToolError, GateError, MachineError)
+}
 
 
 def open_subproject(folder: Path, values: Settings, links: Mapping[str, Path]) -> Path:

@@ -60,7 +60,7 @@ def read_source(content: bytes, *, is_python: bool) -> Source:
             texts = {text for part in parts.values() for text in part.texts}
             return Source(tree_hash(tree), sorted(texts), True, parts, imports, loads)
     texts = set(QUOTED.findall(content.decode("utf-8", errors="replace")))
-    return Source(content_hash(content), sorted(texts), False, {}, {}, [])
+    return Source(content_hash(content), sorted(texts), is_module=False, parts={}, imports={}, loads=[])
 
 
 def read_sources(folder: Path, memory: Path) -> dict[str, Source]:

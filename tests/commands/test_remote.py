@@ -350,7 +350,7 @@ def test_without_resume_a_recorded_training_is_done_again(
         raise ToolError("Q-REMOTE-003", "it would train")
 
     train = import_module("pipeline.commands.remote.train")  # its name in the package is the command's
-    monkeypatch.setattr(train, "reuse", lambda *_, **__: True)
+    monkeypatch.setattr(train, "reuse", lambda *_, allowed=False: allowed)
     monkeypatch.setattr(train, "need_host", reached)
     card = SshConnection("card", PYTHON, None)
     train.main(card, project)

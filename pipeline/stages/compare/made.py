@@ -120,7 +120,8 @@ def make_scaled(params: Params, root: Path, job: Job) -> Made:
     disk = {"GGUF": size_of(gguf)}
     if job.strategy == DISTILLED_SCALES:
         disk["distilled GGUF"] = size_of(gguf)
-        disk[f"{params.convert.type} GGUF"] = size_of(untuned_gguf(root, params))  # read while answers are
+        original = untuned_gguf(root, params)  # whose answers are learned
+        disk[f"{params.convert.type} GGUF"] = size_of(original)
     return with_scales(job, Made(project, gguf, None, disk))
 
 

@@ -38,7 +38,7 @@ ParityChecks = dict[str, Check]
 
 
 def exact(title: str, count: int, unit: str, sentence: str, cause: str, what: str) -> Check:
-    """A check that fails unless `count` is 0, with its likely `cause`."""
+    """A check that fails, with its likely `cause`, unless `count` is 0, which it never is of a fault."""
     verdict: Verdict = "fail" if count else "pass"
     remedy = cause if count else ""
     return Check(title, verdict, sentence, remedy, what=what, figure=float(count), limit=0.0, unit=unit)

@@ -10,6 +10,7 @@ The functions are copied, so that data/tokens is all that training depends on, a
 """
 
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -169,10 +170,15 @@ class Written:
 
 def write_questions(target: Path, table: Path, rows: Path) -> None:
     """Write the questions of the sequences in `table` (Parquet), in order; `rows` made the table."""
-    names = Written(table).row_ids
-    wanted = set(names)
-    named = ((row_name(row, rows.name, number), row) for number, row in enumerate(read_rows(rows), start=1))
-    if write_rows(target, (question(name, row) for name, row in named if name in wanted)) != len(names):
+    remaining = deque(Written(table).row_ids)
+
+    def asked() -> Iterator[dict[str, Any]]:
+        for number, row in enumerate(read_rows(rows), start=1):
+            if remaining and row_name(row, rows.name, number) == remaining[0]:
+                yield question(remaining.popleft(), row)
+
+    write_rows(target, asked())
+    if remaining:
         raise AssertionError(f"{target.name} has not a line for each row of {table.name}")
 
 

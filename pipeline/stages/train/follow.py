@@ -43,7 +43,7 @@ def follow(job: Job) -> None:
             start=job.checkpoints / plan["start"] if plan["start"] else None,
             tokenizer=load_tokenizer(job.base),
             interruption=interruption,
-            metrics_log=MetricsLog(Path(os.devnull)),  # rank 0 writes the journal
+            metrics_log=MetricsLog(job.checkpoints / "none"),  # rank 0 writes the journal; this is only read
         )
         learner = learner_of(settings.method)(run)
         opened.enter_context(learner.prepared())  # rank 0 has asked a teacher, so its answers are there

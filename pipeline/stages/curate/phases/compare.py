@@ -31,8 +31,8 @@ from pipeline.stages.curate.samples import SHOWN
 from pipeline.stages.curate.spool import Rows, read_rows_at, spread_evenly
 from pipeline.stages.curate.workers import Workers
 
-GUARDED, FIRST = "guarded.json", "first.npy"  # of every row the first one with the same content
-COMMON = "boilerplate.npz"
+GUARDED, BOILERPLATE = "guarded.json", "boilerplate.npz"
+FIRST = "first.npy"  # of every row the first one with the same content
 ANSWERS = "answers.json"
 EDGES = ("same.a", "same.b", "related.a", "related.b")  # files of row numbers
 READ_EDGES = 1 << 20  # at a time
@@ -52,7 +52,7 @@ def sample(root: Path, settings: Curate, work: Work) -> None:
     with work.making("sample") as folder:
         shown = (rows.row(index) for index in spread_evenly(np.arange(len(rows)), SAMPLE_ROWS))
         common = boilerplate(shown, folder)
-        np.savez(folder / COMMON, **vars(common))
+        np.savez(folder / BOILERPLATE, **vars(common))
         keys, row = Spill(folder, "exact"), 0
         for shard in work.each("clean"):
             exact = read_facts(shard)["exact"]
@@ -70,7 +70,7 @@ def read_facts(folder: Path) -> NDArray:
 
 def read_boilerplate(folder: Path) -> Boilerplate:
     """What `sample` found."""
-    with np.load(folder / COMMON) as arrays:
+    with np.load(folder / BOILERPLATE) as arrays:
         return Boilerplate(**arrays)
 
 

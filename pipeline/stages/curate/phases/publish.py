@@ -48,13 +48,13 @@ def write(work: Work, shard: int) -> None:
         for spool in spools:
             begin, end = rows.bases[spool : spool + 2]
             outcomes, sides = (decided[name][begin:end].tobytes() for name in ("outcome", "split"))
-            lines = stack.enter_context(rows.spools[spool].open("rb", buffering=1 << 20))
-            for at, line in enumerate(lines):
-                if outcomes[at] == KEPT:
-                    splits[sides[at]].write(line)
-                else:
-                    entry = reject(line, decided[begin + at], rows, leaks.get(begin + at))
-                    dropped.write(dump_line(entry))
+            with rows.spools[spool].open("rb", buffering=1 << 20) as lines:
+                for at, line in enumerate(lines):
+                    if outcomes[at] == KEPT:
+                        splits[sides[at]].write(line)
+                    else:
+                        entry = reject(line, decided[begin + at], rows, leaks.get(begin + at))
+                        dropped.write(dump_line(entry))
 
 
 def _leaks(folder: Path, begin: int, end: int) -> dict[int, dict[str, Any]]:

@@ -29,7 +29,7 @@ ROLES = (
 CALLERS = frozenset({"function_call", "tool_call"})  # an assistant's turn whose text is the call, as JSON
 REASONING = ("reasoning_content", "reasoning", "thinking")
 WEIGHTS = ("train", "training", "weight", "loss", "loss_weight")  # 0 and 1 (or false and true) are understood
-MEDIA = ("audio", "audios", "image", "images", "video", "videos")  # without it the turn means something else
+MEDIA = ("audio", "audios", "image", "images", "video", "videos")  # without them it means something else
 LOST = ("refusal", *MEDIA, "train_detail", "training_detail")  # would be, and change the turn
 
 
