@@ -41,7 +41,9 @@ class ToolCall(TypedDict):
 
 
 class Message(TypedDict):
-    """One turn; empty `content` needs `tool_calls`. `train: false` keeps an assistant turn from the loss."""
+    """One turn; `content` may be empty only where there are `tool_calls`. `train: false` keeps an assistant
+    turn out of the loss.
+    """
 
     role: Role
     content: str
