@@ -54,8 +54,8 @@ def recorded_reports(name: str, root: Path, found: dict[str, dict[str, Any]]) ->
     (root / "models/adapter/chat_template.jinja").write_text(CHATML_WITH_DEFAULT, encoding="utf-8")
     change(root / "models/base.json", license="Apache-2.0")
     put(root / "reports/parity.json", parity(name))
-    for (model, figures), like in zip(found.items(), LIKE.values(), strict=True):
-        write_evaluation(root, model, figures, answers(like))
+    for (model, figures), like in zip(found.items(), ("source", "base", "adapter"), strict=True):
+        write_evaluation(root, model, figures, answers(LIKE[like]))
     return root
 
 

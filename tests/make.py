@@ -55,3 +55,10 @@ def until(happened: Callable[[], object], seconds: float = 400) -> None:
 def ended(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
     """How a command ended, and what it printed."""
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """What a command printed that ended well."""
+    done = ended(command, **options)
+    assert done.returncode == 0, done.stderr
+    return done

@@ -36,7 +36,7 @@ def proven(
     folder: Path, base: Base, rows: list[Any], change: Any = None, *, prompts: bool = False
 ) -> tuple[list[tuple[str, Encoded]], dict[str, int]]:
     """Encode (with `prompts` learned too), write and prove `rows`: the sequences (name, ids and labels)
-    that were written, and what the proof counts; `change` gets and gives them before.
+    that were written, and what the proof counts; `change` maps them before they are written.
     """
     encoded = encode(base.tokenizer, rows)
     encoded = list(with_prompts(base.tokenizer, encoded) if prompts else encoded)

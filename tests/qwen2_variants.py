@@ -22,13 +22,12 @@ def add_token(tokenizer_file: Path, token: str) -> None:
     tokenizer.save(str(tokenizer_file))
 
 
-def change_json(file: Path, **changed: Any) -> None:
-    """Replace top keys of a JSON file; None takes a key out."""
+def change_json(file: Path, *, keep_none: bool = False, **changed: Any) -> None:
+    """Replace top keys of a JSON file; None takes a key out, or is written (`keep_none`)."""
     content = json.loads(file.read_text(encoding="utf-8")) | changed
-    file.write_text(
-        json.dumps({key: value for key, value in content.items() if value is not None}, ensure_ascii=False),
-        encoding="utf-8",
-    )
+    gone = () if keep_none else {key for key, value in changed.items() if value is None}
+    content = {key: value for key, value in content.items() if key not in gone}
+    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def cut_qwen2(folder: Path, tools: Toolchain, **config: Any) -> Path:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from make import ended, quench, script
+from make import quench, ran, script
 
 from benchmarks.suite import verbs
 from pipeline.cli import FORMER, Sentences
@@ -40,7 +40,7 @@ except SystemExit as end:
     assert not end.code, end.code
 print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
 """
-    assert ended([sys.executable, "-c", code], cwd=PROJECT).stdout.splitlines()[-1:] == ["HEAVY"]
+    assert ran([sys.executable, "-c", code], cwd=PROJECT).stdout.splitlines()[-1:] == ["HEAVY"]
 
 
 @pytest.mark.parametrize("root", ["nowhere", "file"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from make import change_params, ended, quench
+from make import change_params, ended, quench, ran
 from user_project import user_project
 
 from benchmarks.suite import named, verbs
@@ -143,7 +143,7 @@ def test_a_verb_on_a_finished_project(verb: str, project: Path, tmp_path: Path) 
         for part in way:
             found = found[part]
         assert found == value
-    assert ended(["git", "status", "--porcelain"], cwd=project).stdout == ""
+    assert ran(["git", "status", "--porcelain"], cwd=project).stdout == ""
 
 
 def test_the_pipeline_is_run_through_snakemake(project: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make import change_params, ended, script, until
+from make import change_params, ended, ran, script, until
 from make import quench as invoke
 from ssh_host import Card, ssh_host
 
@@ -154,7 +154,7 @@ def test_five_cuts_later_the_adapter_is_the_one_of_here_and_is_recorded(
         assert without_times(project / name) == without_times(local / name)
     assert len([call for call in card.calls if call.endswith("- start")]) == 1
     assert nothing_left(card)
-    planned = ended([PYTHON, "-m", "snakemake", "-n", "train"], cwd=project)
+    planned = ran([PYTHON, "-m", "snakemake", "-n", "train"], cwd=project)
     assert "Nothing to be done" in planned.stdout + planned.stderr
     calls = len(card.calls)
     assert quench(card, TRAIN, root=project, code=project).returncode == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make import ended
+from make import ran
 from tiny import tiny_gguf
 
 from pipeline.core.errors import DataError
@@ -28,7 +28,7 @@ def test_a_level_is_described(finished: Path) -> None:
 
 def test_the_fallback_count_is_llama_quantizes(tools: Toolchain, tmp_path: Path) -> None:
     source, target = tiny_gguf(tmp_path / "small.gguf"), tmp_path / "q4.gguf"  # of 32 and 64: no K-quant fits
-    done = ended([tools.tool("llama-quantize"), source, target, "Q4_K_M"])
+    done = ran([tools.tool("llama-quantize"), source, target, "Q4_K_M"])
     output = re.search(r"(\d+) of (\d+) tensor\(s\) required fallback", done.stdout + done.stderr)
     assert output, done.stderr
     figures = describe(target)

@@ -251,7 +251,7 @@ def test_a_file_that_is_not_this_models_is_refused(
 def test_a_config_that_is_not_this_files_is_refused(
     base: Path, changed: dict[str, Any], sentence: str
 ) -> None:
-    change_json(base / "config.json", **changed)
+    change_json(base / "config.json", keep_none=True, **changed)
     with pytest.raises(DataError, match=sentence):
         load(base)
 

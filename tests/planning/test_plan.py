@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from golden import Golden
-from make import ended
+from make import ran
 from plans import GIB, plan_json, run_plan, write_gguf_params, write_params
 
 from pipeline.core.hardware import Card
@@ -30,7 +30,7 @@ except SystemExit as end:
 heavy = ("torch", "transformers", "peft", "bitsandbytes", "numpy", "pyarrow")
 print("HEAVY", *(name for name in heavy if name in sys.modules))
 """
-    assert ended([sys.executable, "-c", code], cwd=PROJECT).stdout.splitlines()[-1:] == ["HEAVY"]
+    assert ran([sys.executable, "-c", code], cwd=PROJECT).stdout.splitlines()[-1:] == ["HEAVY"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Restarts: pauses and limit on a clock; the real llama-server killed, stuck and grown, by `quench serve`."""
+"""Restarts: pauses and limit on a clock; the real llama-server killed, stuck and grown, in `quench serve`."""
 
 import json
 import os

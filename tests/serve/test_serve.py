@@ -23,7 +23,7 @@ import pytest
 import tiny
 import yaml
 from golden import Golden
-from make import ended
+from make import ended, ran
 
 from pipeline.commands import chat as chatting
 from pipeline.commands.project import Project
@@ -125,10 +125,8 @@ def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: 
     )
     assert {"--no-webui", "--no-slots", "--offline", "--jinja", "--cont-batching"} <= {*command}
     wanted = {"--host": "127.0.0.1", "--api-key-file": str(tmp_path / "key"), "--alias": "x-Q4"}
-    wanted |= {
-        "--batch-size": "512",
-        "--cache-ram": "512",
-    }  # how long nobody else is looked at, old chats' MiB
+    # how long nobody else is looked at, old chats' MiB
+    wanted |= {"--batch-size": "512", "--cache-ram": "512"}
     wanted |= {"--ctx-size": "8192", "--parallel": "2", "--threads": "6", "--n-gpu-layers": "99"}
     wanted |= {"--n-predict": "7"}
     assert wanted.items() <= dict(zip(command, [*command[1:], ""], strict=True)).items()
@@ -461,7 +459,7 @@ def test_the_printed_command_keeps_the_key_out_of_the_list_of_processes(server: 
 @needed.programs("curl")
 def test_the_printed_command_asks(server: Server, root: Path) -> None:
     printed = how_to_call("Q4_K_M", server.url, root / KEY_FILE, root / "log")
-    done = ended(["/bin/sh", "-c", printed.partition("curl:\n")[2]])
+    done = ran(["/bin/sh", "-c", printed.partition("curl:\n")[2]])
     assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "he"
 
 

@@ -20,7 +20,7 @@ from draws import draws
 from golden import Golden
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make import ended, quench
+from make import ended, quench, ran
 from recording import read
 from shipping import BILL, CARD, EVALUATION, SUMS, faults_of, script_environment, sum_again
 
@@ -168,7 +168,7 @@ def test_the_serve_script_runs_the_hardened_command_with_a_key_of_mode_0600(
 ) -> None:
     place = bundle.rename(tmp_path / "a place with spaces")
     given = script_environment(tmp_path)
-    run = [ended([place / SCRIPT], env=given, cwd="/") for _ in range(2)]
+    run = [ran([place / SCRIPT], env=given, cwd="/") for _ in range(2)]
     words = run[0].stdout.splitlines()
     assert words[words.index("--model") + 1] == str(place / GGUF)
     assert words[words.index("--host") + 1] == "127.0.0.1"
@@ -247,7 +247,7 @@ def test_the_serve_script_takes_the_stack_that_it_may_have(bundle: Path, tmp_pat
     )
     (tmp_path / "state").mkdir()
     given = script_environment(tmp_path, "ulimit -S -s")
-    assert ended(["/bin/sh", "-c", command], env=given).stdout == "16384\n"
+    assert ran(["/bin/sh", "-c", command], env=given).stdout == "16384\n"
 
 
 @needed.programs("systemd-analyze")

@@ -14,7 +14,7 @@ import pytest
 import tiny
 import tuned_inputs
 from golden import Golden
-from make import ended
+from make import ended, ran
 from shipping import BILL, CARD, EVALUATION, SUMS, change, faults_of, script_environment, sum_again
 
 from pipeline.commands import ship as command
@@ -68,7 +68,7 @@ def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path) -> N
 @pytest.mark.parametrize("folder", ["plain", "a place, with commas", 'a "quoted" place'])
 def test_the_serve_script_puts_the_adapter_on_its_base(bundle: Path, tmp_path: Path, folder: str) -> None:
     place = bundle.rename(tmp_path / folder)
-    words = ended([place / SCRIPT], env=script_environment(tmp_path), cwd="/").stdout.splitlines()
+    words = ran([place / SCRIPT], env=script_environment(tmp_path), cwd="/").stdout.splitlines()
     assert words[words.index("--model") + 1] == str(place / BASE)
     as_csv = str(place / LORA).replace('"', '""')
     assert words[words.index("--lora") + 1] == f'"{as_csv}"'  # llama-server reads a row of CSV

@@ -662,8 +662,10 @@ def test_many_starts_at_once(toy: Toy, starts: int) -> None:
         subprocess.Popen([BIN / "snakemake"], cwd=toy.root, stdout=subprocess.DEVNULL, stderr=log)
         for log in logs
     ]
-    until(lambda: sum(run.poll() is None for run in runs) <= 1)
-    (toy.root / "hold").unlink()
+    try:
+        until(lambda: sum(run.poll() is None for run in runs) <= 1, 60)
+    finally:
+        (toy.root / "hold").unlink()
     codes = [run.wait(timeout=120) for run in runs]
     assert sorted(codes) == [0] + [6] * (starts - 1)
     winner = runs[codes.index(0)].pid

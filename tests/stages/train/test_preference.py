@@ -190,8 +190,9 @@ def prompts(trainer: Any) -> Iterator[tuple[list[int], list[list[int]], list[int
         yield pairs[-1][0], [answer for _, answer in pairs], row["roles"]
 
 
-# of each of TRL's trainers
+# settings of each of TRL's trainers
 PLAIN = {"report_to": "none", "bf16": False, "gradient_checkpointing": False, "use_cpu": True}
+
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
