@@ -106,7 +106,9 @@ def server(served: Open) -> Iterator[Server]:
         yield running
 
 
-def test_listens_on_loopback_only(server: Server) -> None:
+def test_listens_on_loopback_only_and_tells_nothing_of_others(server: Server, root: Path) -> None:
+    with connect(server.url, read_key(root / KEY_FILE)) as client:
+        assert {client.get(path).status_code for path in ("/slots", "/metrics")} == {501}
     port = int(server.url.rpartition(":")[2])
     listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert [words[1] for words in listening if words[1].endswith(f":{port:04X}") and words[3] == "0A"] == [
