@@ -41,9 +41,11 @@ def chats_in(path: Path) -> Iterator[Row]:
         yield from (chat for row in read_rows(path) if (chat := stand_in(row)))
 
 
-def learned_in(path: Path) -> Iterator[Row]:
-    """The chats and texts of a file, and what stands in for its other rows if these are more."""
-    also = has_stand_ins(path)
+def learned_in(path: Path, stand_ins: bool | None = None) -> Iterator[Row]:
+    """The chats and texts of a file, and what stands in for its other rows if these are more; `stand_ins` is
+    what `has_stand_ins` gave, if it was asked before, for it takes a reading of the file.
+    """
+    also = has_stand_ins(path) if stand_ins is None else stand_ins
     for row in read_rows(path):
         if row.get("kind", "chat") in TRAINED:
             yield row

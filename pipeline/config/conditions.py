@@ -155,8 +155,12 @@ def refused(params: Section) -> Iterator[str]:
 
 def _missing(params: Section, key: str) -> Iterator[Only]:
     """The conditions of which none is met, so that the setting does nothing."""
-    about = (only for only in CONDITIONS if only.covers(key))
-    return (only for only in about if not any(_holds(params, has) for has in only.either))
+    return (only for only in _about(key) if not any(_holds(params, has) for has in only.either))
+
+
+@cache
+def _about(key: str) -> tuple[Only, ...]:
+    return tuple(only for only in CONDITIONS if only.covers(key))
 
 
 def _holds(params: Section, has: Has) -> bool:

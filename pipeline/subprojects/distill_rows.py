@@ -146,7 +146,7 @@ def learnable(file: Path, aside: Path) -> Path:
     """`file`, or if it has rows that are not chats or texts, `aside`, in which these are written as chats."""
     if not has_stand_ins(file):
         return file
-    write_rows(aside, learned_in(file))
+    write_rows(aside, learned_in(file, stand_ins=True))
     return aside
 
 

@@ -25,7 +25,7 @@ import psutil
 import pytest
 import yaml
 from forked import SERVER, Forked
-from make import ended, full_params, until
+from make import ended, full_params, ran, until
 from user_project import BIN, nothing_to_do
 
 from pipeline.config.params import Params, load_params
@@ -909,8 +909,7 @@ def test_a_setting_given_to_either_tool_is_params_yamls(toy: Toy) -> None:
     subprocess.run(["git", "add", "--all"], cwd=toy.root, check=True)
     subprocess.run(["git", "commit", "--quiet", "--message", "run"], cwd=toy.root, check=True)
     command = [sys.executable, "-m", "dvc", "exp", "run", "--quiet", "-S", "train.r=2"]
-    done = ended(command, cwd=toy.root)
-    assert done.returncode == 0, done.stderr
+    done = ran(command, cwd=toy.root)
     assert load_params(toy.root / "params.yaml").train.r == 2
     assert sorted(toy.ran()[len(before) :]) == sorted(["train", *AFTER_TRAIN])
     toy.agree()

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.config.strategies import STRATEGIES, title
 from pipeline.core.units import size_text
@@ -25,15 +24,25 @@ class Measured:
     speed: float = 1.0
 
 
+@dataclass(frozen=True)
+class Advice:
+    """The strategy to take; `decided`: the scores say so, else several are as good and speed, then disk,
+    decides; the sentence that says it.
+    """
+
+    recommended: str
+    decided: bool
+    sentence: str
+
+
 def recommend(
     level: str,
     strategies: Mapping[str, Measured],
     differences: Mapping[tuple[str, str], Difference],
     perfect: Mapping[tuple[str, str], Difference],
     seeds: int,
-) -> dict[str, Any]:
-    """The strategy to ship `level` (`recommended`); `decided`: the scores say so, else several are as good
-    and speed, then disk, decides; the `sentence` that says it.
+) -> Advice:
+    """The strategy to ship `level`.
 
     `differences[first, second]` is second less first in score, `perfect` the same in rows that are all right,
     for every pair in either order. A strategy is out if another one is measurably above it in score, or not
@@ -88,7 +97,7 @@ def recommend(
     over, remedy = f"over {seeds} seeds" if seeds > 1 else "with one seed", STRATEGIES[chosen].remedy
     sentence = f"{level}: {title(chosen, level)}: {over} {why}: {remedy.format(level=level)}"
     sentence += forgotten(strategies[chosen].general)
-    return {"recommended": chosen, "decided": len(equals) == 1 < len(strategies), "sentence": sentence}
+    return Advice(chosen, len(equals) == 1 < len(strategies), sentence)
 
 
 def above(differences: Mapping[tuple[str, str], Difference], strategy: str, other: str) -> bool:

@@ -12,7 +12,7 @@ times of 100, of two 87 to 98; with one seed what seeds do is not in the interva
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,14 @@ from pipeline.metrics.paired import CHANCE, compare_scores
 Scores = NDArray[np.float64]  # (seeds, rows), 0 to 1
 # of one measurement: "right" has 1 or 0 for each question, "sha256" is that of the questions; None: not asked
 General = Mapping[str, Any] | None
+
+
+class Mean(NamedTuple):
+    """A mean over seeds and rows with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -49,10 +57,10 @@ class Difference:
         return {**asdict(self), "measurable": self.measurable}
 
 
-def mean_of(scores: Scores) -> tuple[float, float, float]:
-    """The mean of `scores` (seeds, rows), and the ends of its 95 % interval, for a single seed 0 and 1."""
+def mean_of(scores: Scores) -> Mean:
+    """The mean of `scores` (seeds, rows) with its interval, which for a single score is 0 to 1."""
     value, half = float(scores.mean()), half_width(scores) if scores.size > 1 else 1.0
-    return value, max(value - half, 0.0), min(value + half, 1.0)
+    return Mean(value, max(value - half, 0.0), min(value + half, 1.0))
 
 
 def difference(first: Scores, second: Scores) -> Difference:

@@ -1,6 +1,7 @@
 """Each strategy's figures as reports/strategies.json: means with intervals, differences, which to take."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import combinations
 from statistics import fmean, median
 from typing import Any
@@ -122,7 +123,7 @@ def of_level(
         "strategies": summaries,
         "differences": difference_rows(differences),
         "perfect_differences": difference_rows(perfect),
-        **recommend(level, measured, differences, perfect, len(untuned)),
+        **asdict(recommend(level, measured, differences, perfect, len(untuned))),
     }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rendering import Unrenderable, renderings
-from pipeline.chat.selection import learned_in
+from pipeline.chat.selection import has_stand_ins, learned_in
 from pipeline.chat.tokens import Row, load_tokenizer
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
@@ -100,8 +100,9 @@ def spread(rows: Path, tokens: int) -> Iterator[Row]:
     tokens of them stand for all.
     """
     step = max(1, rows.stat().st_size // (tokens * ROW_BYTES))
+    stand_ins = has_stand_ins(rows)
     for start in range(step):
-        yield from islice(learned_in(rows), start, None, step)
+        yield from islice(learned_in(rows, stand_ins), start, None, step)
 
 
 def calibration_texts(tokenizer: Any, rows: Iterator[Row], tokens: int) -> Iterator[str]:

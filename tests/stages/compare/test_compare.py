@@ -41,7 +41,7 @@ from pipeline.metrics.paired import CHANCE
 from pipeline.models.base_header import checked_header
 from pipeline.stages.compare import made, measure, nf4, projects, reference, train
 from pipeline.stages.compare.projects import level_settings, open_project, sub_params
-from pipeline.stages.compare.recommendation import Measured, recommend
+from pipeline.stages.compare.recommendation import Advice, Measured, recommend
 from pipeline.stages.compare.stage import main
 from pipeline.stages.compare.statistics import Difference, difference, half_width, mean_of
 from pipeline.stages.compare.summary import part_of_speed
@@ -167,7 +167,7 @@ def advice(
     speed: dict[str, float] | None = None,
     right: dict[str, float] | None = None,
     **general: Difference,
-) -> Any:
+) -> Advice:
     """The advice where strategies score so many points and differences below `noise` are not measurable."""
     measured = {
         strategy: Measured(
@@ -208,14 +208,14 @@ def test_the_advice_follows_the_figures_whatever_they_say(
     points: tuple[float, ...], noise: float, strategy: str, decided: bool
 ) -> None:
     found = advice(dict(zip(FIRST_FOUR, points, strict=True)), noise)
-    assert (found["recommended"], found["decided"]) == (strategy, decided)
+    assert (found.recommended, found.decided) == (strategy, decided)
 
 
 EQUAL = dict.fromkeys((MERGED_16, LORA_LEVEL, SCALES_LEVEL), 70.0)
 SLOW = {LORA_LEVEL: 0.65}
 
 
-def more_rows_all_right() -> Any:
+def more_rows_all_right() -> Advice:
     """Which is no noise, whatever the score says."""
     right = {MERGED_16: 10.0, LORA_LEVEL: 30.0, SCALES_LEVEL: 12.0}
     return advice(EQUAL | {LORA_LEVEL: 71.0}, 5, speed=SLOW, right=right)
@@ -231,22 +231,22 @@ def test_what_the_advice_says(snapshot: Any) -> None:
             EQUAL | {SCALES_LEVEL: 90.0}, 5, "Q4_0", **{SCALES_LEVEL: Difference(-15.0, -20.0, -9.0, 0.001)}
         ),
     ]
-    assert "".join(f"{one['sentence']}\n" for one in said) == snapshot(extension_class=Golden)
+    assert "".join(f"{one.sentence}\n" for one in said) == snapshot(extension_class=Golden)
 
 
 def test_of_equals_the_faster_is_taken_however_little_disk_an_adapter_needs() -> None:
-    assert advice(EQUAL, 5, speed=SLOW)["recommended"] == SCALES_LEVEL
-    assert advice(EQUAL, 5, speed={LORA_LEVEL: 0.96})["recommended"] == LORA_LEVEL
+    assert advice(EQUAL, 5, speed=SLOW).recommended == SCALES_LEVEL
+    assert advice(EQUAL, 5, speed={LORA_LEVEL: 0.96}).recommended == LORA_LEVEL
     best = advice(EQUAL | {LORA_LEVEL: 90.0}, 5, speed=SLOW)
-    assert best["recommended"] == LORA_LEVEL  # though slow
-    assert advice(dict.fromkeys((LORA_NF4, LORA_LEVEL), 70.0), 5, speed=SLOW)["recommended"] == LORA_NF4
-    assert not advice({SCALES_LEVEL: 70.0}, 5)["decided"]  # nothing else was measured
+    assert best.recommended == LORA_LEVEL  # though slow
+    assert advice(dict.fromkeys((LORA_NF4, LORA_LEVEL), 70.0), 5, speed=SLOW).recommended == LORA_NF4
+    assert not advice({SCALES_LEVEL: 70.0}, 5).decided  # nothing else was measured
     # the best score is no excuse for fewer rows that are all right
     right = {MERGED_16: 10.0, SCALES_LEVEL: 19.0}
     found = advice({MERGED_16: 70.3, SCALES_LEVEL: 70.2}, 5, right=right)
-    assert (found["recommended"], found["decided"]) == (SCALES_LEVEL, True)
+    assert (found.recommended, found.decided) == (SCALES_LEVEL, True)
     found = more_rows_all_right()
-    assert (found["recommended"], found["decided"]) == (LORA_LEVEL, True)
+    assert (found.recommended, found.decided) == (LORA_LEVEL, True)
 
 
 def timed(shipped: float, bare: float | None = None, *, disturbed: bool = False) -> dict[str, Any]:

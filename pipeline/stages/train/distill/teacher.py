@@ -118,8 +118,8 @@ def batches(rows: Any) -> Iterator[dict[str, Any]]:
 
 
 def answers(model: Any, batch: dict[str, Any], top_k: int, advance: Callable[[int], None]) -> tuple[Any, Any]:
-    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of P positions, of which `advance` is
-    told. `GateError` for NaN.
+    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of P positions; `advance` gets P.
+    `GateError` for NaN.
     """
     ids, places = (batch[name].to(model.device) for name in ("input_ids", "position_ids"))
     hidden = model.model(input_ids=ids, position_ids=places, use_cache=False)[0][:, :-1]

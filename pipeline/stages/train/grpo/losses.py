@@ -91,7 +91,8 @@ def trained(group: Group, settings: Grpo) -> list[Completion]:
 
 def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> Batch:
     """The completions to train of the groups to a batch's prompts, as one sequence (1, T) whose positions
-    restart with each, and, all (N,) over its labelled tokens, what is known of each.
+    restart with each, and what is known of its labelled tokens (N,): `advantages`, `old`, `rollout` and
+    `reference`.
     """
     pairs = [
         (prompt, completion)
