@@ -29,7 +29,7 @@ def encode_rows(
     Of a preference these are the chosen and the rejected answer, of feedback it is the last answer; each has
     its `role`; of a prompt it is the expected answer. All are rows of `pipeline.chat.rows`.
     """
-    if not METHODS[method].preferences and not METHODS[method].prompts:
+    if not METHODS[method].answers:
         for row, plain in encode(tokenizer, rows):
             unused = isinstance(plain, Unrenderable) and plain.code == NOT_LEARNED
             yield row, not_learned(row, method) if unused else plain

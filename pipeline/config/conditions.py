@@ -12,7 +12,7 @@ from functools import cache, reduce
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pipeline.config.methods import METHODS
+from pipeline.config.methods import METHODS, methods_reading
 from pipeline.config.sections import Section
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.config.tuners import REFUSED_ELSEWHERE, TUNERS, readers
@@ -77,9 +77,11 @@ DISTILLED = (
 )
 
 
-def method(*names: str) -> tuple[Has]:
-    """That train.method is one of these."""
-    return (Has("train.method", names),)
+def of_methods() -> Iterator[Only]:
+    """That settings act only with the methods that read them; what says how to train is refused."""
+    for key in dict.fromkeys(key for learning in METHODS.values() for key in learning.settings):
+        methods = Has("train.method", tuple(methods_reading(key)))
+        yield Only((key,), (methods,), refused=key.startswith("train."))
 
 
 def of_tuners(*keys: str, refused: bool = False) -> Iterator[Only]:
@@ -90,15 +92,8 @@ def of_tuners(*keys: str, refused: bool = False) -> Iterator[Only]:
 
 
 CONDITIONS = (
-    # a value under another method, start or tuner is a mistake
-    Only(("train.reward",), method("sft"), refused=True),
-    Only(
-        ("train.preference.beta",),
-        method(*(name for name, learning in METHODS.items() if learning.preferences)),
-        refused=True,
-    ),
-    Only(("train.sft_weight",), method("distill", "dpo", "ipo", "simpo"), refused=True),
-    Only(("train.grpo",), method("grpo"), refused=True),
+    # of train, a value under another method, start or tuner is a mistake
+    *of_methods(),
     Only(("train.grpo.parallel",), (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
     *of_tuners(*REFUSED_ELSEWHERE, refused=True),
     # the others are those of another graph of stages, or wait for another setting
@@ -125,10 +120,6 @@ CONDITIONS = (
     ),
     Only(("evaluate.judge",), (Has("evaluate.scorers", ("judge",), "names"),)),
     Only(("evaluate.external",), (Has("evaluate.scorers", ("external",), "names"),)),
-    Only(
-        ("report.gate.min_preference_accuracy",),
-        method(*(name for name, learning in METHODS.items() if learning.preferences)),
-    ),
 )
 
 

@@ -18,53 +18,80 @@ Method = Literal["sft", "distill", "dpo", "ipo", "kto", "orpo", "simpo", "grpo"]
 class Learning:
     """What a method learns from.
 
-    `rows` are the kinds of rows (`pipeline.chat.rows.Kind`) that are trained. `preferences` says that answers
-    are judged, `pairs` that they are compared in pairs, `reference` that they are also scored by the model
-    without its adapter, `beta` and `dropout` are the defaults of `train.preference.beta` and
-    `train.lora_dropout`. `loss` says in words what is made smaller. `prompts` says that the model gives its
-    own answers and is only shown what stands before the last one, `teacher` that it learns how the file that
-    its base was made from answers. `keeps` are the folders beside the checkpoints that a start from nothing
-    leaves: they know what they are of. `learner` is its module below `pipeline.stages.train`.
+    `rows` are the kinds of rows (`pipeline.chat.rows.Kind`) that are trained. `settings` are the settings
+    that not every method reads. `answers` says in words what is done with entire answers, of whose
+    likelihoods it learns; empty if it learns tokens. `preferences` says that answers are judged, `pairs` that
+    they are compared in pairs, `reference` that they are also scored by the model without its adapter,
+    `others` that other prompts' answers are scored too, `beta` and `dropout` are the defaults of
+    `train.preference.beta` and `train.lora_dropout`. `loss` says in words what is made smaller, `measures`
+    what a sweep can go by. `prompts` says that the model gives its own answers and is only shown what stands
+    before the last one, `teacher` that it learns how the file that its base was made from answers. `keeps`
+    are the folders beside the checkpoints that a start from nothing leaves: they know what they are of.
+    `learner` is its module below `pipeline.stages.train`.
     """
 
     rows: tuple[str, ...]
     loss: str
+    settings: tuple[str, ...]
+    measures: tuple[str, ...] = ("eval_loss",)
+    answers: str = ""
     preferences: bool = False
     pairs: bool = False
     prompts: bool = False
     teacher: bool = False
     reference: bool = False
+    others: bool = False
     beta: float | None = None
     dropout: float = 0.05
     keeps: tuple[str, ...] = ()
     learner: str = "learner"
 
 
-_judged = partial(Learning, preferences=True, learner="preference.learner")
+SFT_WEIGHT = "train.sft_weight"
+OF_JUDGED = ("train.preference.beta", "report.gate.min_preference_accuracy")
+_judged = partial(
+    Learning,
+    settings=OF_JUDGED,
+    measures=("eval_loss", "accuracy"),
+    answers="compares answers to one prompt",
+    preferences=True,
+    learner="preference.learner",
+)
+_paired = partial(_judged, ("preference",), pairs=True)
+_pulled = partial(_paired, settings=(*OF_JUDGED, SFT_WEIGHT))  # towards the chosen answers too
 
 METHODS: Mapping[Method, Learning] = {
-    "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards"),
+    "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards", ("train.reward",)),
     "distill": Learning(
         ("chat", "text"),
         "divergence from the original",
+        (SFT_WEIGHT,),
         teacher=True,
         keeps=(TEACHER,),
         learner="distill.learner",
     ),
-    "dpo": _judged(("preference",), "log-sigmoid of the margin", pairs=True, reference=True, beta=0.1),
-    "ipo": _judged(("preference",), "squared distance from a margin", pairs=True, reference=True, beta=0.1),
-    "kto": _judged(("feedback", "preference"), "sigmoid of the gain", reference=True, beta=0.1),
-    "orpo": _judged(("preference",), "cross entropy and log-odds ratio", pairs=True, beta=0.1),
-    "simpo": _judged(("preference",), "log-sigmoid of the mean margin", pairs=True, beta=2.0),
+    "dpo": _pulled("log-sigmoid of the margin", reference=True, beta=0.1),
+    "ipo": _pulled("squared distance from a margin", reference=True, beta=0.1),
+    "kto": _judged(("feedback", "preference"), "sigmoid of the gain", reference=True, others=True, beta=0.1),
+    "orpo": _paired("cross entropy and log-odds ratio", beta=0.1),
+    "simpo": _pulled("log-sigmoid of the mean margin", beta=2.0),
     "grpo": Learning(
         ("prompt", "chat"),
         "clipped policy gradient of rewards",
+        ("train.grpo",),
+        measures=("reward",),
+        answers="learns from the model's own answers alone",
         prompts=True,
         dropout=0.0,
         keeps=(ROUNDS, ROLLOUTS),
         learner="grpo.learner",
     ),
 }
+
+
+def methods_reading(setting: str) -> list[Method]:
+    """The methods that read one of the `settings`."""
+    return [method for method, learning in METHODS.items() if setting in learning.settings]
 
 
 def learners(kind: str) -> list[Method]:

@@ -47,14 +47,14 @@ def training_problems(
             f"train.train_on_prompt is on and train.method is {train.method} with sft_weight 0, which learns "
             "from all tokens already: set it to false"
         )
-    if train.train_on_prompt and learning.preferences:
+    if train.train_on_prompt and learning.answers:
         yield (
-            f"train.train_on_prompt is on and train.method is {train.method}, which compares answers to one "
-            "prompt: set it to false"
+            f"train.train_on_prompt is on and train.method is {train.method}, which {learning.answers}: set "
+            "it to false"
         )
     if learning.prompts:
         yield from _of_prompts(train)
-    if compared and (learning.preferences or learning.prompts):
+    if compared and learning.answers:
         yield (
             f"compare.seeds names seeds and train.method is {train.method}, and strategies are compared by "
             "supervised training: set the seeds to []"
@@ -102,11 +102,6 @@ def _of_prompts(train: Train) -> Iterator[str]:
         yield (
             f"train.lora_dropout is {train.dropout:g}, and method grpo compares likelihoods before and after "
             "a step, in which the dropout would be all: set it to 0.0 or null"
-        )
-    if train.train_on_prompt:
-        yield (
-            f"train.train_on_prompt is on and train.method is {train.method}, which learns from the model's "
-            "own answers alone: set it to false"
         )
     problem = merged_only(train.model_dump(include={*train.tuning.settings}))
     if problem and train.grpo.rollouts == "llama-server":

@@ -98,11 +98,12 @@ def forwards(train: Train) -> float:
     and KTO's other answers by the model in every pass; GRPO's own likelihoods before a round, and those
     without the adapter if the divergence counts.
     """
-    if METHODS[train.method].prompts:
+    learning = METHODS[train.method]
+    if learning.prompts:
         return 2.0 if train.grpo.kl_beta else 1.0
     passes = max(train.num_train_epochs, 1.0) if train.max_steps <= 0 else 1.0
-    others = 1 + 1 / passes if train.method == "kto" else 0.0
-    return METHODS[train.method].reference / passes + others
+    others = 1 + 1 / passes if learning.others else 0.0
+    return learning.reference / passes + others
 
 
 def run_of(train: Train, packed_rows: int, tokens: int) -> Work:

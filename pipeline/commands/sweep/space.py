@@ -21,11 +21,10 @@ from pipeline.workflow.stages import table
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-MEASURES = ("accuracy", "reward")  # what is better the higher it is; eval_loss the lower
+LOSS = "eval_loss"  # the lower the better; of all else that is measured, the higher
 # how a run is watched and kept; trials that differ in it could not be compared while they run
 WATCHING = ("eval_steps", "save_steps", "sample_rows")
 ON_GRID = 1e-9  # of a step: how far a value may be off the grid by rounding
-OF_THE_LOSS = ("train.preference.", "train.sft_weight")
 
 
 class Range(Section):
@@ -88,7 +87,7 @@ class Space(Section):
     @property
     def maximize(self) -> bool:
         """Whether a higher value of the metric is better."""
-        return self.metric in MEASURES
+        return self.metric != LOSS
 
     def distributions(self) -> dict[str, "BaseDistribution"]:
         """The space as Optuna has it; choices are JSON, for Optuna knows no lists."""
@@ -148,18 +147,12 @@ def read_space(path: Path) -> Space:
 
 def check_space(space: Space, params: Params) -> None:
     """Raise `ConfigError` for a key that can't be searched or a value invalid for it with these settings."""
-    method, learning = params.train.method, METHODS[params.train.method]
-    fits = {
-        "eval_loss": not learning.prompts,
-        "accuracy": learning.preferences,
-        "reward": learning.prompts,
-    }
-    if not fits[space.metric]:
-        names = [name for name, measured in fits.items() if measured]
+    method, measures = params.train.method, METHODS[params.train.method].measures
+    if space.metric not in measures:
         raise ConfigError(
             "Q-SWEEP-002",
             f"metric is {space.metric}, which train.method {method} doesn't measure: set it to "
-            f"{' or '.join(names)}",
+            f"{' or '.join(measures)}",
         )
     for name, values in space.keys.items():
         place_of(name)
@@ -182,7 +175,7 @@ def unsearchable(name: str, metric: str) -> str | None:
         return "the finalists are trained with other seeds anyway (`seeds`): remove it"
     if key in WATCHING:
         return "it is about how a run is watched, not about what is learned: remove it"
-    if name.startswith(OF_THE_LOSS) and metric == "eval_loss":
+    if metric == LOSS and any(name in learning.settings for learning in METHODS.values()):
         return "it changes what eval_loss means: trials can't be compared by that. Remove it"
     return None
 
@@ -207,7 +200,5 @@ def with_settings(params: Params, settings: Mapping[str, Any]) -> dict[str, Any]
 
 def settings_of(space: Space, params: Params) -> dict[str, Any]:
     """The values that `params` have of the keys of the space; for null, the method's own."""
-    values, train = params.model_dump(mode="json"), params.train
-    values["train"]["lora_dropout"] = train.dropout
-    values["train"]["preference"]["beta"] = train.beta
+    values = params.model_copy(update={"train": params.train.decided()}).model_dump(mode="json")
     return {name: value_at(values, place_of(name)) for name in space.keys}

@@ -1,7 +1,7 @@
 """How the adapter is trained: section `train`."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -209,12 +209,17 @@ class Train(Section):
         share = METHODS[self.method].dropout if self.lora_dropout is None else self.lora_dropout
         return share if "lora_dropout" in self.tuning.settings else 0.0
 
+    def decided(self) -> Self:
+        """The section with the method's own values instead of null."""
+        preference = self.preference.model_copy(update={"beta": self.beta})
+        return self.model_copy(update={"lora_dropout": self.dropout, "preference": preference})
+
     def problems(self) -> Iterator[str]:
         """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""
         learning = METHODS[self.method]
         if learning.teacher and self.sft_weight > 1:
             yield f"sft_weight is {self.sft_weight:g}, of method {self.method} a share: set it to 0 to 1"
-        if self.neftune_noise_alpha is not None and (learning.preferences or learning.prompts):
+        if self.neftune_noise_alpha is not None and learning.answers:
             yield (
                 f"neftune_noise_alpha is set, and method {self.method} compares likelihoods, in which the "
                 "noise would be all: set it to null"

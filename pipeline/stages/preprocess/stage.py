@@ -70,7 +70,7 @@ def preprocess(
     train = train or Train()
     learning = METHODS[train.method]
     # a pair's answers share a row, and so do the answers to a prompt, which itself is not packed
-    if packing or learning.preferences or learning.prompts:
+    if packing or learning.answers:
         need_rows_apart(base)
     packing = packing and not learning.prompts
     to_tokens = Tokenization(loaded_base, max_length, packing, train)

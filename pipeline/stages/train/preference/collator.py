@@ -27,7 +27,7 @@ class PreferenceCollator:
 
     def __init__(self, plain: Collator, method: Method, rows: Any) -> None:
         self.plain, self.rows = plain, rows
-        self.pairs, self.others = METHODS[method].pairs, method == "kto"
+        self.pairs, self.others = METHODS[method].pairs, METHODS[method].others
         self.longest = max(map(sum, rows["seq_lengths"]), default=0) if self.others else 0  # tokens
 
     def __call__(self, examples: list[PackedRow]) -> Batch:
