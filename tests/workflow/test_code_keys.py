@@ -329,7 +329,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "the loss of GRPO": ("stages/train/grpo/losses.py", other("correction"), {"train.grpo"}),
     "rollouts in llama-server": ("stages/train/grpo/rollouts.py", other("complete"), {"train.grpo"}),
     "the guards of GRPO": (
-        "stages/train/monitoring/grpo_rules.py",
+        "stages/train/grpo/rules.py",
         replaced("SAME = 0.8", "SAME = 0.7"),
         {"train.grpo"},
     ),

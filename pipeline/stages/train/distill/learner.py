@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
+from pipeline.stages.train.distill.rules import DISTILL_END, DISTILL_STEP
 from pipeline.stages.train.learner import Learner, Learning
+from pipeline.stages.train.monitoring.monitor import RuleSets
+from pipeline.stages.train.monitoring.run_rules import EVERY_EVAL
 from pipeline.stages.train.proofs import BEFORE, held_out_before
 
 
 class DistillLearner(Learner):
     """Asks the original about every row, once."""
 
+    rules: ClassVar[RuleSets] = RuleSets(DISTILL_STEP, EVERY_EVAL, DISTILL_END)
     teacher: Any
     before: float | None
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from pipeline.config.methods import METHODS
 from pipeline.config.sections import Train
 from pipeline.core.checks import Check
 
@@ -31,8 +30,6 @@ class Run:
 
     def __init__(self, max_steps: int, settings: Train) -> None:
         self.max_steps, self.settings = max_steps, settings
-        learning = METHODS[settings.method]
-        self.teacher, self.preferences = learning.teacher, learning.preferences
         self.losses: list[float] = []
         self.gradients: list[float] = []
         self.speeds: list[float] = []
@@ -62,7 +59,8 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(finite) if finite else math.nan
 
 
-Rules = dict[str, Callable[[Run], Check]]
+Rule = Callable[[Run], Check]
+Rules = dict[str, Rule]
 
 
 class RuleSets(NamedTuple):

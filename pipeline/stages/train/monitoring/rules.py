@@ -4,17 +4,19 @@ training.
 A rule looks at the run up to its newest row and gives a `Check` with the figures, the likely cause and the
 remedy. The ranges are those of Axolotl's documentation on monitoring and debugging runs: loss 0.5 to 2.0,
 gradient norm 0.1 to 10 with an alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up
-to 0.1, rank 8 to 64. Of `train.method` distill the loss is a divergence (nats) that is small from the start,
-and its gradient with it: no range is usual there, only falling is. Nor is one for losses of preferences,
-whose learning rates are those of their papers and of TRL's documentation (5e-7 to 1e-4 with an adapter).
+to 0.1, rank 8 to 64. Methods whose losses are none of chats have rules of their own in module `rules` of
+their rooms.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import (
     USUAL_LOSS,
     WINDOW,
+    Rule,
     Rules,
     Run,
     failure,
@@ -33,7 +35,7 @@ SLOW = 1 / 3  # of the median speed
 SLOW_STEPS = 5
 OVERFLOWS = 5  # in a row: float16's loss scale finds its size by overflowing a few times
 HISTORY = 200  # steps that the usual speed is taken from
-FALLEN_NATS = 1.0  # by so much a chosen answer may have become less likely
+FATAL = partial(failure, id="Q-TRAIN-011")  # of a loss of 0
 
 
 def finite_loss(run: Run) -> Check:
@@ -77,21 +79,17 @@ def finite_gradient(run: Run) -> Check:
     )
 
 
-def zero_loss(run: Run) -> Check:
-    """A loss of exactly 0, which no text has."""
-    if run.losses[-1] != 0.0:
-        return passed("never exactly 0")
-    if run.newest.get("weightless"):
-        return passed("0 only where all chats of a step weigh nothing (train.reward)")
-    if run.preferences:
-        return warning("the loss is exactly 0", "every pair of the step is told apart entirely: train less")
-    cause = (
-        "the level answers just as the file it was made from: name a lower one as base.level"
-        if run.teacher
-        else "a masking or packing fault: nothing is trained, or a row sees its own answer: look at "
-        "reports/labels.html"
-    )
-    return failure("the loss is exactly 0", cause, "Q-TRAIN-011")
+def zero_loss(cause: str, verdict: Callable[[str, str], Check] = FATAL) -> Rule:
+    """A rule for a loss of exactly 0, which no text has, with its likely `cause`."""
+
+    def rule(run: Run) -> Check:
+        if run.losses[-1] != 0.0:
+            return passed("never exactly 0")
+        if run.newest.get("weightless"):
+            return passed("0 only where all chats of a step weigh nothing (train.reward)")
+        return verdict("the loss is exactly 0", cause)
+
+    return rule
 
 
 def trained_tokens(run: Run) -> Check:
@@ -135,8 +133,10 @@ def gradient_alarm(run: Run) -> Check:
     )
 
 
-def gradient_range(run: Run) -> Check:
-    """The gradient norm's running median outside 0.1 to 10; low is fine where the task is learned."""
+def gradient_range(run: Run, *, of_chats: bool = True) -> Check:
+    """The gradient norm's running median outside 0.1 to 10; low is fine where the task is learned, and with
+    losses that are none `of_chats`.
+    """
     low, high = USUAL_GRADIENT
     usual, loss = median(run.gradients[-WINDOW:]), median(run.losses[-WINDOW:])
     if len(run.gradients) < WINDOW or math.isnan(usual):
@@ -146,7 +146,7 @@ def gradient_range(run: Run) -> Check:
         return warning(
             text, "unstable learning: lower train.learning_rate, or raise train.gradient_accumulation_steps"
         )
-    if run.teacher or run.preferences:
+    if not of_chats:
         return passed(f"{text} for chats, other ones under {run.settings.method}")
     if usual < low and loss >= USUAL_LOSS[0]:
         return warning(
@@ -184,27 +184,13 @@ def speed(run: Run) -> Check:
     )
 
 
-def chosen(run: Run) -> Check:
-    """Whether the chosen answers have become less likely than they were, as the loss of pairs allows."""
-    gains = [step["chosen_gain"] for step in run.measures if "chosen_gain" in step]
-    if len(gains) < WINDOW:
-        return unknown(f"no reference, or fewer than {WINDOW} steps")
-    gain = median(gains[-WINDOW:])
-    text = f"log-probability {gain:+.3g} against the reference in the median of {WINDOW} steps"
-    if gain >= -FALLEN_NATS:
-        return passed(text)
-    return warning(
-        text,
-        "the chosen answers become less likely, though the rejected ones do so faster: "
-        + ("" if run.settings.method == "kto" else "set train.sft_weight (0.2 for example), or ")
-        + "lower train.learning_rate",
-    )
-
-
 EVERY_STEP: Rules = {
     "finite loss": finite_loss,
     "finite gradient": finite_gradient,
-    "zero loss": zero_loss,
+    "zero loss": zero_loss(
+        "a masking or packing fault: nothing is trained, or a row sees its own answer: look at "
+        "reports/labels.html"
+    ),
     "trained tokens": trained_tokens,
     "zero gradient": frozen,
     "gradient alarm": gradient_alarm,
@@ -213,7 +199,7 @@ EVERY_STEP: Rules = {
     "speed": speed,
     **SETTINGS,
 }
-EVERY_PREFERENCE: Rules = {"chosen answers": chosen}  # beside those, where answers are judged
+OTHER_LOSSES: Rules = {"gradient range": partial(gradient_range, of_chats=False)}  # instead of that one
 
 
 def _rows(run: Run) -> str:

@@ -1,13 +1,13 @@
 """The rules that look at settings, evaluations and the entire run; those for every step are in `rules`."""
 
 import math
-from collections.abc import Callable
 
 from pipeline.config.tuners import Rate, rates_of
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import (
     USUAL_LOSS,
     WINDOW,
+    Rule,
     Rules,
     Run,
     failure,
@@ -22,7 +22,7 @@ RISEN = 1.02
 FEW = 4  # steps at the very start that are also taken as its start
 
 
-def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Callable[[Run], Check]:
+def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Rule:
     """A rule for a `train` setting usually between `low` and `high`; `whose` range, if not the tuner's."""
 
     def rule(run: Run) -> Check:
@@ -34,12 +34,9 @@ def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Call
 
 
 def learning_rate(run: Run) -> Check:
-    """The peak learning rate: usual for preferences is a fraction of the usual one."""
-    rates, method = rates_of(run.settings.tuner), run.settings.method
-    if run.preferences and rates.preferences:
-        cause = "a higher one makes the chosen answers less likely too"
-        return usual_rate(run, rates.preferences, cause, method)
-    return usual_rate(run, rates.usual, "higher learns fast and forgets, lower may not learn")
+    """The peak learning rate."""
+    cause = "higher learns fast and forgets, lower may not learn"
+    return usual_rate(run, rates_of(run.settings.tuner).usual, cause)
 
 
 def usual_rate(run: Run, rate: Rate, cause: str, whose: str = "") -> Check:
@@ -98,23 +95,20 @@ def overfitting(run: Run) -> Check:
     )
 
 
-def falling(run: Run) -> Check:
-    """The last fifth's loss against the first's, or the first steps': easy tasks are learned early."""
-    fifth = len(run.losses) // 5
-    if fifth < FEW:
-        return unknown(f"{len(run.losses)} steps are too few to tell")
-    first, last = max(median(run.losses[:FEW]), median(run.losses[:fifth])), median(run.losses[-fifth:])
-    text = f"from {first:.3g} to {last:.3g} (medians of the first and the last steps)"
-    if last < first * FALLEN:
-        return passed(text)
-    cause = (
-        "nothing is recovered: raise train.r, train.learning_rate or the steps, or the level is as near to "
-        "its original as it gets"
-        if run.teacher
-        else "nothing is learned: raise train.learning_rate or the steps, or the model knows these answers "
-        "already"
-    )
-    return warning(text, cause)
+def falling(cause: str) -> Rule:
+    """A rule for the last fifth's loss against the first's, or the first steps': easy tasks are learned
+    early. `cause` is what it may be if it has not fallen.
+    """
+
+    def rule(run: Run) -> Check:
+        fifth = len(run.losses) // 5
+        if fifth < FEW:
+            return unknown(f"{len(run.losses)} steps are too few to tell")
+        first, last = max(median(run.losses[:FEW]), median(run.losses[:fifth])), median(run.losses[-fifth:])
+        text = f"from {first:.3g} to {last:.3g} (medians of the first and the last steps)"
+        return passed(text) if last < first * FALLEN else warning(text, cause)
+
+    return rule
 
 
 def end_loss(run: Run) -> Check:
@@ -122,14 +116,6 @@ def end_loss(run: Run) -> Check:
     if not run.losses:
         return unknown("no step yet")
     (low, high), loss = USUAL_LOSS, median(run.losses[-WINDOW:])
-    if run.teacher:
-        weight = run.settings.sft_weight
-        mixed = f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
-        return passed(
-            f"{loss:.3g} in the last steps: nats between the level's answers and the original's{mixed}"
-        )
-    if run.preferences:
-        return passed(f"{loss:.3g} in the last steps, of train.method {run.settings.method}")
     text = f"{loss:.3g} in the last steps, usual for chats are {low:g} to {high:g}"
     if loss < low:
         return passed(
@@ -143,4 +129,9 @@ def end_loss(run: Run) -> Check:
 
 
 EVERY_EVAL: Rules = {"finite eval loss": finite_eval_loss, "overfitting": overfitting}
-AT_END: Rules = {"falling loss": falling, "end loss": end_loss}
+AT_END: Rules = {
+    "falling loss": falling(
+        "nothing is learned: raise train.learning_rate or the steps, or the model knows these answers already"
+    ),
+    "end loss": end_loss,
+}

@@ -9,14 +9,14 @@ from pipeline.config.methods import METHODS
 from pipeline.stages.train.checkpoints import REFERENCE
 from pipeline.stages.train.learner import Learner, Learning
 from pipeline.stages.train.monitoring.monitor import RuleSets
-from pipeline.stages.train.monitoring.rules import EVERY_PREFERENCE, EVERY_STEP
-from pipeline.stages.train.monitoring.run_rules import AT_END, EVERY_EVAL
+from pipeline.stages.train.monitoring.run_rules import EVERY_EVAL
+from pipeline.stages.train.preference.rules import PREFERENCE_END, PREFERENCE_STEP
 
 
 class PreferenceLearner(Learner):
     """Compares answers, with those of the untrained model where the method has such a reference."""
 
-    rules: ClassVar[RuleSets] = RuleSets(EVERY_STEP | EVERY_PREFERENCE, EVERY_EVAL, AT_END)
+    rules: ClassVar[RuleSets] = RuleSets(PREFERENCE_STEP, EVERY_EVAL, PREFERENCE_END)
 
     def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
         """The collators that know both answers, and the trainer with its reference."""

@@ -1,0 +1,59 @@
+"""The rules for a run that learns from judged answers.
+
+No range is usual for losses of preferences and their gradients. Learning rates are those of their papers and
+of TRL's documentation (5e-7 to 1e-4 with an adapter).
+"""
+
+from pipeline.config.methods import METHODS, SFT_WEIGHT
+from pipeline.config.tuners import rates_of
+from pipeline.core.checks import Check
+from pipeline.stages.train.monitoring import run_rules
+from pipeline.stages.train.monitoring.monitor import WINDOW, Rules, Run, median, passed, unknown, warning
+from pipeline.stages.train.monitoring.rules import EVERY_STEP, OTHER_LOSSES, zero_loss
+
+FALLEN_NATS = 1.0  # by so much a chosen answer may have become less likely
+
+
+def learning_rate(run: Run) -> Check:
+    """The peak learning rate: usual is a fraction of what is usual for chats, unless the tuner has none."""
+    rate = rates_of(run.settings.tuner).preferences
+    if rate is None:
+        return run_rules.learning_rate(run)
+    cause = "a higher one makes the chosen answers less likely too"
+    return run_rules.usual_rate(run, rate, cause, run.settings.method)
+
+
+def chosen(run: Run) -> Check:
+    """Whether the chosen answers have become less likely than they were, as the loss of pairs allows."""
+    gains = run.measured("chosen_gain")
+    if len(gains) < WINDOW:
+        return unknown(f"no reference, or fewer than {WINDOW} steps")
+    gain = median(gains[-WINDOW:])
+    text = f"log-probability {gain:+.3g} against the reference in the median of {WINDOW} steps"
+    if gain >= -FALLEN_NATS:
+        return passed(text)
+    pulls = SFT_WEIGHT in METHODS[run.settings.method].settings
+    return warning(
+        text,
+        "the chosen answers become less likely, though the rejected ones do so faster: "
+        + ("set train.sft_weight (0.2 for example), or " if pulls else "")
+        + "lower train.learning_rate",
+    )
+
+
+def end_loss(run: Run) -> Check:
+    """Where the loss stands, for information."""
+    if not run.losses:
+        return unknown("no step yet")
+    loss = median(run.losses[-WINDOW:])
+    return passed(f"{loss:.3g} in the last steps, of train.method {run.settings.method}")
+
+
+PREFERENCE_STEP: Rules = {
+    **EVERY_STEP,
+    **OTHER_LOSSES,
+    "zero loss": zero_loss("every pair of the step is told apart entirely: train less", warning),
+    "learning rate": learning_rate,
+    "chosen answers": chosen,
+}
+PREFERENCE_END: Rules = {**run_rules.AT_END, "end loss": end_loss}
