@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pipeline.chat.rendering import Unrenderable
+from pipeline.chat.rows import completed
 from pipeline.chat.template_probe import Message
 from pipeline.chat.tokens import IGNORED, Encoded, Row, chat_request, encode
 
@@ -26,9 +27,7 @@ UNKNOWN = "unknown"  # the domain of a row without one
 
 def as_chat(row: Row) -> Row:
     """A row of kind prompt or chat as a chat that ends with the expected answer, of which alone it is."""
-    turns = row["messages"]
-    if row.get("kind") == "prompt":
-        turns = [*turns, {"role": "assistant", "content": row["answer"]}]
+    turns = completed(row)
     last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
     context = [read_only(turn) for turn in turns[: max(last, 0)]]
     answer = [

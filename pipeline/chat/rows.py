@@ -20,6 +20,8 @@ from pipeline.core.jsonl import BadLine
 
 Kind = Literal["chat", "preference", "feedback", "prompt", "text"]
 TRAINED = ("chat", "text")  # the kinds that supervised training learns from
+JUDGED = ("preference", "feedback")  # those whose answers are judged
+ANSWERED = ("chat", "feedback")  # those whose messages end with the answer
 Role = Literal["system", "user", "assistant", "tool"]
 Row = dict[str, Any]  # a `CanonicalRow` while it is built
 Edit = Callable[[str], str]
@@ -133,7 +135,8 @@ class Text(Envelope):
 CanonicalRow = Annotated[Chat | Preference | Feedback | Prompt | Text, Discriminator("kind")]
 
 ENVELOPE = ("id", "source", "kind", "domain")  # about the row, no part of its content
-TURN_LISTS = ("messages", "chosen", "rejected")
+SIDES = ("chosen", "rejected")  # of a pair
+TURN_LISTS = ("messages", *SIDES)
 
 
 class BadRow(BadLine):
@@ -147,6 +150,17 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
     } | TypeAdapter(CanonicalRow, config=ConfigDict(extra="forbid")).json_schema()
+
+
+def conversations(row: Row) -> list[list[dict[str, Any]]]:
+    """The turns of each text that a row is trained as: two if it has two answers."""
+    return [row["messages"] + row[side] for side in SIDES if side in row] or [row["messages"]]
+
+
+def completed(row: Row) -> list[dict[str, Any]]:
+    """The turns of a row up to the answer that is wanted: the chosen one, what a checker expects."""
+    expected = [{"role": "assistant", "content": row["answer"]}] if "answer" in row else []
+    return [*row["messages"], *row.get("chosen", ()), *expected]
 
 
 def row_id(row: Row) -> str:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import TRAINED, Row
+from pipeline.chat.rows import TRAINED, Row, completed
 from pipeline.chat.tokens import Encoded, encodable
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
@@ -66,15 +66,10 @@ def has_stand_ins(path: Path) -> bool:
 
 def stand_in(row: Row) -> Row | None:
     """The row as a chat that ends in the wanted answer; None if it has none."""
-    kind, turns = row.get("kind", "chat"), row["messages"]
-    if kind == "preference":
-        turns = turns + row["chosen"]
-    elif kind == "prompt":
-        turns = [*turns, {"role": "assistant", "content": row["answer"]}]
-    elif kind != "feedback" or not row["label"]:
+    if row.get("kind", "chat") in TRAINED or not row.get("label", True):
         return None
     prompt: Row = {key: row[key] for key in ("id", "source", "domain", "tools") if key in row}
-    return prompt | {"kind": "chat", "messages": turns}
+    return prompt | {"kind": "chat", "messages": completed(row)}
 
 
 def drawn(rows: Iterable[Row], count: int, seed: int = SEED) -> list[Row]:

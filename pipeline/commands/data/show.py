@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.answers import answers_of
-from pipeline.chat.rows import Row
+from pipeline.chat.rows import JUDGED, Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
@@ -116,7 +116,7 @@ def _tokenizer(root: Path) -> Any:
 
 def _sides(row: Row) -> list[tuple[str, list[dict[str, Any]]]]:
     """(title, messages) of each text that comes of a row."""
-    if row["kind"] in ("preference", "feedback"):
+    if row["kind"] in JUDGED:
         thumb = "thumb up" if row.get("label") else "thumb down"
         return [(name or thumb, chat["messages"]) for _, name, chat in answers_of(row)]
     return [("", row["messages"])]

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.rows import completed
 from pipeline.chat.selection import drawn, is_answerable
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.config.products import ModelFiles
@@ -72,7 +73,7 @@ def _answerable(file: Path) -> Iterator[Row]:
     for row in read_rows(file):
         kind = row.get("kind", "chat")
         if kind == "prompt":
-            yield row | {"messages": [*row["messages"], {"role": "assistant", "content": row["answer"]}]}
+            yield row | {"messages": completed(row)}
         elif kind == "chat" and len(row["messages"]) > 1 and is_answerable(row):
             yield row
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.chat.rows import JUDGED
 from pipeline.chat.tokens import NOT_LEARNED, Row
 
 EXAMPLES = 2  # of each kind of row, and of each reason
@@ -60,7 +61,7 @@ def row_name(row: Row, file: str, number: int) -> str:
 
 def kind_of(row: Row, *, unfolded: bool) -> str:
     """What to look at in a row: its kind, unfolded, text, tools, reasoning, untrained turn, or turns."""
-    if row.get("kind") in ("preference", "feedback"):
+    if row.get("kind") in JUDGED:
         return str(row["kind"])
     turns = row.get("messages", [])
     answers = [turn for turn in turns if turn["role"] == "assistant"]

@@ -11,7 +11,7 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from pipeline.chat.rows import TURN_LISTS, Row
+from pipeline.chat.rows import ANSWERED, TURN_LISTS, Row
 from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, Tokens, filtered, tokenize
 from pipeline.stages.curate.comparing.spill import offsets_of
 
@@ -43,7 +43,7 @@ def parts(row: Row) -> Iterator[Part]:
     The request is what the user says, of a chat only before the last answer.
     """
     roles = [turn["role"] for turn in row["messages"]]
-    answered = row["kind"] not in ("preference", "prompt") and "assistant" in roles
+    answered = row["kind"] in ANSWERED and "assistant" in roles
     last = len(roles) - roles[::-1].index("assistant") if answered else len(roles) + 1
     for field in TURN_LISTS:
         for number, turn in enumerate(row.get(field, ()), start=1):

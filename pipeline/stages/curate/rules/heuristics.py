@@ -21,11 +21,11 @@ def refusals(row: Row, changes: Changes) -> Row:
 
     Only answers that are trained to be given count: not those with `train: false` or a thumb down.
     """
-    field = "chosen" if row["kind"] == "preference" else "messages"
+    field = "chosen" if "chosen" in row else "messages"
     last = row[field][-1] if row[field] else {}
     trained = last.get("train", True) and row.get("label", True) and not last.get("tool_calls")
     if (
-        row["kind"] in ("chat", "feedback", "preference")
+        row["kind"] != "prompt"
         and last.get("role") == "assistant"
         and len(last["content"]) <= LONGEST_REFUSAL
         and trained
@@ -83,7 +83,7 @@ def languages(wanted: tuple[str, ...]) -> Rule:
 
 def answers(row: Row) -> Iterator[tuple[str, str]]:
     """(place, text) of what is to be learned: trained assistant turns, chosen answers, trained segments."""
-    field = "chosen" if row["kind"] == "preference" else "messages"
+    field = "chosen" if "chosen" in row else "messages"
     for number, turn in enumerate(row[field], start=1):
         if turn["role"] == "assistant" and turn.get("train", True):
             yield f"{field} {number}", turn["content"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, Literal
 
-from pipeline.chat.rows import TURN_LISTS, BadRow, Row, edit_texts
+from pipeline.chat.rows import ANSWERED, SIDES, TURN_LISTS, BadRow, Row, edit_texts
 from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 
@@ -33,7 +33,7 @@ FOLLOWERS = {
     "call": ("tool",),
     "tool": ("tool", "assistant"),
 }
-ANSWERED = ("assistant", "call")  # how a conversation to learn from ends
+SAID = ("assistant", "call")  # how a conversation to learn from ends
 ASKED = ("user", "tool")  # how a prompt ends
 
 
@@ -128,22 +128,21 @@ def check_turns(row: Row) -> None:
     """
     if row["kind"] == "text":
         _check_segments(row["segments"])
-    elif row["kind"] in ("chat", "feedback"):
+    elif row["kind"] in ANSWERED:
         _check_answer(row["messages"], "messages", "start")
     else:
         last = _walk(row["messages"], "messages", "start")
         if last not in ASKED:
             raise BadRow("bad_order", "the last turn of the prompt is neither the user's nor a tool's")
-        for field in ("chosen", "rejected"):
-            if field in row:
-                _check_answer(row[field], field, last)
+        for field in filter(row.__contains__, SIDES):
+            _check_answer(row[field], field, last)
 
 
 def _check_answer(turns: Turns, field: str, before: str) -> None:
     answers = [turn for turn in turns if turn["role"] == "assistant"]
     if not answers:
         raise BadRow("no_assistant", f"{field} has no assistant's turn")
-    if _walk(turns, field, before) not in ANSWERED:
+    if _walk(turns, field, before) not in SAID:
         raise BadRow("bad_order", f"the last turn of {field} is not the assistant's")
     if not any(turn.get("train", True) for turn in answers):
         raise BadRow("nothing_to_train", f"every assistant's turn of {field} is kept out of training")
@@ -176,7 +175,7 @@ def repair_turns(row: Row, changes: Changes) -> Row:
     Nothing is put in and nothing reordered; whatever is joined or dropped goes to `changes`, by its place in
     the row as it came.
     """
-    answers = ("messages",) if row["kind"] in ("chat", "feedback") else ("chosen", "rejected")
+    answers = ("messages",) if row["kind"] in ANSWERED else SIDES
     repaired = dict(row)
     for field in filter(row.__contains__, TURN_LISTS):
         kept = _drop_tail(row[field], field, changes) if field in answers else row[field]

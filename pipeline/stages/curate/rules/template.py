@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import BadRow, Row
+from pipeline.chat.rows import BadRow, Row, conversations
 from pipeline.chat.template import SPECIAL, compiled
 from pipeline.core.errors import DataError
 
@@ -58,12 +58,10 @@ class ChatTemplate:
 
     def rendered(self, row: Row) -> list[str]:
         """The texts a row is trained as: one, of a preference two, of segments each. Raises `BadRow`."""
-        messages, tools = row["messages"], row.get("tools")
         if row["kind"] == "text":
             return [segment["text"] for segment in row["segments"]]
-        if row["kind"] == "preference":
-            return [self.render(messages + row[side], tools) for side in ("chosen", "rejected")]
-        return [self.render(messages, tools, prompt=row["kind"] == "prompt")]
+        tools = row.get("tools")
+        return [self.render(turns, tools, prompt=row["kind"] == "prompt") for turns in conversations(row)]
 
 
 def _sources(folder: Path, named: object) -> dict[str, str]:

@@ -13,7 +13,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import Row
+from pipeline.chat.rows import ANSWERED, Row
 from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.stages.curate.rules.shape import has_endless_marks
@@ -143,7 +143,7 @@ class TokenCounter:
         order of roles, blank turns apart: a template can put its own words where a system turn says nothing.
         Raises `BadRow` as the template does.
         """
-        if not self.bounded or "tools" in row or row["kind"] not in ("chat", "feedback"):
+        if not self.bounded or "tools" in row or row["kind"] not in ANSWERED:
             return None
         shape, size = [], 0
         for turn in row["messages"]:
