@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pipeline.config.methods import METHODS, methods_reading
 from pipeline.config.sections import Section
 from pipeline.config.sections.values import group_of, keys_of
+from pipeline.config.strategies import STRATEGIES
 from pipeline.config.tuners import REFUSED_ELSEWHERE, TUNERS, readers
 from pipeline.core.text import listed
 
@@ -71,10 +72,8 @@ class Idle(NamedTuple):
 MERGED = Has("base.quantization", ("nf4", "none"))
 GGUF = Has("base.quantization", ("gguf",))
 SEEDS = Has("compare.seeds")
-DISTILLED = (
-    Has("quantize.distill"),
-    Has("compare.strategies", ("distilled_scales", "merged_distilled"), "names"),
-)
+DISTILLING = tuple(name for name, strategy in STRATEGIES.items() if strategy.distills)
+DISTILLED = (Has("quantize.distill"), Has("compare.strategies", DISTILLING, "names"))
 
 
 def of_methods() -> Iterator[Only]:

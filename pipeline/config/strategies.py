@@ -20,13 +20,16 @@ class Strategy(NamedTuple):
     """One strategy; `{level}` in its texts is the level's name.
 
     `on_nf4`: what ships is made of an adapter trained on NF4, which all such strategies have in common, and
-    nothing else is trained. `merge_base` is what such an adapter is merged into, if it is.
+    nothing else is trained. `merge_base` is what such an adapter is merged into, if it is. `beside`: the
+    adapter is put on the level. `distills`: the level's scales learn the answers of a 16-bit model.
     """
 
     title: str
     remedy: str  # what takes a user there
     on_nf4: bool = False
     merge_base: Literal["16-bit", "nf4"] = "16-bit"
+    beside: bool = False
+    distills: bool = False
 
 
 STRATEGIES = {
@@ -43,10 +46,12 @@ STRATEGIES = {
         "train on NF4, put the adapter on the base's {level}",
         "add base-{level} to quantize.levels and run `quench serve base-{level} --lora`",
         on_nf4=True,
+        beside=True,
     ),
     LORA_LEVEL: Strategy(
         "train on {level} itself, put the adapter on it",
         "set base.quantization to gguf and base.level to {level} (recipe demo-gguf shows how)",
+        beside=True,
     ),
     SCALES_LEVEL: Strategy(
         "tune the scales of {level} itself",
@@ -57,10 +62,12 @@ STRATEGIES = {
         "distill {level}, then tune its scales",
         "distill the base's {level} with train.method distill and train.tuner scales, then make that file "
         "base.model and train its scales; learning rates are 2.0e-3 and then 5.0e-3, train.weight_decay is 0",
+        distills=True,
     ),
     MERGED_DISTILLED: Strategy(
         "train on NF4, merge into 16 bit, make {level}, distill it from the merged model",
         "set merge.base to 16-bit, and add {level} to quantize.levels and to quantize.distill",
+        distills=True,
     ),
 }
 FOLDER = Path("models/.compare")  # scratch of the jobs of `compare`: neither Snakemake nor DVC looks at it

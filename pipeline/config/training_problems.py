@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Base, Graph, Train
+from pipeline.config.strategies import STRATEGIES
 from pipeline.config.targets import merged_only
 
 
@@ -119,7 +120,7 @@ def _of_merged_only(why: str, graph: Graph, full_parity: bool, compared: Sequenc
             f"{why}, which parity.depth full puts on the base's levels: leave it out, or set the depth to "
             "standard"
         )
-    if beside := [name for name in compared if "lora" in name]:
+    if beside := [name for name in compared if STRATEGIES[name].beside]:
         yield (
             f"{why}, which compare.strategies {' and '.join(beside)} put on a level: leave it out, or name "
             "other strategies"

@@ -113,7 +113,6 @@ class Measure:
     llama: Llama
     scratch: Path
     tensor_types: Mapping[str, str] = field(default_factory=dict)
-    distilled: Path = Path("reports/distill")  # a record for each distilled level
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
         """Held-out rows as tokens, and which next tokens are compared. Raises `DataError` for none."""

@@ -36,7 +36,8 @@ from pipeline.stages.parity.merged_weights import read_merge
 @dataclass(frozen=True)
 class Chain:
     """The models of one project: folders, the 16-bit GGUF, the levels' GGUFs by the names that
-    `quantize.levels` gives them, and those of the untuned base's levels that were made.
+    `quantize.levels` gives them, those of the untuned base's levels that were made, and the folder with a
+    record for each distilled level.
     """
 
     base: Path
@@ -45,6 +46,7 @@ class Chain:
     gguf: Path
     levels: dict[str, Path] = field(default_factory=dict)
     untuned: dict[str, Path] = field(default_factory=dict)
+    distilled: Path = Path("reports/distill")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
             find_llama(params.machine),
             scratch,
             params.quantize.tensor_types,
-            root / "reports/distill",
         )
         route = ROUTES[params.graph](params, root, measure)
         checks = measured(route.probes, params.parity.depth)
