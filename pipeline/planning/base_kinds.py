@@ -127,7 +127,7 @@ def logits_bytes(setup: Setup) -> int:
     gradient; rows in it are T ÷ ⌈V/h⌉ rounded up to a power of two.
     """
     shape, tokens = setup.shape, setup.tokens
-    if setup.loss == "liger" and not METHODS[setup.train.method].preferences:
+    if setup.loss == "liger" and not METHODS[setup.train.method].answers:
         rows = min(tokens, 1 << (ceil(tokens / ceil(shape.vocabulary / shape.hidden)) - 1).bit_length())
         return rows * shape.vocabulary * setup.element + tokens * FLOAT
     if setup.loss == "plain":
