@@ -47,7 +47,7 @@ class Learning:
     learner: str = "learner"
 
 
-SFT_WEIGHT = "train.sft_weight"
+REWARD, SFT_WEIGHT = "train.reward", "train.sft_weight"
 OF_JUDGED = ("train.preference.beta", "report.gate.min_preference_accuracy")
 _judged = partial(
     Learning,
@@ -61,7 +61,7 @@ _paired = partial(_judged, ("preference",), pairs=True)
 _pulled = partial(_paired, settings=(*OF_JUDGED, SFT_WEIGHT))  # towards the chosen answers too
 
 METHODS: Mapping[Method, Learning] = {
-    "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards", ("train.reward",)),
+    "sft": Learning(("chat", "text"), "cross entropy, weighted by rewards", (REWARD,)),
     "distill": Learning(
         ("chat", "text"),
         "divergence from the original",

@@ -200,5 +200,7 @@ def with_settings(params: Params, settings: Mapping[str, Any]) -> dict[str, Any]
 
 def settings_of(space: Space, params: Params) -> dict[str, Any]:
     """The values that `params` have of the keys of the space; for null, the method's own."""
-    values = params.model_copy(update={"train": params.train.decided()}).model_dump(mode="json")
+    values, train = params.model_dump(mode="json"), params.train
+    values["train"]["lora_dropout"] = train.dropout
+    values["train"]["preference"]["beta"] = train.beta
     return {name: value_at(values, place_of(name)) for name in space.keys}

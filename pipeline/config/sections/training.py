@@ -1,7 +1,7 @@
 """How the adapter is trained: section `train`."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -208,11 +208,6 @@ class Train(Section):
         """`lora_dropout`, or the method's own; 0 where the tuner has none."""
         share = METHODS[self.method].dropout if self.lora_dropout is None else self.lora_dropout
         return share if "lora_dropout" in self.tuning.settings else 0.0
-
-    def decided(self) -> Self:
-        """The section with the method's own values instead of null."""
-        preference = self.preference.model_copy(update={"beta": self.beta})
-        return self.model_copy(update={"lora_dropout": self.dropout, "preference": preference})
 
     def problems(self) -> Iterator[str]:
         """The best adapter can only be kept if it is saved; noise would be in one of two likelihoods only."""

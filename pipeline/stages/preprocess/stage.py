@@ -19,7 +19,7 @@ from pipeline.chat.manifest import NAME, manifest
 from pipeline.chat.prompts import QUESTIONS, REWARDS, with_prompts
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.methods import METHODS, unused_sentences
+from pipeline.config.methods import METHODS, REWARD, unused_sentences
 from pipeline.config.params import Params
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
@@ -146,7 +146,7 @@ def write_split(
     if to_tokens.packing:
         packed = [[place for unit in row for place in members[unit]] for row in together]
     rewards = table["reward"].to_numpy().astype(float)  # NaN where there is none
-    rule = train.reward if train.method == "sft" else "none"
+    rule = train.reward if REWARD in METHODS[train.method].settings else "none"
     weighed = weighed or weighting(rule, rewards, table["trained"].to_numpy())
     weights = weighed.weights(rewards)
     write_rows_of(target, table, packed, weights)
@@ -222,7 +222,7 @@ def summary(stats: Mapping[str, Any]) -> Iterator[str]:
             f"{', '.join(f'{rows:,} {code}' for code, rows in most(rejected))}"
         )
     yield from unused_sentences(unused(stats), stats["method"])
-    if stats["method"] == "sft":
+    if REWARD in METHODS[stats["method"]].settings:
         yield from sentences(train["rewards"])
     elif scored := train["rewards"]["sequences"]:
         yield f"{plural(scored, 'row')} with a reward: train.method {stats['method']} has no use for it"

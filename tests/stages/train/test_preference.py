@@ -81,7 +81,9 @@ def test_a_run_starts_at_the_closed_form_and_tells_what_it_measures(
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert steps[0]["items"] == PAIRS == held_out[0]["items"]
     assert held_out[-1]["measures"]["margin"] > steps[0]["measures"]["margin"]
-    assert 0 <= held_out[-1]["measures"]["accuracy"] <= 1
+    told = report["preferences"]
+    assert told["right"] == round(held_out[-1]["measures"]["accuracy"] * PAIRS)
+    assert 0 <= told["low"] <= told["accuracy"] <= told["high"] <= 1
     assert not (tmp_path / "checkpoints/reference.jsonl").exists(), "a finished run leaves none behind"
 
 

@@ -40,7 +40,7 @@ class DistillLearner(Learner):
         """The divergence that distillation starts from."""
         self.before = held_out_before(trainer, self.run.checkpoints / BEFORE)
 
-    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def figures(self, rows: list[dict[str, Any]], evaluation: dict[str, Any]) -> dict[str, Any]:
         """The original's, and the divergence before."""
         return {"teacher": self.teacher.figures, "eval_loss_before": self.before}
 
