@@ -110,13 +110,7 @@ CONDITIONS = (
     Only(("distill",), DISTILLED),
     Only(("compare.levels", "compare.strategies"), (SEEDS,)),
     Only(("parity.max_kld_served",), (GGUF,)),
-    Only(
-        (
-            "parity.max_kld_level",
-            "report.gate.max_kld_trained",
-        ),
-        (MERGED,),
-    ),
+    Only(("parity.max_kld_level", "report.gate.max_kld_trained"), (MERGED,)),
     Only(("evaluate.judge",), (Has("evaluate.scorers", ("judge",), "names"),)),
     Only(("evaluate.external",), (Has("evaluate.scorers", ("external",), "names"),)),
 )

@@ -27,7 +27,7 @@ def training_problems(
         )
     if graph != "merged":
         yield from _of_one_gguf(train, compared)
-    if train.offloaded_layers and train.use_dora:
+    if (train.offloaded_layers or train.shares_base) and train.use_dora:
         yield (
             f"train.offload is {train.offload} and train.lora_variants names dora, which reads weights "
             "beside the layers' own forwards: set it to none, or take dora out"
@@ -53,14 +53,22 @@ def training_problems(
             f"train.train_on_prompt is on and train.method is {train.method}, which {learning.answers}: set "
             "it to false"
         )
-    if learning.prompts:
-        yield from _of_prompts(train)
+    if learning.prompts and train.dropout:
+        yield (
+            f"train.lora_dropout is {train.dropout:g}, and method grpo compares likelihoods before and after "
+            "a step, in which the dropout would be all: set it to 0.0 or null"
+        )
     if compared and learning.answers:
         yield (
             f"compare.seeds names seeds and train.method is {train.method}, and strategies are compared by "
             "supervised training: set the seeds to []"
         )
     if problem := merged_only(train.model_dump(include={*train.tuning.settings})):
+        if learning.prompts and train.grpo.rollouts == "llama-server":
+            yield (
+                f"train.{problem}, with which llama-server can't draw: leave it out, or set "
+                "train.grpo.rollouts to in-process"
+            )
         yield from _of_merged_only(f"train.{problem}", graph, full_parity, compared)
 
 
@@ -72,11 +80,6 @@ def _problems_of_shards(train: Train) -> Iterator[str]:
         yield (
             f"train.offload is shared and train.method is {train.method}, which one process trains: set it "
             "to none"
-        )
-    if train.use_dora:
-        yield (
-            "train.offload is shared and train.lora_variants names dora, which reads weights beside the "
-            "layers' own forwards: set it to none, or take dora out"
         )
     if METHODS[train.method].reference and train.per_device_train_batch_size > 1:
         yield (
@@ -95,20 +98,6 @@ def _of_one_gguf(train: Train, compared: Sequence[str]) -> Iterator[str]:
         yield (
             "compare.seeds names seeds and base.quantization is gguf: strategies are compared where the "
             "16-bit base is: set it to nf4"
-        )
-
-
-def _of_prompts(train: Train) -> Iterator[str]:
-    if train.dropout:
-        yield (
-            f"train.lora_dropout is {train.dropout:g}, and method grpo compares likelihoods before and after "
-            "a step, in which the dropout would be all: set it to 0.0 or null"
-        )
-    problem = merged_only(train.model_dump(include={*train.tuning.settings}))
-    if problem and train.grpo.rollouts == "llama-server":
-        yield (
-            f"train.{problem}, with which llama-server can't draw: leave it out, or set train.grpo.rollouts "
-            "to in-process"
         )
 
 

@@ -49,10 +49,8 @@ class Learner:
     def measure_before(self, trainer: Any) -> None:
         """Measure what the report says of the model before its first step, unless the run resumes."""
 
-    def figures(self, rows: list[dict[str, Any]], evaluation: dict[str, Any]) -> dict[str, Any]:
-        """What reports/train.json has of this method alone, given the metrics log and the evaluation of what
-        is kept (empty if there is none).
-        """
+    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """What reports/train.json has of this method alone, given the metrics log."""
         return {}
 
 

@@ -29,7 +29,7 @@ from pipeline.core.ranks import Rank
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, read_notes, step_of
-from pipeline.stages.train.figures import curve, kept_evaluation, summary, write_curve
+from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.follow import follow, same_in_all
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.preflight import check_shared
@@ -98,11 +98,10 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         finish(checkpoints, record)
         for made in (TEACHER, REFERENCE, ROLLOUTS):
             remove(checkpoints / made)
-    evaluation = kept_evaluation(trainer, rows)
-    return summary(trainer, rows, evaluation) | {
+    return summary(trainer, rows) | {
         "method": settings.method,
         **idle_experts(trainer.model),
-        **learner.figures(rows, evaluation),
+        **learner.figures(rows),
         "proven": proven,
         "inputs": record,
         "resumed_from": start.name if start else None,

@@ -1,20 +1,50 @@
-"""Learning to answer as the file that the level was made from does."""
+"""Learning to answer as the file that the level was made from does.
+
+The loss is a divergence (nats) that is small from the start, and its gradient with it: no range is usual
+there, only falling is.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from pipeline.stages.train.distill.rules import DISTILL_END, DISTILL_STEP
+from pipeline.core.checks import Check
 from pipeline.stages.train.learner import Learner, Learning
-from pipeline.stages.train.monitoring.monitor import RuleSets
-from pipeline.stages.train.monitoring.run_rules import EVERY_EVAL
+from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown
+from pipeline.stages.train.monitoring.rules import EVERY_STEP, OTHER_LOSSES, zero_loss
+from pipeline.stages.train.monitoring.run_rules import EVERY_EVAL, falling
 from pipeline.stages.train.proofs import BEFORE, held_out_before
+
+
+def end_loss(run: Run) -> Check:
+    """Where the divergence stands, for information."""
+    if not run.losses:
+        return unknown("no step yet")
+    loss, weight = median(run.losses[-WINDOW:]), run.settings.sft_weight
+    mixed = f", with {weight:.0%} of the usual loss on what the assistant says" if weight else ""
+    return passed(f"{loss:.3g} in the last steps: nats between the level's answers and the original's{mixed}")
+
+
+STEP = {
+    **EVERY_STEP,
+    **OTHER_LOSSES,
+    "zero loss": zero_loss(
+        "the level answers just as the file it was made from: name a lower one as base.level"
+    ),
+}
+END = {
+    "falling loss": falling(
+        "nothing is recovered: raise train.r, train.learning_rate or the steps, or the level is as near to "
+        "its original as it gets"
+    ),
+    "end loss": end_loss,
+}
 
 
 class DistillLearner(Learner):
     """Asks the original about every row, once."""
 
-    rules: ClassVar[RuleSets] = RuleSets(DISTILL_STEP, EVERY_EVAL, DISTILL_END)
+    rules: ClassVar[RuleSets] = RuleSets(STEP, EVERY_EVAL, END)
     teacher: Any
     before: float | None
 
@@ -40,7 +70,7 @@ class DistillLearner(Learner):
         """The divergence that distillation starts from."""
         self.before = held_out_before(trainer, self.run.checkpoints / BEFORE)
 
-    def figures(self, rows: list[dict[str, Any]], evaluation: dict[str, Any]) -> dict[str, Any]:
+    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The original's, and the divergence before."""
         return {"teacher": self.teacher.figures, "eval_loss_before": self.before}
 

@@ -43,7 +43,7 @@ class GrpoLearner(Learner):
         prompts = PromptCollator(collate)
         return Learning(prompts, prompts, partial(GrpoTrainer, rounds=self.rounds))
 
-    def figures(self, rows: list[dict[str, Any]], evaluation: dict[str, Any]) -> dict[str, Any]:
+    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The rewards at the start and at the end."""
         from pipeline.stages.train.grpo.losses import rewards_of
 

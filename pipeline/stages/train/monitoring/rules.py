@@ -4,8 +4,7 @@ training.
 A rule looks at the run up to its newest row and gives a `Check` with the figures, the likely cause and the
 remedy. The ranges are those of Axolotl's documentation on monitoring and debugging runs: loss 0.5 to 2.0,
 gradient norm 0.1 to 10 with an alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up
-to 0.1, rank 8 to 64. Methods whose losses are none of chats have rules of their own in module `rules` of
-their rooms.
+to 0.1, rank 8 to 64. Methods whose losses are none of chats have rules of their own beside their learners.
 """
 
 import math

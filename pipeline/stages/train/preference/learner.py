@@ -1,22 +1,75 @@
-"""Learning from answers that are judged: dpo, ipo, kto, orpo and simpo."""
+"""Learning from answers that are judged: dpo, ipo, kto, orpo and simpo.
+
+No range is usual for their losses and gradients. Learning rates are those of their papers and of TRL's
+documentation (5e-7 to 1e-4 with an adapter).
+"""
 
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
 from pipeline.chat.answers import CHOSEN, REJECTED
-from pipeline.config.methods import METHODS
+from pipeline.config.methods import METHODS, SFT_WEIGHT
+from pipeline.config.tuners import rates_of
+from pipeline.core.checks import Check
 from pipeline.stages.train.checkpoints import REFERENCE
 from pipeline.stages.train.learner import Learner, Learning
-from pipeline.stages.train.monitoring.monitor import RuleSets
-from pipeline.stages.train.monitoring.run_rules import EVERY_EVAL
-from pipeline.stages.train.preference.rules import PREFERENCE_END, PREFERENCE_STEP
+from pipeline.stages.train.monitoring import run_rules
+from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown, warning
+from pipeline.stages.train.monitoring.rules import EVERY_STEP, OTHER_LOSSES, zero_loss
+
+FALLEN_NATS = 1.0  # by so much a chosen answer may have become less likely
+
+
+def learning_rate(run: Run) -> Check:
+    """The peak learning rate: usual is a fraction of what is usual for chats, unless the tuner has none."""
+    rate = rates_of(run.settings.tuner).preferences
+    if rate is None:
+        return run_rules.learning_rate(run)
+    cause = "a higher one makes the chosen answers less likely too"
+    return run_rules.usual_rate(run, rate, cause, run.settings.method)
+
+
+def chosen(run: Run) -> Check:
+    """Whether the chosen answers have become less likely than they were, as the loss of pairs allows."""
+    gains = run.measured("chosen_gain")
+    if len(gains) < WINDOW:
+        return unknown(f"no reference, or fewer than {WINDOW} steps")
+    gain = median(gains[-WINDOW:])
+    text = f"log-probability {gain:+.3g} against the reference in the median of {WINDOW} steps"
+    if gain >= -FALLEN_NATS:
+        return passed(text)
+    pulls = SFT_WEIGHT in METHODS[run.settings.method].settings
+    return warning(
+        text,
+        "the chosen answers become less likely, though the rejected ones do so faster: "
+        + ("set train.sft_weight (0.2 for example), or " if pulls else "")
+        + "lower train.learning_rate",
+    )
+
+
+def end_loss(run: Run) -> Check:
+    """Where the loss stands, for information."""
+    if not run.losses:
+        return unknown("no step yet")
+    loss = median(run.losses[-WINDOW:])
+    return passed(f"{loss:.3g} in the last steps, of train.method {run.settings.method}")
+
+
+STEP = {
+    **EVERY_STEP,
+    **OTHER_LOSSES,
+    "zero loss": zero_loss("every pair of the step is told apart entirely: train less", warning),
+    "learning rate": learning_rate,
+    "chosen answers": chosen,
+}
+END = {**run_rules.AT_END, "end loss": end_loss}
 
 
 class PreferenceLearner(Learner):
     """Compares answers, with those of the untrained model where the method has such a reference."""
 
-    rules: ClassVar[RuleSets] = RuleSets(PREFERENCE_STEP, EVERY_EVAL, PREFERENCE_END)
+    rules: ClassVar[RuleSets] = RuleSets(STEP, run_rules.EVERY_EVAL, END)
 
     def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
         """The collators that know both answers, and the trainer with its reference."""
@@ -40,20 +93,6 @@ class PreferenceLearner(Learner):
             PreferenceCollator(collate, method, held_out),
             partial(PreferenceTrainer, reference=reference, weights=weights),
         )
-
-    def figures(self, rows: list[dict[str, Any]], evaluation: dict[str, Any]) -> dict[str, Any]:
-        """How the held-out pairs (KTO: answers) are ranked at the end, with the 95 % interval of the share
-        that is ranked correctly (Wilson's, for one of few pairs); nothing without any.
-        """
-        from scipy.stats import binomtest
-
-        measures = evaluation.get("measures", {})
-        if "accuracy" not in measures:
-            return {}
-        right = round(measures["accuracy"] * evaluation["items"])
-        interval = binomtest(right, evaluation["items"]).proportion_ci(method="wilson")
-        sure = {"low": round(float(interval.low), 4), "high": round(float(interval.high), 4)}
-        return {"preferences": {"items": evaluation["items"], "right": right, **measures, **sure}}
 
 
 LEARNER = PreferenceLearner
