@@ -2,9 +2,7 @@
 and whether a training was on it.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
@@ -14,14 +12,6 @@ from pipeline.core.publish import read_json
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
 DENSE = ("llama", "qwen2", "qwen3")  # the architectures of `gguf.sources` without experts
 TRAINED_ON = (*DENSE, "qwen2moe", "qwen3moe")  # those whose GGUF an adapter can be trained on
-
-
-def not_dense(fields: Mapping[str, Any]) -> str | None:
-    """What the model with this header of a GGUF is, if it is none of the `DENSE` ones; None if it is."""
-    architecture = fields["general.architecture"]
-    if (fields.get(f"{architecture}.expert_count") or 0) > 1:
-        return f"a mixture of experts ({architecture})"
-    return None if architecture in DENSE else str(architecture)
 
 
 def file_trained_on(base: Path, adapter: Path, lineage: Path) -> str:

@@ -1,10 +1,11 @@
-"""Whether a GGUF can become a base model, by its header: its metadata as typed values, each within what a
-model can have.
+"""Whether a GGUF can become a base model, and what it is, by its header: its metadata as typed values, each
+within what a model can have.
 
 Anybody may have written the file. Whatever reads it later (transformers, the conversion of its tokenizer,
 llama.cpp) believes the values, and stops with an exception of its own, or not at all, where one is none.
 """
 
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -12,8 +13,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from pipeline.core.errors import DataError
 from pipeline.core.text import faults, quoted
+from pipeline.gguf.base_files import DENSE
 from pipeline.gguf.header import Header, NotGguf, read_header
-from pipeline.models.experts.recognize import check_experts_of
+from pipeline.models.experts.recognize import check_experts_of, expert_settings
 
 
 def _stored_as_float(value: Any) -> Any:
@@ -202,3 +204,28 @@ def read_metadata(header: Header, file: Path) -> Metadata:
             f"{file} has metadata that no model can have ({what}): fetch it again, or take another file of "
             "this model",
         ) from None
+
+
+def stated_config(header: Header) -> dict[str, Any]:
+    """What a header says as config.json would: rows of the embeddings, whether these are the head too, and
+    what only a mixture has, its model_type too.
+    """
+    table = header.tensors.get("token_embd.weight", ((0, 0), 0))[0]
+    return {
+        "vocab_size": prod(table[1:]),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        **expert_settings(header.fields),
+    }
+
+
+def is_mixture(header: Header) -> bool:
+    """Whether it is a mixture's, of those that can be trained."""
+    return bool(expert_settings(header.fields))
+
+
+def not_dense(header: Header) -> str | None:
+    """What the model with this header is, if it is none of the `DENSE` ones; None if it is."""
+    architecture = str(header.fields["general.architecture"])
+    if is_mixture(header):
+        return f"a mixture of experts ({architecture})"
+    return None if architecture in DENSE else architecture

@@ -7,10 +7,11 @@ figure as a title, every module its mean.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
+
+from pipeline.config.targets import together
 
 STEPS = 7
 ORDER = (
@@ -25,7 +26,6 @@ ORDER = (
     "gate_up_proj",
     "down_proj",
 )
-EXPERT = re.compile(r"\bexperts\.\d+\b")
 
 Figures = Mapping[tuple[int, str], Sequence[float | None]]
 Shown = Callable[[float], str]
@@ -81,7 +81,7 @@ def by_cell(figures: Figures) -> dict[tuple[int, str], list[float]]:
     """
     cells: dict[tuple[int, str], list[float]] = {}
     for (layer, module), values in figures.items():
-        cells.setdefault((layer, EXPERT.sub("experts", module)), []).extend(
+        cells.setdefault((layer, together(module)), []).extend(
             value for value in values if value is not None and math.isfinite(value)
         )
     return cells

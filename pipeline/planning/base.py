@@ -19,7 +19,6 @@ from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.plan import Plan, make_plan
 from pipeline.planning.quantized import (
     LEVEL_NAMES,
-    SIZES,
     QuantizedBase,
     gguf_shape,
     level_of,
@@ -27,13 +26,13 @@ from pipeline.planning.quantized import (
     quantized_level,
 )
 from pipeline.planning.setup import setup_of
-from pipeline.planning.shape import Shape, load_shape, read_shape
+from pipeline.planning.shape import KEYS, Shape, load_shape, read_shape
 
 # Shapes of published models, so that a recipe can be planned before its base is here: numbers from each
 # model's config.json on the Hugging Face Hub. The tests compare the parameters that follow with the published
 # counts
-KEYS = (*SIZES, "vocab_size", "tie_word_embeddings")
-# name of the model, in lower case, without "-instruct" and "-base": (model_type, values of KEYS)
+# name of the model, in lower case, without "-instruct" and "-base": (model_type, values of KEYS, of a dense
+# model those that it has)
 PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
     "smollm2-135m": ("llama", (576, 1536, 30, 9, 3, 64, 8_192, 49_152, True)),
     "qwen2.5-0.5b": ("qwen2", (896, 4_864, 24, 14, 2, 64, 32_768, 151_936, True)),
@@ -48,27 +47,17 @@ PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
     "qwen3-8b": ("qwen3", (4_096, 12_288, 36, 32, 8, 128, 40_960, 151_936, False)),
     "qwen3-14b": ("qwen3", (5_120, 17_408, 40, 40, 8, 128, 40_960, 151_936, False)),
     "qwen3-32b": ("qwen3", (5_120, 25_600, 64, 64, 8, 128, 40_960, 151_936, False)),
-    "qwen3-30b-a3b": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 40_960, 151_936, False)),
-    "qwen3-30b-a3b-2507": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 262_144, 151_936, False)),
-    "qwen1.5-moe-a2.7b-chat": ("qwen2_moe", (2_048, 5_632, 24, 16, 16, 128, 8_192, 151_936, False)),
-    "mixtral-8x7b-v0.1": ("mixtral", (4_096, 14_336, 32, 32, 8, 128, 32_768, 32_000, False)),
+    "qwen3-30b-a3b": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 40_960, 151_936, False, 128, 8, 768)),
+    "qwen3-30b-a3b-2507": ("qwen3_moe", (2_048, 6_144, 48, 32, 4, 128, 262_144, 151_936, False, 128, 8, 768)),
+    "qwen1.5-moe-a2.7b-chat": (
+        "qwen2_moe",
+        (2_048, 5_632, 24, 16, 16, 128, 8_192, 151_936, False, 60, 4, 1_408, 5_632),
+    ),
+    "mixtral-8x7b-v0.1": ("mixtral", (4_096, 14_336, 32, 32, 8, 128, 32_768, 32_000, False, 8, 2)),
     "llama-3.2-1b": ("llama", (2_048, 8_192, 16, 32, 8, 64, 131_072, 128_256, True)),
     "llama-3.2-3b": ("llama", (3_072, 8_192, 28, 24, 8, 128, 131_072, 128_256, True)),
     "llama-3.1-8b": ("llama", (4_096, 14_336, 32, 32, 8, 128, 131_072, 128_256, False)),
     "mistral-7b-v0.3": ("mistral", (4_096, 14_336, 32, 32, 8, 128, 32_768, 32_768, False)),
-}
-# of mixtures also: num_experts, num_experts_per_tok, moe_intermediate_size, shared_expert_intermediate_size
-EXPERT_KEYS = (
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-)
-EXPERTS: dict[str, tuple[int, ...]] = {
-    "qwen3-30b-a3b": (128, 8, 768),
-    "qwen3-30b-a3b-2507": (128, 8, 768),
-    "qwen1.5-moe-a2.7b-chat": (60, 4, 1_408, 5_632),
-    "mixtral-8x7b-v0.1": (8, 2),
 }
 
 
@@ -121,8 +110,7 @@ def published_shape(model: str, file: str | None = None) -> Shape | None:
         plain = re.sub(rf"-(instruct|base)\b|[-.](?:{LEVEL_NAMES.lower()}|fp16)$", "", last)
         if plain in PUBLISHED:
             kind, values = PUBLISHED[plain]
-            config = {"model_type": kind, **dict(zip(KEYS, values, strict=True))}
-            return read_shape(config | dict(zip(EXPERT_KEYS, EXPERTS.get(plain, ()), strict=False)), model)
+            return read_shape({"model_type": kind, **dict(zip(KEYS, values, strict=False))}, model)
     return None
 
 

@@ -90,7 +90,7 @@ def check_budgets(shape: Shape, budgets: Sequence[str], serve: Serve) -> None:
     """Raise `ConfigError` if no file of a budget could be made, before hours are spent on the model that it
     would be made from.
     """
-    if shape.experts and budgets:
+    if shape.mixture and budgets:
         raise ConfigError(
             "Q-BUDGET-009",
             f"quantize.budgets names {budgets[0]}, and of a mixture of experts is not known what each tensor "

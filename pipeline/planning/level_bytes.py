@@ -155,7 +155,7 @@ def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
 
     for table in ("token_embd",) if shape.tied else ("token_embd", "output"):
         yield stored(table, shape.hidden, shape.vocabulary)
-    names = NAMES | (MIXTURE_NAMES if shape.experts else {})
+    names = NAMES | (MIXTURE_NAMES if shape.mixture else {})
     for linear in shape.linears:
         for layer in range(shape.layers):
             yield stored(names[linear.name], linear.inputs, linear.outputs * linear.copies, layer)

@@ -2,7 +2,6 @@
 shape before there is a file.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -12,21 +11,10 @@ from pathlib import Path
 from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
-from pipeline.models.base_header import read_metadata
-from pipeline.models.experts.recognize import expert_settings, kind_of
+from pipeline.models.base_header import read_metadata, stated_config
 from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, level_bytes, matrices
-from pipeline.planning.shape import Shape, read_shape
+from pipeline.planning.shape import SIZES, Shape, read_shape
 
-# keys of a config.json that a shape is made of
-SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
 LINEAR = re.compile(rf"blk\.\d+\.({'|'.join((*NAMES.values(), *MIXTURE_NAMES.values()))})\.weight")
 SAMPLED = 64  # of so many blocks of rows one is looked at
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights
@@ -155,21 +143,18 @@ def gguf_shape(file: Path, unpacked: bool = False) -> Shape:
     header = _header(file)
     read_metadata(header, file)
     architecture = header.fields.get("general.architecture")
-    table = header.tensors.get("token_embd.weight", ((0, 0), 0))[0]
+    biased = "blk.0.attn_q.bias" in header.tensors
     config = {
         "model_type": architecture,
-        "vocab_size": math.prod(table[1:]),
-        "tie_word_embeddings": "output.weight" not in header.tensors
-        or (unpacked and _would_be_tied(file, header)),
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "attention_bias": biased,
+        "qkv_bias": biased,
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
+        **{key: header.fields.get(f"{architecture}.{CONFIG_FIELDS[key]}") for key in SIZES},
+        **stated_config(header),
     }
-    numbers = {key: header.fields.get(f"{architecture}.{CONFIG_FIELDS[key]}") for key in SIZES}
-    mixture = expert_settings(header.fields) | {
-        "model_type": kind_of(header.fields),
-        "qkv_bias": config["attention_bias"],
-    }
-    return read_shape(config | numbers | mixture, str(file))
+    if unpacked and not config["tie_word_embeddings"]:
+        config["tie_word_embeddings"] = _would_be_tied(file, header)
+    return read_shape(config, str(file))
 
 
 def _header(file: Path) -> Header:

@@ -45,7 +45,7 @@ class Setup:
         """`train.loss`; auto: liger on a GPU, chunked on a CPU, for mixtures of experts and trained norms."""
         if self.train.loss != "auto":
             return self.train.loss
-        fused = self.device == "cuda" and not self.shape.experts and not self.train.modules_to_save
+        fused = self.device == "cuda" and not self.shape.mixture and not self.train.modules_to_save
         return "liger" if fused else "chunked"
 
     @property

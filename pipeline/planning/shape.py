@@ -11,6 +11,18 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.models.experts.recognize import TRAINABLE, check_experts
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
+# keys of a config.json that a shape is made of; the last four of `KEYS` are a mixture's
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+KEYS: tuple[str, ...] = (*SIZES, "vocab_size", "tie_word_embeddings")
+KEYS += ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
 ROUTED = "experts."  # before the names of a routed expert's linears
 
 
@@ -68,10 +80,15 @@ class Shape:
     normalized: bool = False
 
     @property
+    def mixture(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return self.experts > 0
+
+    @property
     def adaptable(self) -> tuple[Linear, ...]:
         """A layer's linears that can have an adapter: `linears`, and the router, which no level quantizes."""
         router = Linear("gate", self.hidden, self.experts, False, "normed again")
-        return (*self.linears, router) if self.experts else self.linears
+        return (*self.linears, router) if self.mixture else self.linears
 
     @property
     def queries(self) -> int:

@@ -72,7 +72,7 @@ def targets(setup: Setup) -> tuple[Linears, ...]:
     hasn't, and as `check_mixture`.
     """
     shape, train = setup.shape, setup.train
-    check_mixture(train, mixture=bool(shape.experts))
+    check_mixture(train, mixture=shape.mixture)
     linears = _targets(shape, train.model_dump_json(include=ASKED))
     if isinstance(linears, str):
         raise ConfigError("Q-PLANNING-007", linears)

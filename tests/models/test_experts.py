@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.models.experts.recognize import check_experts, check_experts_of, expert_settings
+from pipeline.gguf.header import Header
+from pipeline.models.base_header import stated_config
+from pipeline.models.experts.recognize import check_experts, check_experts_of
 from pipeline.stages.base.gguf_import import unpack_gguf
 
 MIXTURES: list[dict[str, Any]] = [
@@ -60,18 +62,34 @@ def test_a_gguf_says_it_in_its_header(fields: dict[str, Any], refused: bool) -> 
         check_experts_of({"general.architecture": "llama"} | fields, "x.gguf")
 
 
-def test_a_ggufs_header_says_what_config_json_says() -> None:
-    counts = {"expert_count": 60, "expert_used_count": 4, "expert_feed_forward_length": 1408}
-    fields = {f"qwen2moe.{name}": count for name, count in counts.items()}
-    found = expert_settings(fields | {"general.architecture": "qwen2moe"})
-    names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    assert [found[name] for name in names] == [60, 4, 1408]
-    assert not found["norm_topk_prob"]
-    assert expert_settings({"general.architecture": "qwen3moe"})["norm_topk_prob"]
-    assert expert_settings({"general.architecture": "qwen3"}) == {}
-    mixtral = {"general.architecture": "llama", "llama.expert_count": 8, "llama.expert_used_count": 2}
-    assert expert_settings(mixtral) == {"num_local_experts": 8, "num_experts_per_tok": 2}
-    assert expert_settings({"general.architecture": "llama", "llama.expert_count": 0}) == {}
+QWEN2_MOE = {"expert_count": 60, "expert_used_count": 4, "expert_feed_forward_length": 1408}
+SAID: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    (
+        "qwen2moe",
+        QWEN2_MOE,
+        {"model_type": "qwen2_moe", "num_experts": 60, "num_experts_per_tok": 4}
+        | {"moe_intermediate_size": 1408, "norm_topk_prob": False},
+    ),
+    ("qwen3moe", {}, {"model_type": "qwen3_moe", "norm_topk_prob": True}),
+    ("qwen3", {}, {}),
+    (
+        "llama",
+        {"expert_count": 8, "expert_used_count": 2},
+        {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    ("llama", {"expert_count": 0}, {}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "counts", "said"), SAID)
+def test_a_ggufs_header_says_what_config_json_says(
+    architecture: str, counts: dict[str, int], said: dict[str, Any]
+) -> None:
+    fields = {f"{architecture}.{name}": count for name, count in counts.items()}
+    stated = stated_config(Header({"general.architecture": architecture} | fields, {}))
+    of_all = {"vocab_size": 0, "tie_word_embeddings": True}
+    same = {"decoder_sparse_step": 1, "mlp_only_layers": []} if "norm_topk_prob" in said else {}
+    assert stated == of_all | said | same
 
 
 def test_a_mixtures_gguf_is_not_unpacked() -> None:

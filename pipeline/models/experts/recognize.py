@@ -1,7 +1,7 @@
 """Mixtures of experts, recognized by configuration, and refused if their experts can't have an adapter."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.core.errors import DataError
@@ -11,6 +11,9 @@ from pipeline.core.errors import DataError
 COUNT = re.compile(r"(?:moe_)?(?:num|n)_(?:local_|routed_)?experts")
 # model_type of those whose experts can be trained: general.architecture of their GGUF
 TRAINABLE = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+# whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no
+# GGUF key says otherwise
+NORMALIZED = {"qwen2_moe": False, "qwen3_moe": True}
 
 
 def check_experts(config: Mapping[str, Any], where: str) -> None:
@@ -60,9 +63,8 @@ def kind_of(fields: Mapping[str, Any]) -> Any:
 
 
 def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says about the experts, by a GGUF's header, of which transformers 5.23 doesn't read
-    all; empty for a dense model. llama.cpp always divides the chosen experts' weights by their sum in
-    Qwen3-MoE, and never in Qwen2-MoE.
+    """What config.json says of a mixture alone, its model_type too, by a GGUF's header, of which transformers
+    5.23 doesn't read all; empty for a dense model.
     """
     architecture, kind = fields.get("general.architecture"), kind_of(fields)
     if kind not in TRAINABLE:
@@ -74,14 +76,22 @@ def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     }
     values = {key: fields.get(f"{architecture}.{field}") for key, field in keys.items()}
-    settings: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+    settings = {"model_type": kind, **{key: value for key, value in values.items() if value is not None}}
     if kind == "mixtral":
         return settings
-    return settings | {
-        "norm_topk_prob": architecture == "qwen3moe",
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
+    return settings | {"norm_topk_prob": NORMALIZED[kind], "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def weighted_otherwise(config: Mapping[str, Any]) -> Iterator[str]:
+    """How llama.cpp would weigh the experts of a model of this config.json otherwise than training did."""
+    kind, normalized = str(config.get("model_type")), bool(config.get("norm_topk_prob", False))
+    expected = NORMALIZED.get(kind, normalized)
+    if normalized != expected:
+        how = "always" if expected else "never"
+        yield (
+            f"norm_topk_prob is {str(normalized).lower()}, but llama.cpp {how} normalizes the experts' "
+            f"weights of {kind}: take a base that was trained with norm_topk_prob {str(expected).lower()}"
+        )
 
 
 def sign_of_experts(config: Mapping[str, Any]) -> str | None:

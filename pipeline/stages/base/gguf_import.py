@@ -15,7 +15,7 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.gguf.tied import HEAD, OneMatrix, one_matrix
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.models.experts.recognize import expert_settings
+from pipeline.models.base_header import is_mixture
 from pipeline.models.tensors import all_finite
 from pipeline.stages.base.hf_folder import special_ids
 
@@ -30,7 +30,7 @@ def unpack_gguf(
     Raises `DataError` if transformers doesn't know the architecture, a weight is left over, missing or too
     large, or the tokenizer gives other ids than llama.cpp's.
     """
-    if expert_settings(header.fields):
+    if is_mixture(header):
         raise DataError(
             "Q-BASE-029",
             f"{file} is a mixture of experts, whose 16-bit weights can't be taken out of a GGUF: set "

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
@@ -16,8 +17,7 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.converters import NO_TYPES, Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
-from pipeline.models.base_header import checked_header
-from pipeline.models.experts.recognize import TRAINABLE, expert_settings, kind_of
+from pipeline.models.base_header import checked_header, stated_config
 from pipeline.stages.base.file_choice import gguf_parts
 from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
 from pipeline.stages.base.hf_folder import special_ids
@@ -132,19 +132,17 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config, architecture = from_gguf(AutoConfig, model, header), header.fields["general.architecture"]
-    if (kind := kind_of(header.fields)) in TRAINABLE and kind != config.model_type:  # Mixtral: it says Llama
+    stated = stated_config(header)
+    kind = stated.pop("model_type", config.model_type)
+    if kind != config.model_type:  # of a Mixtral it says Llama
         same = {key: value for key, value in config.to_dict().items() if key != "model_type"}
         config = AutoConfig.for_model(kind, **same)
-    settings = {
-        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "vocab_size": header.tensors["token_embd.weight"][0][1],
-    }
+    settings: dict[str, Any] = {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}
     if width := header.fields.get(f"{architecture}.attention.key_length"):
         settings["head_dim"] = width  # which transformers 5.23 doesn't read for Qwen3, and takes for 128
     if f"{architecture}.attention.sliding_window" not in header.fields and hasattr(config, "sliding_window"):
         # llama.cpp has none then, and transformers would take Mistral's 4,096
         settings["sliding_window"] = None
-    config.update(settings | expert_settings(header.fields) | special)
+    config.update(settings | stated | special)
     config.save_pretrained(folder)
     GenerationConfig(**special).save_pretrained(folder)

@@ -31,11 +31,11 @@ from pipeline.config.tuners import REFUSED_ELSEWHERE
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, publishing, remove, write_json
-from pipeline.gguf.base_files import DENSE, not_dense
+from pipeline.gguf.base_files import DENSE
 from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, find_toolchain
-from pipeline.models.base_header import checked_header
+from pipeline.models.base_header import checked_header, not_dense
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.plan import own_bytes, plan_disk
 from pipeline.planning.quantized import quantized_level
@@ -162,7 +162,7 @@ def check_trainable(root: Path, params: Params) -> None:
         raise ConfigError(
             "Q-COMPARE-002", f"the strategies to ship can't be compared, {why}. Set compare.seeds to []"
         ) from None
-    if other := not_dense(header.fields):
+    if other := not_dense(header):
         raise ConfigError(
             "Q-COMPARE-002",
             f"the strategies to ship can't be compared for {other}, only for {', '.join(DENSE)}: set "

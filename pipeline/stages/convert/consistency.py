@@ -17,14 +17,12 @@ from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
 from pipeline.gguf.sources import in_model
-from pipeline.planning.shape import KNOWN, ROUTED, Linear, read_shape
+from pipeline.models.experts.recognize import weighted_otherwise
+from pipeline.planning.shape import KNOWN, read_shape
 
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 BLOCK = 1 << 26  # bytes of a tensor that are looked at together
-# whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no
-# GGUF key says otherwise
-NORMALIZED = {"qwen2_moe": False, "qwen3_moe": True}
 F16_END = 65_520.0  # the smallest number that rounds to infinity in float16; the largest float16 is 65,504
 
 
@@ -35,8 +33,8 @@ def contradictions(folder: Path, kind: str) -> list[str]:
     Raises `DataError` if config.json or a weight file can't be read at all.
     """
     model = Model(folder, read_config(folder), read_folder(folder))
-    checks = (head, rows, layers, shapes, experts, *([overflows] if kind == "F16" else []))
-    return [reason for check in checks for reason in check(model)]
+    reasons = [*head(model), *rows(model), *layers(model), *shapes(model), *weighted_otherwise(model.config)]
+    return reasons + (list(overflows(model)) if kind == "F16" else [])
 
 
 @dataclass(frozen=True)
@@ -136,8 +134,8 @@ def shapes(model: Model) -> Iterator[str]:
     linears = read_shape(config).linears
     for number in sorted(model.layers):
         for linear in linears:
-            for module in modules(linear, shared=config["model_type"] == "qwen2_moe"):
-                stem = f"model.layers.{number}.{module}"
+            for copy in range(linear.copies):
+                stem = linear.path(number, copy)
                 expected[f"{stem}.weight"] = (linear.outputs, linear.inputs)
                 expected[f"{stem}.bias"] = (linear.outputs,) if linear.bias else None
     stored = {in_model(name): entry.shape for name, entry in model.tensors.items()}
@@ -149,29 +147,6 @@ def shapes(model: Model) -> Iterator[str]:
     ]
     if wrong:
         yield f"{wrong[0]} ({len(wrong)} tensors): merge again from a base whose config.json is its own"
-
-
-def modules(linear: Linear, *, shared: bool) -> list[str]:
-    """What a linear of the plan is called in a layer of the files, each expert's own; `shared` where the MLP
-    outside the routed experts is a shared expert.
-    """
-    if linear.name.startswith(ROUTED):
-        return [f"mlp.{ROUTED}{number}.{linear.name[len(ROUTED) :]}" for number in range(linear.copies)]
-    if linear.name in ("gate_proj", "up_proj", "down_proj"):
-        return [f"mlp.shared_expert.{linear.name}" if shared else f"mlp.{linear.name}"]
-    return [f"{'mlp' if linear.name == 'shared_expert_gate' else 'self_attn'}.{linear.name}"]
-
-
-def experts(model: Model) -> Iterator[str]:
-    """Experts' weights are normalized where llama.cpp does it for the architecture; often they aren't."""
-    kind, normalized = model.config.get("model_type"), bool(model.config.get("norm_topk_prob", False))
-    expected = NORMALIZED.get(str(kind))
-    if expected is not None and normalized != expected:
-        how = "always" if expected else "never"
-        yield (
-            f"norm_topk_prob is {str(normalized).lower()}, but llama.cpp {how} normalizes the experts' "
-            f"weights of {kind}: take a base that was trained with norm_topk_prob {str(expected).lower()}"
-        )
 
 
 def overflows(model: Model) -> Iterator[str]:

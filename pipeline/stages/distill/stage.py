@@ -17,10 +17,10 @@ from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.locks import absent
 from pipeline.core.publish import need_disk, read_json, remove, write_json
 from pipeline.core.text import plural
-from pipeline.gguf.base_files import DENSE, MODEL_FILE, not_dense
+from pipeline.gguf.base_files import DENSE, MODEL_FILE
 from pipeline.gguf.provenance import DISTILL, provenance
 from pipeline.gguf.tuned_file import write_tuned
-from pipeline.models.base_header import checked_header
+from pipeline.models.base_header import checked_header, not_dense
 from pipeline.models.tuners.scales import file_scales
 from pipeline.subprojects.distill import FOLDER, ROWS, check_same, distill_scales
 from pipeline.subprojects.processes import size_of
@@ -55,7 +55,7 @@ def check_distillable(source: Path) -> None:
     """Raise `ConfigError` for a model whose levels can't be trained on as GGUFs, before hours of work."""
     why = None
     try:
-        if other := not_dense(checked_header(source).fields):
+        if other := not_dense(checked_header(source)):
             why = f"{other} can't be trained on as a GGUF, only {', '.join(DENSE)}"
     except DataError as error:
         why = f"{source.name} can't be trained on as a GGUF: {error.sentence}"

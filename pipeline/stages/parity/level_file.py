@@ -18,11 +18,10 @@ DEFAULT_TYPES = {name: level.base for name, level in LEVELS.items()} | {"MXFP4_M
 # the tensors that llama.cpp gives a level's default type, where their rows fit (llama_tensor_get_type_impl
 # there), and levels with others
 PLAIN = re.compile(r"\.(attn_q|ffn_up|ffn_gate)(_exps)?\.weight$")
-FEED_FORWARD, EXPERTS = (
-    re.compile(r"\.ffn_(up|gate)(_exps)?\.weight$"),
-    re.compile(r"\.ffn_(up|gate|down)_exps\.weight$"),
-)
-PLAIN_OF = {"MXFP4_MOE": EXPERTS, "IQ3_XXS": FEED_FORWARD, "IQ3_XS": FEED_FORWARD}
+PLAIN_OF = {
+    "MXFP4_MOE": re.compile(r"\.ffn_(up|gate|down)_exps\.weight$"),
+    **dict.fromkeys(("IQ3_XXS", "IQ3_XS"), re.compile(r"\.ffn_(up|gate)(_exps)?\.weight$")),
+}
 
 
 def file_check(
