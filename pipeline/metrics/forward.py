@@ -76,7 +76,7 @@ def plain_model(folder: Path, adapter: Path | None = None) -> Iterator["TorchSpe
 
     The weights stay in the 16 bits of the file: see `in_float32`.
     """
-    from pipeline.models.experts.separate import load_model
+    from pipeline.models.loading import load_model
 
     model = load_model(folder, dtype="auto")
     yield (speaker := TorchSpeaker(in_float32(with_adapter(model, adapter) if adapter else model)))

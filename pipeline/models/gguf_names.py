@@ -7,6 +7,7 @@ weight.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ import torch
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.tensors import GgufTensor
+from pipeline.models.experts.separate import Router
 from pipeline.models.experts.targets import expert_number, together
 
 LISTED = 3  # names in an error
+# a tensor of a GGUF, and which part of it, where it has those of all of a layer's experts; None: the whole
+Place = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
@@ -38,35 +42,56 @@ class Names:
             )
         return name
 
+    def place(self, parameter: str, ending: str = "") -> Place:
+        """Where a parameter's values are, in a tensor whose name has `ending` too."""
+        return f"{self.of(parameter)}{ending}", expert_number(parameter)
+
     def reordered(self, parameter: str) -> int:
         """Heads of a parameter whose rows llama.cpp reorders; 0 where it leaves them."""
         return self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2], 0)
+
+
+def values_at(tensors: Mapping[str, GgufTensor], place: Place) -> GgufTensor | None:
+    """What is at a place, None if there is no such tensor or part."""
+    tensor, number = tensors.get(place[0]), place[1]
+    if tensor is None or number is None:
+        return tensor
+    return tensor.part(number) if len(tensor.shape) == 3 and number < tensor.shape[0] else None
+
+
+def left_over(tensors: Mapping[str, GgufTensor], places: Iterable[Place]) -> list[str]:
+    """The tensors that are not, or not in all their parts, at one of `places`, which are each there once."""
+    taken = Counter(name for name, _ in places)
+    return [
+        name
+        for name, tensor in tensors.items()
+        if taken[name] != (tensor.shape[0] if len(tensor.shape) == 3 else 1)
+    ]
+
+
+def is_matrix(module: Any) -> bool:
+    """Whether a GGUF holds the module's weight in blocks, as it may that of a linear or of embeddings."""
+    return isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not isinstance(module, Router)
 
 
 def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:
     """Raise `DataError` unless the file's tensors and the model's parameters are one to one, and nothing is
     left without values.
     """
-    used: dict[tuple[str, int | None], str] = {}
+    used: dict[Place, str] = {}
     for parameter, values in model.named_parameters():  # a tied one under its first name
-        name = names.of(parameter)
+        place = names.place(parameter)
         if values.is_meta:
             raise DataError(
                 "Q-MODELS-032", f"{names.file}: nothing in it filled {parameter}: take another base"
             )
-        part = name, expert_number(parameter)
-        if part in used:
+        if place in used:
             raise DataError(
                 "Q-MODELS-032",
-                f"{names.file}: {name} filled both {used[part]} and {parameter}: take another base",
+                f"{names.file}: {place[0]} filled both {used[place]} and {parameter}: take another base",
             )
-        used[part] = parameter
-    taken = Counter(name for name, _ in used)
-    if left := [
-        name
-        for name, tensor in tensors.items()
-        if taken[name] != (tensor.shape[0] if len(tensor.shape) == 3 else 1)
-    ]:
+        used[place] = parameter
+    if left := left_over(tensors, used):
         more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
         raise DataError(
             "Q-MODELS-029",

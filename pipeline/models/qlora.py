@@ -42,7 +42,7 @@ def load_safetensors(folder: Path, train: Training, dtype: Any, device: str) -> 
     """A Hugging Face folder's model, its linears in NF4, or in `dtype` if `train.quantization` is none."""
     from transformers import BitsAndBytesConfig
 
-    from pipeline.models.experts.separate import load_model
+    from pipeline.models.loading import load_model
 
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True,

@@ -17,9 +17,8 @@ from pipeline.gguf.base_files import MODEL_FILE, TRAINED_ON
 from pipeline.gguf.header import Header
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.models.experts.separate import class_for, is_matrix, read_config
-from pipeline.models.experts.targets import expert_number
-from pipeline.models.gguf_names import Names, in_order, prove_complete
+from pipeline.models.gguf_names import Names, in_order, is_matrix, prove_complete, values_at
+from pipeline.models.loading import class_for, read_config
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
 FLOATS = ("F32", "F16", "BF16")
@@ -136,16 +135,14 @@ def fill(
 
 def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: torch.Tensor) -> GgufTensor:
     """The tensor of a parameter, of its shape. Raises `DataError` if there is none."""
-    name = names.of(parameter)
-    if name not in tensors:
+    name, _ = place = names.place(parameter)
+    tensor = values_at(tensors, place)
+    if tensor is None:
         raise DataError(
             "Q-MODELS-029",
             f"{names.file} has no {name}, which config.json asks for ({parameter}): run `snakemake --force "
             "base`",
         )
-    tensor, number = tensors[name], expert_number(parameter)
-    if number is not None and len(tensor.shape) == 3 and number < tensor.shape[0]:
-        tensor = tensor.part(number)
     # llama.cpp's tools leave out a dimension of 1: a shared expert's gate has one output
     if tensor.shape != tuple(dropwhile(lambda size: size == 1, like.shape)):
         raise DataError(

@@ -22,8 +22,8 @@ from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.experts.recognize import TRAINABLE
-from pipeline.models.experts.separate import load_model
-from pipeline.models.experts.targets import expert_number, together
+from pipeline.models.experts.targets import together
+from pipeline.models.loading import load_model
 from pipeline.models.qlora import load_quantized
 from pipeline.models.quantized_linear import QuantizedLinear
 from pipeline.models.tuners import TUNERS, put_tuner, tuner_on
@@ -148,7 +148,7 @@ def fused_weights(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, t
     """Weights by their linears' names as transformers' own mixture has them: a layer's experts together."""
     found = {name: value for name, value in tensors.items() if not is_routed(name)}
     stacks = {}
-    for name in (name for name in tensors if expert_number(name) == 0):
+    for name in (name for name in tensors if ".experts.0." in name):
         each = (name.replace(".experts.0.", f".experts.{number}.") for number in range(experts))
         stacks[together(name)] = torch.stack([tensors[one] for one in each])
     for name in [name for name in stacks if name.endswith("gate_proj.weight")]:

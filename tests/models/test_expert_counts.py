@@ -9,7 +9,7 @@ from merging import write_base
 
 from pipeline.config.sections import Training
 from pipeline.core.errors import ConfigError
-from pipeline.models.experts.separate import load_model
+from pipeline.models.loading import load_model
 from pipeline.models.tuners import TUNERS, put_tuner
 from pipeline.planning.setup import Setup
 from pipeline.planning.shape import load_shape

@@ -7,16 +7,11 @@ linears does so with theirs too.
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pipeline.config.targets import PARTS
-from pipeline.core.errors import DataError
-from pipeline.gguf.sources import KEY_MAPPING
 from pipeline.models.experts.recognize import TRAINABLE
 
 APART = "experts_apart"  # of no library's: by a known model_type they would put the experts together again
@@ -54,11 +49,6 @@ class Router(torch.nn.Linear):
     """Scores of a layer's experts. A class of its own, which bitsandbytes leaves in 16 bit."""
 
 
-def is_matrix(module: Any) -> bool:
-    """Whether a GGUF holds the module's weight in blocks, as it may that of a linear or of embeddings."""
-    return isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not isinstance(module, Router)
-
-
 class Mixture(torch.nn.Module):
     """A layer's MLP: the router, the routed experts and, if there is one, the shared expert."""
 
@@ -84,40 +74,6 @@ class Mixture(torch.nn.Module):
         if hasattr(self, "shared_expert"):
             out = out + torch.sigmoid(self.shared_expert_gate(rows)) * self.shared_expert(rows)
         return out.view_as(x)
-
-
-def load_model(folder: Path, **settings: Any) -> Any:
-    """The causal language model of the Hugging Face folder, with separate experts if it is a mixture;
-    `settings` are for transformers' `from_pretrained`. Raises `DataError` if its files lack a weight.
-    """
-    config = read_config(folder)
-    model, loaded = class_for(config).from_pretrained(
-        folder,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-        key_mapping=KEY_MAPPING if config.model_type == "mixtral" else None,
-        **settings,
-    )
-    if missing := sorted(loaded["missing_keys"]):
-        raise DataError(
-            "Q-MODELS-035",
-            f"{folder} has no {missing[0]} ({len(missing)} weights so), which would be made up: take a "
-            "base that is complete and whose experts, if it has some, are stored one by one",
-        )
-    return model
-
-
-def read_config(folder: Path) -> Any:
-    """transformers' configuration of the model in a folder."""
-    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-def class_for(config: Any) -> Any:
-    """transformers' causal model class for this configuration; for a mixture, with separate experts."""
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return separated(kind) if has_experts(config) else kind
 
 
 def expert_linears(model: Any) -> list[str]:

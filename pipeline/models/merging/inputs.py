@@ -45,7 +45,8 @@ def structure(base: Path) -> Structure:
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    from pipeline.models.experts.separate import expert_linears, read_config
+    from pipeline.models.experts.separate import expert_linears
+    from pipeline.models.loading import read_config
 
     try:
         config = read_config(base)

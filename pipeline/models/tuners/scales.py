@@ -125,8 +125,8 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
 
     from pipeline.gguf.scales import changed_scales, stored_scales
     from pipeline.gguf.tensors import gguf_tensors
-    from pipeline.models.experts.separate import read_config
     from pipeline.models.gguf_names import in_file_order
+    from pipeline.models.loading import read_config
     from pipeline.models.quantized_model import tensor_names
 
     header, tensors = gguf_tensors(base / MODEL_FILE)

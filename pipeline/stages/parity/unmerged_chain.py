@@ -2,7 +2,6 @@
 adapter's GGUF against the adapter, every matrix number for number, and its scale.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,14 +105,13 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     from safetensors import safe_open
     from transformers import AutoConfig
 
-    from pipeline.models.experts.targets import expert_number
-    from pipeline.models.gguf_names import in_order
+    from pipeline.models.gguf_names import Place, in_order, left_over, values_at
     from pipeline.models.quantized_model import tensor_names
 
     header, tensors = gguf_tensors(lora)
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     names = tensor_names(config, header, lora)
-    wrong, seen = list[str](), set[tuple[str, int | None]]()
+    wrong, seen = list[str](), set[Place]()
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as weights:
         for key in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
             path, _, part = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
@@ -123,11 +121,9 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
                     f"{adapter} holds {key}, which is no matrix of a LoRA adapter: train with plain LoRA",
                 )
             parameter = f"{path}.weight"
-            name = f"{names.of(parameter)}.lora_{part.lower()}"
-            tensor, number = tensors.get(name), expert_number(parameter)
-            seen.add((name, number))
-            if tensor and number is not None:
-                tensor = tensor.part(number) if len(tensor.shape) == 3 and number < tensor.shape[0] else None
+            name, _ = place = names.place(parameter, f".lora_{part.lower()}")
+            tensor = values_at(tensors, place)
+            seen.add(place)
             trained = weights.get_tensor(key).float()
             if tensor is None or tensor.rows * tensor.columns != trained.numel():
                 wrong.append(f"{name} is missing or of another shape, for {key}")
@@ -139,12 +135,7 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
                 stored = in_order(torch.from_numpy(stored.copy()), names.reordered(parameter)).numpy()
             if not np.array_equal(stored, rounded(trained.numpy(), tensor.type)):
                 wrong.append(f"{name} differs from {key}")
-    taken = Counter(name for name, _ in seen)
-    wrong += [
-        f"{name} is not all in the adapter"
-        for name, tensor in tensors.items()
-        if taken[name] != (tensor.shape[0] if len(tensor.shape) == 3 else 1)
-    ]
+    wrong += [f"{name} is not all in the adapter" for name in left_over(tensors, seen)]
     alpha = float(np.float32(alpha_alone(read_json(adapter / "adapter_config.json", LORA.again))))
     if header.fields.get("adapter.lora.alpha") != alpha:
         wrong.append(f"alpha is {header.fields.get('adapter.lora.alpha')} instead of {alpha}")

@@ -8,9 +8,10 @@ from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.units import memory_gb
 from pipeline.models.chunked_loss import check_head
-from pipeline.models.experts.separate import has_experts, read_config
+from pipeline.models.experts.separate import has_experts
 from pipeline.models.experts.targets import check_mixture
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
+from pipeline.models.loading import read_config
 from pipeline.models.qlora import load_quantized
 from pipeline.models.tuners import causal_model, put_tuner
 from pipeline.planning.duration import total_steps, warmup_steps
