@@ -18,7 +18,6 @@ from pipeline.core.hardware import Card
 from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.budget import check_budgets
 from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
 from pipeline.planning.quantized import quantized_file
@@ -80,7 +79,6 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
         shape = load_shape(base / "config.json")
         checks += room_in_budgets(shape, params.quantize.budgets, params.serving)
         checks += nf4_widths(shape, settings, card)
-        checks += mixture_settings(shape, settings)
         quantized = quantized_file(base / MODEL_FILE) if settings.quantization == "gguf" else None
         plan = make_plan(setup_of(params, shape, card, quantized, processes))
     except (ConfigError, DataError) as error:
@@ -120,15 +118,6 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
         remedy = "set base.quantization to none, or train on a GPU"
         return [Check("NF4 widths", "fail", finding, remedy, "Q-TRAIN-004")]
     return [Check("NF4 widths", "pass", f"{of} are dequantized as they should be")]
-
-
-def mixture_settings(shape: Shape, settings: Training) -> list[Check]:
-    """Settings for mixtures are of a mixture, the others for what they can be; else what is wrong."""
-    try:
-        check_mixture(settings, mixture=bool(shape.experts))
-    except ConfigError as error:
-        return [Check("experts", "fail", error.sentence, "", error.id)]
-    return []
 
 
 def room_in_budgets(shape: Shape, budgets: Sequence[str], serve: Serve) -> list[Check]:

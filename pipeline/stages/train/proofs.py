@@ -91,25 +91,11 @@ def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
         raise GateError("Q-TRAIN-022", f"{'; '.join(wrong)}: {RESTART}")
 
 
-def idle_experts(model: Any) -> dict[str, int]:
-    """How many routed experts have an adapter, and how many of these got no token, so that theirs is still 0;
-    empty for a dense model. Idle ones are named on stderr.
+def check_learned(model: Any, steps: list[dict[str, Any]]) -> dict[str, int]:
+    """Refuse what can't have learned: no step, a tensor not finite, a lora_B or scales' change still 0.
+
+    Of a mixture's adapter how many experts it is on, and how many of these got no token; else nothing.
     """
-    learned: dict[str, bool] = {}
-    for name, weight, from_zero in tuner_on(model).numbers(model):
-        if from_zero and (expert := expert_of(name)):
-            learned[expert] = learned.get(expert, False) or bool(weight.detach().any())
-    idle = len(learned) - sum(learned.values())
-    if idle:
-        print(
-            f"train: {idle} of {len(learned)} routed experts got no token, so their adapters change nothing",
-            file=sys.stderr,
-        )
-    return {"experts_adapted": len(learned), "experts_idle": idle} if learned else {}
-
-
-def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
-    """Refuse what can't have learned: no step, a tensor not finite, a lora_B or scales' change still 0."""
     if not steps:
         raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
     trained = list(tuner_on(model).numbers(model))
@@ -134,6 +120,24 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> None:
             "every change of a scale is too small for float16, so the tuned file would be the base's: raise "
             "train.learning_rate or train longer",
         )
+    return idle_experts((name, norms[name] > 0.0) for name, _, from_zero in trained if from_zero)
+
+
+def idle_experts(learned: Iterable[tuple[str, bool]]) -> dict[str, int]:
+    """How many routed experts are among those (names of tensors, whether they learned something), and how
+    many of these learned nothing, which stderr says; empty for a dense model.
+    """
+    experts: dict[str, bool] = {}
+    for name, moved in learned:
+        if expert := expert_of(name):
+            experts[expert] = experts.get(expert, False) or moved
+    idle = len(experts) - sum(experts.values())
+    if idle:
+        print(
+            f"train: {idle} of {len(experts)} routed experts got no token, so their adapters change nothing",
+            file=sys.stderr,
+        )
+    return {"experts_adapted": len(experts), "experts_idle": idle} if experts else {}
 
 
 def held_out_before(trainer: Any, file: Path) -> float | None:

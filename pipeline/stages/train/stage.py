@@ -33,7 +33,7 @@ from pipeline.stages.train.figures import curve, summary, write_curve
 from pipeline.stages.train.follow import follow, same_in_all
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.preflight import check_shared
-from pipeline.stages.train.proofs import check_learned, check_rows, idle_experts, prove_beforehand
+from pipeline.stages.train.proofs import check_learned, check_rows, prove_beforehand
 from pipeline.stages.train.record import describe, run_record
 from pipeline.stages.train.run import Job, Run, find_start, finish
 
@@ -93,14 +93,14 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         trainer.train()
         rows = metrics_log.rows()
         check_rows(rows, len(trainer.rows))
-        check_learned(trainer.model, rows)
+        learned = check_learned(trainer.model, rows)
         publish_adapter(trainer.model, tokenizer, record, job.adapter)
         finish(checkpoints, record)
         for made in (TEACHER, REFERENCE, ROLLOUTS):
             remove(checkpoints / made)
     return summary(trainer, rows) | {
         "method": settings.method,
-        **idle_experts(trainer.model),
+        **learned,
         **learner.figures(rows),
         "proven": proven,
         "inputs": record,

@@ -358,22 +358,3 @@ def test_what_failed_first_is_raised_as_its_own_kind() -> None:
     with pytest.raises(MachineError) as caught:
         refuse([good, *failed])
     assert caught.value.id == "Q-TRAIN-006" and "(data failed too)" in caught.value.sentence
-
-
-@pytest.mark.parametrize(
-    ("model", "changed", "fault"),
-    [
-        ("qwen2.5-7b", {}, ""),
-        ("qwen2.5-7b", {"experts": []}, "Q-MODELS-034"),
-        ("qwen3-30b-a3b", {"experts": ["down_proj"]}, ""),
-        ("qwen3-30b-a3b", {"tuner": "scales"}, "Q-MODELS-034"),
-        ("qwen3-30b-a3b", {"loss": "liger"}, "Q-MODELS-034"),
-        ("qwen3-30b-a3b", {"method": "distill"}, "Q-MODELS-034"),
-        ("qwen2.5-7b", {"experts": ["router"]}, "Q-MODELS-034"),
-    ],
-)
-def test_settings_for_mixtures_are_of_a_mixture(model: str, changed: dict[str, Any], fault: str) -> None:
-    shape = published_shape(model)
-    train = load_params(PROJECT / "recipes" / "demo.yaml").training.model_copy(update=changed)
-    assert shape
-    assert [check.id for check in checks.mixture_settings(shape, train)] == ([fault] if fault else [])
