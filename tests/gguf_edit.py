@@ -115,6 +115,22 @@ def light_copy(source: Path, target: Path, *dropped: str) -> Path:
     return target
 
 
+def write_gguf(path: Path, tensors: dict[str, tuple[Any, int]], fields: dict[str, Any] | None = None) -> Path:
+    """A GGUF of a Llama with these tensors (stored rows or numbers, ggml's number of the type), and metadata
+    as `change_fields` takes it; `path`.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, (rows, number) in tensors.items():
+        kind = gguf.GGMLQuantizationType(number)
+        stored = rows if rows.dtype == np.uint8 else gguf.quants.quantize(rows, kind)
+        writer.add_tensor(name, stored, raw_dtype=kind)
+    finish(writer)
+    change_fields(path, fields or {})
+    return path
+
+
 def finish(writer: Any) -> None:
     """Write a `gguf.GGUFWriter`'s file and close it."""
     writer.write_header_to_file()

@@ -41,7 +41,6 @@ def write_not_made(path: Path, why: str) -> None:
         writer.add_string(NOT_MADE, why)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
         writer.close()
 
 

