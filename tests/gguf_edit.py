@@ -98,26 +98,21 @@ def _value(value: Any) -> tuple[int, bytes]:
 
 def light_copy(source: Path, target: Path, *dropped: str) -> Path:
     """The GGUF's architecture, settings, file type and tensors but `dropped`, no vocabulary; `target`."""
-    import gguf
-
     header, tensors = gguf_tensors(source)
-    architecture = header.fields["general.architecture"]
-    writer = gguf.GGUFWriter(target, architecture)
-    writer.add_file_type(header.fields["general.file_type"])
-    for name, value in header.fields.items():
-        if name.startswith(f"{architecture}."):
-            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
-    for name, tensor in tensors.items():
-        if name not in dropped:
-            stored = tensor.stored(0, tensor.rows).reshape(*tensor.shape[:-1], -1)
-            writer.add_tensor(name, stored, raw_dtype=gguf.GGMLQuantizationType(tensor.ggml_type))
-    finish(writer)
-    return target
+    kept = ("general.architecture", "general.file_type", f"{header.fields['general.architecture']}.")
+    rows = {
+        name: (tensor.stored(0, tensor.rows).reshape(*tensor.shape[:-1], -1), tensor.ggml_type)
+        for name, tensor in tensors.items()
+        if name not in dropped
+    }
+    return write_gguf(
+        target, rows, {name: value for name, value in header.fields.items() if name.startswith(kept)}
+    )
 
 
 def write_gguf(path: Path, tensors: dict[str, tuple[Any, int]], fields: dict[str, Any] | None = None) -> Path:
-    """A GGUF of a Llama with these tensors (stored rows or numbers, ggml's number of the type), and metadata
-    as `change_fields` takes it; `path`.
+    """A GGUF with these tensors (stored rows or numbers, ggml's number of the type), of a Llama unless
+    `fields`, as `change_fields` takes them, say otherwise; `path`.
     """
     import gguf
 
@@ -126,17 +121,12 @@ def write_gguf(path: Path, tensors: dict[str, tuple[Any, int]], fields: dict[str
         kind = gguf.GGMLQuantizationType(number)
         stored = rows if rows.dtype == np.uint8 else gguf.quants.quantize(rows, kind)
         writer.add_tensor(name, stored, raw_dtype=kind)
-    finish(writer)
-    change_fields(path, fields or {})
-    return path
-
-
-def finish(writer: Any) -> None:
-    """Write a `gguf.GGUFWriter`'s file and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    change_fields(path, fields or {})
+    return path
 
 
 def _described(tensor: GgufTensor) -> tuple[tuple[int, ...], int]:

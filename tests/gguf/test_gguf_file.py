@@ -13,15 +13,7 @@ from make import ran
 from tiny import tiny_gguf
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.file import (
-    BUDGET_FIELD,
-    NOT_MADE,
-    check_gguf,
-    describe,
-    is_made,
-    kv_cache_bytes,
-    write_not_made,
-)
+from pipeline.gguf.file import check_gguf, describe, is_made, kv_cache_bytes, write_not_made
 from pipeline.gguf.header import read_header
 from pipeline.gguf.patch import read_patch
 from pipeline.gguf.safetensors_rows import read_header as read_safetensors
@@ -71,7 +63,7 @@ ROWS = {
     [
         ({"general.file_type": 15}, {"Q5_0": 1, "Q8_0": 1}),  # Q4_K_M
         ({"general.file_type": 30}, {"Q5_0": 1, "Q8_0": 1}),  # IQ4_XS
-        ({"general.file_type": 15, BUDGET_FIELD: "5.5"}, {}),  # chosen tensor by tensor
+        ({"general.file_type": 15, "quench.budget": "5.5"}, {}),  # chosen tensor by tensor
         ({"general.file_type": 2}, {}),  # Q4_0, which has blocks of 32
         ({}, {}),
     ],
@@ -92,10 +84,8 @@ def test_what_a_file_is_made_of(fields: dict[str, Any], fallbacks: dict[str, int
 
 def test_what_stands_in_for_a_file_says_why(tmp_path: Path) -> None:
     write_not_made(tmp_path / "x.gguf", "convert.type")
-    assert read_header(tmp_path / "x.gguf").fields == {
-        "general.architecture": "none",
-        NOT_MADE: "convert.type",
-    }
+    fields = {"general.architecture": "none", "quench.not_made": "convert.type"}
+    assert read_header(tmp_path / "x.gguf").fields == fields
     assert (is_made(tmp_path / "x.gguf"), is_made(tiny_gguf(tmp_path / "made.gguf"))) == (False, True)
     with pytest.raises(DataError, match=r"Q-GGUF-004: .* for convert\.type:"):
         check_gguf(tmp_path / "x.gguf")

@@ -49,6 +49,8 @@ def test_rows_and_experts_are_read_as_numbers(tmp_path: Path) -> None:
 
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
 TABLE = np.vstack([NUMBERS[:-1], np.zeros((1, 64), np.float32)])  # a row of zeros differs by nothing
+BROKEN = quantize(TABLE, GgmlType.Q8_0)
+BROKEN[38, :2] = 0, 126  # the scale of a block is NaN
 SWAPPED = np.vstack([TABLE[:7], TABLE[8:9], TABLE[8:]])  # a row is another's
 
 
@@ -67,12 +69,13 @@ def test_a_matrix_that_was_rounded_twice_is_one(head: int, embeddings: int, tmp_
     ("tensors", "fields"),
     [
         ({HEAD: (TABLE, Q8_0), EMBEDDINGS: (SWAPPED, Q5_0)}, {}),
+        ({HEAD: (BROKEN, Q8_0), EMBEDDINGS: (TABLE, Q5_0)}, {}),
         ({HEAD: (TABLE[:39], Q8_0), EMBEDDINGS: (TABLE, Q5_0)}, {}),
         ({HEAD: (TABLE[:0], Q8_0), EMBEDDINGS: (np.zeros((0, 84), np.uint8), Q2_K)}, {}),
         ({HEAD: (TABLE, Q8_0)}, {}),
         ({HEAD: (TABLE, Q8_0), EMBEDDINGS: (TABLE, Q5_0)}, {"general.architecture": "falcon"}),
     ],
-    ids=["a row", "rows", "too coarse a type", "no other", "not known to tie"],
+    ids=["a row", "not a number", "rows", "too coarse a type", "no other", "not known to tie"],
 )
 def test_what_differs_by_more_is_two_matrices(
     tensors: dict[str, Any], fields: dict[str, Any], tmp_path: Path

@@ -203,5 +203,5 @@ def test_without_what_was_trained_the_file_answers_and_then_it_is_back() -> None
 
 def test_a_type_without_scales_is_refused() -> None:
     values = torch.zeros(4, 64, dtype=torch.float16).view(torch.uint8)
-    with pytest.raises(DataError, match="Q-GGUF-015"):
+    with pytest.raises(DataError, match="Q-GGUF-015:"):
         ScaledLinear(QuantizedLinear(values, 1, compute_dtype=torch.float32))

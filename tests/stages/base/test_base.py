@@ -9,7 +9,6 @@ import struct
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,6 @@ from pipeline.config.sections import Base
 from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.gguf.header import NotGguf, read_header
 from pipeline.gguf.tensors import gguf_tensors
-from pipeline.gguf.tied import one_matrix
 from pipeline.llamacpp.tools import load_binding, run_tool
 from pipeline.stages.base.hf_folder import read_license
 from pipeline.stages.base.stage import base
@@ -245,20 +243,11 @@ def another_row(rows):
     return np.concatenate([rows[:7], rows[8:9], rows[8:]])
 
 
-@pytest.mark.parametrize("change", ["kept", "a row", "a scale", "another architecture"])
+@pytest.mark.parametrize("change", ["kept", "a row"])
 def test_a_head_of_its_own_stays_one(rounded_twice, bring, tmp_path, change):
     file = Path(shutil.copy(rounded_twice, tmp_path / "own.gguf"))
-    if change == "another architecture":  # one that is not known to tie
-        header, tensors = gguf_tensors(file)
-        other = replace(header, fields=header.fields | {"general.architecture": "falcon"})
-        assert one_matrix(header, tensors) and one_matrix(other, tensors) is None
-        return
     if change == "a row":
         change_rows(file, "output.weight", another_row)
-    elif change == "a scale":  # NaN, in the first block of the last row
-        change_rows(file, "output.weight", lambda rows: np.vstack([rows[:-1], [[0, 126, *rows[-1, 2:]]]]))
-        assert one_matrix(*gguf_tensors(file)) is None
-        return
     facts = bring(file, tie="keep" if change == "kept" else "auto")
     assert facts["tied"] is None
     assert facts["parameters"] == read_header(file).parameters

@@ -13,9 +13,9 @@ from gguf_edit import (
     change_fields,
     change_rows,
     change_tensors,
-    finish,
     light_copy,
     without,
+    write_gguf,
 )
 from qwen2_variants import cut_models
 
@@ -76,7 +76,6 @@ def write_pair(
     """A Hugging Face folder of float16 tensors and a GGUF of the arrays in `written`, each a model of its own
     making.
     """
-    import gguf
     import torch
     from safetensors.torch import save_file
 
@@ -87,11 +86,9 @@ def write_pair(
         folder / "model.safetensors",
     )
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    writer = gguf.GGUFWriter(folder / "model.gguf", KNOWN.get(config["architectures"][0], "other"))
-    for name, values in written.items():
-        writer.add_tensor(name, values)
-    finish(writer)
-    return folder, folder / "model.gguf"
+    tensors = {name: (values, int(values.dtype == np.float16)) for name, values in written.items()}
+    fields = {"general.architecture": KNOWN.get(config["architectures"][0], "other")}
+    return folder, write_gguf(folder / "model.gguf", tensors, fields)
 
 
 def halves(*shape: int) -> Any:
@@ -423,15 +420,12 @@ def test_mxfp4_moe_is_mxfp4_where_there_are_experts(
     import gguf
 
     for file in ("F16.gguf", "level.gguf"):
-        writer = gguf.GGUFWriter(tmp_path / file, "qwen2moe")
-        writer.add_file_type(gguf.LlamaFileType.MOSTLY_MXFP4_MOE)
+        tensors = {}
         for name, ggml_type in types.items():
-            values, number = (
-                halves(*(4,) * ("_exps" in name), 8, 256),
-                gguf.GGMLQuantizationType["F16" if file == "F16.gguf" else ggml_type],
-            )
-            writer.add_tensor(name, gguf.quantize(values.astype(np.float32), number), raw_dtype=number)
-        finish(writer)
+            rows = halves(*(4,) * ("_exps" in name), 8, 256).astype(np.float32)
+            tensors[name] = rows, gguf.GGMLQuantizationType["F16" if file == "F16.gguf" else ggml_type]
+        fields = {"general.file_type": int(gguf.LlamaFileType.MOSTLY_MXFP4_MOE)}
+        write_gguf(tmp_path / file, tensors, fields | {"general.architecture": "qwen2moe"})
     check = level_weights(tmp_path / "F16.gguf", tmp_path / "level.gguf", "MXFP4_MOE")
     assert (check.verdict, check.sentence.split(";")[0]) == (
         "fail" if detail.startswith("no") else "pass",

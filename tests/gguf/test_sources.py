@@ -1,0 +1,129 @@
+"""What a GGUF's tensors and settings are made of in a Hugging Face folder; which file was trained on."""
+
+import json
+from itertools import chain
+from math import pi
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pipeline.core.errors import DataError
+from pipeline.core.hashing import file_hash, json_hash
+from pipeline.gguf.base_files import file_trained_on, not_dense
+from pipeline.gguf.safetensors_rows import read_folder
+from pipeline.gguf.sources import gguf_settings, rope_factors, sources
+
+
+def numbers(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).normal(0, 1, shape).astype(np.float32)
+
+
+# the rows of q and k are heads of four, whose halves llama.cpp lays side by side
+TALL, WIDE, EXPERTS = numbers(8, 6), numbers(3, 30_000), numbers(11, 4, 6)
+TURNED = TALL[[0, 2, 1, 3, 4, 6, 5, 7]]
+LAYER = "model.layers.0"
+
+
+def single(stored: str, part: str) -> list[tuple[str, Any, str, Any]]:
+    """The experts of a layer as Mixtral's files have them."""
+    return [
+        (f"block_sparse_moe.experts.{number}.{stored}.weight", rows, f"ffn_{part}_exps.weight", EXPERTS)
+        for number, rows in enumerate(EXPERTS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors"),
+    [
+        (
+            {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 2, "num_key_value_heads": 1},
+            [
+                ("self_attn.q_proj.weight", TALL, "attn_q.weight", TURNED),
+                ("self_attn.q_proj.bias", TALL[:, 0], "attn_q.bias", TURNED[:, 0]),
+                ("self_attn.k_proj.weight", TALL[:4], "attn_k.weight", TURNED[:4]),
+                ("self_attn.v_proj.weight", TALL, "attn_v.weight", TALL),
+                ("self_attn.rotary_emb.inv_freq", TALL, "", TALL),
+                ("input_layernorm.weight", WIDE[0], "attn_norm.weight", WIDE[0]),
+                ("mlp.up_proj.weight", WIDE, "ffn_up.weight", WIDE),
+            ],
+        ),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_attention_heads": 2},
+            [
+                ("self_attn.q_proj.weight", TALL[:6], "attn_q.weight", TALL[:6]),  # not heads of two halves
+                ("self_attn.k_proj.weight", TALL, "attn_k.weight", TURNED),
+                ("block_sparse_moe.gate.weight", TALL, "ffn_gate_inp.weight", TALL),
+                *(one for pair in (("w1", "gate"), ("w2", "down"), ("w3", "up")) for one in single(*pair)),
+            ],
+        ),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"]},
+            [
+                ("self_attn.q_proj.weight", TALL, "attn_q.weight", TALL),
+                ("mlp.experts.gate_up_proj", EXPERTS, "ffn_gate_exps.weight", EXPERTS[:, :2]),
+                ("mlp.experts.gate_up_proj", EXPERTS, "ffn_up_exps.weight", EXPERTS[:, 2:]),
+                ("mlp.experts.down_proj", EXPERTS, "ffn_down_exps.weight", EXPERTS),
+            ],
+        ),
+    ],
+    ids=["Llama", "Mixtral", "fused experts"],
+)
+def test_tensors_hold_the_rows_that_the_conversion_puts_there(
+    config: dict[str, Any], tensors: list[tuple[str, Any, str, Any]], tmp_path: Path
+) -> None:
+    """What has no name there keeps its own, and what is not converted is in none."""
+    wanted = {f"blk.0.{name}": rows for _, _, name, rows in tensors if name} | {"another.thing": TALL}
+    stored = {f"{LAYER}.{name}": np.ascontiguousarray(rows) for name, rows, _, _ in tensors}
+    save_file(stored | {"another.thing": TALL}, tmp_path / "x.safetensors")
+    found = sources(config | {"num_hidden_layers": 1}, read_folder(tmp_path))
+    assert found.keys() == wanted.keys()
+    for name, pieces in found.items():
+        blocks = list(chain.from_iterable(piece.blocks() for piece in pieces))
+        assert np.array_equal(np.concatenate(blocks), wanted[name].reshape(-1)), name
+        assert max(map(len, blocks)) <= 1 << 16
+
+
+def test_settings_are_said_by_the_architectures_own_fields() -> None:
+    config = {"architectures": ["MixtralForCausalLM"], "num_attention_heads": 8, "head_dim": None}
+    config |= {"rms_norm_eps": 1e-6, "rope_theta": 1.0, "rope_parameters": {"rope_theta": 5e5, "factor": 8.0}}
+    assert gguf_settings(config) == {
+        "llama.attention.head_count": 8,
+        "llama.attention.layer_norm_rms_epsilon": 1e-6,
+        "llama.rope.freq_base": 5e5,
+    }
+
+
+def test_a_longer_context_slows_the_frequencies_that_llama_3_slows(tmp_path: Path) -> None:
+    """Eight times those that turn less than once in the old context, not at all those of four turns."""
+    config: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert rope_factors(tmp_path) is None
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 64, "rope_theta": 500.0}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": scaling}))
+    turns = 64 / (2 * pi) * 500.0 ** (-np.arange(16) / 16)
+    share = ((turns - 1) / 3).clip(0, 1)
+    assert 0 < np.count_nonzero((share > 0) & (share < 1)) < 14
+    assert rope_factors(tmp_path) == pytest.approx(1 / ((1 - share) / 8 + share), rel=1e-5)
+
+
+def test_a_model_that_is_not_dense_is_named() -> None:
+    mixture = {"general.architecture": "llama", "llama.expert_count": 2}
+    assert not_dense(mixture) == "a mixture of experts (llama)"
+    assert not_dense(mixture | {"llama.expert_count": 1}) is None
+    assert not_dense({"general.architecture": "falcon"}) == "falcon"
+
+
+def test_a_file_is_the_one_that_was_named_and_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"weights")
+    files, others = {"model.gguf": file_hash(tmp_path / "model.gguf")}, {"model.gguf": "00" * 32}
+    for named, trained_on, refusal in ((files, others, "Q-GGUF-022: "), (others, files, "Q-GGUF-021: ")):
+        (tmp_path / "base.json").write_text(json.dumps({"files": named}))
+        (tmp_path / "run.json").write_text(json.dumps({"base": {"weights_sha256": json_hash(trained_on)}}))
+        with pytest.raises(DataError, match=refusal):
+            file_trained_on(tmp_path, tmp_path, tmp_path / "base.json")
+    (tmp_path / "base.json").write_text(json.dumps({"files": files}))
+    assert file_trained_on(tmp_path, tmp_path, tmp_path / "base.json") == files["model.gguf"]
