@@ -65,7 +65,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
     ),
     "planning": (["pipeline/planning"], ["tests/planning"]),
     "monitoring": ([f"{TRAIN}/monitoring"], [f"tests/{TRAIN[9:]}"]),
-    "gguf": (["pipeline/gguf"], ["tests/gguf", "tests/planning", "tests/models/test_scaled_linear.py"]),
+    "gguf": (["pipeline/gguf"], ["tests/gguf", "tests/models/test_scaled_linear.py"]),
     "merging": (["pipeline/models/merging"], ["tests/stages/merge", "tests/models/test_merging_nf4.py"]),
     "ship": (["pipeline/ship"], ["tests/ship"]),
     "parity": (
