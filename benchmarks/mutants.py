@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -45,6 +46,10 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = "benchmarks/results/mutants.json"
 CURATE, TRAIN, PARITY = (f"pipeline/stages/{stage}" for stage in ("curate", "train", "parity"))
+ADAPTERS = (  # tests that read an adapter and run no stages
+    "a_bent_adapter_config_is_a_sentence no_lora_and_settings_of_another_adapter_are_refused "
+    "scale_and_rank_of_another_tools_adapter what_is_not_counted_is_named"
+)
 ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that judge them
     "gate": (["pipeline/gate"], ["tests/gate", "tests/metrics/test_level_limits.py"]),
     "jsonl": (["pipeline/core/jsonl.py"], ["tests/core/test_jsonl.py"]),
@@ -66,7 +71,12 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
     "planning": (["pipeline/planning"], ["tests/planning"]),
     "monitoring": ([f"{TRAIN}/monitoring"], [f"tests/{TRAIN[9:]}"]),
     "gguf": (["pipeline/gguf"], ["tests/gguf", "tests/models/test_scaled_linear.py"]),
-    "merging": (["pipeline/models/merging"], ["tests/stages/merge", "tests/models/test_merging_nf4.py"]),
+    "merging": (
+        ["pipeline/models/merging"],
+        [f"tests/models/test_merging{part}.py" for part in ("", "_nf4")]
+        + ["tests/stages/merge/test_diagnostics.py"]
+        + [f"tests/metrics/test_adapter_norms.py::test_{name}" for name in ADAPTERS.split()],
+    ),
     "ship": (["pipeline/ship"], ["tests/ship"]),
     "parity": (
         [f"{PARITY}/{name}.py" for name in ("check", "hand_overs", "text", "tokens", "rewrites", "corpus")]
@@ -255,8 +265,10 @@ class Session:
                 cache.cache_clear()
             self.reached, start = set(), time.process_time()
             sys.setprofile(self.see)
+            threading.setprofile(self.see)  # a merge computes tensors in threads
             reports = runtestprotocol(item, log=False, nextitem=after)
             sys.setprofile(None)
+            threading.setprofile(None)
             if all(report.passed for report in reports):
                 reaching[item], cost[item] = self.reached, time.process_time() - start
         self.passed = [item.nodeid for item in sorted(reaching, key=lambda item: cost[item])]

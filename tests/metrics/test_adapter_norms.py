@@ -108,7 +108,7 @@ def test_what_is_not_counted_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"), [({"peft_type": "IA3"}, "Q-METRICS-020"), ({"r": 1}, "Q-METRICS-021")]
+    ("settings", "words"), [({"peft_type": "IA3"}, "Q-METRICS-020: "), ({"r": 1}, "Q-METRICS-021: ")]
 )
 def test_no_lora_and_settings_of_another_adapter_are_refused(
     settings: dict[str, Any], words: str, tmp_path: Path
@@ -154,7 +154,7 @@ def test_a_bent_adapter_config_is_a_sentence(
     monkeypatch.setattr("pipeline.models.merging.adapter.MATCHING_SECONDS", 0.1)
     write_folder(tmp_path / "adapter", **bent)
     for read in (adapter_norms, read_adapter):
-        with pytest.raises(DataError, match="Q-MODELS-039"):
+        with pytest.raises(DataError, match="Q-MODELS-039: "):
             read(tmp_path / "adapter")
 
 
@@ -199,12 +199,12 @@ def test_a_peft_folder_and_its_gguf_agree(graph: str, request: pytest.FixtureReq
 
 
 def test_what_is_no_adapter_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="Q-METRICS-020"):
+    with pytest.raises(DataError, match="Q-METRICS-020: "):
         adapter_norms(tmp_path / "missing.gguf")
-    with pytest.raises(DataError, match="Q-METRICS-020"):
+    with pytest.raises(DataError, match="Q-METRICS-020: "):
         adapter_norms(tiny_lora(tmp_path / "other.gguf", general__type="model"))
     whole = tiny_lora(tmp_path / "half.gguf", tensors={"blk.0.attn_q.weight.lora_b": None})
-    with pytest.raises(DataError, match="Q-METRICS-021"):
+    with pytest.raises(DataError, match="Q-METRICS-021: "):
         adapter_norms(whole)
 
 

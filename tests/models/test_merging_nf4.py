@@ -1,6 +1,7 @@
 """The NF4 codec: bitsandbytes' bytes and numbers for each shape and type; numbers rounded once to 16 bits."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import bitsandbytes.functional as bnb
@@ -9,11 +10,13 @@ import torch
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from pipeline.core.errors import DataError
+from pipeline.gguf.safetensors_rows import read_header
 from pipeline.models.merging import nf4
-from pipeline.models.merging.compute import check_finite, round_once
-from pipeline.models.merging.judge import unit
+from pipeline.models.merging.compute import Job, Rows, Update, check_finite, round_once
+from pipeline.models.merging.judge import tensor_error, unit
 from pipeline.models.merging.nf4 import Nf4, codes, quick_quantizer, round_trip, tensor_scales
 
 TYPES = ("float32", "bfloat16", "float16")
@@ -77,6 +80,15 @@ def test_the_quick_quantizer_gives_bitsandbytes_bytes(dtype: str, rows: int, wro
         assert torch.equal(state.absmax, plain[1].absmax)
 
 
+@pytest.mark.parametrize("other", [{"quant_type": "fp4"}, {"quant_storage": torch.bfloat16}])
+def test_the_quick_quantizer_leaves_other_kinds_to_bitsandbytes(other: dict[str, Any]) -> None:
+    values = torch.randn(64, 192, generator=torch.Generator().manual_seed(0))
+    settings = {"blocksize": 64, "quant_type": "nf4"} | other
+    plain = bnb.quantize_4bit(values, **settings)[0]
+    with quick_quantizer():
+        assert torch.equal(bnb.quantize_4bit(values, **settings)[0], plain)
+
+
 def test_codes_are_right_next_to_every_boundary() -> None:
     middles = (nf4.nf4_values()[1:] + nf4.nf4_values()[:-1]) / 2
     edges = torch.arange(-256, 257) / 256.0  # of the table that finds the code
@@ -122,5 +134,41 @@ def test_what_is_not_finite_is_refused(kind: str, wrong: float) -> None:
     dtype = getattr(torch, kind)
     check_finite(torch.tensor([0.0, -1.0, torch.finfo(dtype).max], dtype=dtype), "w")
     check_finite(torch.tensor([], dtype=dtype), "w")
-    with pytest.raises(DataError, match="Q-MODELS-022"):
+    with pytest.raises(DataError, match="Q-MODELS-022: "):
         check_finite(torch.tensor([1.0, wrong], dtype=dtype), "w")
+
+
+@pytest.mark.parametrize("adapted", ["", "plain", "rows", "columns"])
+def test_runs_of_rows_of_a_quantized_tensor_are_those_of_the_whole(adapted: str, tmp_path: Path) -> None:
+    """Also where a row ends amid a block, the last block is short and DoRA gives rows or columns a length."""
+    random, file = torch.Generator().manual_seed(3), tmp_path / "w.safetensors"
+    rows, columns, axis = 8195, 48, int(adapted == "rows")
+    values = torch.randn(rows, columns, generator=random).bfloat16()
+    left, right = torch.randn(rows, 2, generator=random), torch.randn(2, columns, generator=random)
+    lengths = torch.rand(rows if axis else columns, dtype=torch.float64, generator=random)
+    has_lengths = adapted in ("rows", "columns")
+    update = Update(left[None], right[None], 0.5, lengths if has_lengths else None, not axis)
+    save_file({"w": values}, file)
+    job = Job("w", read_header(file)[0], "", update if adapted else None, quantized=True)
+    start = whole = bnb.dequantize_4bit(*quantize(values)).double()
+    if adapted:
+        whole = start + 0.5 * left.double() @ right.double()
+    if has_lengths:
+        sums = whole.norm(dim=axis, keepdim=True)
+        whole = whole * lengths.view(sums.shape) / sums
+    merge = Rows(job, Nf4("bfloat16"))
+    for first, last in ((0, 8), (4, 5464), (8192, rows)):
+        found = merge.start(first, last)
+        assert torch.equal(found, start[first:last])
+        if adapted:
+            found = merge.total(found, first, last)
+        torch.testing.assert_close(found, whole[first:last], rtol=1e-12, atol=1e-12)
+    merged = round_once(whole.clone(), torch.float16)
+    for steps in (0, 3):
+        merged.view(torch.int16)[-1, -1] += steps
+        save_file({"w": merged}, tmp_path / "merged.safetensors")
+        error = tensor_error(job, read_header(tmp_path / "merged.safetensors")[0], Nf4("bfloat16"))
+        assert abs(error - steps) <= 0.5 + 2**-20
+    save_file({"w": values * float("inf")}, file)
+    with pytest.raises(DataError, match="Q-MODELS-022: "):
+        Rows(job, Nf4("bfloat16"))

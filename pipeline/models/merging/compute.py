@@ -56,12 +56,12 @@ class Update:
 @dataclass(frozen=True)
 class Job:
     """One tensor of the merged model: numbers of `source`, through NF4 where `quantized`, plus `update`;
-    `file` is its shard's name.
+    `file` is its shard's name, which the plan settles.
     """
 
     name: str
     source: Entry
-    file: str
+    file: str = ""
     update: Update | None = None
     quantized: bool = False
 

@@ -68,9 +68,9 @@ def codes(values: Any, maxima: Any, block: int) -> Any:
 
     whole = values.numel() // block * block
     inverse = 1.0 / maxima[: whole // block].clamp(min=1e-38)
-    share = (values[:whole].float().view(-1, block) * inverse[:, None]).clamp_(-1, 1).view(-1)
+    share = (values[:whole].float().view(-1, block) * inverse[:, None]).view(-1)
     if whole != values.numel():
-        share = torch.cat([share, torch.clamp(values[whole:].float() / maxima[whole // block], -1, 1)])
+        share = torch.cat([share, values[whole:].float() / maxima[whole // block]])
     first, middle = _cells()
     cell = ((share + 1) * (CELLS / 2)).int()
     return first.index_select(0, cell).add_(share > middle.index_select(0, cell))
@@ -109,7 +109,7 @@ def quick_quantizer() -> Iterator[None]:
 
     def quantize(values: Any, block: int, kind: str, storage: Any) -> tuple[Any, Any]:
         flat = values.reshape(-1)
-        if kind == "nf4" and storage == torch.uint8 and flat.numel() % (2 * block) == 0 and all_finite(flat):
+        if kind == "nf4" and storage == torch.uint8 and flat.numel() % block == 0 and all_finite(flat):
             return packed(flat, block)
         return theirs.call_boxed(on_cpu, values, block, kind, storage)  # type: ignore[no-any-return]
 

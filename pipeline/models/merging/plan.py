@@ -30,28 +30,20 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
     stored = {in_model(name): name for name in base}  # by the model's names, put back at the end
     base = {name: base[old] for name, old in stored.items()}
     updates = _updates(base, adapter, model)
-    changed = {
-        name: Job(name, entry, base[name].file.name if name in base else "")
-        for name, entry in adapter.full.items()
-    }
+    changed = {name: Job(name, entry) for name, entry in adapter.full.items()}
     for name, update in updates.items():
         source = changed[name].source if name in changed else base.get(name)
         if source is None and name == model.head and model.tied:
             source = base[model.embedding]
         if source is not None:
-            changed[name] = Job(
-                name,
-                source,
-                base[name].file.name if name in base else "",
-                update,
-                nf4 and name in model.quantized and name not in changed,
-            )
+            quantized = nf4 and name in model.quantized and name not in changed
+            changed[name] = Job(name, source, update=update, quantized=quantized)
     config = _settle_tied(base, changed, model)
     _check(base, changed, updates, model, adapter)
-    jobs = [
-        changed.pop(name, Job(name, entry, entry.file.name, None, nf4 and name in model.quantized))
-        for name, entry in base.items()
-    ]
+    jobs = []
+    for name, entry in base.items():
+        job = changed.pop(name, Job(name, entry, quantized=nf4 and name in model.quantized))
+        jobs.append(replace(job, file=entry.file.name))
     jobs += [replace(job, file=jobs[-1].file) for job in changed.values()]
     more = _resized(jobs, base, model)
     return Plan([replace(job, name=stored.get(job.name, job.name)) for job in jobs], config | more)
@@ -158,7 +150,7 @@ def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structu
             changed[model.head] = replace(embedding, name=model.head)
         return {}
     if head is None:
-        changed[model.head] = Job(model.head, base[model.embedding], "")
+        changed[model.head] = Job(model.head, base[model.embedding])
     return {"tie_word_embeddings": False}
 
 

@@ -78,7 +78,7 @@ def test_a_head_and_embeddings_of_two_lengths_are_refused(bases: Path, tmp_path:
     merging.write_adapter(bases / "qwen2", tmp_path / "adapter", resize=104, target_modules=["q_proj"])
     file = tmp_path / "adapter/adapter_model.safetensors"
     save_file({key: value for key, value in load_file(file).items() if "lm_head" not in key}, file)
-    with pytest.raises(DataError, match="Q-MODELS-019"):
+    with pytest.raises(DataError, match="Q-MODELS-019: "):
         merge_in(tmp_path, base=bases / "qwen2")
 
 
@@ -122,10 +122,10 @@ def test_nf4_is_added_to_exactly_what_training_saw(compute: str, bases: Path, tm
 
 
 def test_nf4_needs_a_training_that_used_it(plain: Path) -> None:
-    with pytest.raises(DataError, match="Q-MODELS-020"):
+    with pytest.raises(DataError, match="Q-MODELS-020: "):
         merge_in(plain, merge_base="nf4")
     merging.add_run(plain / "adapter", quantization="none")
-    with pytest.raises(DataError, match="Q-MODELS-020"):
+    with pytest.raises(DataError, match="Q-MODELS-020: "):
         merge_in(plain, merge_base="nf4")
     assert not (plain / "merged").exists()
 
@@ -185,7 +185,7 @@ def edit_tensors(folder: Path, change: Change) -> None:
 
 def test_an_adapter_without_weights_is_refused(plain: Path) -> None:
     (plain / "adapter/adapter_model.safetensors").unlink()
-    with pytest.raises(DataError, match="Q-MODELS-015"):
+    with pytest.raises(DataError, match="Q-MODELS-015: "):
         merge_in(plain)
 
 
@@ -204,52 +204,17 @@ def each(part: str, change: Callable[[Any], Any]) -> Change:
     return lambda t: {name: change(value) if part in name else value for name, value in t.items()}
 
 
-MISFITS: dict[str, tuple[Change, str]] = {
-    "of other layers": (
-        lambda t: {name.replace(".layers.1.", ".layers.7."): value for name, value in t.items()},
-        r"Q-MODELS-018.*4 .*model\.layers\.7\.mlp\.down_proj\.weight \(64, 128\)",
-    ),
-    "of another width": (
-        each("o_proj.lora_A", lambda value: value[:, :32].contiguous()),
-        r"Q-MODELS-018.*o_proj\.weight is \(64, 32\).*\(64, 64\)",
-    ),
-    "of another rank": (each("lora_A", lambda value: value[:2].contiguous()), "Q-MODELS-017"),
-    "half a pair": (
-        lambda t: {name: t[name] for name in t if "layers.0.self_attn.q_proj.lora_B" not in name},
-        r"Q-MODELS-016.*q_proj has lora_A\.weight",
-    ),
-    "a stranger": (
-        lambda t: t | {"base_model.model.model.layers.0.lora_X.weight": torch.zeros(2)},
-        "Q-MODELS-016.*lora_X.weight",
-    ),
-    "another part of the model": (
-        lambda t: t | {"base_model.model.score.weight": torch.zeros(2, 64)},
-        r"Q-MODELS-018.*score\.weight \(2, 64\)",
-    ),
-    "nothing": (lambda t: {}, "Q-MODELS-016"),
-}
-
-
-@pytest.mark.parametrize("misfit", MISFITS)
-def test_an_adapter_that_does_not_fit_is_refused(misfit: str, plain: Path) -> None:
-    change, reason = MISFITS[misfit]
-    edit_tensors(plain, change)
-    with pytest.raises(DataError, match=reason):
-        merge_in(plain)
-    assert not (plain / "merged").exists()
-
-
 def test_other_weights_than_those_of_the_training_are_refused(plain: Path) -> None:
     merging.add_run(plain / "adapter")
     change_json(plain / "adapter/run.json", base={"weights_sha256": "0" * 64})
     (plain / "base.json").write_text(json.dumps({"files": {"model.safetensors": "1" * 64}}))
-    with pytest.raises(DataError, match="Q-MODELS-021"):
+    with pytest.raises(DataError, match="Q-MODELS-021: "):
         merge_in(plain)
 
 
 def test_a_weight_too_large_for_the_type_is_refused(plain: Path) -> None:
     edit_tensors(plain, each("o_proj", lambda value: value * 1e4))
-    with pytest.raises(DataError, match="Q-MODELS-022"):
+    with pytest.raises(DataError, match="Q-MODELS-022: "):
         merge_in(plain)
     assert merge_in(plain, "bfloat16")["adapted"] == 8
 
