@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.core.errors import DataError
+from pipeline.core.hashing import json_hash
 from pipeline.gguf.safetensors_rows import read_folder, read_header
-from pipeline.models.merging.adapter import PREFIX, read_adapter
+from pipeline.models.merging.adapter import PREFIX, read_adapter, weights_of
 from pipeline.models.merging.compute import Rows, round_once
 from pipeline.models.merging.inputs import (
     Structure,
@@ -42,16 +43,11 @@ SHAPES = {
     HEAD: (6, 4),
 }
 APART = {"gate_proj": (5, 4), "up_proj": (5, 4), "down_proj": (4, 5)}
-MODEL = Structure(
-    SHAPES,
-    frozenset({f"{Q}.weight"}),
-    frozenset({f"{OUT}.weight", f"{FUSED}.gate_up_proj"}),
-    EMBEDDING,
-    HEAD,
-    tied=False,
-)
+QUANTIZED = frozenset({f"{Q}.weight", f"{MOE}.0.up_proj.weight", HEAD})
+TRANSPOSED = frozenset({f"{OUT}.weight", f"{FUSED}.gate_up_proj"})
+MODEL = Structure(SHAPES, QUANTIZED, TRANSPOSED, EMBEDDING, HEAD, tied=False)
 TIED = replace(MODEL, tied=True)
-SILENT = {"lora_dropout": 0.1, "layer_replication": None, "init_lora_weights": "gaussian"}
+SILENT = {"task_type": "CAUSAL_LM", "lora_dropout": 0.1, "later": None, "init_lora_weights": "gaussian"}
 TARGETS = ["moe.gate_up_proj", "moe.down_proj", "fused.gate_up_proj"]
 
 
@@ -62,7 +58,7 @@ def randoms(shapes: dict[str, tuple[int, ...]], seed: int) -> Tensors:
 
 def base_tensors() -> Tensors:
     stored = {name: shape for name, shape in SHAPES.items() if MOE not in name}
-    apart = {f"{MOE}.{one}.{part}.weight": APART[part] for one in range(EXPERTS) for part in APART}
+    apart = {f"{MOE}.{number}.{part}.weight": APART[part] for number in range(EXPERTS) for part in APART}
     return randoms(stored | apart, 1)
 
 
@@ -70,19 +66,18 @@ def lora(path: str, inputs: int, outputs: int, rank: int = RANK) -> dict[str, tu
     return {f"{path}.lora_A.weight": (rank, inputs), f"{path}.lora_B.weight": (outputs, rank)}
 
 
+TABLE_A, TABLE_B, LENGTHS = (
+    f"{EMBEDDING[:-7]}.lora_{part}" for part in ("embedding_A", "embedding_B", "magnitude_vector")
+)
 PLAIN = lora(Q, 4, 8) | {f"{Q}.lora_B.bias": (8,)} | lora(OUT, 4, 8)
-TABLE = {f"{EMBEDDING[:-7]}.lora_embedding_A": (RANK, 6), f"{EMBEDDING[:-7]}.lora_embedding_B": (4, RANK)}
+TABLE = {TABLE_A: (RANK, 6), TABLE_B: (4, RANK)}
 MIXTURE = (  # the parameter that is declared first is wrapped innermost
     lora(f"{MOE}.base_layer", 4, 10, EXPERTS * RANK)
     | lora(MOE, 5, 4, EXPERTS * RANK)
     | lora(FUSED, 4, 10, EXPERTS * RANK)
 )
 FULL = {f"{NORM[:-7]}.modules_to_save.weight": (4,), f"{HEAD[:-7]}.base_layer.weight": (6, 4)}
-DORA = {
-    f"{Q}.lora_magnitude_vector.weight": (8,),
-    f"{OUT}.lora_magnitude_vector.weight": (8,),
-    f"{EMBEDDING[:-7]}.lora_magnitude_vector": (4,),
-}
+DORA = {f"{path}.lora_magnitude_vector.weight": (8,) for path in (Q, OUT)} | {LENGTHS: (4,)}
 
 
 def write(folder: Path, adapter: Tensors, base: Tensors | None = None, **settings: Any) -> Path:
@@ -96,8 +91,8 @@ def write(folder: Path, adapter: Tensors, base: Tensors | None = None, **setting
         {PREFIX + name: value for name, value in adapter.items()},
         folder / "adapter/adapter_model.safetensors",
     )
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "task_type": "CAUSAL_LM"} | settings
-    (folder / "adapter/adapter_config.json").write_text(json.dumps(config))
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_parameters": TARGETS[2:]} | SILENT
+    (folder / "adapter/adapter_config.json").write_text(json.dumps(config | settings))
     return folder
 
 
@@ -118,18 +113,16 @@ def expected(base: Tensors, adapter: Tensors) -> Tensors:
     merged[f"{Q}.weight"] += delta(adapter, Q)[0]
     merged[f"{Q}.bias"] += ALPHA / RANK * adapter.get(f"{Q}.lora_B.bias", torch.zeros(8)).double()
     merged[f"{OUT}.weight"] += delta(adapter, OUT)[0].T
-    a, b = (adapter[f"{EMBEDDING[:-7]}.lora_embedding_{half}"].double() for half in "AB")
-    merged[EMBEDDING] += ALPHA / RANK * (b @ a).T
-    for name, axis in ((f"{Q}.weight", 1), (f"{OUT}.weight", 0), (EMBEDDING, 0)):
-        vectors = [value for key, value in adapter.items() if name[:-7] in key and "magnitude" in key]
-        for vector in vectors:
+    merged[EMBEDDING] += ALPHA / RANK * (adapter[TABLE_B].double() @ adapter[TABLE_A].double()).T
+    for lengths, name, axis in zip(DORA, (f"{Q}.weight", f"{OUT}.weight", EMBEDDING), (1, 0, 0), strict=True):
+        if lengths in adapter:
             sums = merged[name].norm(dim=axis, keepdim=True)
-            merged[name] *= vector.double().view(sums.shape) / sums
+            merged[name] *= adapter[lengths].double().view(sums.shape) / sums
     if f"{MOE}.lora_A.weight" in adapter:
         both, down = (delta(adapter, path, EXPERTS) for path in (f"{MOE}.base_layer", MOE))
-        for one in range(EXPERTS):
-            for part, change in (("gate", both[one, :5]), ("up", both[one, 5:]), ("down", down[one])):
-                merged[f"{MOE}.{one}.{part}_proj.weight"] += change
+        for number in range(EXPERTS):
+            for part, change in (("gate", both[:, :5]), ("up", both[:, 5:]), ("down", down)):
+                merged[f"{MOE}.{number}.{part}_proj.weight"] += change[number]
         merged[f"{FUSED}.gate_up_proj"] += delta(adapter, FUSED, EXPERTS).transpose(1, 2)
         for name, full in ((NORM, "modules_to_save"), (HEAD, "base_layer")):
             merged[name] = adapter[f"{name[:-7]}.{full}.weight"].double()
@@ -138,49 +131,34 @@ def expected(base: Tensors, adapter: Tensors) -> Tensors:
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_every_tensor_is_what_the_formula_says_and_judged_so(dora: bool, tmp_path: Path) -> None:
-    parts = PLAIN | TABLE | MIXTURE | FULL
-    if dora:  # which PEFT has for modules alone
-        parts = PLAIN | TABLE | DORA
+    parts = PLAIN | TABLE | (DORA if dora else MIXTURE | FULL)  # PEFT has DoRA for modules alone
     base, adapter = base_tensors(), randoms(parts, 2)
-    other = {} if dora else SILENT | {"target_parameters": TARGETS, "modules_to_save": ["norm"]}
-    write(tmp_path, adapter, use_dora=dora, **other)
+    settings = {} if dora else {"target_parameters": TARGETS, "modules_to_save": ["norm"]}
+    write(tmp_path, adapter, use_dora=dora, **settings)
     jobs, wanted = planned(tmp_path).jobs, expected(base, adapter)
-    assert [job.name for job in jobs] == list(read_folder(tmp_path / "base"))
-    assert {job.name: job.file for job in jobs} == {
-        name: entry.file.name for name, entry in read_folder(tmp_path / "base").items()
-    }
+    stored = read_folder(tmp_path / "base").items()
+    assert [(job.name, job.file) for job in jobs] == [(name, entry.file.name) for name, entry in stored]
+    quantized = {job.name for job in planned(tmp_path, nf4=True).jobs if job.quantized}
+    assert quantized == QUANTIZED - (set() if dora else {HEAD})  # which was trained whole
+    assert not any(job.quantized for job in jobs)
+    file = tmp_path / "one.safetensors"
     for job in jobs:
-        rows = Rows(job, None)
+        merge, exact = Rows(job, None), wanted[job.name].view(job.source.rows, -1)
         for first, last in ((0, 1), (1, job.source.rows), (0, job.source.rows)):
-            start = rows.start(first, last)
-            found = rows.total(start, first, last) if job.update else start
-            whole = wanted[job.name].view(job.source.rows, -1)
-            torch.testing.assert_close(found, whole[first:last], rtol=1e-12, atol=1e-12)
-        merged = tmp_path / "one.safetensors"
-        values = round_once(whole.clone(), torch.float16)
+            rows = merge.start(first, last)
+            rows = merge.total(rows, first, last) if job.update else rows
+            torch.testing.assert_close(rows, exact[first:last], rtol=1e-12, atol=1e-12)
+        is_copy = dora and not job.update
+        values = round_once(exact.clone(), torch.float32 if is_copy else torch.float16)
         for steps in (0, 4):  # of the last number's last place
-            values.view(torch.int16)[-1, -1] += steps
-            save_file({job.name: values.view(wanted[job.name].shape)}, merged)
-            error = tensor_error(job, read_header(merged)[0], None)
-            assert abs(error - steps) <= 0.5 + 2**-20, job.name
-            if job.update and not dora and not steps:
-                twice = Assumption("", None, times=2)
-                assert tensor_error(job, read_header(merged)[0], None, twice) > 0.6
+            values.view(torch.int32 if is_copy else torch.int16)[-1, -1] += steps
+            save_file({job.name: values}, file)
+            assert abs(tensor_error(job, read_header(file)[0], None) - steps) <= 0.5 + 2**-20, job.name
+            if job.update and not dora:
+                assert tensor_error(job, read_header(file)[0], None, Assumption("", None, times=2)) > 0.6
         values[0, 0] = float("nan")
-        save_file({job.name: values.view(wanted[job.name].shape)}, merged)
-        assert tensor_error(job, read_header(merged)[0], None) == float("inf")
-
-
-def test_what_is_quantized_in_training_is_planned_so(tmp_path: Path) -> None:
-    """But not what was trained whole."""
-    write(tmp_path, randoms(lora(OUT, 4, 8), 2))
-    for nf4, names in ((True, [f"{Q}.weight"]), (False, [])):
-        assert [job.name for job in planned(tmp_path, nf4=nf4).jobs if job.quantized] == names
-    for part, more in (("lora", lora(Q, 4, 8)), ("full", {f"{Q}.weight": (8, 4)})):
-        (tmp_path / part).mkdir()
-        write(tmp_path / part, randoms(lora(OUT, 4, 8) | more, 2))
-        quantized = [job.name for job in planned(tmp_path / part, nf4=True).jobs if job.quantized]
-        assert quantized == ([f"{Q}.weight"] if part == "lora" else [])
+        save_file({job.name: values}, file)
+        assert tensor_error(job, read_header(file)[0], None) == float("inf")
 
 
 LONGER = {f"{EMBEDDING[:-7]}.weight": (9, 4)}
@@ -193,12 +171,7 @@ TABLES: dict[str, tuple[dict[str, tuple[int, ...]], bool, tuple[int, int], dict[
     "longer embeddings": (LONGER, False, (9, 0), {"vocab_size": 9}),
     "longer embeddings and a stored head": (LONGER, True, (9, 9), {"vocab_size": 9}),
     "both alike": (LONGER | {HEAD: (9, 4)}, False, (9, 0), {"vocab_size": 9}),
-    "both": (
-        LONGER | {HEAD: (9, 4)} | lora(Q, 4, 8),
-        False,
-        (9, 9),
-        {"tie_word_embeddings": False, "vocab_size": 9},
-    ),
+    "both": (LONGER | {HEAD: (9, 4)}, False, (9, 9), {"tie_word_embeddings": False, "vocab_size": 9}),
 }
 
 
@@ -210,59 +183,38 @@ def test_one_table_for_embeddings_and_head(case: str, tmp_path: Path) -> None:
         del base[HEAD]
     if case == "both alike":
         adapter[HEAD] = adapter[EMBEDDING].clone()
-    made = planned(write(tmp_path, adapter, base), TIED)
-    jobs = {job.name: job for job in made.jobs}
-    assert jobs.keys() == base.keys() | ({HEAD} if rows[1] else set())
-    assert made.config == config
-    assert [jobs[name].source.shape[0] for name in (EMBEDDING, HEAD) if name in jobs] == [
-        n for n in rows if n
-    ]
-    assert {job.file for job in made.jobs} == {"model-0.safetensors", "model-1.safetensors"}
+    merge = planned(write(tmp_path, adapter, base), TIED)
+    heights = {job.name: job.source.rows for job in merge.jobs}
+    assert (heights[EMBEDDING], heights.get(HEAD, 0), merge.config) == (*rows, config)
+    assert heights.keys() - {HEAD} == base.keys() - {HEAD}
+    assert {job.file for job in merge.jobs} == {"model-0.safetensors", "model-1.safetensors"}
 
 
+FUSED_A, FUSED_B = f"{FUSED}.lora_A.weight", f"{FUSED}.lora_B.weight"
+LORA_Q, OF_FUSED = lora(Q, 4, 8), lora(FUSED, 4, 10, EXPERTS * RANK)
 MISFITS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = {
-    "a parameter without its adapter": (lora(MOE, 5, 4, 6), {"target_parameters": TARGETS}, "MODELS-017"),
-    "rank of a linear": (lora(Q, 4, 8, 3), {}, "MODELS-017"),
-    "ranks of a pair": (lora(Q, 4, 8) | {f"{Q}.lora_B.weight": (8, 3)}, {}, "MODELS-017"),
-    "rank of a parameter": (lora(FUSED, 4, 10, 9), {"target_parameters": TARGETS[2:]}, "MODELS-017"),
-    "A of other experts": (
-        lora(FUSED, 4, 10, 6) | {f"{FUSED}.lora_A.weight": (4, 4)},
-        {"target_parameters": TARGETS[2:]},
-        "MODELS-018",
-    ),
-    "B of other experts": (
-        lora(FUSED, 4, 10, 6) | {f"{FUSED}.lora_B.weight": (10, 4)},
-        {"target_parameters": TARGETS[2:]},
-        "MODELS-018",
-    ),
-    "a linear that is not there": (lora("model.k", 4, 9), {}, r"MODELS-018: 1 .*model\.k\.weight \(9, 4\)"),
-    "another width": (lora(Q, 5, 8), {}, r"MODELS-018: .*model\.q\.weight is \(8, 5\).*\(8, 4\)"),
-    "a head of classes": ({"score.weight": (2, 4)}, {}, r"MODELS-018: .*score\.weight \(2, 4\)"),
-    "another norm": ({"model.norm.weight": (5,)}, {}, "MODELS-018"),
-    "wider embeddings": ({EMBEDDING: (6, 5)}, {}, "MODELS-018"),
-    "embeddings of another length than the head": ({EMBEDDING: (9, 4)}, {}, "MODELS-019"),
-    "magnitudes without DoRA": (
-        lora(Q, 4, 8) | {f"{Q}.lora_magnitude_vector.weight": (8,)},
-        {},
-        "MODELS-016",
-    ),
-    "DoRA without magnitudes": (lora(Q, 4, 8), {"use_dora": True}, "MODELS-016"),
-    "another method": (lora(Q, 4, 8), {"peft_type": "IA3"}, "MODELS-016"),
-    "a start that changed the base": (lora(Q, 4, 8), {"init_lora_weights": "pissa"}, "MODELS-016"),
-    "a setting of later": (lora(Q, 4, 8), {"later": 3}, "MODELS-016"),
-    "a module that was not saved": (lora(Q, 4, 8), {"modules_to_save": ["norm"]}, "MODELS-016"),
-    "half a pair": (
-        {f"{MOE}.base_layer.lora_A.weight": (2, 4)},
-        {},
-        "MODELS-016: .*model.moe.base_layer has",
-    ),
-    "two halves": ({f"{Q}.lora_A.weight": (2, 4), f"{Q}.lora_embedding_B": (8, 2)}, {}, "MODELS-016"),
-    "strangers": (
-        {f"{Q}.lora_{part}.weight": (1,) for part in "VWXYZ"},
-        {},
-        "MODELS-016: .*nor are 2 others",
-    ),
-    "nothing": ({}, {}, "MODELS-016"),
+    "a parameter without its adapter": (lora(MOE, 5, 4, 6), {"target_parameters": TARGETS}, "017: "),
+    "rank of a linear": (lora(Q, 4, 8, 3), {}, "017: "),
+    "ranks of a pair": (LORA_Q | {f"{Q}.lora_B.weight": (8, 3)}, {}, "017: "),
+    "rank of a parameter": (lora(FUSED, 4, 10, 9), {}, "017: "),
+    "A of other experts": (OF_FUSED | {FUSED_A: (4, 4)}, {}, "018: "),
+    "B of other experts": (OF_FUSED | {FUSED_B: (10, 4)}, {}, "018: "),
+    "a linear that is not there": (lora("model.k", 4, 9), {}, r"018: 1 .*model\.k\.weight \(9, 4\)"),
+    "another width": (lora(Q, 5, 8), {}, r"018: .*model\.q\.weight is \(8, 5\).*\(8, 4\)"),
+    "a head of classes": ({"score.weight": (2, 4)}, {}, r"018: .*score\.weight \(2, 4\)"),
+    "another norm": ({NORM: (5,)}, {}, "018: "),
+    "wider embeddings": ({EMBEDDING: (6, 5)}, {}, "018: "),
+    "embeddings longer than the head": ({EMBEDDING: (9, 4)}, {}, "019: "),
+    "magnitudes without DoRA": (LORA_Q | {f"{Q}.lora_magnitude_vector.weight": (8,)}, {}, "016: "),
+    "DoRA without magnitudes": (LORA_Q, {"use_dora": True}, "016: "),
+    "another method": (LORA_Q, {"peft_type": "IA3"}, "016: "),
+    "a start that changed the base": (LORA_Q, {"init_lora_weights": "pissa"}, "016: "),
+    "a setting of later": (LORA_Q, {"later": 3}, "016: "),
+    "a module that was not saved": (LORA_Q, {"modules_to_save": ["norm"]}, "016: "),
+    "half a pair": ({f"{MOE}.base_layer.lora_A.weight": (2, 4)}, {}, "016: .*model.moe.base_layer has"),
+    "two halves": ({f"{Q}.lora_A.weight": (2, 4), f"{Q}.lora_embedding_B": (8, 2)}, {}, "016: "),
+    "strangers": ({f"{Q}.lora_{part}.weight": (1,) for part in "VWXYZ"}, {}, "016: .*nor are 2 others"),
+    "nothing": ({}, {}, "016: "),
 }
 
 
@@ -270,7 +222,7 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = {
 def test_an_adapter_of_something_else_is_refused(misfit: str, tmp_path: Path) -> None:
     parts, settings, reason = MISFITS[misfit]
     write(tmp_path, randoms(parts, 2), **settings)
-    with pytest.raises(DataError, match=f"Q-{reason}" if ":" in reason else f"Q-{reason}: "):
+    with pytest.raises(DataError, match=f"Q-MODELS-{reason}"):
         planned(tmp_path)
 
 
@@ -279,27 +231,31 @@ def test_what_training_recorded_and_what_is_copied(tmp_path: Path) -> None:
     base, adapter, merged = (tmp_path / name for name in ("base", "adapter", "merged"))
     for folder in (base, adapter, merged):
         folder.mkdir()
+    with pytest.raises(DataError, match="Q-MODELS-015: "):
+        weights_of(adapter)
     assert read_run(adapter) == TrainedRun()
     assert check_same_base(base, TrainedRun(True, None, "0" * 64)) is None
-    files = {"b.safetensors": "2", "a.safetensors": "1", "config.json": "3"}
-    for kept in (files, dict(list(files.items())[1::-1])):  # neither the order nor other files count
-        (tmp_path / "base.json").write_text(json.dumps({"files": kept}))
-        digest = check_same_base(base, TrainedRun())
-        assert digest and check_same_base(base, TrainedRun(True, None, digest)) == digest
+    shards = {"b.safetensors": "2", "a.safetensors": "1"}
+    (tmp_path / "base.json").write_text(json.dumps({"files": shards | {"config.json": "3"}}))
+    digest = json_hash(shards)  # of no other file
+    assert (
+        check_same_base(base, TrainedRun()) == check_same_base(base, TrainedRun(True, None, digest)) == digest
+    )
+    with pytest.raises(DataError, match="Q-MODELS-021: "):
+        check_same_base(base, TrainedRun(True, None, "0" * 64))
     run = {"settings": {"quantization": "none"}, "base": {"weights_sha256": digest}}
     (adapter / "run.json").write_text(json.dumps(run))
     assert read_run(adapter) == TrainedRun(True, None, digest)
     (base / "config.json").write_text('{"torch_dtype": "float32", "vocab_size": 6, "hidden_size": 4}')
     (base / "tokenizer.json").write_text("{}")
     copy_settings(base, adapter, merged, "float16", {"vocab_size": 9})
-    wanted = {"vocab_size": 9, "hidden_size": 4, "dtype": "float16"}
-    assert json.loads((merged / "config.json").read_text()) == wanted
+    settings = {"vocab_size": 9, "hidden_size": 4, "dtype": "float16"}
+    assert json.loads((merged / "config.json").read_text()) == settings
     assert [file.name for file in merged.iterdir()] == ["config.json"]
     for place in (base / "generation_config.json", adapter / "tokenizer.model"):
         place.write_text(place.name)
-    copy_settings(base, adapter, merged, "float16", {})
-    for name in ("generation_config.json", "tokenizer.model"):
-        assert (merged / name).read_text() == name
+        copy_settings(base, adapter, merged, "float16", {})
+        assert (merged / place.name).read_text() == place.name
 
 
 def test_a_structure_is_transformers_own(tmp_path: Path) -> None:
@@ -319,10 +275,7 @@ def test_a_structure_is_transformers_own(tmp_path: Path) -> None:
     assert gpt2.transposed == gpt2.quantized and len(gpt2.transposed) == 8
     assert gpt2.shapes["transformer.h.0.attn.c_attn.weight"] == (64, 192)
     assert moe.transposed == set() and len(moe.quantized) == 2 * (4 + 4 * 3)
-    experts = ("gate_up_proj", "down_proj")
-    assert oss.transposed == {
-        f"model.layers.{layer}.mlp.experts.{part}" for layer in (0, 1) for part in experts
-    }
+    assert oss.transposed == {f"model.layers.{n}.{part}" for n in (0, 1) for part in merging.EXPERTS}
     (tmp_path / "gpt2/config.json").write_text('{"model_type": "nobodys"}')
     with pytest.raises(DataError, match="Q-MODELS-023: "):
         structure(tmp_path / "gpt2")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.products import ModelFiles
-from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
 from pipeline.gguf.file import check_gguf
@@ -53,16 +52,6 @@ def measure(tokenizer: Any, tools: Toolchain, tmp_path: Path) -> Callable[..., C
 def words(tmp_path: Path) -> list[str]:
     """The tokens of `tiny.tiny_gguf`."""
     return list(check_gguf(tiny.tiny_gguf(tmp_path / "any.gguf")).fields["tokenizer.ggml.tokens"])
-
-
-def test_the_corpus_holds_what_it_says(tokenizer: Any) -> None:
-    whole = list(strings(tokenizer, ["text"], Parity().strings))
-    assert len(whole) >= 100_000
-    assert whole == list(strings(tokenizer, ["text"], 100_000))
-    assert all(unicodedata.is_normalized("NFC", text) for text in whole)
-    tokens = {tokenizer.decode([number]) for number in (65, 256, 259)}
-    assert tokens | {"a<|im_end|>b", "1234567890", " " * 100, "🏳️\u200d🌈"} <= set(whole)
-    assert len(list(strings(tokenizer, ["text"], Parity(conversations=2).strings))) < len(whole) / 4
 
 
 def test_every_assigned_character_is_in_a_run() -> None:
