@@ -46,10 +46,6 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = "benchmarks/results/mutants.json"
 CURATE, TRAIN, PARITY = (f"pipeline/stages/{stage}" for stage in ("curate", "train", "parity"))
-ADAPTERS = (  # tests that read an adapter and run no stages
-    "a_bent_adapter_config_is_a_sentence no_lora_and_settings_of_another_adapter_are_refused "
-    "scale_and_rank_of_another_tools_adapter what_is_not_counted_is_named"
-)
 ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that judge them
     "gate": (["pipeline/gate"], ["tests/gate", "tests/metrics/test_level_limits.py"]),
     "jsonl": (["pipeline/core/jsonl.py"], ["tests/core/test_jsonl.py"]),
@@ -74,13 +70,15 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
     "merging": (
         ["pipeline/models/merging"],
         [f"tests/models/test_merging{part}.py" for part in ("", "_nf4")]
-        + ["tests/stages/merge/test_diagnostics.py"]
-        + [f"tests/metrics/test_adapter_norms.py::test_{name}" for name in ADAPTERS.split()],
+        + ["tests/metrics/test_adapter_norms.py::test_a_bent_adapter_config_is_a_sentence"],
     ),
     "ship": (["pipeline/ship"], ["tests/ship"]),
-    "parity": (
-        [f"{PARITY}/{name}.py" for name in ("check", "hand_overs", "text", "tokens", "rewrites", "corpus")]
-        + [f"{PARITY}/{name}.py" for name in ("conversations", "special_tokens", "outputs")],
+    "parity": (  # what needs no process
+        [f"{PARITY}/{name}.py" for name in ("check", "hand_overs", "rewrites", "corpus", "conversations")],
+        [f"tests/{PARITY[9:]}/test_parity_checks.py"],
+    ),
+    "served": (
+        [f"{PARITY}/{name}.py" for name in ("text", "tokens", "special_tokens", "outputs")],
         [f"tests/{PARITY[9:]}"],
     ),
     "workflow": (
@@ -89,7 +87,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         ["tests/workflow"],
     ),
 }
-BEYOND_UNIT = ("gguf", "merging", "ship", "parity", "workflow")  # they need torch, tools or processes
+BEYOND_UNIT = ("gguf", "merging", "ship", "parity", "served", "workflow")  # need torch, tools, processes
 MOST_SECONDS = 15  # of CPU time of tests on a mutant, in these rooms
 LEFT_OUT = "test_our_own_code"  # reads the project's sources, which a mutant changes
 PAIRS = (

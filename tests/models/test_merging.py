@@ -12,17 +12,19 @@ from safetensors.torch import save_file
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
 from pipeline.gguf.safetensors_rows import read_folder, read_header
-from pipeline.models.merging.adapter import PREFIX, read_adapter, weights_of
+from pipeline.models.merging.adapter import read_adapter, weights_of
 from pipeline.models.merging.compute import Rows, round_once
 from pipeline.models.merging.inputs import (
     Structure,
     TrainedRun,
     check_same_base,
     copy_settings,
+    need_nf4,
     read_run,
     structure,
 )
 from pipeline.models.merging.judge import Assumption, tensor_error
+from pipeline.models.merging.nf4 import Nf4
 from pipeline.models.merging.plan import Plan, plan
 
 Tensors = dict[str, Any]
@@ -38,7 +40,6 @@ SHAPES = {
     f"{MOE}.gate_up_proj": (EXPERTS, 10, 4),
     f"{MOE}.down_proj": (EXPERTS, 4, 5),
     f"{FUSED}.gate_up_proj": (EXPERTS, 4, 10),
-    f"{FUSED}.router": (EXPERTS, 4),
     NORM: (4,),
     HEAD: (6, 4),
 }
@@ -88,7 +89,7 @@ def write(folder: Path, adapter: Tensors, base: Tensors | None = None, **setting
     for number, names in enumerate((sorted(base)[:-3], sorted(base)[-3:])):
         save_file({name: base[name] for name in names}, folder / f"base/model-{number}.safetensors")
     save_file(
-        {PREFIX + name: value for name, value in adapter.items()},
+        {f"base_model.model.{name}": value for name, value in adapter.items()},
         folder / "adapter/adapter_model.safetensors",
     )
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_parameters": TARGETS[2:]} | SILENT
@@ -111,7 +112,7 @@ def expected(base: Tensors, adapter: Tensors) -> Tensors:
     """What each tensor of the merge has to be, in float64."""
     merged = {name: value.double() for name, value in base.items()}
     merged[f"{Q}.weight"] += delta(adapter, Q)[0]
-    merged[f"{Q}.bias"] += ALPHA / RANK * adapter.get(f"{Q}.lora_B.bias", torch.zeros(8)).double()
+    merged[f"{Q}.bias"] += ALPHA / RANK * adapter[f"{Q}.lora_B.bias"].double()
     merged[f"{OUT}.weight"] += delta(adapter, OUT)[0].T
     merged[EMBEDDING] += ALPHA / RANK * (adapter[TABLE_B].double() @ adapter[TABLE_A].double()).T
     for lengths, name, axis in zip(DORA, (f"{Q}.weight", f"{OUT}.weight", EMBEDDING), (1, 0, 0), strict=True):
@@ -164,7 +165,6 @@ def test_every_tensor_is_what_the_formula_says_and_judged_so(dora: bool, tmp_pat
 LONGER = {f"{EMBEDDING[:-7]}.weight": (9, 4)}
 TABLES: dict[str, tuple[dict[str, tuple[int, ...]], bool, tuple[int, int], dict[str, Any]]] = {
     # tensors of the adapter, whether the base stores the head, rows of embeddings and head (0: not there)
-    "nothing": (lora(Q, 4, 8), False, (6, 0), {}),
     "embeddings": (TABLE, False, (6, 6), {"tie_word_embeddings": False}),
     "head": (lora("lm_head", 4, 6), False, (6, 6), {"tie_word_embeddings": False}),
     "head that is stored": (lora("lm_head", 4, 6), True, (6, 6), {"tie_word_embeddings": False}),
@@ -192,25 +192,21 @@ def test_one_table_for_embeddings_and_head(case: str, tmp_path: Path) -> None:
 
 FUSED_A, FUSED_B = f"{FUSED}.lora_A.weight", f"{FUSED}.lora_B.weight"
 LORA_Q, OF_FUSED = lora(Q, 4, 8), lora(FUSED, 4, 10, EXPERTS * RANK)
+ODD = {"peft_type": "LOHA", "init_lora_weights": "pissa", "later": 3, "use_dora": True}
 MISFITS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = {
     "a parameter without its adapter": (lora(MOE, 5, 4, 6), {"target_parameters": TARGETS}, "017: "),
     "rank of a linear": (lora(Q, 4, 8, 3), {}, "017: "),
-    "ranks of a pair": (LORA_Q | {f"{Q}.lora_B.weight": (8, 3)}, {}, "017: "),
     "rank of a parameter": (lora(FUSED, 4, 10, 9), {}, "017: "),
     "A of other experts": (OF_FUSED | {FUSED_A: (4, 4)}, {}, "018: "),
     "B of other experts": (OF_FUSED | {FUSED_B: (10, 4)}, {}, "018: "),
     "a linear that is not there": (lora("model.k", 4, 9), {}, r"018: 1 .*model\.k\.weight \(9, 4\)"),
     "another width": (lora(Q, 5, 8), {}, r"018: .*model\.q\.weight is \(8, 5\).*\(8, 4\)"),
-    "a head of classes": ({"score.weight": (2, 4)}, {}, r"018: .*score\.weight \(2, 4\)"),
     "another norm": ({NORM: (5,)}, {}, "018: "),
     "wider embeddings": ({EMBEDDING: (6, 5)}, {}, "018: "),
     "embeddings longer than the head": ({EMBEDDING: (9, 4)}, {}, "019: "),
     "magnitudes without DoRA": (LORA_Q | {f"{Q}.lora_magnitude_vector.weight": (8,)}, {}, "016: "),
-    "DoRA without magnitudes": (LORA_Q, {"use_dora": True}, "016: "),
-    "another method": (LORA_Q, {"peft_type": "IA3"}, "016: "),
-    "a start that changed the base": (LORA_Q, {"init_lora_weights": "pissa"}, "016: "),
-    "a setting of later": (LORA_Q, {"later": 3}, "016: "),
-    "a module that was not saved": (LORA_Q, {"modules_to_save": ["norm"]}, "016: "),
+    "all at once": (LORA_Q, ODD, "016: .*LOHA.*pissa.*later is 3.*has no magnitude"),
+    "a module that was not saved": (LORA_Q | {HEAD: (6, 4)}, {"modules_to_save": ["norm"]}, "016: "),
     "half a pair": ({f"{MOE}.base_layer.lora_A.weight": (2, 4)}, {}, "016: .*model.moe.base_layer has"),
     "two halves": ({f"{Q}.lora_A.weight": (2, 4), f"{Q}.lora_embedding_B": (8, 2)}, {}, "016: "),
     "strangers": ({f"{Q}.lora_{part}.weight": (1,) for part in "VWXYZ"}, {}, "016: .*nor are 2 others"),
@@ -245,7 +241,13 @@ def test_what_training_recorded_and_what_is_copied(tmp_path: Path) -> None:
         check_same_base(base, TrainedRun(True, None, "0" * 64))
     run = {"settings": {"quantization": "none"}, "base": {"weights_sha256": digest}}
     (adapter / "run.json").write_text(json.dumps(run))
-    assert read_run(adapter) == TrainedRun(True, None, digest)
+    for unknown in (TrainedRun(), read_run(adapter)):
+        with pytest.raises(DataError, match="Q-MODELS-020: "):
+            need_nf4(adapter, unknown)
+    assert unknown == TrainedRun(True, None, digest)
+    run = {"settings": {"quantization": "nf4", "bnb_4bit_compute_dtype": "float16"}}
+    (adapter / "run.json").write_text(json.dumps(run))
+    assert need_nf4(adapter, read_run(adapter)) == Nf4("float16")
     (base / "config.json").write_text('{"torch_dtype": "float32", "vocab_size": 6, "hidden_size": 4}')
     (base / "tokenizer.json").write_text("{}")
     copy_settings(base, adapter, merged, "float16", {"vocab_size": 9})

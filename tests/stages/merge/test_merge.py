@@ -12,7 +12,6 @@ import merging
 import pytest
 import torch
 from merging import BASES, KINDS, merge_in
-from qwen2_variants import change_json
 from safetensors.torch import load_file, save_file
 
 from pipeline.config.params import Params
@@ -62,18 +61,6 @@ def test_it_is_what_peft_computes(kind: str, bases: Path, tmp_path: Path) -> Non
             assert ((value.double() - exact).abs() <= 0.5 * unit(exact, "F16") + 3e-7).all(), key
 
 
-@pytest.mark.parametrize("name", ["qwen2", "tied"])
-def test_resized_embeddings_carry_the_vocabulary_with_them(name: str, bases: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    merging.write_adapter(bases / name, tmp_path / "adapter", resize=104, target_modules=["q_proj"])
-    done = merge_in(tmp_path, base=bases / name)
-    assert done["config"] == {"vocab_size": 104}
-    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    wanted = merging.logits(merging.peft_model(bases / name, tmp_path / "adapter", resize=104))
-    torch.testing.assert_close(merging.logits(ours), wanted, atol=0.01, rtol=0.01)
-
-
 @pytest.mark.parametrize("compute", ["bfloat16", "float16", "float32"])
 def test_nf4_is_added_to_exactly_what_training_saw(compute: str, bases: Path, tmp_path: Path) -> None:
     import bitsandbytes
@@ -111,15 +98,6 @@ def test_nf4_is_added_to_exactly_what_training_saw(compute: str, bases: Path, tm
         if f"{stem}.lora_A.weight" in parts:
             exact += 2 * parts[f"{stem}.lora_B.weight"].double() @ parts[f"{stem}.lora_A.weight"].double()
         assert ((value.double() - exact).abs() <= (0.5 + 2**-20) * unit(exact, "BF16")).all(), name
-
-
-def test_nf4_needs_a_training_that_used_it(plain: Path) -> None:
-    with pytest.raises(DataError, match="Q-MODELS-020: "):
-        merge_in(plain, merge_base="nf4")
-    merging.add_run(plain / "adapter", quantization="none")
-    with pytest.raises(DataError, match="Q-MODELS-020: "):
-        merge_in(plain, merge_base="nf4")
-    assert not (plain / "merged").exists()
 
 
 def test_what_the_adapter_leaves_alone_keeps_its_bits_and_a_second_merge_its_bytes(plain: Path) -> None:
@@ -175,16 +153,6 @@ def edit_tensors(folder: Path, change: Change) -> None:
     save_file(change(load_file(file)), file)
 
 
-def test_all_that_a_merge_can_not_follow_is_named_at_once(plain: Path) -> None:
-    odd = {"peft_type": "LOHA", "layer_replication": [[0, 2]], "init_lora_weights": "pissa"}
-    change_json(plain / "adapter/adapter_config.json", **odd, use_dora=True, a_later_setting=3)
-    with pytest.raises(DataError) as error:
-        merge_in(plain)
-    for reason in ("'LOHA'", "'pissa'", "a_later_setting is 3", "layer_replication", "has no magnitude"):
-        assert reason in str(error.value)
-    assert not (plain / "merged").exists()
-
-
 def each(part: str, change: Callable[[Any], Any]) -> Change:
     """Changes the tensors with this in their names."""
     return lambda t: {name: change(value) if part in name else value for name, value in t.items()}
@@ -194,6 +162,7 @@ def test_a_weight_too_large_for_the_type_is_refused(plain: Path) -> None:
     edit_tensors(plain, each("o_proj", lambda value: value * 1e4))
     with pytest.raises(DataError, match="Q-MODELS-022: "):
         merge_in(plain)
+    assert not (plain / "merged").exists()
     assert merge_in(plain, "bfloat16")["adapted"] == 8
 
 

@@ -68,21 +68,6 @@ def test_a_right_merge_passes(merge_base: str, made: Path) -> None:
     assert found.figures["wrong"] == 0
 
 
-@pytest.mark.parametrize(
-    "kind", ["experts", "dora", "embeddings, tied", "stored in by out, dora", "bias of B"]
-)
-def test_every_kind_of_adapter_is_judged(kind: str, tmp_path: Path) -> None:
-    name, settings, _ = merging.KINDS[kind]
-    base = merging.write_base(tmp_path / "base", **merging.BASES[name])
-    merging.write_adapter(base, tmp_path / "adapter", **settings)
-    merge_in(tmp_path, "bfloat16")
-    found = check(tmp_path)
-    assert found.verdict == "pass", found.sentence
-    assert found.figures["bit_equal"] > 5
-    edit(tmp_path, lambda t: {key: value * (1 + 2**-7) for key, value in t.items()})
-    assert check(tmp_path).verdict == "fail"
-
-
 def remerge(folder: Path, how: str = "nf4", **record: Any) -> None:
     merge_in(folder, merge_base=how)
     change_json(folder / RECORD, **record)

@@ -65,19 +65,6 @@ def test_weights_are_judged_also_where_llama_cpp_refuses_the_file(project: Path)
     assert "llama-server ended" in checks["text_template"]["detail"]
 
 
-def test_where_only_llama_cpp_fails_it_is_its_own_error(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from pipeline.core.errors import ToolError
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ToolError("Q-TEST-001", "it did not load")
-
-    monkeypatch.setattr("pipeline.stages.parity.text.served_texts", refuse)
-    assert main(["parity", "--root", str(project)]) == 4
-    assert "Q-TEST-001" in capsys.readouterr().err
-
-
 def test_a_check_that_compared_nothing_has_not_passed() -> None:
     assert count_check("X", "x", 0, 0, "").verdict == "not measured"
     assert count_check("X", "x", 0, 1, "", "why").remedy == ""

@@ -1,57 +1,39 @@
-"""Parity's parts that need no process: what a check says, what is measured, what conversations hold."""
+"""Parity's parts that need no process: what is measured, what conversations and strings hold, rewrites, the
+cause named for each loss and rounding that was asked for.
+"""
 
 import json
-import random
 import unicodedata
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import pytest
+from families import byte_folder
+from parity_outputs import LIMITS, OTHER, THIRD, halves, output
 
+from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Parity
-from pipeline.core.errors import DataError, ToolError
+from pipeline.core.checks import Check
+from pipeline.core.errors import ToolError
 from pipeline.core.hashing import json_hash
-from pipeline.metrics.divergence import Divergence
-from pipeline.stages.parity.check import (
-    Measure,
-    Probe,
-    divergence_check,
-    exact,
-    first_difference,
-    incomparable,
-    measured,
-)
-from pipeline.stages.parity.conversations import chosen, made
-from pipeline.stages.parity.corpus import ALL, by_hand, mix, single_tokens, strings, unicode_runs
+from pipeline.stages.parity.check import Probe, measured
+from pipeline.stages.parity.conversations import Conversation, chosen, made
+from pipeline.stages.parity.corpus import strings, unicode_runs
+from pipeline.stages.parity.hand_overs import gguf_check, level_bound, level_check, lora_check, merge_checks
 from pipeline.stages.parity.rewrites import Rewrites
 
-
-def divergence(strange: int = 0, widths: tuple[int, int] = (5, 5)) -> Divergence:
-    return Divergence([0.25], 0.25, 0.5, 0.9, 0.1, 40, strange, widths)
-
-
-def test_what_a_check_says() -> None:
-    figures = {"nmse": 0.1, "kld_max": 0.5, "same_top": 0.9, "positions": 40.0}
-    for cause, verdict in (("", "pass"), ("why", "fail")):
-        check = divergence_check("X", divergence(), 0.3, "so", cause, {"more": 1.0})
-        assert (check.verdict, check.remedy, check.figure, check.limit) == (verdict, cause, 0.25, 0.3)
-        assert (check.name, check.unit, check.figures) == ("X", "nats", figures | {"more": 1.0})
-        count = exact("X", 2 * bool(cause), "rows", "so", "why", "which")
-        assert (count.verdict, count.remedy, count.what) == (verdict, cause, "which")
-        assert (count.figure, count.limit, count.unit) == (2.0 * bool(cause), 0.0, "rows")
-    for strange, figure, unit in ((3, 3.0, "positions"), (0, 4.0, "tokens")):
-        check = incomparable("X", divergence(strange, (5, 9)), "so", "why")
-        assert (check.verdict, check.figure, check.unit) == ("fail", figure, unit)
-    words = first_difference("abcdefghijklmnopqrs", "abXdefghijklmnopqrs")
-    assert all(part in words for part in ("at 2 ", "'cdefghijklmn'", "'Xdefghijklmn'"))
+BY_HAND = 1579  # strings of the corpus
+SOUND, DAMAGED, UNKNOWN = (Check("W", verdict, "said") for verdict in ("pass", "fail", "not measured"))
 
 
 def test_what_is_measured_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(_: Any) -> Any:
         raise ToolError("Q-TEST-001", "it did not load\nat all")
 
-    passes, fails = (exact("X", count, "rows", "so", "why", "which") for count in (0, 1))
+    passes, fails = Check("X", "pass", "so"), Check("X", "fail", "so")
     sound = Probe("sound", {"a": "A"}, lambda checks: {"a": passes})
     broken = Probe("broken", {"b": "B"}, lambda checks: {"b": fails} if checks == {"a": passes} else {})
     refused = Probe("refused", {"c": "C"}, refuse)
@@ -70,64 +52,49 @@ def test_what_is_measured_and_what_is_not(capsys: pytest.CaptureFixture[str]) ->
     assert "deep" in capsys.readouterr().err
     with pytest.raises(ToolError, match="Q-TEST-001: "):
         measured([sound, refused], "standard")
-    with pytest.raises(DataError, match="Q-PARITY-003: "):
-        Measure([], Parity(), cast(Any, None), Path()).prompts(None)
 
 
 def test_a_report_is_about_the_same_conversations_as_the_last() -> None:
     """Who changes a conversation changes what reports count: then these digests change with it."""
     assert json_hash([asdict(conversation) for conversation in made()])[:12] == "dbbb40cc968a"
     for count, step in ((1, 200), (3, 66), (50, 4), (199, 1), (201, 1)):
-        chats = chosen([{"messages": []}] * 300, count)
-        assert [chat.held_out for chat in chats] == [True] * count + [False] * len(made()[::step])
+        chats = chosen([{"messages": [], "tools": [{}]}] * 300, count)
+        assert chats == [Conversation([], [{}], held_out=True)] * count + made()[::step]
 
 
-class Spelled:
-    """A tokenizer of 5,000 tokens whose texts are their numbers."""
-
-    backend_tokenizer = property(lambda self: self)
-    get_added_vocab = staticmethod(lambda: {"<|x|>": 4999, "<b>": 4998})
-
-    def __len__(self) -> int:
-        return 5000
-
-    def decode_batch(self, batch: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
-        assert not skip_special_tokens
-        return [str(number) for (number,) in batch]
+def test_the_corpus_is_what_it_was(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(byte_folder(tmp_path))
+    corpus, runs = list(strings(tokenizer, ["a text"], 5000)), list(unicode_runs())[::20]
+    tokens = [tokenizer.decode([number]) for number in range(0, len(tokenizer), 20)]
+    last = BY_HAND + len(tokens) + len(runs)
+    assert len(corpus) == 5000 and Parity().strings >= 100_000
+    assert corpus[BY_HAND:last] == [unicodedata.normalize("NFC", text) for text in (*tokens, *runs)]
+    assert json_hash(corpus[:BY_HAND])[:12] == "f349bc82979e"
+    assert json_hash(corpus[last : last + 99])[:12] == "81200641e717"
 
 
-def test_a_corpus_is_what_it_was_and_of_the_size_that_was_wished() -> None:
-    tokens = list(single_tokens(Spelled()))
-    assert tokens == [str(number) for number in range(5000)]
-    hard = list(by_hand(Spelled()))
-    assert json_hash(hard)[:12] == "ae126551f2c7"
-    mixed = [mix(random.Random(seed), ["a text"], hard) for seed in range(40)]  # noqa: S311
-    assert json_hash(mixed)[:12] == "4f36e150d478"
-    fixed = [*hard, *tokens[::20], *list(unicode_runs())[::20]]
-    corpus = list(strings(Spelled(), ["a text"], 5000))
-    assert corpus[: len(fixed)] == [unicodedata.normalize("NFC", text) for text in fixed]
-    assert len(corpus) == max(5000, len(fixed)) and Parity().strings >= ALL
+def test_every_assigned_character_is_in_a_run() -> None:
+    seen = set("".join(unicode_runs()))
+    assert {"a", "ß", "中", "한", "🙂", "\u0300", "\u2028", "\U0001f1e9", "𓀀", "ﷺ"} <= seen
+    assert not seen & {"\ud800", "\ue000", "\U000e0080"}
+    categories = (unicodedata.category(chr(code)) for code in range(1, 0x110000))
+    assert sum(category not in ("Cn", "Co", "Cs") for category in categories) == len(seen)
+
+
+DESCRIBED = {"name": "f", "description": "d", "parameters": {"n": [1, True, "x"]}}
+BARE = {"name": "f", "description": "", "parameters": {}}
+REORDERED, STRICT = {"description": "d"} | DESCRIBED, DESCRIBED | {"strict": True}
 
 
 @pytest.mark.parametrize(
-    ("definition", "kept", "reasons"),
-    [
-        ({"name": "f", "description": "d", "parameters": {"n": [1, True, "x"]}}, {}, 0),
-        ({"name": "f", "description": "d", "parameters": {}, "strict": True}, {}, 1),
-        ({"description": "d", "name": "f", "parameters": {}}, {}, 1),
-        ({"name": "f"}, {"description": "", "parameters": {}}, 1),
-    ],
+    ("given", "shown"),
+    [(DESCRIBED, DESCRIBED), (STRICT, DESCRIBED), (REORDERED, DESCRIBED), ({"name": "f"}, BARE)],
 )
-def test_a_tool_as_llama_server_shows_it(
-    definition: dict[str, Any], kept: dict[str, Any], reasons: int
-) -> None:
-    rewrites = Rewrites()
-    function = {key: value for key, value in definition.items() if key != "strict"} | kept
-    shown = rewrites.tool({"type": "function", "function": definition})
-    assert shown == {"type": "function", "function": function} and len(rewrites.reasons) == reasons
-    assert list(shown["function"]) == ["name", "description", "parameters"]
-    rewrites.tool({"function": definition, "type": "function"})
-    assert len(rewrites.reasons) == 1
+def test_a_tool_as_llama_server_shows_it(given: dict[str, Any], shown: dict[str, Any]) -> None:
+    for tool in ({"type": "function", "function": given}, {"function": given, "type": "function"}):
+        rewrites = Rewrites()
+        assert json.dumps(rewrites.tool(tool)) == json.dumps({"type": "function", "function": shown})
+        assert len(rewrites.reasons) == (list(given) != list(shown) or next(iter(tool)) == "function")
 
 
 def test_a_turn_with_fractions_and_white_space_beyond_ascii() -> None:
@@ -143,3 +110,114 @@ def test_a_turn_with_fractions_and_white_space_beyond_ascii() -> None:
     assert '"a": 1.23457, "b": [0.5, 2, {"c": 1e-07}], "d": 3' in shown
     assert rewrites.put_back(changed["content"]) == turn["content"]
     assert Rewrites().turn({"role": "user"}) == {"role": "user"}
+
+
+# --- causes ---
+
+
+def level(weights: Check | None, after: Any, limits: Any = LIMITS) -> Check:
+    """A Q4_K_M that says `after`, with what was found of its weights."""
+    bound = level_bound("Q4_K_M", output(), limits, lambda: weights)
+    return level_check("X", output().gguf, after, bound, output())
+
+
+STRANGE = [np.full((8, 50), np.nan, np.float32)]
+BOTH = ["outputs_sixteen", "outputs_trained"]
+
+
+@pytest.mark.parametrize(
+    ("merge_base", "models", "failed", "cause"),
+    [
+        ("16-bit", {}, [], ""),
+        ("nf4", {}, [], ""),
+        ("16-bit", {"merged": OTHER, "untuned": OTHER}, BOTH, "the adapter was not merged"),
+        ("16-bit", {"merged": OTHER, "trained": OTHER}, ["outputs_sixteen"], "merged into the NF4 base"),
+        ("nf4", {"merged": OTHER, "sixteen": OTHER}, ["outputs_trained"], "merged into the 16-bit base"),
+        ("16-bit", {"trained": OTHER}, ["outputs_trained"], "set merge.base to nf4 or auto"),
+        ("nf4", {"sixteen": OTHER}, ["outputs_sixteen"], "set merge.base to 16-bit or auto"),
+        ("16-bit", {"merged": OTHER}, BOTH, "not this base with this adapter"),
+        ("16-bit", {"merged": STRANGE}, BOTH, "too large for float16"),
+        ("16-bit", {"sixteen": STRANGE}, ["outputs_sixteen"], "too large for float16"),
+        ("16-bit", {"merged": [halves(8, 51)]}, BOTH, "not the same model"),
+    ],
+)
+def test_causes_of_a_merge_that_lost_something(
+    merge_base: str, models: dict[str, Any], failed: list[str], cause: str
+) -> None:
+    checks = merge_checks(output(**models), merge_base)
+    assert [key for key, check in checks.items() if check.verdict == "fail"] == failed
+    assert all(cause in checks[key].remedy for key in failed)
+    for check in checks.values():
+        assert check.figure is not None and np.isfinite(list(check.figures.values())).all()
+
+
+@pytest.mark.parametrize(
+    ("check", "cause"),
+    [
+        (lambda: gguf_check(output(gguf=OTHER, untuned=OTHER), "X"), "is the untuned base"),
+        (lambda: gguf_check(output(merged=OTHER), "X"), "the merged model is not"),
+        (lambda: gguf_check(output(gguf=OTHER), "X"), "another model or is damaged"),
+        (lambda: level(DAMAGED, OTHER), "may be damaged"),
+        (lambda: level(UNKNOWN, OTHER), "may be damaged"),
+        (lambda: level(None, OTHER), "may be damaged"),
+        (lambda: level(SOUND, STRANGE), "too large for float16"),
+        (lambda: lora_check(output(untuned=OTHER), OTHER, "16-bit"), "changes nothing"),
+        (lambda: lora_check(output(sixteen=THIRD), output().gguf, "nf4"), "of another run"),
+    ],
+)
+def test_causes_of_a_gguf_that_lost_something(check: Callable[[], Any], cause: str) -> None:
+    assert check().verdict == "fail"
+    assert cause in check().remedy
+
+
+# --- rounding that was asked for ---
+
+
+def test_what_a_level_costs_is_a_warning_where_its_weights_passed() -> None:
+    found = level(SOUND, OTHER)
+    assert (found.verdict, found.limit) == ("warn", 0.7)
+    assert found.figure is not None and found.figure > 0.7
+    assert "report.gate.max_kld" in found.remedy
+
+
+def test_where_weights_were_not_checked_the_divergence_is_the_evidence_and_that_is_said() -> None:
+    assert "not checked (said)" in level(UNKNOWN, OTHER).sentence
+    assert level(UNKNOWN, output().gguf).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("merge_base", "models", "warned"),
+    [("16-bit", {"trained": OTHER}, "outputs_trained"), ("nf4", {"sixteen": OTHER}, "outputs_sixteen")],
+)
+def test_what_nf4_costs_is_a_warning_where_the_merged_weights_passed(
+    merge_base: str, models: dict[str, Any], warned: str
+) -> None:
+    checks = merge_checks(output(**models, weights={"weights_merged": SOUND}, nf4=SOUND), merge_base)
+    wanted = dict.fromkeys(BOTH, "pass") | {warned: "warn"}
+    assert {key: check.verdict for key, check in checks.items()} == wanted
+    assert "merge.base" in checks[warned].remedy
+
+
+@pytest.mark.parametrize(
+    ("merged", "nf4"), [(DAMAGED, SOUND), (None, SOUND), (SOUND, DAMAGED), (SOUND, UNKNOWN), (SOUND, None)]
+)
+def test_a_merge_is_explained_by_nf4_only_if_both_sides_were_checked(
+    merged: Check | None, nf4: Check | None
+) -> None:
+    weights = {"weights_merged": merged} if merged else {}
+    checks = merge_checks(output(trained=OTHER, weights=weights, nf4=nf4), "16-bit")
+    assert [checks[key].verdict for key in BOTH] == ["pass", "fail"] and len(checks) == 2
+    assert "merge.base" in checks["outputs_trained"].remedy
+
+
+@pytest.mark.parametrize("merge_base", ["16-bit", "nf4"])
+def test_an_exact_hand_over_fails_whatever_its_weights_say(merge_base: str) -> None:
+    checks = merge_checks(output(merged=OTHER, weights={"weights_merged": SOUND}), merge_base)
+    exact = "outputs_sixteen" if merge_base == "16-bit" else "outputs_trained"
+    assert checks[exact].verdict == "fail"
+
+
+def test_an_adapter_on_the_base_is_held_against_what_it_can_equal() -> None:
+    """The merge's GGUF where it went into the 16-bit base, else the 16-bit base with the adapter."""
+    assert lora_check(output(gguf=OTHER), OTHER, "16-bit").verdict == "pass"
+    assert lora_check(output(gguf=OTHER, sixteen=THIRD), THIRD, "nf4").verdict == "pass"

@@ -2,7 +2,6 @@
 and a GGUF's vocabulary; planted faults are named.
 """
 
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.base.stage import find_in_package
 from pipeline.stages.parity.conversations import Conversation, user
-from pipeline.stages.parity.corpus import strings, unicode_runs
+from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.text import served_texts
 from pipeline.stages.parity.tokens import corpus_ids, open_vocabulary, token_ids
 
@@ -52,14 +51,6 @@ def measure(tokenizer: Any, tools: Toolchain, tmp_path: Path) -> Callable[..., C
 def words(tmp_path: Path) -> list[str]:
     """The tokens of `tiny.tiny_gguf`."""
     return list(check_gguf(tiny.tiny_gguf(tmp_path / "any.gguf")).fields["tokenizer.ggml.tokens"])
-
-
-def test_every_assigned_character_is_in_a_run() -> None:
-    seen = set("".join(unicode_runs()))
-    assert {"a", "ß", "中", "한", "🙂", "\u0300", "\u2028", "\U0001f1e9", "𓀀", "ﷺ"} <= seen
-    assert not seen & {"\ud800", "\ue000", "\U000e0080"}
-    categories = (unicodedata.category(chr(code)) for code in range(1, 0x110000))
-    assert sum(one not in ("Cn", "Co", "Cs") for one in categories) == len(seen)
 
 
 def test_equal_vocabularies_pass(measure: Callable[..., Check]) -> None:

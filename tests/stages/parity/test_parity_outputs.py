@@ -1,9 +1,8 @@
-"""What models say: a finished project's chain, what its figures mean, and the cause named for each loss."""
+"""What models say: a finished project's chain, and what its figures mean."""
 
 import gc
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parity_outputs import LIMITS, OTHER, PROMPTS, THIRD, bench, chain, halves, output
+from parity_outputs import LIMITS, PROMPTS, bench, chain, halves
 
-from pipeline.core.checks import Check
 from pipeline.core.cpu import multiplies_bfloat16
 from pipeline.core.errors import DataError, GateError
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import Prompt, Reference, compare, gguf_divergence, kept_logits, spread
 from pipeline.metrics.forward import plain_model, run_settings, trained_model
-from pipeline.stages.parity.hand_overs import gguf_check, level_bound, level_check, lora_check, merge_checks
 from pipeline.stages.parity.outputs import base_at_level, output_checks, trained_outputs
-
-SOUND, DAMAGED, UNKNOWN = (Check("W", verdict, "said") for verdict in ("pass", "fail", "not measured"))
-
 
 # --- a whole chain ---
 
@@ -188,114 +182,3 @@ def test_a_model_is_gone_before_the_next_one_is_loaded(
         assert linears() == before
         kld = compare(own, in_float32).kld
         assert kld < 1e-2 and (kld > 0) == multiplies_bfloat16()
-
-
-# --- causes ---
-
-
-def level(weights: Check | None, after: Any, limits: Any = LIMITS) -> Check:
-    """A Q4_K_M that says `after`, with what was found of its weights."""
-    bound = level_bound("Q4_K_M", output(), limits, lambda: weights)
-    return level_check("X", output().gguf, after, bound, output())
-
-
-STRANGE = [np.full((8, 50), np.nan, np.float32)]
-BOTH = ["outputs_sixteen", "outputs_trained"]
-
-
-@pytest.mark.parametrize(
-    ("merge_base", "models", "failed", "cause"),
-    [
-        ("16-bit", {}, [], ""),
-        ("nf4", {}, [], ""),
-        ("16-bit", {"merged": OTHER, "untuned": OTHER}, BOTH, "the adapter was not merged"),
-        ("16-bit", {"merged": OTHER, "trained": OTHER}, ["outputs_sixteen"], "merged into the NF4 base"),
-        ("nf4", {"merged": OTHER, "sixteen": OTHER}, ["outputs_trained"], "merged into the 16-bit base"),
-        ("16-bit", {"trained": OTHER}, ["outputs_trained"], "set merge.base to nf4 or auto"),
-        ("nf4", {"sixteen": OTHER}, ["outputs_sixteen"], "set merge.base to 16-bit or auto"),
-        ("16-bit", {"merged": OTHER}, BOTH, "not this base with this adapter"),
-        ("16-bit", {"merged": STRANGE}, BOTH, "too large for float16"),
-        ("16-bit", {"sixteen": STRANGE}, ["outputs_sixteen"], "too large for float16"),
-        ("16-bit", {"merged": [halves(8, 51)]}, BOTH, "not the same model"),
-    ],
-)
-def test_causes_of_a_merge_that_lost_something(
-    merge_base: str, models: dict[str, Any], failed: list[str], cause: str
-) -> None:
-    checks = merge_checks(output(**models), merge_base)
-    assert [key for key, check in checks.items() if check.verdict == "fail"] == failed
-    assert all(cause in checks[key].remedy for key in failed)
-    for check in checks.values():
-        assert check.figure is not None and np.isfinite(list(check.figures.values())).all()
-
-
-@pytest.mark.parametrize(
-    ("check", "cause"),
-    [
-        (lambda: gguf_check(output(gguf=OTHER, untuned=OTHER), "X"), "is the untuned base"),
-        (lambda: gguf_check(output(merged=OTHER), "X"), "the merged model is not"),
-        (lambda: gguf_check(output(gguf=OTHER), "X"), "another model or is damaged"),
-        (lambda: level(DAMAGED, OTHER), "may be damaged"),
-        (lambda: level(UNKNOWN, OTHER), "may be damaged"),
-        (lambda: level(None, OTHER), "may be damaged"),
-        (lambda: level(SOUND, STRANGE), "too large for float16"),
-        (lambda: lora_check(output(untuned=OTHER), OTHER, "16-bit"), "changes nothing"),
-        (lambda: lora_check(output(sixteen=THIRD), output().gguf, "nf4"), "of another run"),
-    ],
-)
-def test_causes_of_a_gguf_that_lost_something(check: Callable[[], Any], cause: str) -> None:
-    assert check().verdict == "fail"
-    assert cause in check().remedy
-
-
-# --- rounding that was asked for ---
-
-
-def test_what_a_level_costs_is_a_warning_where_its_weights_passed() -> None:
-    found = level(SOUND, OTHER)
-    assert (found.verdict, found.limit) == ("warn", 0.7)
-    assert found.figure is not None and found.figure > 0.7
-    assert "report.gate.max_kld" in found.remedy
-
-
-def test_where_weights_were_not_checked_the_divergence_is_the_evidence_and_that_is_said() -> None:
-    assert "not checked (said)" in level(UNKNOWN, OTHER).sentence
-    assert level(UNKNOWN, output().gguf).verdict == "pass"
-
-
-@pytest.mark.parametrize(
-    ("merge_base", "models", "warned"),
-    [("16-bit", {"trained": OTHER}, "outputs_trained"), ("nf4", {"sixteen": OTHER}, "outputs_sixteen")],
-)
-def test_what_nf4_costs_is_a_warning_where_the_merged_weights_passed(
-    merge_base: str, models: dict[str, Any], warned: str
-) -> None:
-    checks = merge_checks(output(**models, weights={"weights_merged": SOUND}, nf4=SOUND), merge_base)
-    wanted = dict.fromkeys(BOTH, "pass") | {warned: "warn"}
-    assert {key: check.verdict for key, check in checks.items()} == wanted
-    assert "merge.base" in checks[warned].remedy
-
-
-@pytest.mark.parametrize(
-    ("merged", "nf4"), [(DAMAGED, SOUND), (None, SOUND), (SOUND, DAMAGED), (SOUND, UNKNOWN), (SOUND, None)]
-)
-def test_a_merge_is_explained_by_nf4_only_if_both_sides_were_checked(
-    merged: Check | None, nf4: Check | None
-) -> None:
-    weights = {"weights_merged": merged} if merged else {}
-    checks = merge_checks(output(trained=OTHER, weights=weights, nf4=nf4), "16-bit")
-    assert [checks[key].verdict for key in BOTH] == ["pass", "fail"] and len(checks) == 2
-    assert "merge.base" in checks["outputs_trained"].remedy
-
-
-@pytest.mark.parametrize("merge_base", ["16-bit", "nf4"])
-def test_an_exact_hand_over_fails_whatever_its_weights_say(merge_base: str) -> None:
-    checks = merge_checks(output(merged=OTHER, weights={"weights_merged": SOUND}), merge_base)
-    exact = "outputs_sixteen" if merge_base == "16-bit" else "outputs_trained"
-    assert checks[exact].verdict == "fail"
-
-
-def test_an_adapter_on_the_base_is_held_against_what_it_can_equal() -> None:
-    """The merge's GGUF where it went into the 16-bit base, else the 16-bit base with the adapter."""
-    assert lora_check(output(gguf=OTHER), OTHER, "16-bit").verdict == "pass"
-    assert lora_check(output(gguf=OTHER, sixteen=THIRD), THIRD, "nf4").verdict == "pass"

@@ -13,7 +13,7 @@ from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.stages.parity.conversations import Conversation, chosen, made, system, user
+from pipeline.stages.parity.conversations import Conversation, made, system, user
 from pipeline.stages.parity.text import forms, served_texts, template_text
 
 TOOLS_AND_REASONING = "Qwen-Qwen3-0.6B.jinja"
@@ -122,7 +122,3 @@ def test_every_conversation_is_asked_and_told() -> None:
     asked, told = ((len(one.messages), prompt) for one, prompt in forms([Conversation(turns)]))
     assert (asked, told) == ((1, True), (3, False))
     assert len(made()) >= 200
-    rows = [{"messages": turns, "tools": [{}]}] * 300
-    assert len(chosen(rows, 200)) == 200 + len(made())
-    assert 4 < len(chosen(rows, 4)) < 20
-    assert chosen(rows, 4)[0] == Conversation(turns, [{}], held_out=True)
