@@ -55,8 +55,25 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         ["tests/metrics"],
     ),
     "reading": (
-        [f"{CURATE}/reading", f"{CURATE}/inputs.py"],
-        [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("containers", "formats", "contamination")],
+        [f"{CURATE}/reading"],
+        [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("containers", "formats")]
+        + [f"tests/{CURATE[9:]}/test_shards.py::test_shards_read_every_line_once_under_its_number"],
+    ),
+    "inputs": (
+        [f"{CURATE}/inputs.py"],
+        [
+            f"tests/{CURATE[9:]}/test_{name}"
+            for name in (
+                "contamination.py::test_a_guarded_file_that_can_not_be_read",
+                "contamination.py::test_guarded_files_of_every_container",
+                "curate.py::test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written",
+                "curate.py::test_a_missing_or_odd_base_record_is_one_sentence",
+                "curate.py::test_names_are_found_however_their_file_is_saved",
+                "curate.py::test_nothing_to_train_or_measure_on_is_one_sentence",
+                "curate.py::test_raw_text_holds_no_control_token_and_markup_may",
+                "curate.py::test_the_report_counts_per_file",
+            )
+        ],
     ),
     "redaction": (
         [f"{CURATE}/rules/{name}.py" for name in ("redaction", "secrets", "personal", "shape")]
@@ -65,7 +82,12 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         + [f"tests/{CURATE[9:]}/test_reasoning.py"],
     ),
     "planning": (["pipeline/planning"], ["tests/planning"]),
-    "monitoring": ([f"{TRAIN}/monitoring"], [f"tests/{TRAIN[9:]}"]),
+    "monitoring": (
+        [f"{TRAIN}/monitoring/{name}.py" for name in ("monitor", "rules", "run_rules")]
+        + [f"{TRAIN}/grpo/rules.py"],
+        [f"tests/{TRAIN[9:]}"],
+    ),
+    "samples": ([f"{TRAIN}/monitoring/samples.py"], [f"tests/{TRAIN[9:]}/test_samples.py"]),
     "gguf": (["pipeline/gguf"], ["tests/gguf", "tests/models/test_scaled_linear.py"]),
     "merging": (
         ["pipeline/models/merging"],
@@ -87,7 +109,9 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         ["tests/workflow"],
     ),
 }
-BEYOND_UNIT = ("gguf", "merging", "ship", "parity", "served", "workflow")  # need torch, tools, processes
+BEYOND_UNIT = (  # they need torch, tools or processes
+    *("inputs", "samples", "gguf", "merging", "ship", "parity", "served", "workflow"),
+)
 MOST_SECONDS = 15  # of CPU time of tests on a mutant, in these rooms
 LEFT_OUT = "test_our_own_code"  # reads the project's sources, which a mutant changes
 PAIRS = (
