@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import BadLine, dump_line, parse_line
+from pipeline.core.jsonl import MAX_DEPTH, BadLine, dump_line, parse_line
 from pipeline.stages.curate.reading import files
-from pipeline.stages.curate.reading.containers import raw_lines
+from pipeline.stages.curate.reading.containers import is_cut_anywhere, raw_lines
 from pipeline.stages.curate.reading.files import files_below, raw_files, refusal, size
 
 Items = list[tuple[int, int | None, bytes | str]]
@@ -71,6 +71,10 @@ LINES: dict[str, tuple[bytes, Items]] = {
         [(1, 0, b'{"a":'), (2, 6, b"1}"), (3, 9, b"{}")],
     ),
     "an object over several lines": (b' {\n "a": 1\n}\n', [(1, 1, b'{\n "a": 1\n}')]),
+    "an object over as many as may be": (
+        b"{\n" + b" " * 97 + b"}",
+        [(1, 0, b"{\n" + b" " * 97 + b"}")],
+    ),
     "an object over too many": (b"{\n" + b" " * 200 + b"}\n", [(1, 0, b"{"), (2, 2, "too_long")]),
     "an array": (
         b'[\n  {"a": [1, {}]},\n  {"b": "],[{\\""}\n]\n',
@@ -83,6 +87,7 @@ LINES: dict[str, tuple[bytes, Items]] = {
         b"[1, " + b"2" * 101 + b", 3]",
         [(1, 1, b"1"), (2, 4, "too_long"), (3, 107, b"3")],
     ),
+    "an array with the longest element": (b"[" + b"2" * 100 + b"]", [(1, 1, b"2" * 100)]),
     "an array never closed": (b'[{"a": 1}, {"b"', [(1, 1, b'{"a": 1}'), (2, 11, "not_json")]),
     "an array closed by a brace": (b"[{}, 1}, {}]", [(1, 1, b"{}"), (2, 5, "not_json")]),
     "an array with a comma too many": (b"[{}, ]", [(1, 1, b"{}"), (2, 5, "not_json")]),
@@ -165,6 +170,12 @@ CSV: dict[str, tuple[bytes, list[Any]]] = {
     "a quote never closed": (b'a,b\n1,2\n"3,4\n5,6\n', [{"a": "1", "b": "2"}, "not_csv"]),
     "a long record": (b"a,b\n" + b"x" * 101 + b",2\n3,4\n", ["too_long", {"a": "3", "b": "4"}]),
     "a long record over lines": (b'a,b\n"' + b"x\n" * 60 + b'",2\n3,4\n', ["too_long", "not_csv"]),
+    "the longest record": (
+        b"a\n" + b"x" * 100 + b"\r\n" + b"X" * 101 + b"\n1\n",
+        [{"a": "x" * 100}, "too_long", {"a": "1"}],
+    ),
+    "a last record over lines": (b'a\n"1\n2"', [{"a": "1\n2"}]),
+    "a name with a semicolon": (b"a;b,c\n1,2\n", [{"a;b": "1", "c": "2"}]),
     "a column twice": (b"a,a\n1,2\n", ["bad_header"]),
     "a column without a name": (b"a,\n1,2\n", ["bad_header"]),
     "a blank header": (b"\na\n1\n", ["bad_header"]),
@@ -236,6 +247,26 @@ def test_any_cells_come_back(
     assert [json.loads(row) for _, _, row in items] == [
         {key: cell for key, cell in zip("ab", pair, strict=True) if cell} for pair in cells
     ]
+
+
+def test_a_cell_may_be_as_long_as_a_line(tmp_path: Path) -> None:
+    """Longer than the csv module reads unless told to."""
+    ((_, _, row),) = read_bytes(tmp_path, "a.csv", b"a\n" + b"x" * 150_000, max_line_bytes=200_000)
+    assert json.loads(row) == {"a": "x" * 150_000}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "is_cut"),
+    [
+        ("a.jsonl", b"{}\n{}\n", True),
+        ("a.jsonl.gz", gzip.compress(b"{}\n{}\n"), False),
+        ("a.json", b"[\n{}\n]", False),
+        ("a.csv", b"a\n1\n", False),
+    ],
+)
+def test_plain_lines_are_cut_anywhere(tmp_path: Path, name: str, data: bytes, is_cut: bool) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert is_cut_anywhere(tmp_path / name, name, 100) is is_cut
 
 
 def parquet(rows: Iterable[dict[str, Any]], schema: pyarrow.Schema | None = None, **options: Any) -> bytes:
@@ -331,6 +362,22 @@ def test_text_in_parquet_that_is_not_utf8_rejects_its_row_alone(tmp_path: Path) 
         "bad_shape",
         b'{"a":"b"}',
     ]
+
+
+@pytest.mark.parametrize(("longest", "code"), [(0, None), (1, "too_long")])
+def test_the_longest_row_of_parquet(tmp_path: Path, longest: int, code: str | None) -> None:
+    data = parquet([{"a": "x" * (92 + longest)}])
+    ((_, _, row),) = read_bytes(tmp_path, "a.parquet", data)
+    assert row == (code or b'{"a":"%s"}' % (b"x" * 92))
+
+
+@pytest.mark.parametrize(("deeper", "code"), [(0, None), (1, "too_deep")])
+def test_cells_of_parquet_are_nested_as_deep_as_lines(tmp_path: Path, deeper: int, code: str | None) -> None:
+    cell: Any = 1
+    for _ in range(MAX_DEPTH - 1 + deeper):
+        cell = [cell]
+    ((_, _, row),) = read_bytes(tmp_path, "a.parquet", parquet([{"a": cell}]), max_line_bytes=1000)
+    assert row == (code or json.dumps({"a": cell}, separators=(",", ":")).encode())
 
 
 def test_columns_of_parquet_with_one_name(tmp_path: Path) -> None:
