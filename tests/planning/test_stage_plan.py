@@ -1,20 +1,23 @@
 """What stages are planned to take, beside what they took on three models."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from plans import plan_json
+from golden import Golden
+from plans import GIB, plan_json
 
 from pipeline.config.params import load_params
-from pipeline.core.hardware import main_memory
+from pipeline.core.hardware import Card, main_memory
 from pipeline.core.places import PROJECT
+from pipeline.core.usage import Figures
 from pipeline.metrics import divergence
 from pipeline.planning import stages
-from pipeline.planning.base import plan_run
+from pipeline.planning.base import find_shape, plan_run
 from pipeline.planning.shape import read_shape
-from pipeline.planning.stages import planned_stages
+from pipeline.planning.stages import plan_stage, planned_stages
 
 SEEN = PROJECT / "benchmarks/results/2026-11-25-stages.json"
 MODELS = json.loads(SEEN.read_text(encoding="utf-8"))["models"]
@@ -51,3 +54,40 @@ def test_times_are_planned_where_they_were_measured(monkeypatch: pytest.MonkeyPa
     assert two["train"]["seconds"] is None  # nothing is tokenized, so nobody knows how many steps
     monkeypatch.setattr(stages, "multiplies_bfloat16", lambda: False)
     assert all(planned["seconds"] is None for planned in shown().values())
+
+
+# a recipe, the device, and what its base has instead
+KINDS: list[tuple[str, Literal["cpu", "cuda"], dict[str, Any]]] = [
+    ("demo", "cpu", {}),
+    ("demo", "cuda", {}),
+    ("qwen2.5-0.5b", "cpu", {}),
+    ("demo", "cpu", {"file": "smollm2-135m-instruct.gguf"}),  # the name says no level
+    ("qwen3-0.6b-gguf", "cpu", {}),
+]
+
+
+def test_what_every_stage_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, snapshot: Any) -> None:
+    """With a training of 100 s."""
+    monkeypatch.setattr("pipeline.config.params.fast_dtype", lambda device: "bfloat16")
+    monkeypatch.setattr(stages, "usable_cores", lambda: 4)
+    monkeypatch.setattr(stages, "multiplies_bfloat16", lambda: True)
+    lines = []
+    for recipe, device, base in KINDS:
+        params = load_params(PROJECT / f"recipes/{recipe}.yaml")
+        params = params.model_copy(update={"base": params.base.model_copy(update=base)})
+        card = Card("a device", 16 * GIB, device)
+        plan = replace(plan_run(params, find_shape(params, tmp_path), tmp_path, card), seconds=100.0)
+        lines += [f"{recipe} {base} on {device}"]
+        for stage, took in planned_stages(params, plan):
+            seconds = took.seconds and f"{took.seconds:.3f}"
+            lines += [f"  {stage}: peak {took.peak}, {seconds} s, disk {took.disk}"]
+    assert "\n".join([*lines, ""]) == snapshot(extension_class=Golden)
+
+
+def test_what_is_not_known_is_not_planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    params = load_params(PROJECT / "recipes/demo.yaml")
+    unknown = params.model_copy(update={"base": params.base.model_copy(update={"file": None, "model": "x"})})
+    for stage, asked in (("report", params), ("merge", unknown)):
+        assert plan_stage(stage, asked, tmp_path) == Figures(None, None, None)
+    planned = plan_stage("quantize@Q4_K_M", params, tmp_path)
+    assert planned.peak and planned.disk
