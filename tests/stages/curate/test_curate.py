@@ -2,6 +2,7 @@
 the same bytes every time.
 """
 
+import gzip
 import hashlib
 import json
 import re
@@ -285,9 +286,12 @@ def test_the_report_counts_per_file(tmp_path: Path) -> None:
         "b.jsonl": lines(GOOD) + b"bad\r\n\n",
         "a.json": b"\xef\xbb\xbf" + lines(chat("2"), GOOD),
         "empty.jsonl": b"",
+        "wiki/c.jsonl.gz": gzip.compress(lines(chat("3"))),
     }
     report = Project(tmp_path, files).run()
     expected = {"a.json": [2, 2, 0], "b.jsonl": [3, 1, 2], "empty.jsonl": [0, 0, 0]}
+    expected |= {"wiki/c.jsonl.gz": [1, 1, 0]}
+    assert report["domains"].keys() == {"a", "b", "wiki"}
     assert report["files"].keys() == files.keys()
     for name, file in report["files"].items():
         assert [file[key] for key in ("rows", "kept", "rejected")] == expected[name]
