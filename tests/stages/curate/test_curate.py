@@ -374,8 +374,8 @@ HALVES = {"val_fraction": 0.5, "test_fraction": 0.5}
         ({"a.jsonl": b"\nx\ny\n"}, {}, r"Q-CURATE-013: .* \(2 not_json, 1 blank; first a\.jsonl line 2: "),
         ({"a.jsonl": lines(GOOD)}, {"test_fraction": 0.5}, r"Q-CURATE-014: of 1 row .* test "),
         ({"a.jsonl": lines(GOOD, chat("b"))}, HALVES, r"Q-CURATE-014: of 2 rows .* train "),
-        ({"a.jsonl": lines(GOOD)}, {"names": "names.txt"}, "Q-CURATE-005"),
-        ({"a.jsonl": lines(GOOD)}, {"decontaminate": ["exam.jsonl"]}, "Q-CURATE-006"),
+        ({"a.jsonl": lines(GOOD)}, {"names": "names.txt"}, "Q-CURATE-005:"),
+        ({"a.jsonl": lines(GOOD)}, {"decontaminate": ["exam.jsonl"]}, "Q-CURATE-006:"),
     ],
 )
 def test_nothing_to_train_or_measure_on_is_one_sentence(
@@ -407,7 +407,7 @@ def test_a_missing_or_odd_base_record_is_one_sentence(tmp_path: Path, base: str 
     (tmp_path / "models/base.json").unlink()
     if base is not None:
         (tmp_path / "models/base.json").write_text(base)
-    with pytest.raises(DataError, match="Q-CURATE-003"):
+    with pytest.raises(DataError, match="Q-CURATE-003:"):
         project.run()
 
 
