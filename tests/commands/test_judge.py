@@ -15,16 +15,12 @@ from killed import kill_at
 from make import quench
 from tiny import tiny_gguf
 
-from pipeline.commands.judge import command
-from pipeline.commands.judge.command import Options, judge
-from pipeline.commands.judge.files import describe
-from pipeline.commands.judge.measure import loaded
 from pipeline.config.params import Params
-from pipeline.config.sections import Serve
-from pipeline.core.errors import QuenchError
+from pipeline.config.products import ModelFiles
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.units import MEMORY_GB
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.server import serving
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answers import answer_row
 
 ROWS = 8  # with as many, all one way, p is 0.008
@@ -57,8 +53,7 @@ def rows(model: Path, tools: Toolchain) -> list[dict[str, Any]]:
         }
         for number in range(ROWS)
     ]
-    load = Serve(ctx_size=CTX, threads=1, n_gpu_layers=0)
-    with loaded(describe(model, "sound"), load, tools) as server:
+    with serving(Llama(tools, 1, 0), ModelFiles(model), ctx_size=CTX) as server:
         for row in asked:
             row["messages"][1]["content"] = answer_row(server, row, PARAMS.evaluating)["answer"]  # type: ignore[index]
     assert all(row["messages"][1]["content"] for row in asked)  # type: ignore[index]
@@ -67,10 +62,23 @@ def rows(model: Path, tools: Toolchain) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def root(rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project folder with nothing but held-out rows."""
+    """A project folder with nothing but settings and held-out rows."""
+    write_params(tmp_path, PARAMS)
     write_rows(tmp_path / "data/final/test.jsonl", rows)
     monkeypatch.setattr("pipeline.commands.judge.measure.TURNS", 2)
     return tmp_path
+
+
+def write_params(root: Path, params: Params) -> None:
+    (root / "params.yaml").write_text(yaml.safe_dump(params.model_dump(mode="json")))
+
+
+def judge(root: Path, *words: object) -> dict[str, Any]:
+    """The report of these files and options."""
+    done = quench("judge", *words, "--json", "--root", root)
+    assert done.exit_code == 0, done.output
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def test_a_broken_file_loses_and_answers_are_kept(
@@ -79,9 +87,9 @@ def test_a_broken_file_loses_and_answers_are_kept(
     broken = Path(shutil.copy(model, root / "broken.gguf"))
     change_rows(broken, "blk.0.ffn_down.weight", np.zeros_like)
     files = [broken, model]
-    found = judge(PARAMS, root, files, Options(memory="8 GB", reference=model))
+    found = judge(root, *files, "--memory", "8 GB", "--reference", model)
     assert found["verdict"]["best"] == "sound"
-    assert found["verdict"]["alike"] == ("sound",)
+    assert found["verdict"]["alike"] == ["sound"]
     assert found["pairs"][0]["measurable"]
     sound = found["files"]["sound"]
     assert (sound["task"]["score"], sound["memory"]["fits"]) == (1.0, True)
@@ -98,7 +106,7 @@ def test_a_broken_file_loses_and_answers_are_kept(
         raise AssertionError("a row was asked again")
 
     monkeypatch.setattr("pipeline.commands.judge.measure.answer_row", refuse)
-    again = judge(PARAMS, root, files, Options(memory="8 GB"))
+    again = judge(root, *files, "--memory", "8 GB")
     assert again["pairs"] == found["pairs"]
 
 
@@ -107,7 +115,7 @@ def test_the_same_bytes_are_not_distinguishable_nor_are_files_of_one_name_mixed_
 ) -> None:
     (root / "more").mkdir()
     twin = Path(shutil.copy(model, root / "more" / model.name))
-    found = judge(PARAMS, root, [model, twin], Options())
+    found = judge(root, model, twin)
     assert set(found["verdict"]["alike"]) == set(found["files"]) and len(found["files"]) == 2
     first, second = found["files"].values()
     assert (first["same_bytes_as"], second["same_bytes_as"]) == (None, next(iter(found["files"])))
@@ -121,7 +129,7 @@ def judge_writing(root: Path, *files: Path) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr("pipeline.metrics.answers.KEEP_SECONDS", 0.0)
     patch.setattr("pipeline.commands.judge.measure.TURNS", 2)
-    judge(PARAMS, root, list(files), Options())
+    judge(root, *files)
 
 
 @pytest.mark.slow
@@ -134,13 +142,13 @@ def test_a_killed_run_goes_on(model: Path, root: Path, monkeypatch: pytest.Monke
         return answer_row(server, row, *more, **options)
 
     monkeypatch.setattr("pipeline.commands.judge.measure.answer_row", answer)
-    judge(PARAMS, root, [model, twin], Options())
+    judge(root, model, twin)
     assert len(asked) == 2 * ROWS - 2  # those that were answered before the kill are not asked again
 
 
 def test_another_vocabulary_has_no_divergence(model: Path, root: Path) -> None:
     other = tiny_gguf(root / "other.gguf", **{"tokenizer.ggml.tokens": other_tokens(model)})
-    found = judge(PARAMS, root, [model, other], Options(reference=model))
+    found = judge(root, model, other, "--reference", model)
     assert "kld" in found["files"]["sound"]["divergence"]
     assert found["files"]["other"]["divergence"].keys() == {"not_measured"}
 
@@ -189,58 +197,49 @@ def endless(file: Path) -> None:
 def test_a_damaged_file_is_refused_by_its_id(model: Path, root: Path, damage: Any, id: str) -> None:
     bad = Path(shutil.copy(model, root / "bad.gguf"))
     damage(bad)
-    with pytest.raises(QuenchError) as error:
-        judge(PARAMS, root, [model, bad], Options())
-    assert error.value.id == id
-    assert "bad.gguf" in error.value.sentence
-    assert damage is not strange or "'lxama'" in error.value.sentence  # what the server's log says
-
-
-def refused(model: Path, root: Path, other: Path, asked: Options, params: Params = PARAMS) -> str:
-    with pytest.raises(QuenchError) as error:
-        judge(params, root, [model, other], asked)
-    return error.value.id
+    found = quench("judge", model, bad, "--root", root)
+    assert id in found.output
+    assert "bad.gguf" in found.output
+    assert damage is not strange or "'lxama'" in found.output  # what the server's log says
 
 
 def test_what_cannot_be_judged_is_refused_before_anything_is_asked(model: Path, root: Path) -> None:
     bare = tiny_gguf(root / "bare.gguf", tokenizer__chat_template=None)
     part = tiny_gguf(root / "part.gguf", split__count=3)
     picky = tiny_gguf(root / "picky.gguf", tokenizer__chat_template="{{ raise_exception('no') }}")
-    nothing = Params.model_validate({"evaluate": {"scorers": []}})
-    assert refused(model, root, bare, Options()) == "Q-JUDGE-004"
-    assert refused(model, root, part, Options()) == "Q-JUDGE-003"
-    assert refused(model, root, model, Options(data=root / "none.jsonl")) == "Q-JUDGE-005"
-    assert refused(model, root, model, Options(), nothing) == "Q-JUDGE-007"
-    assert refused(model, root, model, Options(memory="much")) == "Q-JUDGE-008"
-    assert refused(model, root, model, Options(scorers=("json_fields",))) == "Q-METRICS-001"
-    assert refused(model, root, model, Options(ctx_size=32)) == "Q-JUDGE-009"
-    assert refused(model, root, picky, Options()) == "Q-JUDGE-010"
+    for id, words in {
+        "Q-JUDGE-004": (bare,),
+        "Q-JUDGE-003": (part,),
+        "Q-JUDGE-005": (model, "--data", root / "none.jsonl"),
+        "Q-JUDGE-008": (model, "--memory", "much"),
+        "Q-METRICS-001": (model, "--scorer", "json_fields"),
+        "Q-JUDGE-009": (model, "--ctx-size", 32),
+        "Q-JUDGE-010": (picky,),
+    }.items():
+        assert id in quench("judge", model, *words, "--root", root).output
+    write_params(root, Params.model_validate({"evaluate": {"scorers": []}}))
+    assert "Q-JUDGE-007" in quench("judge", model, model, "--root", root).output
     assert not (root / "reports/judge").exists()
 
 
-def test_the_command_needs_two_files_and_no_project(
-    model: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_needs_two_files_and_no_project(model: Path, root: Path) -> None:
+    (root / "params.yaml").unlink()
     alone = quench("judge", model, "--root", root)
     assert alone.exit_code == 2
     assert "Q-JUDGE-001" in alone.output
-    assert command.settings_of(None, root).evaluate.scorers == Params().evaluate.scorers
     options = ("--root", root, "--ctx-size", CTX + 256, "--threads", 1, "--rows", 2)
     short = quench("judge", model, model, *options)
     assert "Q-JUDGE-013" in short.output  # answers of 256 tokens, as without a params.yaml, and 256 positions
 
 
 def test_the_command_measures_as_its_options_say(model: Path, root: Path) -> None:
-    (root / "params.yaml").write_text(yaml.safe_dump(PARAMS.model_dump(mode="json")))
     broken = Path(shutil.copy(model, root / "broken.gguf"))
     change_rows(broken, "blk.0.ffn_down.weight", np.zeros_like)
     mine = shutil.copy(root / "data/final/test.jsonl", root / "mine.jsonl")
     options = {"--data": mine, "--rows": 2, "--scorer": "rouge_l", "--reference": model, "--memory": "8GB"}
     options |= {"--ctx-size": 192, "--threads": 1, "--gpu-layers": 0}
     words = [word for option in options.items() for word in option]
-    done = quench("judge", model, broken, *words, "--json", "--root", root)
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
+    report = judge(root, model, broken, *words)
     assert report == json.loads((root / "reports/judge.json").read_text())
     found = {key: report[key] for key in ("data", "rows", "scorers", "reference", "room_bytes")}
     assert found == {

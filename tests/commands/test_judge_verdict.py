@@ -1,142 +1,228 @@
-"""quench judge, what is arithmetic: the verdict, what fits, names, keys of kept answers, the page."""
+"""quench judge with servers that say what a test gives them: the verdict, what fits, whose answers are kept,
+which rows are asked, the page.
+"""
 
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from html_page import Page
+from make import quench
+from tiny import tiny_gguf
 
-from pipeline.chat.tokens import chat_request
-from pipeline.commands.judge.command import common_points, spoilt
-from pipeline.commands.judge.command import entry as judged_entry
-from pipeline.commands.judge.files import Candidate, has_smaller_cache, held_out_rows, vocabulary
-from pipeline.commands.judge.measure import (
-    Served,
-    kept_file,
-    memory_values,
-    parse_memory,
-    room_of,
-)
-from pipeline.commands.judge.show import most_apart, render
-from pipeline.commands.judge.verdict import Entry, decide, fastest_of, pairs_of
-from pipeline.config.params import Params
-from pipeline.config.sections import Serve
+from pipeline.config.products import ModelFiles
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.jsonl import write_rows
-from pipeline.metrics.answer_speed import OtherLoad, Speed
+from pipeline.core.hashing import json_hash
+from pipeline.core.jsonl import read_rows, write_rows
+from pipeline.metrics.answer_speed import OtherLoad
+from pipeline.metrics.answers import score_answers
 
 GB = 1 << 30
-LOAD = Serve(ctx_size=4096, threads=2, n_gpu_layers=0)
-RIGHT, WRONG = [1.0] * 40, [0.0] * 40
-FILE = Candidate(
-    name="one",
-    path=Path("one.gguf"),
-    sha256="ab" * 32,
-    copy=0,
-    bytes=4 * GB,
-    architecture="llama",
-    parameters=8 * 10**9,
-    bits_per_weight=4.3,
-    types={"Q4_K": 200},
-    positions=8192,
-    per_token=131_072,
-    vocabulary="v",
-)
+CTX = 200
+RIGHT, WRONG = ["yes"] * 40, ["no"] * 40
+REFUSED = {"Q-JUDGE-008": ConfigError, "Q-JUDGE-006": DataError, "Q-JUDGE-012": DataError}
+Report = dict[str, Any]
 
 
-def entry(name: str, score: float, **changed: Any) -> Entry:
-    found = Entry(name, score, 100, 200, fits=True, slowest=9.0, speed=10.0, fastest=11.0)
-    return replace(found, **changed)
+def chat(*texts: str, **more: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    turns = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+    return {"messages": turns} | more
 
 
-def test_the_better_file_that_fits_wins() -> None:
-    pairs = pairs_of({"good": RIGHT, "bad": WRONG, "huge": RIGHT})
-    entries = [entry("bad", 0.0), entry("good", 1.0), entry("huge", 1.0, fits=False)]
-    verdict = decide(entries, pairs, 40, "8.00 GB")
-    assert (verdict.best, verdict.alike) == ("good", ("good",))
-    assert verdict.notes == ()  # the huge one is no better
+@dataclass(frozen=True)
+class Model:
+    """What a server of one file shows: its answer to each row, tokens per second turn by turn, bytes of
+    memory (None: the system doesn't say), whether others kept the machine busy.
+    """
+
+    answers: Sequence[str] = tuple(RIGHT)
+    speeds: Sequence[float] = (9.0, 10.0, 11.0)
+    memory: int | None = GB
+    busy: bool = False
 
 
-def test_a_better_file_that_does_not_fit_is_named() -> None:
-    pairs = pairs_of({"small": WRONG, "huge": RIGHT})
-    entries = [entry("small", 0.0), entry("huge", 1.0, fits=False, memory=9 * GB)]
-    verdict = decide(entries, pairs, 40, "8.00 GB")
-    assert verdict.best == "small"
-    assert [note for note in verdict.notes if "huge" in note and "9.00 GB" in note]
+class Servers:
+    """`serving` that starts nothing; `requests` are those for an answer, in their order."""
+
+    def __init__(self, models: dict[str, Model]) -> None:
+        self.models, self.requests, self.up = models, list[dict[str, Any]](), ""
+        self.speeds = {name: list(model.speeds) for name, model in models.items()}
+
+    @contextmanager
+    def serving(self, llama: Any, files: ModelFiles, **options: Any) -> Iterator[Any]:
+        self.up = files[0].stem
+        process = SimpleNamespace(pid=self.up)
+        yield SimpleNamespace(process=process, parallel=1, post=self.post, tokens=lambda text: list(range(9)))
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        match path:
+            case "/apply-template":
+                return {"prompt": "asked"}
+            case "/tokenize":
+                return {"tokens": list(range(99))}
+            case "/completion":
+                speed = self.speeds[self.up].pop(0)
+                return {"timings": {"prompt_per_second": 100.0, "predicted_per_second": speed}}
+        self.requests.append(body)
+        question = body["messages"][0]["content"]
+        answer = self.models[self.up].answers[int(question) if question.isdigit() else 0]
+        return {"choices": [{"message": {"content": answer}, "finish_reason": "stop"}]}
 
 
-def test_files_that_rows_cannot_tell_apart_are_named() -> None:
-    pairs = pairs_of({"a": RIGHT, "b": [0.0, *RIGHT[1:]], "c": WRONG})
-    small = entry("b", 0.975, bytes=50, slowest=20.0, speed=21.0, fastest=22.0)
-    verdict = decide([entry("a", 1.0), small, entry("c", 0.0)], pairs, 40, "8.00 GB")
-    assert set(verdict.alike) == {"a", "b"}
-    assert (verdict.smallest, verdict.fastest) == ("b", "b")
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder with 40 rows, whose reference is yes."""
+    settings = {"evaluate": {"scorers": ["exact_match"], "max_new_tokens": 8}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(settings))
+    ask_rows(tmp_path, [chat(str(place), "yes", id=place) for place in range(40)])
+    build(monkeypatch, "1")
+    return tmp_path
 
 
-def test_a_speed_that_other_load_spoilt_decides_nothing() -> None:
-    calm, busy = served(None), served(None)
-    busy.others.append(OtherLoad(share=0.4, idle=0.0))
-    values = {
-        name: {"served": one.as_values(), "bytes": 1, "memory": {"total_bytes": 1, "fits": True}}
-        for name, one in (("calm", calm), ("busy", busy))
-    }
-    calm_one, busy_one = (judged_entry(name, one, [1.0]) for name, one in values.items())
-    fast = replace(calm_one, slowest=99.0, speed=99.0, fastest=99.0)
-    assert fastest_of([fast, replace(calm_one, name="slow")]) == "calm"
-    assert fastest_of([fast, busy_one]) is None
-    assert [note for note in spoilt(values) if "busy" in note and "calm" not in note]
-    assert spoilt({"calm": values["calm"]}) == []
+def build(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """The build of llama.cpp that is found."""
+    tools = SimpleNamespace(version=version)
+    monkeypatch.setattr("pipeline.commands.judge.command.find_toolchain", lambda _: tools)
 
 
-def test_speeds_that_overlap_name_no_fastest_file_and_equal_sizes_no_smallest() -> None:
-    pairs = pairs_of({"a": RIGHT, "b": RIGHT})
-    verdict = decide([entry("a", 1.0), entry("b", 1.0, speed=10.5)], pairs, 40, "8.00 GB")
-    assert (verdict.smallest, verdict.fastest) == (None, None)
-    assert verdict.notes  # 40 rows without a difference leave room for one of 7 points
-    many = pairs_of({"a": RIGHT * 5, "b": RIGHT * 5})
-    assert not decide([entry("a", 1.0), entry("b", 1.0)], many, 200, "8.00 GB").notes
+def ask_rows(root: Path, rows: Sequence[dict[str, Any]]) -> None:
+    write_rows(root / "data/final/test.jsonl", rows)
 
 
-def test_a_file_that_loses_to_one_like_the_best_is_not_like_it() -> None:
-    """A and C can't be told apart, nor A and B; B beats C."""
-    b, c = [0.70] * 60 + [0.5] * 40, [0.60] * 60 + [0.5] * 40
-    a = [1.0, 0.26] * 50
-    points = {"A": a, "B": b, "C": c}
-    entries = [entry(name, sum(each) / 100) for name, each in points.items()]
-    assert decide(entries, pairs_of(points), 100, "8 GB").alike == ("A", "B")
+def gguf(root: Path, name: str, **fields: Any) -> Path:
+    """A file of this name, and bytes of its own."""
+    file = root / f"{name}.gguf"
+    return file if file.exists() else tiny_gguf(file, **({"general__name": name} | fields))
 
 
-def test_only_rows_that_all_files_have_a_score_of_count() -> None:
-    answers = {
-        "A": [{"score": 0.5}, {"score": None}],
-        "B": [{"score": 0.7}, {"score": 0.0}],
-    }
-    assert common_points(answers) == {"A": [0.5], "B": [0.7]}
-    with pytest.raises(DataError, match="Q-JUDGE-012"):
-        common_points({"A": [{"score": None}], "B": [{"score": 1.0}]})
+@pytest.fixture
+def drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """`judge` in the project; templates are not tried, which starts a process for each file."""
+    monkeypatch.setattr("pipeline.commands.judge.files.try_templates", lambda *_: None)
+    return partial(judge, root, monkeypatch)
 
 
-def test_nothing_fits() -> None:
-    entries = [entry("a", 1.0, fits=False), entry("b", 0.5, fits=False, memory=100)]
-    verdict = decide(entries, pairs_of({"a": RIGHT, "b": WRONG}), 40, "1.00 GB")
-    assert (verdict.best, verdict.alike) == (None, ())
-    assert "b" in verdict.sentence
+@pytest.fixture
+def judged(drawn: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """The same without a page, most of whose time its picture takes."""
+    monkeypatch.setattr("pipeline.commands.judge.command.render", lambda *_: "")
+    return drawn
 
 
-def test_memory_that_is_not_known_is_said() -> None:
-    pairs = pairs_of({"a": RIGHT, "b": WRONG})
-    verdict = decide([entry("a", 1.0, fits=None), entry("b", 0.0)], pairs, 40, "8.00 GB")
-    assert verdict.best == "a"
-    assert verdict.notes
+def judge(
+    root: Path, patch: pytest.MonkeyPatch, models: dict[str, Model], *options: object, **refused: str
+) -> Report:
+    """What `quench judge --json` says of these models, or that it refuses them by the id `refused`; `asked`
+    are the requests.
+    """
+    servers = Servers(models)
+    here = "pipeline.commands.judge.measure"
+    patch.setattr(f"{here}.serving", servers.serving)
+    patch.setattr(f"{here}.peak_memory", lambda name: models[name].memory)
+    loads = {name: OtherLoad(0.4 if model.busy else 0.0, 0.0) for name, model in models.items()}
+    patch.setattr(f"{here}.other_load", lambda *_: loads[servers.up])
+    files = [gguf(root, name) for name in models]
+    options = ("--ctx-size", CTX, "--gpu-layers", 0, "--memory", "8 GB", *options)
+    done = quench("judge", *files, *options, "--json", "--root", root)
+    if id := refused.get("refused"):
+        assert (done.exit_code, id in done.output) == (REFUSED[id].exit_code, True), done.output
+        return {}
+    assert done.exit_code == 0, done.output
+    report: Report = json.loads(done.stdout)
+    return report | {"asked": servers.requests}
 
 
-def test_many_pairs_need_a_clearer_difference() -> None:
+HUGE = 9 * GB
+ONE_MISSED = ["no", *RIGHT[1:]]
+
+
+def rows_of(*parts: tuple[int, str]) -> list[str]:
+    """So many rows with each answer."""
+    return [answer for count, answer in parts for _ in range(count)]
+
+
+# A is best; A and B can't be told apart, nor A and C, and B beats C
+A = rows_of((8, "no"), (15, "yes"), (11, "no"), (6, "no"))
+B = rows_of((8, "yes"), (15, "no"), (6, "yes"), (11, "no"))
+C = rows_of((8, "no"), (15, "no"), (6, "yes"), (11, "no"))
+
+
+@pytest.mark.parametrize(
+    ("models", "best", "alike", "smallest", "fastest", "words"),
+    [
+        # the one that does not fit is no better
+        ({"a": Model(WRONG), "b": Model(), "c": Model(memory=HUGE)}, "b", "b", "b", "b", ()),
+        ({"a": Model(WRONG), "b": Model(memory=HUGE)}, "a", "a", "a", "a", ("b is better", "9.50 GB")),
+        ({"a": Model(), "b": Model(ONE_MISSED, (20, 21, 22)), "c": Model(WRONG)}, "a", "a b", None, "b", ()),
+        # speeds overlap; 40 rows without a difference leave room for one of 8 points
+        ({"a": Model(), "b": Model(speeds=(9.0, 10.5, 11.0))}, "a", "a b", None, None, ("40 rows",)),
+        ({"A": Model(A), "B": Model(B), "C": Model(C)}, "A", "A B", None, None, ("40 rows",)),
+        ({"a": Model(memory=HUGE), "b": Model(WRONG, memory=9 * HUGE)}, None, "", None, None, ()),
+        # whose speed other load spoilt decides nothing
+        ({"a": Model(), "b": Model(speeds=[99.0] * 3, busy=True)}, "a", "a b", None, None, ("speeds of b,",)),
+        ({"a": Model(busy=True), "b": Model(speeds=[99.0] * 3)}, "a", "a b", None, None, ("speeds of a,",)),
+    ],
+)  # fmt: skip
+def test_the_verdict(
+    judged: Callable[..., Report],
+    models: dict[str, Model],
+    best: str | None,
+    alike: str,
+    smallest: str | None,
+    fastest: str | None,
+    words: Sequence[str],
+) -> None:
+    found = judged(models)["verdict"]
+    assert (found["best"], sorted(found["alike"])) == (best, alike.split())
+    assert (found["smallest"], found["fastest"]) == (smallest, fastest)
+    assert all(any(word in note for note in found["notes"]) for word in words)
+    assert words or not found["notes"]
+    assert best or "a needs" in found["sentence"]
+
+
+def test_a_smaller_file_of_equals_is_named(judged: Callable[..., Report], root: Path) -> None:
+    gguf(root, "large", general__description="x" * 9999)
+    assert judged({"small": Model(), "large": Model()})["verdict"]["smallest"] == "small"
+
+
+def test_what_needs_no_word_has_none(judged: Callable[..., Report], root: Path) -> None:
+    """200 rows without a difference are enough, and nothing else kept the machine busy."""
+    ask_rows(root, [chat(str(place), "yes", id=place) for place in range(200)])
+    assert judged({"a": Model(RIGHT * 5), "b": Model(RIGHT * 5)})["verdict"]["notes"] == []
+
+
+def test_only_rows_that_all_files_have_a_score_of_count(
+    judged: Callable[..., Report], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scored(answers: list[dict[str, Any]], *given: Any, **options: Any) -> dict[str, Any]:
+        """An answer of ? is not scored."""
+        figures = score_answers(answers, *given, **options)
+        for answer in answers:
+            answer["score"] = None if answer["answer"] == "?" else answer["score"]
+        return figures
+
+    monkeypatch.setattr("pipeline.commands.judge.command.score_answers", scored)
+    ask_rows(root, [chat("0", "yes"), chat("1", "yes")])
+    (pair,) = judged({"A": Model(["no", "?"]), "B": Model(["yes", "no"])})["pairs"]
+    assert (pair["rows"], pair["points"]) == (1, 100)
+    judged({"C": Model(["no", "?"]), "D": Model(["?", "no"])}, refused="Q-JUDGE-012")
+
+
+def test_many_pairs_need_a_clearer_difference(judged: Callable[..., Report], root: Path) -> None:
     """Six of six rows decide between two files, and no more between any two of five."""
-    six = {"a": [1.0] * 6, "b": [0.0] * 6}
-    assert pairs_of(six)[0].measurable
-    five = six | {name: [1.0] * 6 for name in "cde"}
-    assert not any(pair.measurable for pair in pairs_of(five))
+    ask_rows(root, [chat(str(place), "yes") for place in range(6)])
+    six = {"a": Model(), "b": Model(WRONG)}
+    assert judged(six)["pairs"][0]["measurable"]
+    five = judged(six | {name: Model() for name in "cde"})
+    assert not any(pair["measurable"] for pair in five["pairs"])
 
 
 @pytest.mark.parametrize(
@@ -149,81 +235,79 @@ def test_many_pairs_need_a_clearer_difference() -> None:
         ("2." + "0" * 400, 2 * GB),
     ],
 )
-def test_memory_is_read(text: str, size: int) -> None:
-    assert parse_memory(text) == size
-    assert room_of(text, LOAD)[0] == size
+def test_memory_is_read(judged: Callable[..., Report], root: Path, text: str, size: int) -> None:
+    ask_rows(root, [chat("0", "yes")])
+    assert judged({"a": Model(), "b": Model()}, "--memory", text)["room_bytes"] == size
 
 
 @pytest.mark.parametrize("text", ["", "much", "8 TB", "-1 GB", "0", "8 GB 3", "9" * 400, "9" * 5000])
-def test_no_amount_of_memory(text: str) -> None:
-    with pytest.raises(ConfigError, match="Q-JUDGE-008"):
-        parse_memory(text)
+def test_no_amount_of_memory(judged: Callable[..., Report], text: str) -> None:
+    judged({}, "none.gguf", f"--memory={text}", refused="Q-JUDGE-008")
 
 
-def served(peak: int | None) -> Served:
-    return Served(load_seconds=[1.0], speeds=[Speed(100.0, 10.0)], peak_memory=peak)
+def test_memory_is_predicted_and_measured(judged: Callable[..., Report], root: Path) -> None:
+    """The prompt cache of 0.5 GB comes on top of the peak, and of the file with its cache."""
+    ask_rows(root, [chat("0", "yes")])
+    for name, field in (("window", "attention.sliding_window"), ("state", "wkv.head_size")):
+        gguf(root, name, **{f"llama.{field}": 64})
+    unknown = {"window": Model(memory=5 * GB), "state": Model(memory=None)}
+    found = judged({"plain": Model(memory=5 * GB)} | unknown, "--memory", "5 GB")["files"]
+    cache = 2 * 2 * 32 * CTX  # keys and values of 32 in two bytes
+    plain, window, state = (found[name]["memory"] for name in ("plain", "window", "state"))
+    assert (plain["kv_cache_bytes"], plain["prompt_cache_bytes"]) == (cache, GB // 2)
+    assert plain["predicted_bytes"] == round((found["plain"]["bytes"] + cache) * 1.1) + GB // 2
+    assert plain["total_bytes"] == 5 * GB + GB // 2
+    assert (window["predicted_bytes"], state["predicted_bytes"]) == (None, None)
+    assert window["total_bytes"] == plain["total_bytes"]
+    assert [one["fits"] for one in (plain, window, state)] == [False, False, None]
+    larger = judged({"plain": Model(memory=5 * GB)} | unknown, "--memory", "6 GB")
+    assert [one["memory"]["fits"] for one in larger["files"].values()] == [True, True, None]
+    assert any("whether state fits" in note for note in larger["verdict"]["notes"])
 
 
-def test_memory_is_predicted_and_measured() -> None:
-    """4 GB and 0.5 GB of cache, and the prompt cache of 0.5 GB on top of both."""
-    found = memory_values(FILE, LOAD, 8 * GB, served(5 * GB))
-    assert found["predicted_bytes"] == round(4.5 * GB * 1.1) + GB // 2
-    assert found["total_bytes"] == 5 * GB + GB // 2
-    assert found["fits"] is True
-    assert memory_values(FILE, LOAD, 5 * GB, served(5 * GB))["fits"] is False
+def test_vocabularies_are_compared_by_their_tokens(judged: Callable[..., Report], root: Path) -> None:
+    ask_rows(root, [chat("0", "yes")])
+    reference = gguf(root, "reference", tokenizer__ggml__tokens=["a", "bc"])
+    for name in "ab":
+        gguf(root, name, tokenizer__ggml__tokens=["ab", "c"])
+    found = judged(dict.fromkeys("ab", Model()), "--reference", reference)["files"]
+    assert all(one["divergence"].keys() == {"not_measured"} for one in found.values())
 
 
-def test_a_cache_that_the_header_does_not_say_is_measured() -> None:
-    windowed = replace(FILE, per_token=None)
-    found = memory_values(windowed, LOAD, 8 * GB, served(5 * GB))
-    assert (found["predicted_bytes"], found["total_bytes"]) == (None, 5 * GB + GB // 2)
-    assert memory_values(windowed, LOAD, 8 * GB, served(None))["fits"] is None
-    assert has_smaller_cache({"gemma3.attention.sliding_window": 512}, "gemma3")
-    assert has_smaller_cache({"rwkv7.wkv.head_size": 64}, "rwkv7")
-    assert not has_smaller_cache({"llama.attention.head_count": 4}, "llama")
+def test_answers_are_kept_by_bytes_and_settings(
+    judged: Callable[..., Report], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_rows(root, [chat("0", "yes")])
+
+    def asked(*names: str, options: Sequence[object] = ()) -> int:
+        return len(judged(dict.fromkeys(names, Model()), *options)["asked"])
+
+    assert asked("a", "b") == 2
+    assert asked("a", "b") == 0
+    (root / "a.gguf").rename(root / "renamed.gguf")
+    assert asked("renamed", "b") == 0
+    assert asked("other", "b") == 1
+    assert asked("b", "renamed", options=("--ctx-size", CTX - 1)) == 2
+    build(monkeypatch, "2")
+    assert asked("renamed", "b") == 2
+    settings = {"evaluate": {"scorers": ["exact_match"], "max_new_tokens": 9}}
+    (root / "params.yaml").write_text(yaml.safe_dump(settings))
+    assert asked("renamed", "b") == 2
 
 
-def test_a_context_longer_than_the_model_knows_does_not_fit() -> None:
-    short = replace(FILE, positions=2048)
-    assert memory_values(short, LOAD, 100 * GB, served(5 * GB))["fits"] is False
+# ---- the rows
 
 
-def test_vocabularies_are_compared_by_their_tokens() -> None:
-    one, other = {"tokenizer.ggml.tokens": ["ab", "c"]}, {"tokenizer.ggml.tokens": ["a", "bc"]}
-    assert vocabulary(one) == vocabulary(dict(one))
-    assert vocabulary(one) != vocabulary(other)
+def ids_of(root: Path) -> list[set[str]]:
+    """The ids of the rows that each file has answered."""
+    return [{row["id"] for row in read_rows(file)} for file in (root / "reports/judge").glob("*.jsonl")]
 
 
-def test_answers_are_kept_by_bytes_and_settings(tmp_path: Path) -> None:
-    settings = Params().evaluating
-
-    def key(one: Candidate = FILE, load: Serve = LOAD, limit: int = 256, version: str = "1") -> Path:
-        return kept_file(tmp_path, one, load, settings.model_copy(update={"max_new_tokens": limit}), version)
-
-    assert key(replace(FILE, name="other", path=Path("other.gguf"))) == key()
-    others = {
-        key(replace(FILE, sha256="cd" * 32)),
-        key(replace(FILE, copy=1)),  # the same bytes again are measured again
-        key(load=LOAD.model_copy(update={"ctx_size": 8192})),
-        key(limit=64),
-        key(version="2"),
-    }
-    assert len(others | {key()}) == 6
-
-
-def chat(*texts: str, **more: Any) -> dict[str, Any]:
-    roles = ("user", "assistant")
-    return {
-        "messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
-    } | more
-
-
-def test_rows_are_those_of_any_chat_file(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    write_rows(
-        file, [chat("a", "b"), chat("only asked", "x", "y"), chat("c", "d", id="mine"), {"kind": "text"}]
-    )
-    assert {row["id"] for row in held_out_rows(file, 10)} == {"line-1", "mine"}
+def test_rows_are_those_of_any_chat_file(judged: Callable[..., Report], root: Path) -> None:
+    rows = [chat("a", "b"), chat("only asked", "x", "y"), chat("c", "d", id="mine"), {"kind": "text"}]
+    ask_rows(root, rows)
+    judged({"a": Model(), "b": Model()})
+    assert ids_of(root) == [{"line-1", "mine"}] * 2
 
 
 def called(**call: Any) -> dict[str, Any]:
@@ -233,41 +317,42 @@ def called(**call: Any) -> dict[str, Any]:
     return {"messages": [ask, turn, {"role": "tool", "content": "rain"}, answer]}
 
 
-def test_tools_as_the_text_of_an_empty_list_and_an_id_of_null_are_none(tmp_path: Path) -> None:
+def test_tools_as_the_text_of_an_empty_list_and_an_id_of_null_are_none(
+    judged: Callable[..., Report], root: Path
+) -> None:
     """As tables that were exported have them."""
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    file = tmp_path / "rows.jsonl"
-    write_rows(file, [{"id": None, "messages": turns, "tools": "[]"}])
-    assert held_out_rows(file, 1) == [{"id": "line-1", "messages": turns}]
+    ask_rows(root, [chat("Hi", "Hello", id=None, tools="[]")])
+    asked = judged({"a": Model(), "b": Model()})["asked"]
+    assert ids_of(root) == [{"line-1"}] * 2
+    assert asked[0]["messages"] == [{"role": "user", "content": "Hi"}]
+    assert "tools" not in asked[0]
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Paris"}', {"city": "Paris"}])
-def test_calls_of_tools_are_read_as_curate_reads_them(tmp_path: Path, arguments: Any) -> None:
-    """OpenAI's form has the arguments as text."""
+def test_calls_of_tools_are_read_as_curate_reads_them(
+    judged: Callable[..., Report], root: Path, arguments: Any
+) -> None:
+    """OpenAI's form has the arguments as text, which a request has too; a row is known by the object."""
     row = called(id="c1", function={"name": "weather", "arguments": arguments})
-    write_rows(tmp_path / "rows.jsonl", [row | {"tools": [{"name": "weather"}]}])
-    (found,) = held_out_rows(tmp_path / "rows.jsonl", 10)
-    assert found["messages"][1] == {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {"type": "function", "id": "c1", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
-        ],
-    }
-    asked = chat_request(found["messages"], found["tools"])
-    assert asked["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
+    ask_rows(root, [row | {"tools": [{"name": "weather"}]}])
+    asked = judged({"a": Model(), "b": Model()})["asked"][0]
+    assert asked["messages"][1]["content"] == ""
+    (call,) = asked["messages"][1]["tool_calls"]
+    assert (call["id"], call["function"]) == ("c1", {"name": "weather", "arguments": '{"city": "Paris"}'})
     assert asked["tools"] == [{"type": "function", "function": {"name": "weather"}}]
 
 
-def test_rows_of_data_final_stay_as_they_are(tmp_path: Path) -> None:
+def test_rows_of_data_final_stay_as_they_are(judged: Callable[..., Report], root: Path) -> None:
     """Answers are kept by the hash of their row."""
     function = {"name": "weather", "arguments": {"city": "Paris"}}
     row = {"id": "a", "kind": "chat", "domain": "d", **called(function=function, id="c1")}
     row["messages"][1] |= {"content": "", "train": False, "reasoning_content": "Hm."}
     row["messages"][2] |= {"tool_call_id": "c1", "name": "weather"}
     row |= {"tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}]}
-    write_rows(tmp_path / "rows.jsonl", [row])
-    assert held_out_rows(tmp_path / "rows.jsonl", 10) == [row]
+    ask_rows(root, [row])
+    judged({"a": Model(), "b": Model()})
+    (first, second) = (root / "reports/judge").glob("*.jsonl")
+    assert [kept["row"] for file in (first, second) for kept in read_rows(file)] == [json_hash(row)] * 2
 
 
 @pytest.mark.parametrize(
@@ -285,65 +370,41 @@ def test_rows_of_data_final_stay_as_they_are(tmp_path: Path) -> None:
         chat("asked", "x", tools=[3]),
     ],
 )
-def test_a_line_that_is_no_chat_is_named(tmp_path: Path, row: dict[str, Any]) -> None:
-    write_rows(tmp_path / "rows.jsonl", [row])
-    with pytest.raises(DataError, match="Q-JUDGE-006"):
-        held_out_rows(tmp_path / "rows.jsonl", 10)
+def test_a_line_that_is_no_chat_is_named(
+    judged: Callable[..., Report], root: Path, row: dict[str, Any]
+) -> None:
+    ask_rows(root, [row])
+    judged({"a": Model(), "b": Model()}, refused="Q-JUDGE-006")
 
 
-def answer(score: float | None, text: str = "a") -> dict[str, Any]:
-    return {"id": "r", "prompt": "<p>", "reference": "r", "answer": text, "score": score, "stopped": True}
+# ---- the page
 
 
-def test_rows_that_lie_furthest_apart_come_first() -> None:
-    one, other = [answer(1.0), answer(1.0), answer(0.5)], [answer(1.0), answer(0.0), answer(0.4)]
-    both = {"a": one, "b": other}
-    assert most_apart(both, both) == [1, 2]
-    third = both | {"c": [answer(0.0), answer(0.0), answer(0.0)]}
-    assert most_apart(third, third) == [0, 1, 2]
-    assert most_apart(third, both) == [1, 2, 0]
+@pytest.mark.parametrize(
+    ("third", "order"),
+    [
+        ({}, [1, 2]),
+        ({"c": Model(["no", "no", "no"])}, [0, 1, 2]),
+        # of those that fit, which can't be told apart, the first row says nothing
+        ({"c": Model(["no", "no", "no"], memory=HUGE)}, [1, 2, 0]),
+    ],
+)
+def test_rows_that_lie_furthest_apart_come_first(
+    drawn: Callable[..., Report], root: Path, third: dict[str, Model], order: list[int]
+) -> None:
+    ask_rows(root, [chat(str(place), "yes yes", id=f"r{place}") for place in range(3)])
+    two = {"a": Model(["yes yes", "yes yes", "yes yes"]), "b": Model(["yes yes", "no", "yes x x x"])}
+    drawn(two | third, "--scorer", "rouge_l")
+    text = Page((root / "reports/judge.html").read_text()).text
+    places = {number: text.find(f"Row r{number}") for number in range(3)}
+    assert sorted((at for at in places if places[at] >= 0), key=places.__getitem__) == order
 
 
-def test_the_page_is_whole_and_escapes_what_models_say() -> None:
-    task = {"score": 0.5, "score_low": 0.4, "score_high": 0.6, "perfect": 0.1, "valid": 1.0, "stopped": 1.0}
-    one = {
-        "sha256": "ab",
-        "same_bytes_as": None,
-        "bytes": 4 * GB,
-        "architecture": "llama",
-        "parameters": 8 * 10**9,
-        "bits_per_weight": 4.3,
-        "tensor_types": {"Q4_K": 3},
-        "memory": memory_values(FILE, LOAD, 8 * GB, served(5 * GB)),
-        "served": served(5 * GB).as_values(),
-        "task": task,
-        "divergence": {"not_measured": "no reference"},
-    }
-    pairs = pairs_of({"a": RIGHT, "b": WRONG})
-    report = {
-        "verdict": {"sentence": "a is best.", "best": "a", "alike": ["a"], "notes": ["few rows"]},
-        "files": {"a": one, "b": one},
-        "pairs": [vars(pair) | {"measurable": pair.measurable} for pair in pairs],
-        "rows": 2,
-        "data": "test.jsonl",
-        "scorers": ["rouge_l"],
-        "max_new_tokens": 8,
-        "ctx_size": 4096,
-        "threads": 2,
-        "n_gpu_layers": 0,
-        "room_bytes": 8 * GB,
-        "room": "8.00 GB",
-        "reference": None,
-        "machine": "m",
-        "llama_cpp": "v",
-    }
-    html = render(report, {"a": [answer(1.0, "<script>x")], "b": [answer(0.0)]})
-    page = Page(html)
-    assert "a is best." in page.text
+def test_the_page_is_whole_and_escapes_what_models_say(drawn: Callable[..., Report], root: Path) -> None:
+    report = drawn({"a": Model(), "b": Model(["<script>x", *WRONG[1:]])})
+    page = Page((root / "reports/judge.html").read_text())
+    assert report["verdict"]["sentence"] in page.text
     assert "<script>x" in page.text  # as text
     assert all(tag != "script" for tag, _ in page.tags)
-    assert {attributes["id"] for _, attributes in page.tags if "id" in attributes} >= {
-        "files",
-        "pairs",
-        "answers",
-    }
+    ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    assert ids >= {"files", "pairs", "answers"}
