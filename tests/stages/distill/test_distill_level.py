@@ -4,20 +4,18 @@ bytes, and parity sees every other change.
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gguf_edit import change_rows
 from killed import kill_at
+from subproject_stages import in_this_process, no_stage_runs, run_stages
 from tiny import tiny_gguf, tiny_params, write_project
 
-from pipeline.__main__ import main as run_here
 from pipeline.chat.rows import row_id
-from pipeline.config.params import Params, load_params
+from pipeline.config.params import load_params
 from pipeline.config.sections.places import LocalFile
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
@@ -27,7 +25,6 @@ from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
-from pipeline.subprojects import distill, distill_rows, processes
 from pipeline.subprojects.distill import targets
 from pipeline.subprojects.distill_rows import OF_A_TURN, OF_RAW, General, curated, write_drawn
 from pipeline.workflow.stages import table
@@ -38,34 +35,21 @@ SMALL = {"max_steps": 6}
 RATE = 2.0e-2  # so few steps teach nothing at the stage's own
 
 
-def in_this_process(root: Path, *words: str) -> None:
-    """`run_stage` without a process of its own, which would import torch again."""
-    assert run_here([*words, "--root", str(root), "--params", str(root / "params.yaml")]) == 0
-
-
-def all_in_this_process(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
-    for module in (distill, distill_rows, processes):
-        patch.setattr(module, "run_stage", in_this_process)
+def small_steps(patch: pytest.MonkeyPatch) -> None:
+    """Stages run in this process, and learn from a few steps."""
+    patch.setattr("pipeline.subprojects.distill.LEARNING_RATE", RATE)
+    run_stages(patch)
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    all_in_this_process(monkeypatch)
+    small_steps(monkeypatch)
 
 
 def run_alone(root: Path) -> None:
     """The stage in a process that begins with nothing patched."""
-    distill.LEARNING_RATE = RATE  # in this process
-    all_in_this_process(pytest.MonkeyPatch())
+    small_steps(pytest.MonkeyPatch())
     main(load_params(root / "params.yaml"), root, Q4_0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distill, "LEARNING_RATE", RATE)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +85,7 @@ def done(ready: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("distilled") / "project"
     shutil.copytree(ready, root)
     with pytest.MonkeyPatch.context() as patch:
-        all_in_this_process(patch)
+        small_steps(patch)
         main(load_params(root / "params.yaml"), root, Q4_0)
     return root
 
@@ -219,14 +203,14 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     (folder / "chats.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in chats))
     learned: list[str] = []
 
-    def keeping(project: Path, *words: str) -> None:
-        if words == ("preprocess",):
+    def keeping(module: str, *words: str, what: str) -> None:
+        if words[0] == "preprocess":
+            project = Path(words[words.index("--root") + 1])
             learned.extend((project / "data/final/train.jsonl").read_text().splitlines())
-        in_this_process(project, *words)
+        in_this_process(module, *words, what=what)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (distill, distill_rows, processes):
-            patch.setattr(module, "run_stage", keeping)
+        run_stages(patch, keeping)
         main(load_params(root / "params.yaml"), root, Q4_0)
     found = json.loads((root / f"reports/distill/{Q4_0}.json").read_text())["rows"]
     general = [line for line in learned if "Word " in line]
@@ -259,7 +243,7 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
 def test_what_can_not_be_distilled_is_refused_before_anything_runs(
     ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distill, "run_stage", lambda *_: pytest.fail("a stage was run"))
+    no_stage_runs(monkeypatch)
     root, params = Path(shutil.copytree(ready, tmp_path / "project")), load_params(ready / "params.yaml")
     with pytest.raises(ConfigError, match="Q-DISTILL-004"):
         main(params, root, "Q8_0")
@@ -353,18 +337,29 @@ def test_the_graph_leaves_out_what_is_said_of_data_raw_alone() -> None:
         assert param == " -".join(("curate", *OF_RAW))
 
 
-def test_the_sub_project_trains_as_section_distill_says(ready: Path, tmp_path: Path) -> None:
-    params = load_params(ready / "params.yaml")
+def test_the_sub_project_trains_as_section_distill_says(
+    ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Seen(Exception):
+        """The first stage would run."""
+
+    def stop(module: str, *words: str, what: str) -> None:
+        raise Seen
+
+    run_stages(monkeypatch, stop)
+    root = Path(shutil.copytree(ready, tmp_path / "project"))
+    params = load_params(root / "params.yaml")
     # the project's base is found by its hash, and the file is a link to DVC's copy, which has no ending
     places = [LocalFile(path="other.gguf")]
     base = params.base.model_copy(update={"model": "a.gguf", "sha256": "0" * 64, "places": places})
-    (tmp_path / "F16.gguf").symlink_to(tmp_path / "0f16")
-    changes = distill.settings(params.model_copy(update={"base": base}), tmp_path / "F16.gguf", Q4_0, 7)
-    made = Params.model_validate(
-        params.model_dump(mode="json")
-        | {section: params.model_dump(mode="json")[section] | keys for section, keys in changes.items()}
-    )
+    source = root / "models/gguf/tiny-F16.gguf"
+    source.rename(tmp_path / "0f16")
+    source.symlink_to(tmp_path / "0f16")
+    with pytest.raises(Seen):
+        main(params.model_copy(update={"base": base}), root, Q4_0)
+    made = load_params(root / "models/.distill" / Q4_0 / "params.yaml")
     assert (made.graph, made.train.method, made.train.tuner) == ("tuned", "distill", "scales")
-    assert (made.train.max_steps, made.train.learning_rate, made.train.seed) == (6, RATE, 7)
+    assert (made.train.max_steps, made.train.learning_rate) == (6, RATE)
+    assert made.train.seed == params.train.seed
     assert (made.base.source, made.base.sha256, made.base.places) == ("gguf", None, [])
     assert made.base.level == Q4_0 and made.quantize.tensor_types == TYPES and not made.quantize.distill

@@ -1,0 +1,29 @@
+"""The stages of sub-projects, each of which is a process of its own, run in this process or not at all."""
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pipeline.__main__ import main
+
+
+def in_this_process(module: str, *words: str, what: str = "") -> None:
+    """`run_module` without a process of its own, which would import torch again."""
+    if module == "pipeline":
+        assert main([*words]) == 0, what
+    else:
+        importlib.import_module(module).main([*words])
+
+
+def run_stages(patch: pytest.MonkeyPatch, run: Callable[..., None] = in_this_process) -> None:
+    """Whatever a sub-project runs is run by `run`, on one core."""
+    patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
+    for module in ("pipeline.subprojects.processes", "pipeline.stages.compare.measure"):
+        patch.setattr(f"{module}.run_module", run)
+
+
+def no_stage_runs(patch: pytest.MonkeyPatch) -> None:
+    """A stage that runs is an error."""
+    run_stages(patch, lambda *_, what: pytest.fail(f"a stage was run: {what}"))
