@@ -4,7 +4,10 @@ held-out row is asked, nothing is overwritten, and curate reads what was written
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,16 +18,12 @@ from make import quench
 from tiny import tiny_gguf
 
 from pipeline.chat.rows import row_id
-from pipeline.commands.pairs import answering
-from pipeline.commands.pairs.answering import training_requests
-from pipeline.commands.pairs.choosing import pair_of, problem_of
-from pipeline.commands.pairs.command import Options, make
-from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.config.sections import Curate
-from pipeline.core.errors import QuenchError
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.gguf.header import read_header
+from pipeline.llamacpp.server import Server
+from pipeline.metrics.answers import score_answers
 from pipeline.stages.curate.stage import curate
 
 Row = dict[str, Any]
@@ -38,7 +37,7 @@ PARAMS = Params.model_validate(
     }
 )
 SHORT = "def short(reference, answer, row):\n    return 1 / (1 + len(answer))\n"
-ASKED = Options(answers=4, rows=3, seed=1)
+ASKED = {"-k": 4, "--rows": 3, "--seed": 1}
 
 
 def chat(question: str, answer: str, **more: Any) -> Row:
@@ -60,6 +59,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(model: Path, tmp_path: Path) -> Path:
     """A project with a model, training rows, and held-out rows that nobody may ask."""
+    write_params(tmp_path, PARAMS)
     (tmp_path / "models/gguf").mkdir(parents=True)
     shutil.copy(model, tmp_path / "models/gguf/tiny-F16.gguf")
     (tmp_path / "data/raw").mkdir(parents=True)
@@ -70,10 +70,24 @@ def root(model: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(root: Path, name: str = "own.jsonl", asked: Options = ASKED) -> tuple[bytes, Row]:
-    target = root / "data/raw" / name
-    account = make(Project(PARAMS, root), target, "F16", asked)
-    return target.read_bytes(), account
+def write_params(root: Path, params: Params) -> None:
+    (root / "params.yaml").write_text(yaml.safe_dump(params.model_dump(mode="json")))
+
+
+def pairs(root: Path, name: str = "own.jsonl", **changed: object) -> Any:
+    """What `quench data pairs` does; `changed` are options by their names."""
+    names = {key: f"--{key.replace('_', '-')}" if len(key) > 1 else f"-{key}" for key in changed}
+    options = ASKED | {names[key]: value for key, value in changed.items()}
+    words = [word for option in options.items() for word in option]
+    return quench("data", "pairs", root / "data/raw" / name, "F16", *words, "--root", root)
+
+
+def run(root: Path, name: str = "own.jsonl", **changed: object) -> tuple[bytes, Row]:
+    """The file, and its account."""
+    done = pairs(root, name, **changed)
+    assert done.exit_code == 0, done.output
+    account = json.loads((root / f"reports/pairs/{name}.json").read_text())
+    return (root / "data/raw" / name).read_bytes(), account
 
 
 def run_writing(root: Path, name: str) -> None:
@@ -88,7 +102,6 @@ def test_best_and_worst_are_written_with_their_account_and_curate_reads_them(roo
     assert account["requests"] == 3
     assert account["pairs"] == len(rows) > 0
     assert account["pairs"] + sum(account["no_pair"].values()) == 3
-    assert json.loads((root / "reports/pairs/own.jsonl.json").read_text()) == account
     assert account["files"].keys() == {"tiny-F16.gguf"}
     assert account["best_score"] > account["mean_score"] > account["worst_score"]
     for row in rows:
@@ -112,40 +125,41 @@ def test_the_same_run_and_one_that_was_killed_give_the_same_bytes(
     answers = kept.read_bytes()
     kept.unlink()
     kill_at("pipeline.commands.pairs.answering:_ask", 2, run_writing, root, "again.jsonl")
-    asked, ask = [], answering._ask
+    asked, post = [], Server.post
 
-    def answer(server: Any, pool: Any, row: Row, *more: Any) -> Any:
-        asked.append(row["id"])
-        return ask(server, pool, row, *more)
+    def counted(server: Server, path: str, body: dict[str, Any]) -> Any:
+        asked.append(path)
+        return post(server, path, body)
 
-    monkeypatch.setattr(answering, "_ask", answer)
+    monkeypatch.setattr(Server, "post", counted)
     assert not (root / "data/raw/again.jsonl").exists()
     assert run(root, "again.jsonl") == (written, account)
     assert kept.read_bytes() == answers
-    assert len(asked) == 2  # the row that was answered before the kill is not asked again
+    # the row that was answered before the kill is not asked again
+    assert asked.count("/v1/chat/completions") == 2 * 4
 
 
 def test_the_command_asks_as_its_options_say(root: Path) -> None:
-    (root / "params.yaml").write_text(yaml.safe_dump(PARAMS.model_dump(mode="json")))
-    options = {"-k": 4, "--rows": 3, "--seed": 1, "--temperature": 0.75, "--min-gap": 0.001}
-    words = [word for option in options.items() for word in option]
-    equal = training_requests(root, 3, 1)[0]["messages"][-2]["content"]  # fewer pairs than requests
+    options = {"temperature": 0.75, "min_gap": 0.001}
+    before, first = run(root, "before.jsonl", **options)
+    # fewer pairs than requests
+    equal = json.loads(before.splitlines()[0])["prompt"][-1]["content"]
     function = SHORT.replace("return ", f"return 0.5 if row['prompt'] == {equal!r} else ")
     (root / "data/evaluation/mine.py").write_text(function)
-    target = root / "data/raw/typed.jsonl"
-    done = quench("data", "pairs", target, "F16", *words, "--root", root)
+    done = pairs(root, "typed.jsonl", **options)
     assert done.exit_code == 0, done.output
-    asked = Options(answers=4, rows=3, seed=1, temperature=0.75, min_gap=0.001)
-    written, account = run(root, asked=asked)
-    assert target.read_bytes() == written
-    assert json.loads((root / "reports/pairs/typed.jsonl.json").read_text()) == account
-    assert account["no_pair"] == {"all_equal": 1} and account["pairs"] == 2
+    account = json.loads((root / "reports/pairs/typed.jsonl.json").read_text())
+    said = {"model": "F16", "answers": 4, "requests": 3, "seed": 1, **options}
+    assert account.items() >= said.items()
+    assert account["no_pair"] == {"all_equal": 1} and account["pairs"] == first["pairs"] - 1 == 2
+    target = root / "data/raw/typed.jsonl"
+    assert target.read_bytes().splitlines() == before.splitlines()[1:]
     assert done.stdout.startswith(f"{target}: 2 pairs of 3 requests; no pair of: 1 all equal; ")
 
 
 def test_another_seed_gives_other_answers(root: Path) -> None:
     run(root)
-    run(root, "other.jsonl", Options(answers=4, rows=3, seed=2))
+    run(root, "other.jsonl", seed=2)
     first, second = (set(path.read_text()) for path in (root / "reports/pairs").glob("*.answers.jsonl"))
     assert first != second
 
@@ -164,31 +178,53 @@ def test_a_file_that_can_not_be_written_is_refused_before_anything_is_asked(
     root: Path, name: str, id: str
 ) -> None:
     (root / "data/raw/there.jsonl").write_text("mine")
-    with pytest.raises(QuenchError, match=id):
-        make(Project(PARAMS, root), root / "data/raw" / name, "F16", ASKED)
+    assert id in pairs(root, name).stderr
     assert (root / "data/raw/there.jsonl").read_text() == "mine"
     assert not (root / "reports").exists()
 
 
 def test_without_a_scorer_rows_or_scores_that_differ_there_is_no_file(root: Path) -> None:
-    evaluate = PARAMS.evaluating.model_copy(update={"scorers": []})
-    without = PARAMS.model_copy(update={"evaluate": evaluate})
-
-    def refused(params: Params = PARAMS) -> str:
-        asked = Options(answers=2, rows=1, seed=1)
-        with pytest.raises(QuenchError) as error:
-            make(Project(params, root), root / "data/raw/own.jsonl", "F16", asked)
+    def refused() -> str:
+        done = pairs(root, k=2, rows=1)
+        assert done.exit_code
         assert not list((root / "data/raw").iterdir())
-        return error.value.id
+        return str(done.stderr)
 
-    assert refused(without) == "Q-PAIRS-005"
+    write_params(root, Params.model_validate({"convert": {"name": "tiny"}, "evaluate": {"scorers": []}}))
+    assert "Q-PAIRS-005" in refused()
+    write_params(root, PARAMS)
     (root / "data/evaluation/mine.py").write_text(SHORT.replace("1 / (1 + len(answer))", "0.5"))
-    assert refused() == "Q-PAIRS-004"
+    assert "Q-PAIRS-004" in refused()
     write_rows(root / "data/final/train.jsonl", [])
-    assert refused() == "Q-PAIRS-003"
+    assert "Q-PAIRS-003" in refused()
 
 
-def test_each_request_is_asked_once_by_its_best_chat_and_prompts_are_asked_too(tmp_path: Path) -> None:
+# ---- with a server that says what a test gives it
+
+
+def answer(text: str, *, stopped: bool = True, **message: Any) -> Row:
+    return {"message": {"content": text, **message}, "finish_reason": "stop" if stopped else "length"}
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[Row]]) -> None:
+    """Have each question answered in turn by its own answers, and any other by those of ""."""
+    asked: dict[str, Iterator[Row]] = {}
+
+    def post(path: str, body: dict[str, Any]) -> Row:
+        question = body["messages"][-1]["content"]
+        of_it = asked.setdefault(question, iter(answers.get(question) or answers[""]))
+        return {"choices": [next(of_it)]}
+
+    @contextmanager
+    def server(*_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(parallel=1, post=post)
+
+    monkeypatch.setattr("pipeline.commands.pairs.answering.evaluated_server", server)
+
+
+def test_each_request_is_asked_once_by_its_best_chat_and_prompts_are_asked_too(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = {"messages": [{"role": "user", "content": "q2"}], "answer": "four"}
     rows = [
         chat("q1", "bad", reward=0.1),
@@ -197,32 +233,53 @@ def test_each_request_is_asked_once_by_its_best_chat_and_prompts_are_asked_too(t
         {"id": "p" * 16, "source": "p:1", "kind": "prompt", "domain": "p", **prompt},
         {**chat("q4", "x"), "kind": "preference"},
     ]
-    write_rows(tmp_path / "data/final/train.jsonl", rows)
-    found = training_requests(tmp_path, 10, 0)
-    assert {(row["messages"][-2]["content"], row["messages"][-1]["content"]) for row in found} == {
-        ("q1", "good"),
-        ("q2", "four"),
-    }
+    write_rows(root / "data/final/train.jsonl", rows)
+    answering(monkeypatch, {"": [answer(text) for text in ("good", "bad", "four", "x")]})
+    written, account = run(root, rows=10, scorer="exact_match")
+    found = [json.loads(line) for line in written.splitlines()]
+    chosen = {(row["prompt"][-1]["content"], row["chosen"][0]["content"]) for row in found}
+    assert chosen == {("q1", "good"), ("q2", "four")}
+    assert account["requests"] == 2
 
 
-def answer(text: str, score: float | None, **more: Any) -> Row:
-    turn = {"role": "assistant", "content": text}
-    return {"turn": turn, "answer": text, "score": score, "stopped": True, "calls": False} | more
+LEFT_OUT = {
+    "cut_off": answer("cut", stopped=False),
+    "calls_a_tool": answer("", tool_calls=[{}]),
+    "empty": answer(" "),
+    "not_measured": answer("?"),
+    "unreadable": answer("\x1b"),
+}
+POINTS = "def short(reference, answer, row):\n    return {'a': 0.5, 'b': 0.9, 'c': 0.1}.get(answer, 1.0)\n"
 
 
-def test_answers_that_no_row_could_hold_are_half_of_no_pair() -> None:
-    left_out = {
-        "cut_off": answer("a", 1.0, stopped=False),
-        "calls_a_tool": answer("", 1.0, calls=True),
-        "empty": answer(" ", 1.0),
-        "not_measured": answer("a", None),
-        "unreadable": answer("a\x1b", 1.0),
-    }
-    assert {name: problem_of(one) for name, one in left_out.items()} == {name: name for name in left_out}
-    row = chat("q", "r")
-    assert pair_of(row, [answer("a", 0.5), *left_out.values()], 0) == "fewer_than_two"
-    assert pair_of(row, [answer("a", 0.5), answer("b", 0.5)], 0) == "all_equal"
-    assert pair_of(row, [answer("a", 0.5), answer("b", 0.6)], 0.2) == "gap_too_small"
-    pair = pair_of(row, [answer("a", 0.5), answer("b", 0.9), answer("c", 0.1), *left_out.values()], 0.2)
-    assert isinstance(pair, dict)
-    assert [pair[side][0]["content"] for side in ("chosen", "rejected")] == ["b", "c"]
+@pytest.mark.parametrize(
+    ("texts", "min_gap", "outcome"),
+    [
+        ("a", 0.0, "fewer_than_two"),
+        ("aa", 0.0, "all_equal"),
+        ("ab", 0.5, "gap_too_small"),
+        ("abc", 0.2, None),
+    ],
+)
+def test_answers_that_no_row_could_hold_are_half_of_no_pair(
+    root: Path, monkeypatch: pytest.MonkeyPatch, texts: str, min_gap: float, outcome: str | None
+) -> None:
+    def scored(answers: list[dict[str, Any]], *given: Any, **options: Any) -> dict[str, Any]:
+        """An answer of ? is not scored."""
+        figures = score_answers(answers, *given, **options)
+        for one in answers:
+            one["score"] = None if one["answer"] == "?" else one["score"]
+        return figures
+
+    monkeypatch.setattr("pipeline.commands.pairs.choosing.score_answers", scored)
+    (root / "data/evaluation/mine.py").write_text(POINTS)
+    write_rows(root / "data/final/train.jsonl", [chat("sound", "x"), chat("asked", "x")])
+    usable = [answer(text) for text in texts]
+    sound = [answer(text) for text in "bcabcabc"]
+    answering(monkeypatch, {"sound": sound, "asked": [*usable, *LEFT_OUT.values()]})
+    written, account = run(root, k=len(usable) + len(LEFT_OUT), min_gap=min_gap)
+    assert account["answers_left_out"] == dict.fromkeys(sorted(LEFT_OUT), 1)
+    assert account["no_pair"] == ({outcome: 1} if outcome else {})
+    found = [json.loads(line) for line in written.splitlines()]
+    pair = [tuple(row[side][0]["content"] for side in ("chosen", "rejected")) for row in found]
+    assert pair == [("b", "c")] * (1 if outcome else 2)
