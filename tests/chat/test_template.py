@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from pipeline.chat.template import CPU_SECONDS, try_templates
+from pipeline.chat.template import try_templates
 from pipeline.core.errors import DataError
 
 LOOP = "{% for i in range(99999) %}"
@@ -127,7 +127,7 @@ def test_a_template_that_does_not_end(name: str) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert refusal(ENDLESS[name]) == ("Q-CHAT-008", 3)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime - before.ru_utime < CPU_SECONDS + 2
+    assert after.ru_utime - before.ru_utime < 4  # of which it may take two
 
 
 def test_any_of_several_templates_is_tried() -> None:

@@ -8,7 +8,7 @@ from qwen2_variants import cut_models
 
 from pipeline.config.ggml_types import LEVELS
 from pipeline.config.levels import ModelName
-from pipeline.config.sections import Quantize
+from pipeline.config.params import Params
 from pipeline.llamacpp.tools import Toolchain, run_tool
 
 LEFT_OUT = {"F32", "F16", "BF16", "COPY", "Q3_K", "Q4_K", "Q5_K", "Q2_0"}
@@ -63,5 +63,6 @@ def test_what_a_name_says(name: str, level: str, plain: str, says: str, referenc
     ],
 )
 def test_what_decides_a_merge_and_a_matrix(levels: list[str], deciding: str, tokens: int) -> None:
-    quantize = Quantize(levels=levels)
+    values = {"quantize": {"levels": levels}, "evaluate": {"models": ["F16"]}}
+    quantize = Params.model_validate(values).quantize
     assert (quantize.deciding, quantize.imatrix_tokens) == (deciding, tokens)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.metrics.intervals import RESAMPLES, interval, resampled_means
+from pipeline.metrics.intervals import interval, resampled_means
 from pipeline.metrics.paired import compare_scores, holm
 
 FRACTIONS = st.sampled_from([0.0, 0.2, 0.25, 0.5, 0.6, 0.8, 1.0])
@@ -32,7 +32,7 @@ def test_the_interval_covers_the_true_mean_about_95_times_in_100() -> None:
 
 def test_many_rows_are_resampled_in_parts_with_the_same_numbers() -> None:
     values = np.random.default_rng(3).random(5000)
-    whole = values[np.random.default_rng(7).integers(0, 5000, size=(RESAMPLES, 5000))].mean(axis=1)
+    whole = values[np.random.default_rng(7).integers(0, 5000, size=(2000, 5000))].mean(axis=1)
     assert np.array_equal(resampled_means(values.tolist(), 7), whole)
 
 
@@ -41,7 +41,7 @@ def test_the_interval_is_scipys_percentile_bootstrap() -> None:
 
     values = np.random.default_rng(5).beta(2, 1, 300)
     found = bootstrap(
-        (values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(1)
+        (values,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(1)
     ).confidence_interval
     assert interval(values.tolist(), seed=0) == pytest.approx((found.low, found.high), abs=0.004)
 

@@ -16,7 +16,6 @@ from pipeline.models import quantized_head as head
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.distill_loss import distill_loss, followed
 from pipeline.models.loss_parts import logit_rule
-from pipeline.stages.train.distill.cache import LOGS
 from pipeline.stages.train.distill.teacher import likeliest
 
 # two rows in each: of 24 tokens 20 are followed by one of their row
@@ -28,7 +27,7 @@ def taught(model: Any, top_k: int, spread: float = 0.5) -> dict[str, Any]:
     noise = torch.randn(model.states.shape, generator=torch.Generator().manual_seed(1))
     states = (model.states.detach() + spread * noise)[:, :-1][followed(POSITIONS)]
     ids, logs = likeliest(states, model, top_k)
-    stored = torch.from_numpy(logs.numpy().astype(LOGS))
+    stored = torch.from_numpy(logs.numpy().astype("<f2"))
     teacher = {"teacher_ids": ids.int(), "teacher_logs": stored}
     return {"labels": all_trained(), "position_ids": POSITIONS} | teacher
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tiny import tiny_gguf
 
-from pipeline.config.budgets import Budget, budget_problem, parse_budget
+from pipeline.config.budgets import Budget, parse_budget
 from pipeline.config.levels import ModelName
-from pipeline.config.sections import Quantize, Serve
+from pipeline.config.params import Params
+from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.file import check_gguf
 from pipeline.planning.budget import most_bytes
@@ -33,7 +34,7 @@ DAMAGES = {name: {"Q4_0": 4.0, "Q5_0": 1.0, "Q8_0": 0.1} for name in NAMES}
 )
 def test_a_budget_is_a_size_bits_per_weight_or_memory_with_a_context(text: str, wanted: Budget) -> None:
     assert parse_budget(text) == wanted
-    assert budget_problem(text) is None
+    assert Params.model_validate({"quantize": {"budgets": [text]}}).quantize.budgets == [text]
     assert ModelName(text).has_own_types
 
 
@@ -41,13 +42,14 @@ def test_a_budget_is_a_size_bits_per_weight_or_memory_with_a_context(text: str, 
     "text", ["", "4.2 GB", "4.2gb", "-1GB", "1e3GB", "0GB", "0bpw", "fits-8GB", "Q4_K_M", "4.6"]
 )
 def test_what_is_no_budget_is_refused(text: str) -> None:
-    assert budget_problem(text)
     with pytest.raises(ValueError, match="budget"):
-        Quantize(budgets=[text])
+        Params.model_validate({"quantize": {"budgets": [text]}})
 
 
 def test_a_budget_is_a_level_of_the_tuned_model() -> None:
-    assert Quantize(levels=["Q4_0"], budgets=["1GB"]).tuned == ["Q4_0", "1GB"]
+    values = {"quantize": {"levels": ["Q4_0"], "budgets": ["1GB"]}, "evaluate": {"models": ["F16"]}}
+    params = Params.model_validate(values)
+    assert params.quantize.tuned == ["Q4_0", "1GB"]
 
 
 def test_what_serving_takes_is_left_out_of_the_memory() -> None:

@@ -1,12 +1,14 @@
 """serving figures: load time and peak memory of a real llama-server, what nvidia-smi says of a process."""
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from make import script
 from qwen2_variants import cut_models
 from tiny import tiny_params
 
@@ -14,7 +16,7 @@ from pipeline.config.sections import Serve
 from pipeline.core.usage import peak_memory
 from pipeline.llamacpp.server_command import BATCH_TOKENS
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.evaluate.speed import ANSWER_TOKENS, gpu_memory, held_by, serving_figures
+from pipeline.stages.evaluate.speed import gpu_memory, serving_figures
 
 
 def test_a_served_model_is_measured(tools: Toolchain) -> None:
@@ -36,7 +38,7 @@ def test_a_served_model_is_measured(tools: Toolchain) -> None:
         assert model.stat().st_size < found["peak_memory_bytes"] < 10e9
 
 
-@pytest.mark.parametrize(("ctx_size", "length"), [(4096, BATCH_TOKENS), (100, 100 - ANSWER_TOKENS)])
+@pytest.mark.parametrize(("ctx_size", "length"), [(4096, BATCH_TOKENS), (100, 100 - 8)])
 def test_memory_is_looked_at_after_a_whole_batch(
     monkeypatch: pytest.MonkeyPatch, tools: Toolchain, ctx_size: int, length: int
 ) -> None:
@@ -56,7 +58,7 @@ def test_memory_is_looked_at_after_a_whole_batch(
         Path("x.gguf"), Serve(**tiny_params(Path("base"))["serve"] | {"ctx_size": ctx_size}), tools
     )
     assert len(asked["/completion"]["prompt"]) == length
-    assert asked["/completion"]["n_predict"] == ANSWER_TOKENS
+    assert asked["/completion"]["n_predict"] == 8
 
 
 def test_memory_of_a_process() -> None:
@@ -65,15 +67,29 @@ def test_memory_of_a_process() -> None:
     assert peak_memory(2**22 + 1) is None  # above Linux's largest process id
 
 
-LISTING = [["4711", "512"], ["815", "6144"], ["4711", "256"], ["99", "[N/A]"]]
+LISTING = "4711, 512\n815, 6144\n4711, 256\n99, [N/A]\n"
 
 
-def test_a_process_is_found_in_nvidia_smis_list() -> None:
-    assert held_by(4711, LISTING) == 768 << 20  # on two GPUs
-    assert held_by(815, LISTING) == 6 << 30
-    assert held_by(471, LISTING) is None
-    assert held_by(99, LISTING) is None  # the driver doesn't say: not measured, not 0
-    assert held_by(1, [["No running processes found"]]) is None
+@pytest.fixture
+def nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Have nvidia-smi print a text, or fail with it."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def prints(text: str, status: int = 0) -> None:
+        (tmp_path / "listing").write_text(text)
+        script(tmp_path / "nvidia-smi", f"cat {tmp_path / 'listing'}; exit {status}")
+
+    return prints
+
+
+def test_a_process_is_found_in_nvidia_smis_list(nvidia_smi: Callable[..., None]) -> None:
+    nvidia_smi(LISTING)
+    assert gpu_memory(4711) == 768 << 20  # on two GPUs
+    assert gpu_memory(815) == 6 << 30
+    assert gpu_memory(471) is None
+    assert gpu_memory(99) is None  # the driver doesn't say: not measured, not 0
+    nvidia_smi("No running processes found\n")
+    assert gpu_memory(1) is None
 
 
 def test_without_nvidia_smi_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,11 +97,8 @@ def test_without_nvidia_smi_nothing_is_measured(monkeypatch: pytest.MonkeyPatch,
     assert gpu_memory(os.getpid()) is None
 
 
-def test_a_failing_nvidia_smi_measures_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_a_failing_nvidia_smi_measures_nothing(nvidia_smi: Callable[..., None]) -> None:
+    nvidia_smi("NVIDIA-SMI has failed\n", 9)
     assert gpu_memory(os.getpid()) is None
-    tool.write_text(f"#!/bin/sh\necho '{os.getpid()}, 100'\n")
+    nvidia_smi(f"{os.getpid()}, 100\n")
     assert gpu_memory(os.getpid()) == 100 << 20

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.recipes import recipe_file
 from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
 from pipeline.stages.train.grpo.rewards import Answer, open_rewards
 
 ROWS = list(runpy.run_path(str(PROJECT / "examples/sums.py"))["rows"]())
-SETTINGS = load_params(recipe_file("demo-grpo")).train.grpo
+SETTINGS = load_params(PROJECT / "recipes/demo-grpo.yaml").train.grpo
 SUMS = sorted({row["answer"] for row in ROWS}, key=int)
 
 

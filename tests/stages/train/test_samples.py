@@ -11,7 +11,7 @@ from pipeline.chat.tokens import IGNORED, load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.monitoring.samples import PROMPT_LETTERS, sample, undisturbed
+from pipeline.stages.train.monitoring.samples import sample, undisturbed
 
 PARTS = (  # text, is it trained?
     ("<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n", False),
@@ -164,7 +164,7 @@ def test_what_was_cut_shows_it(tokenizer: Any) -> None:
     (found,) = sample(model, tokenizer, [(ids, labels)], max_new_tokens=3)
     assert (found["answer"], found["reference"]) == ("On a time…", "What is a…")
     assert found["prompt"].startswith("…")
-    assert len(found["prompt"]) == PROMPT_LETTERS + 1
+    assert len(found["prompt"]) == 600 + 1
     assert "why?" in found["prompt"]
 
 
