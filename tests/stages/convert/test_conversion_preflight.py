@@ -10,7 +10,7 @@ from qwen2_variants import add_token, change_json, cut_models
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.pretokenizer import PreTokenizer
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.convert.stage import Found, differing_files, preflight
+from pipeline.stages.convert.stage import preflight
 
 
 @pytest.fixture
@@ -22,7 +22,8 @@ def folders(tools: Toolchain, tmp_path: Path) -> tuple[Path, Path]:
 def test_nothing_speaks_against_whole_models(folders: tuple[Path, Path], tools: Toolchain) -> None:
     base, merged = folders
     pre = PreTokenizer("qwen2", "structure")
-    assert preflight(base=base, merged=merged, kind="F16", tools=tools) == Found(pre, pre, ())
+    found = preflight(base=base, merged=merged, kind="F16", tools=tools)
+    assert (found.base, found.merged, found.differing) == (pre, pre, ())
 
 
 def test_differing_files_are_named_whatever_their_spelling(
@@ -32,7 +33,7 @@ def test_differing_files_are_named_whatever_their_spelling(
     content = json.loads((merged / "tokenizer_config.json").read_text())
     # another way to write the same
     (merged / "tokenizer_config.json").write_text(json.dumps(content, indent=8))
-    assert differing_files(base, merged) == ()
+    assert preflight(base=base, merged=merged, kind="F16", tools=tools).differing == ()
     add_token(merged / "tokenizer.json", "<ticket>")
     (merged / "chat_template.jinja").unlink()
     found = preflight(base=base, merged=merged, kind="F16", tools=tools)

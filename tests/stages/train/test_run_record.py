@@ -6,13 +6,14 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipeline.core import hardware as parts
-from pipeline.core.hardware import cpu_name, gpus, hardware, machine, usable_cores
-from pipeline.stages.train.record import command, git_state, run_record, versions
+from pipeline.core.hardware import cpu_name, hardware, machine, usable_cores
+from pipeline.stages.train.record import run_record
 
 SMI = """#!/bin/sh
 test "$1" = "--query-gpu=name,memory.total,driver_version,compute_cap" || exit 9
@@ -22,6 +23,11 @@ printf 'NVIDIA H200, 143771, 570.1, 9.0\\nNVIDIA GB10, [N/A], 580.2, 12.1\\n'
 
 def git(root: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True)
+
+
+def recorded(root: Path, part: str, argv: Sequence[str] = ()) -> Any:
+    """A part of the record."""
+    return run_record(root, argv=argv or ["train"], seeds={}, hashes={})[part]
 
 
 @pytest.fixture
@@ -53,8 +59,8 @@ def test_the_record_is_json_and_names_nobody(repository: Path) -> None:
         assert secret not in text
 
 
-def test_versions_are_those_of_everything_that_is_pinned() -> None:
-    found = versions()
+def test_versions_are_those_of_everything_that_is_pinned(tmp_path: Path) -> None:
+    found = recorded(tmp_path, "versions")
     assert {
         "torch",
         "transformers",
@@ -79,29 +85,29 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("argv", "words"), COMMANDS)
-def test_the_command_without_absolute_paths(argv: list[str], words: list[str]) -> None:
-    assert command(argv) == words
+def test_the_command_without_absolute_paths(tmp_path: Path, argv: list[str], words: list[str]) -> None:
+    assert recorded(tmp_path, "command", argv) == words
 
 
 def test_the_commit_and_whether_files_differ(repository: Path) -> None:
-    clean = git_state(repository)
+    clean = recorded(repository, "git")
     assert clean is not None
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False
     (repository / "new.txt").write_text("untracked")
     (repository / "dvc.lock").write_text("2")  # stages write it
-    assert git_state(repository) == clean
+    assert recorded(repository, "git") == clean
     (repository / "params.yaml").write_text("2")
-    assert git_state(repository) == clean | {"dirty": True}
+    assert recorded(repository, "git") == clean | {"dirty": True}
 
 
 def test_no_repository_no_commit_and_no_git_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert git_state(tmp_path) is None
+    assert recorded(tmp_path, "git") is None
     git(tmp_path, "init")
-    assert git_state(tmp_path) is None  # no commit yet
+    assert recorded(tmp_path, "git") is None  # no commit yet
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state(tmp_path) is None
+    assert recorded(tmp_path, "git") is None
 
 
 def test_the_hardware_of_this_machine() -> None:
@@ -145,13 +151,12 @@ def test_machines_of_one_name_are_told_apart(
 def test_gpus_as_the_driver_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpus() == []
+    assert hardware()["gpus"] == []
     tool.write_text(SMI)
     tool.chmod(0o755)
-    assert gpus() == [
+    assert hardware()["gpus"] == [
         {"name": "NVIDIA H200", "memory_bytes": 143771 << 20, "driver": "570.1"},
         {"name": "NVIDIA GB10", "memory_bytes": None, "driver": "580.2"},
     ]
     tool.write_text("#!/bin/sh\nexit 9\n")
-    assert gpus() is None  # not "none": it could not be found out
-    assert parts.hardware()["gpus"] is None
+    assert hardware()["gpus"] is None  # not "none": it could not be found out
