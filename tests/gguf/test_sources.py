@@ -65,7 +65,7 @@ def single(stored: str, part: str) -> list[tuple[str, Any, str, Any]]:
                 ("self_attn.q_proj.weight", TALL, "attn_q.weight", TALL),
                 ("mlp.experts.gate_up_proj", EXPERTS, "ffn_gate_exps.weight", EXPERTS[:, :2]),
                 ("mlp.experts.gate_up_proj", EXPERTS, "ffn_up_exps.weight", EXPERTS[:, 2:]),
-                ("mlp.experts.down_proj", EXPERTS, "ffn_down_exps.weight", EXPERTS),
+                ("mlp.experts.down_proj", EXPERTS[:5], "ffn_down_exps.weight", EXPERTS[:5]),
             ],
         ),
     ],
