@@ -44,6 +44,16 @@ def quench(*words: object, **options: Any) -> Result:
     return CliRunner().invoke(app, [*map(str, words)], **options)
 
 
+def score_all_but_unsure(answers: list[dict[str, Any]], *given: Any, **options: Any) -> dict[str, Any]:
+    """`score_answers`, but that an answer of ? has no score."""
+    from pipeline.metrics.answers import score_answers
+
+    figures = score_answers(answers, *given, **options)
+    for answer in answers:
+        answer["score"] = None if answer["answer"] == "?" else answer["score"]
+    return figures
+
+
 def until(happened: Callable[[], object], seconds: float = 400) -> None:
     """Wait until `happened` gives something true."""
     end = time.monotonic() + seconds

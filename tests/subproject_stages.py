@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,21 @@ def run_stages(patch: pytest.MonkeyPatch, run: Callable[..., None] = in_this_pro
     patch.setattr("pipeline.stages.train.stage.use_all_cores", lambda: torch.set_num_threads(1))
     for module in ("pipeline.subprojects.processes", "pipeline.stages.compare.measure"):
         patch.setattr(f"{module}.run_module", run)
+
+
+def first_project(patch: pytest.MonkeyPatch, work: Callable[[], object]) -> Path:
+    """The sub-project in which `work` would run a stage, as it is then; `work` ends there."""
+
+    class Seen(Exception):
+        """The first stage would run."""
+
+    def stop(module: str, *words: str, what: str) -> None:
+        raise Seen(words[words.index("--root") + 1])
+
+    run_stages(patch, stop)
+    with pytest.raises(Seen) as seen:
+        work()
+    return Path(seen.value.args[0])
 
 
 def no_stage_runs(patch: pytest.MonkeyPatch) -> None:

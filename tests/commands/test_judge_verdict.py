@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from html_page import Page
-from make import quench
+from make import quench, score_all_but_unsure
 from tiny import tiny_gguf
 
 from pipeline.config.products import ModelFiles
@@ -22,7 +22,6 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.metrics.answer_speed import OtherLoad
-from pipeline.metrics.answers import score_answers
 
 GB = 1 << 30
 CTX = 200
@@ -202,14 +201,7 @@ def test_what_needs_no_word_has_none(judged: Callable[..., Report], root: Path) 
 def test_only_rows_that_all_files_have_a_score_of_count(
     judged: Callable[..., Report], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def scored(answers: list[dict[str, Any]], *given: Any, **options: Any) -> dict[str, Any]:
-        """An answer of ? is not scored."""
-        figures = score_answers(answers, *given, **options)
-        for answer in answers:
-            answer["score"] = None if answer["answer"] == "?" else answer["score"]
-        return figures
-
-    monkeypatch.setattr("pipeline.commands.judge.command.score_answers", scored)
+    monkeypatch.setattr("pipeline.commands.judge.command.score_answers", score_all_but_unsure)
     ask_rows(root, [chat("0", "yes"), chat("1", "yes")])
     (pair,) = judged({"A": Model(["no", "?"]), "B": Model(["yes", "no"])})["pairs"]
     assert (pair["rows"], pair["points"]) == (1, 100)
@@ -298,16 +290,16 @@ def test_answers_are_kept_by_bytes_and_settings(
 # ---- the rows
 
 
-def ids_of(root: Path) -> list[set[str]]:
-    """The ids of the rows that each file has answered."""
-    return [{row["id"] for row in read_rows(file)} for file in (root / "reports/judge").glob("*.jsonl")]
+def kept(root: Path, key: str) -> list[set[str]]:
+    """What each file's answers have by a key: "id", or "row", the hash of the row."""
+    return [{row[key] for row in read_rows(file)} for file in (root / "reports/judge").glob("*.jsonl")]
 
 
 def test_rows_are_those_of_any_chat_file(judged: Callable[..., Report], root: Path) -> None:
     rows = [chat("a", "b"), chat("only asked", "x", "y"), chat("c", "d", id="mine"), {"kind": "text"}]
     ask_rows(root, rows)
     judged({"a": Model(), "b": Model()})
-    assert ids_of(root) == [{"line-1", "mine"}] * 2
+    assert kept(root, "id") == [{"line-1", "mine"}] * 2
 
 
 def called(**call: Any) -> dict[str, Any]:
@@ -323,7 +315,7 @@ def test_tools_as_the_text_of_an_empty_list_and_an_id_of_null_are_none(
     """As tables that were exported have them."""
     ask_rows(root, [chat("Hi", "Hello", id=None, tools="[]")])
     asked = judged({"a": Model(), "b": Model()})["asked"]
-    assert ids_of(root) == [{"line-1"}] * 2
+    assert kept(root, "row") == [{json_hash(chat("Hi", "Hello", id="line-1"))}] * 2
     assert asked[0]["messages"] == [{"role": "user", "content": "Hi"}]
     assert "tools" not in asked[0]
 
@@ -351,8 +343,7 @@ def test_rows_of_data_final_stay_as_they_are(judged: Callable[..., Report], root
     row |= {"tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}]}
     ask_rows(root, [row])
     judged({"a": Model(), "b": Model()})
-    (first, second) = (root / "reports/judge").glob("*.jsonl")
-    assert [kept["row"] for file in (first, second) for kept in read_rows(file)] == [json_hash(row)] * 2
+    assert kept(root, "row") == [{json_hash(row)}] * 2
 
 
 @pytest.mark.parametrize(

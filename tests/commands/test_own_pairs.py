@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from killed import kill_at
-from make import quench
+from make import quench, score_all_but_unsure
 from tiny import tiny_gguf
 
 from pipeline.chat.rows import row_id
@@ -23,7 +23,6 @@ from pipeline.config.sections import Curate
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.server import Server
-from pipeline.metrics.answers import score_answers
 from pipeline.stages.curate.stage import curate
 
 Row = dict[str, Any]
@@ -264,14 +263,7 @@ POINTS = "def short(reference, answer, row):\n    return {'a': 0.5, 'b': 0.9, 'c
 def test_answers_that_no_row_could_hold_are_half_of_no_pair(
     root: Path, monkeypatch: pytest.MonkeyPatch, texts: str, min_gap: float, outcome: str | None
 ) -> None:
-    def scored(answers: list[dict[str, Any]], *given: Any, **options: Any) -> dict[str, Any]:
-        """An answer of ? is not scored."""
-        figures = score_answers(answers, *given, **options)
-        for one in answers:
-            one["score"] = None if one["answer"] == "?" else one["score"]
-        return figures
-
-    monkeypatch.setattr("pipeline.commands.pairs.choosing.score_answers", scored)
+    monkeypatch.setattr("pipeline.commands.pairs.choosing.score_answers", score_all_but_unsure)
     (root / "data/evaluation/mine.py").write_text(POINTS)
     write_rows(root / "data/final/train.jsonl", [chat("sound", "x"), chat("asked", "x")])
     usable = [answer(text) for text in texts]

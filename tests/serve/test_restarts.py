@@ -28,7 +28,7 @@ from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.server import Server, free_port, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.serve.restarts import HOUR, RESTARTS, keep_serving, own_memory, pause_after, watch
+from pipeline.serve.restarts import RESTARTS, keep_serving, own_memory, pause_after, watch
 
 PORT = "the port is in use"
 # each rule is twice the next one or it once: 2^40 ways to go on
@@ -44,10 +44,10 @@ def test_pauses_grow_up_to_the_limit() -> None:
     pauses = [pause_after(crashes, float(second)) for second in range(6)]
     assert pauses == [1, 2, 4, 8, 16, None]
     # all are more than an hour ago, and the pauses are short again
-    assert pause_after(crashes, HOUR + 5.5) == 1
+    assert pause_after(crashes, 3600 + 5.5) == 1
 
 
-@given(st.lists(st.floats(0, 3 * HOUR), min_size=1, max_size=60).map(sorted))
+@given(st.lists(st.floats(0, 3 * 3600), min_size=1, max_size=60).map(sorted))
 def test_never_more_restarts_within_an_hour_than_allowed(crashes: list[float]) -> None:
     noted = deque[float]()
     restarted = [
@@ -55,7 +55,7 @@ def test_never_more_restarts_within_an_hour_than_allowed(crashes: list[float]) -
     ]
     for moment in restarted:
         # subtracted as the code does: a float near 0 is lost otherwise
-        assert sum(0 <= moment - other < HOUR for other in restarted) <= RESTARTS
+        assert sum(0 <= moment - other < 3600 for other in restarted) <= RESTARTS
 
 
 def test_a_first_start_that_fails_is_told_as_it_is() -> None:

@@ -17,7 +17,7 @@ import pytest
 import tiny
 import yaml
 from killed import kill_at
-from subproject_stages import in_this_process, no_stage_runs, run_stages
+from subproject_stages import first_project, in_this_process, no_stage_runs, run_stages
 
 from pipeline.__main__ import main as run_here
 from pipeline.config.params import Params, load_params
@@ -47,22 +47,9 @@ JOBS = ("compare_nf4", "compare_train", "compare_unquantized", "compare_measure"
 ON_NF4 = (MERGED_16, MERGED_NF4, LORA_NF4)
 
 
-class Seen(Exception):
-    """A sub-project's first stage would run."""
-
-
 def seen(root: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The sub-project's folder, as it is when the first stage would run in it."""
-
-    def stop(module: str, *words: str, what: str) -> None:
-        found.append(Path(words[words.index("--root") + 1]))
-        raise Seen
-
-    found: list[Path] = []
-    run_stages(monkeypatch, stop)
-    with pytest.raises(Seen):
-        run_here([job, "--root", str(root)])
-    return found[0]
+    """The job's sub-project, as it is when its first stage would run."""
+    return first_project(monkeypatch, lambda: run_here([job, "--root", str(root)]))
 
 
 def with_compare(params: dict[str, Any], **changed: Any) -> dict[str, Any]:

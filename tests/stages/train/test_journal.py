@@ -12,7 +12,7 @@ import pytest
 from training_logs import eval_row, step_row
 
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.journal import STEP_CURVES, Board
+from pipeline.stages.train.journal import Board
 
 SAMPLES = [{"prompt": "user\n2 + 3?", "reference": "5", "answer": "<b>6</b>\n# no heading"}]
 
@@ -56,7 +56,8 @@ def written(folder: Path, steps: range, purge_step: int | None, shift: float = 0
 def test_every_curve_is_there_with_its_plain_name(tmp_path: Path) -> None:
     written(tmp_path, range(1, 4), None)
     found = points(tmp_path)
-    assert set(found) == {*STEP_CURVES.values(), "eval_loss"}
+    curves = "loss learning_rate gradient_norm tokens_per_second trained_tokens memory_bytes eval_loss"
+    assert set(found) == set(curves.split())
     assert found["loss"] == [(1, 1.9), (2, 1.8), (3, 1.7)]
     assert found["gradient_norm"] == [(step, 0.8) for step in (1, 2, 3)]
     assert found["eval_loss"] == [(2, 1.3)]
