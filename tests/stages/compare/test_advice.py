@@ -275,6 +275,9 @@ def test_of_equals_the_faster_is_taken_however_little_disk_an_adapter_needs(
     assert (found["recommended"], found["decided"]) == (SCALES_LEVEL, True)
     found = more_rows_all_right(compared)
     assert (found["recommended"], found["decided"]) == (LORA_LEVEL, True)
+    # nor are more rows that are all right one for a lower score
+    found = advice(compared, {MERGED_16: 80.0, SCALES_LEVEL: 60.0}, right={SCALES_LEVEL: 30.0})
+    assert (found["recommended"], found["decided"]) == (MERGED_16, True)
 
 
 @pytest.mark.parametrize(
