@@ -82,12 +82,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         + [f"tests/{CURATE[9:]}/test_reasoning.py"],
     ),
     "planning": (["pipeline/planning"], ["tests/planning"]),
-    "monitoring": (
-        [f"{TRAIN}/monitoring/{name}.py" for name in ("monitor", "rules", "run_rules")]
-        + [f"{TRAIN}/grpo/rules.py"],
-        [f"tests/{TRAIN[9:]}"],
-    ),
-    "samples": ([f"{TRAIN}/monitoring/samples.py"], [f"tests/{TRAIN[9:]}/test_samples.py"]),
+    "monitoring": ([f"{TRAIN}/monitoring", f"{TRAIN}/grpo/rules.py"], [f"tests/{TRAIN[9:]}"]),
     "gguf": (["pipeline/gguf"], ["tests/gguf", "tests/models/test_scaled_linear.py"]),
     "merging": (
         ["pipeline/models/merging"],
@@ -109,9 +104,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         ["tests/workflow"],
     ),
 }
-BEYOND_UNIT = (  # they need torch, tools or processes
-    *("inputs", "samples", "gguf", "merging", "ship", "parity", "served", "workflow"),
-)
+BEYOND_UNIT = ("inputs", "gguf", "merging", "ship", "parity", "served", "workflow")  # need torch, processes
 MOST_SECONDS = 15  # of CPU time of tests on a mutant, in these rooms
 LEFT_OUT = "test_our_own_code"  # reads the project's sources, which a mutant changes
 PAIRS = (
