@@ -134,7 +134,7 @@ def expected(base: Tensors, adapter: Tensors) -> Tensors:
 def test_every_tensor_is_what_the_formula_says_and_judged_so(dora: bool, tmp_path: Path) -> None:
     parts = PLAIN | TABLE | (DORA if dora else MIXTURE | FULL)  # PEFT has DoRA for modules alone
     base, adapter = base_tensors(), randoms(parts, 2)
-    settings = {} if dora else {"target_parameters": TARGETS, "modules_to_save": ["norm"]}
+    settings: dict[str, Any] = {} if dora else {"target_parameters": TARGETS, "modules_to_save": ["norm"]}
     write(tmp_path, adapter, use_dora=dora, **settings)
     jobs, wanted = planned(tmp_path).jobs, expected(base, adapter)
     stored = read_folder(tmp_path / "base").items()
@@ -162,7 +162,7 @@ def test_every_tensor_is_what_the_formula_says_and_judged_so(dora: bool, tmp_pat
         assert tensor_error(job, read_header(file)[0], None) == float("inf")
 
 
-LONGER = {f"{EMBEDDING[:-7]}.weight": (9, 4)}
+LONGER: dict[str, tuple[int, ...]] = {f"{EMBEDDING[:-7]}.weight": (9, 4)}
 TABLES: dict[str, tuple[dict[str, tuple[int, ...]], bool, tuple[int, int], dict[str, Any]]] = {
     # tensors of the adapter, whether the base stores the head, rows of embeddings and head (0: not there)
     "embeddings": (TABLE, False, (6, 6), {"tie_word_embeddings": False}),
