@@ -71,7 +71,7 @@ TABLE_A, TABLE_B, LENGTHS = (
     f"{EMBEDDING[:-7]}.lora_{part}" for part in ("embedding_A", "embedding_B", "magnitude_vector")
 )
 PLAIN = lora(Q, 4, 8) | {f"{Q}.lora_B.bias": (8,)} | lora(OUT, 4, 8)
-TABLE = {TABLE_A: (RANK, 6), TABLE_B: (4, RANK)}
+TABLE: dict[str, tuple[int, ...]] = {TABLE_A: (RANK, 6), TABLE_B: (4, RANK)}
 MIXTURE = (  # the parameter that is declared first is wrapped innermost
     lora(f"{MOE}.base_layer", 4, 10, EXPERTS * RANK)
     | lora(MOE, 5, 4, EXPERTS * RANK)
