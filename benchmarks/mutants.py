@@ -46,6 +46,15 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = "benchmarks/results/mutants.json"
 CURATE, TRAIN, PARITY = (f"pipeline/stages/{stage}" for stage in ("curate", "train", "parity"))
+OF_INPUTS = """
+curate.py::test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written
+curate.py::test_raw_text_holds_no_control_token_and_markup_may curate.py::test_the_report_counts_per_file
+curate.py::test_nothing_to_train_or_measure_on_is_one_sentence
+curate.py::test_a_missing_or_odd_base_record_is_one_sentence
+curate.py::test_names_are_found_however_their_file_is_saved
+contamination.py::test_a_guarded_file_that_can_not_be_read
+contamination.py::test_guarded_files_of_every_container
+"""
 ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that judge them
     "gate": (["pipeline/gate"], ["tests/gate", "tests/metrics/test_level_limits.py"]),
     "jsonl": (["pipeline/core/jsonl.py"], ["tests/core/test_jsonl.py"]),
@@ -61,19 +70,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
     ),
     "inputs": (
         [f"{CURATE}/inputs.py"],
-        [
-            f"tests/{CURATE[9:]}/test_{name}"
-            for name in (
-                "contamination.py::test_a_guarded_file_that_can_not_be_read",
-                "contamination.py::test_guarded_files_of_every_container",
-                "curate.py::test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written",
-                "curate.py::test_a_missing_or_odd_base_record_is_one_sentence",
-                "curate.py::test_names_are_found_however_their_file_is_saved",
-                "curate.py::test_nothing_to_train_or_measure_on_is_one_sentence",
-                "curate.py::test_raw_text_holds_no_control_token_and_markup_may",
-                "curate.py::test_the_report_counts_per_file",
-            )
-        ],
+        [f"tests/{CURATE[9:]}/test_{name}" for name in OF_INPUTS.split()],
     ),
     "redaction": (
         [f"{CURATE}/rules/{name}.py" for name in ("redaction", "secrets", "personal", "shape")]
@@ -92,7 +89,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
     "ship": (["pipeline/ship"], ["tests/ship"]),
     "parity": (  # what needs no process
         [f"{PARITY}/{name}.py" for name in ("check", "hand_overs", "rewrites", "corpus", "conversations")],
-        [f"tests/{PARITY[9:]}/test_parity_checks.py"],
+        [
+            f"tests/{PARITY[9:]}/test_parity{name}"
+            for name in ("_checks.py", ".py::test_a_check_that_compared_nothing_has_not_passed")
+        ],
     ),
     "served": (
         [f"{PARITY}/{name}.py" for name in ("text", "tokens", "special_tokens", "outputs")],

@@ -41,14 +41,16 @@ def write_base(folder: Path, kind: str = "Qwen2", dtype: str = "bfloat16", **cha
     return folder
 
 
-def write_adapter(base: Path, folder: Path, **settings: Any) -> Path:
-    """A random PEFT adapter of `settings` for `base`; the folder."""
+def write_adapter(base: Path, folder: Path, *, resize: int = 0, **settings: Any) -> Path:
+    """A random PEFT adapter of `settings` for `base`, on embeddings of `resize` rows if not 0; the folder."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(2)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        if resize:
+            model.resize_token_embeddings(resize)
         tuned = get_peft_model(
             model, LoraConfig(**({"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8} | settings))
         )
@@ -82,12 +84,14 @@ def merge_in(
     return merge(**places, dtype=dtype, merge_base=merge_base)
 
 
-def peft_model(base: Path, adapter: Path) -> Any:
+def peft_model(base: Path, adapter: Path, resize: int = 0) -> Any:
     """Base with adapter in float32, as PEFT runs it."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if resize:
+        model.resize_token_embeddings(resize)
     return PeftModel.from_pretrained(model, adapter).eval()
 
 

@@ -61,6 +61,17 @@ def test_it_is_what_peft_computes(kind: str, bases: Path, tmp_path: Path) -> Non
             assert ((value.double() - exact).abs() <= 0.5 * unit(exact, "F16") + 3e-7).all(), key
 
 
+@pytest.mark.parametrize("name", ["qwen2", "tied"])
+def test_resized_embeddings_carry_the_vocabulary_with_them(name: str, bases: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    merging.write_adapter(bases / name, tmp_path / "adapter", resize=104, target_modules=["q_proj"])
+    assert merge_in(tmp_path, base=bases / name)["config"] == {"vocab_size": 104}
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    peft = merging.logits(merging.peft_model(bases / name, tmp_path / "adapter", resize=104))
+    torch.testing.assert_close(merging.logits(ours), peft, atol=0.01, rtol=0.01)
+
+
 @pytest.mark.parametrize("compute", ["bfloat16", "float16", "float32"])
 def test_nf4_is_added_to_exactly_what_training_saw(compute: str, bases: Path, tmp_path: Path) -> None:
     import bitsandbytes
