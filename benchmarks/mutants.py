@@ -46,6 +46,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = "benchmarks/results/mutants.json"
 CURATE, TRAIN, PARITY = (f"pipeline/stages/{stage}" for stage in ("curate", "train", "parity"))
+OF_PARITY = ("_checks.py", ".py::test_a_check_that_compared_nothing_has_not_passed")
 OF_INPUTS = """
 curate.py::test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written
 curate.py::test_raw_text_holds_no_control_token_and_markup_may curate.py::test_the_report_counts_per_file
@@ -68,10 +69,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("containers", "formats")]
         + [f"tests/{CURATE[9:]}/test_shards.py::test_shards_read_every_line_once_under_its_number"],
     ),
-    "inputs": (
-        [f"{CURATE}/inputs.py"],
-        [f"tests/{CURATE[9:]}/test_{name}" for name in OF_INPUTS.split()],
-    ),
+    "inputs": ([f"{CURATE}/inputs.py"], [f"tests/{CURATE[9:]}/test_{name}" for name in OF_INPUTS.split()]),
     "redaction": (
         [f"{CURATE}/rules/{name}.py" for name in ("redaction", "secrets", "personal", "shape")]
         + [f"{CURATE}/rules/key_formats.py"],
@@ -89,10 +87,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
     "ship": (["pipeline/ship"], ["tests/ship"]),
     "parity": (  # what needs no process
         [f"{PARITY}/{name}.py" for name in ("check", "hand_overs", "rewrites", "corpus", "conversations")],
-        [
-            f"tests/{PARITY[9:]}/test_parity{name}"
-            for name in ("_checks.py", ".py::test_a_check_that_compared_nothing_has_not_passed")
-        ],
+        [f"tests/{PARITY[9:]}/test_parity{name}" for name in OF_PARITY],
     ),
     "served": (
         [f"{PARITY}/{name}.py" for name in ("text", "tokens", "special_tokens", "outputs")],
