@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
-from pipeline.gguf.base_files import file_trained_on, not_dense
+from pipeline.gguf.base_files import file_trained_on
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.sources import gguf_settings, rope_factors, sources
 
@@ -108,13 +108,6 @@ def test_a_longer_context_slows_the_frequencies_that_llama_3_slows(tmp_path: Pat
     share = ((turns - 1) / 3).clip(0, 1)
     assert 0 < np.count_nonzero((share > 0) & (share < 1)) < 14
     assert rope_factors(tmp_path) == pytest.approx(1 / ((1 - share) / 8 + share), rel=1e-5)
-
-
-def test_a_model_that_is_not_dense_is_named() -> None:
-    mixture = {"general.architecture": "llama", "llama.expert_count": 2}
-    assert not_dense(mixture) == "a mixture of experts (llama)"
-    assert not_dense(mixture | {"llama.expert_count": 1}) is None
-    assert not_dense({"general.architecture": "falcon"}) == "falcon"
 
 
 def test_a_file_is_the_one_that_was_named_and_trained_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
-from pipeline.models.base_header import stated_config
+from pipeline.models.base_header import not_dense, stated_config
 from pipeline.models.experts.recognize import check_experts, check_experts_of
 from pipeline.stages.base.gguf_import import unpack_gguf
 
@@ -90,6 +90,13 @@ def test_a_ggufs_header_says_what_config_json_says(
     of_all = {"vocab_size": 0, "tie_word_embeddings": True}
     same = {"decoder_sparse_step": 1, "mlp_only_layers": []} if "norm_topk_prob" in said else {}
     assert stated == of_all | said | same
+
+
+def test_a_model_that_is_not_dense_is_named() -> None:
+    mixture = {"general.architecture": "llama", "llama.expert_count": 2}
+    assert not_dense(Header(mixture, {})) == "a mixture of experts (llama)"
+    assert not_dense(Header(mixture | {"llama.expert_count": 1}, {})) is None
+    assert not_dense(Header({"general.architecture": "falcon"}, {})) == "falcon"
 
 
 def test_a_mixtures_gguf_is_not_unpacked() -> None:

@@ -194,23 +194,31 @@ FUSED_A, FUSED_B = f"{FUSED}.lora_A.weight", f"{FUSED}.lora_B.weight"
 LORA_Q, OF_FUSED = lora(Q, 4, 8), lora(FUSED, 4, 10, EXPERTS * RANK)
 ODD = {"peft_type": "LOHA", "init_lora_weights": "pissa", "later": 3, "use_dora": True}
 MISFITS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = {
-    "a parameter without its adapter": (lora(MOE, 5, 4, 6), {"target_parameters": TARGETS}, "017: "),
-    "rank of a linear": (lora(Q, 4, 8, 3), {}, "017: "),
-    "rank of a parameter": (lora(FUSED, 4, 10, 9), {}, "017: "),
-    "A of other experts": (OF_FUSED | {FUSED_A: (4, 4)}, {}, "018: "),
-    "B of other experts": (OF_FUSED | {FUSED_B: (10, 4)}, {}, "018: "),
-    "a linear that is not there": (lora("model.k", 4, 9), {}, r"018: 1 .*model\.k\.weight \(9, 4\)"),
-    "another width": (lora(Q, 5, 8), {}, r"018: .*model\.q\.weight is \(8, 5\).*\(8, 4\)"),
-    "another norm": ({NORM: (5,)}, {}, "018: "),
-    "wider embeddings": ({EMBEDDING: (6, 5)}, {}, "018: "),
-    "embeddings longer than the head": ({EMBEDDING: (9, 4)}, {}, "019: "),
-    "magnitudes without DoRA": (LORA_Q | {f"{Q}.lora_magnitude_vector.weight": (8,)}, {}, "016: "),
-    "all at once": (LORA_Q, ODD, "016: .*LOHA.*pissa.*later is 3.*has no magnitude"),
-    "a module that was not saved": (LORA_Q | {HEAD: (6, 4)}, {"modules_to_save": ["norm"]}, "016: "),
-    "half a pair": ({f"{MOE}.base_layer.lora_A.weight": (2, 4)}, {}, "016: .*model.moe.base_layer has"),
-    "two halves": ({f"{Q}.lora_A.weight": (2, 4), f"{Q}.lora_embedding_B": (8, 2)}, {}, "016: "),
-    "strangers": ({f"{Q}.lora_{part}.weight": (1,) for part in "VWXYZ"}, {}, "016: .*nor are 2 others"),
-    "nothing": ({}, {}, "016: "),
+    "a parameter without its adapter": (lora(MOE, 5, 4, 6), {"target_parameters": TARGETS}, "Q-MODELS-017: "),
+    "rank of a linear": (lora(Q, 4, 8, 3), {}, "Q-MODELS-017: "),
+    "rank of a parameter": (lora(FUSED, 4, 10, 9), {}, "Q-MODELS-017: "),
+    "A of other experts": (OF_FUSED | {FUSED_A: (4, 4)}, {}, "Q-MODELS-018: "),
+    "B of other experts": (OF_FUSED | {FUSED_B: (10, 4)}, {}, "Q-MODELS-018: "),
+    "a linear that is not there": (lora("model.k", 4, 9), {}, r"Q-MODELS-018: 1 .*model\.k\.weight \(9, 4\)"),
+    "another width": (lora(Q, 5, 8), {}, r"Q-MODELS-018: .*model\.q\.weight is \(8, 5\).*\(8, 4\)"),
+    "another norm": ({NORM: (5,)}, {}, "Q-MODELS-018: "),
+    "wider embeddings": ({EMBEDDING: (6, 5)}, {}, "Q-MODELS-018: "),
+    "embeddings longer than the head": ({EMBEDDING: (9, 4)}, {}, "Q-MODELS-019: "),
+    "magnitudes without DoRA": (LORA_Q | {f"{Q}.lora_magnitude_vector.weight": (8,)}, {}, "Q-MODELS-016: "),
+    "all at once": (LORA_Q, ODD, "Q-MODELS-016: .*LOHA.*pissa.*later is 3.*has no magnitude"),
+    "a module that was not saved": (LORA_Q | {HEAD: (6, 4)}, {"modules_to_save": ["norm"]}, "Q-MODELS-016: "),
+    "half a pair": (
+        {f"{MOE}.base_layer.lora_A.weight": (2, 4)},
+        {},
+        "Q-MODELS-016: .*model.moe.base_layer has",
+    ),
+    "two halves": ({f"{Q}.lora_A.weight": (2, 4), f"{Q}.lora_embedding_B": (8, 2)}, {}, "Q-MODELS-016: "),
+    "strangers": (
+        {f"{Q}.lora_{part}.weight": (1,) for part in "VWXYZ"},
+        {},
+        "Q-MODELS-016: .*nor are 2 others",
+    ),
+    "nothing": ({}, {}, "Q-MODELS-016: "),
 }
 
 
@@ -218,7 +226,7 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = {
 def test_an_adapter_of_something_else_is_refused(misfit: str, tmp_path: Path) -> None:
     parts, settings, reason = MISFITS[misfit]
     write(tmp_path, randoms(parts, 2), **settings)
-    with pytest.raises(DataError, match=f"Q-MODELS-{reason}"):
+    with pytest.raises(DataError, match=reason):
         planned(tmp_path)
 
 
