@@ -55,8 +55,8 @@ def training_problems(
         )
     if learning.prompts and train.dropout:
         yield (
-            f"train.lora_dropout is {train.dropout:g}, and method grpo compares likelihoods before and after "
-            "a step, in which the dropout would be all: set it to 0.0 or null"
+            f"train.lora_dropout is {train.dropout:g}, and method {train.method} compares likelihoods before "
+            "and after a step, in which the dropout would be all: set it to 0.0 or null"
         )
     if compared and learning.answers:
         yield (

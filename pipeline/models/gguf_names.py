@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,8 +20,15 @@ from pipeline.models.experts.separate import Router
 from pipeline.models.experts.targets import expert_number, together
 
 LISTED = 3  # names in an error
-# a tensor of a GGUF, and which part of it, where it has those of all of a layer's experts; None: the whole
-Place = tuple[str, int | None]
+
+
+class Place(NamedTuple):
+    """Where values are in a GGUF: a tensor, and which part of it, where it has those of all of a layer's
+    experts; None: the whole.
+    """
+
+    tensor: str
+    part: int | None
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Names:
 
     def place(self, parameter: str, ending: str = "") -> Place:
         """Where a parameter's values are, in a tensor whose name has `ending` too."""
-        return f"{self.of(parameter)}{ending}", expert_number(parameter)
+        return Place(f"{self.of(parameter)}{ending}", expert_number(parameter))
 
     def reordered(self, parameter: str) -> int:
         """Heads of a parameter whose rows llama.cpp reorders; 0 where it leaves them."""
@@ -53,15 +60,15 @@ class Names:
 
 def values_at(tensors: Mapping[str, GgufTensor], place: Place) -> GgufTensor | None:
     """What is at a place, None if there is no such tensor or part."""
-    tensor, number = tensors.get(place[0]), place[1]
-    if tensor is None or number is None:
+    tensor = tensors.get(place.tensor)
+    if tensor is None or place.part is None:
         return tensor
-    return tensor.part(number) if len(tensor.shape) == 3 and number < tensor.shape[0] else None
+    return tensor.part(place.part) if len(tensor.shape) == 3 and place.part < tensor.shape[0] else None
 
 
 def left_over(tensors: Mapping[str, GgufTensor], places: Iterable[Place]) -> list[str]:
     """The tensors that are not, or not in all their parts, at one of `places`, which are each there once."""
-    taken = Counter(name for name, _ in places)
+    taken = Counter(place.tensor for place in places)
     return [
         name
         for name, tensor in tensors.items()
@@ -88,7 +95,7 @@ def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> 
         if place in used:
             raise DataError(
                 "Q-MODELS-032",
-                f"{names.file}: {place[0]} filled both {used[place]} and {parameter}: take another base",
+                f"{names.file}: {place.tensor} filled both {used[place]} and {parameter}: take another base",
             )
         used[place] = parameter
     if left := left_over(tensors, used):

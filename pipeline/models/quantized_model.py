@@ -135,19 +135,19 @@ def fill(
 
 def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: torch.Tensor) -> GgufTensor:
     """The tensor of a parameter, of its shape. Raises `DataError` if there is none."""
-    name, _ = place = names.place(parameter)
+    place = names.place(parameter)
     tensor = values_at(tensors, place)
     if tensor is None:
         raise DataError(
             "Q-MODELS-029",
-            f"{names.file} has no {name}, which config.json asks for ({parameter}): run `snakemake --force "
-            "base`",
+            f"{names.file} has no {place.tensor}, which config.json asks for ({parameter}): run `snakemake "
+            "--force base`",
         )
     # llama.cpp's tools leave out a dimension of 1: a shared expert's gate has one output
     if tensor.shape != tuple(dropwhile(lambda size: size == 1, like.shape)):
         raise DataError(
             "Q-MODELS-029",
-            f"{names.file}: {name} is {tensor.shape} and config.json asks for {tuple(like.shape)}: "
+            f"{names.file}: {place.tensor} is {tensor.shape} and config.json asks for {tuple(like.shape)}: "
             "run `snakemake --force base`",
         )
     return tensor

@@ -11,7 +11,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.models.experts.recognize import TRAINABLE, check_experts
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
-# keys of a config.json that a shape is made of; the last four of `KEYS` are a mixture's
+# keys of a config.json that a shape is made of
 SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -21,8 +21,13 @@ SIZES = (
     "head_dim",
     "max_position_embeddings",
 )
-KEYS: tuple[str, ...] = (*SIZES, "vocab_size", "tie_word_embeddings")
-KEYS += ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+KEYS = (*SIZES, "vocab_size", "tie_word_embeddings")
+EXPERT_KEYS = (  # and of a mixture's, as many as it has
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
 ROUTED = "experts."  # before the names of a routed expert's linears
 
 

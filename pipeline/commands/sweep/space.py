@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from pipeline.config.faults import report
-from pipeline.config.methods import METHODS
+from pipeline.config.methods import METHODS, methods_reading
 from pipeline.config.overrides import place_of, put
 from pipeline.config.params import Params
 from pipeline.config.sections.values import Count, Section, Seed, keys_of
@@ -175,7 +175,7 @@ def unsearchable(name: str, metric: str) -> str | None:
         return "the finalists are trained with other seeds anyway (`seeds`): remove it"
     if key in WATCHING:
         return "it is about how a run is watched, not about what is learned: remove it"
-    if metric == LOSS and any(name in learning.settings for learning in METHODS.values()):
+    if metric == LOSS and methods_reading(name):
         return "it changes what eval_loss means: trials can't be compared by that. Remove it"
     return None
 

@@ -121,12 +121,12 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
                     f"{adapter} holds {key}, which is no matrix of a LoRA adapter: train with plain LoRA",
                 )
             parameter = f"{path}.weight"
-            name, _ = place = names.place(parameter, f".lora_{part.lower()}")
+            place = names.place(parameter, f".lora_{part.lower()}")
             tensor = values_at(tensors, place)
             seen.add(place)
             trained = weights.get_tensor(key).float()
             if tensor is None or tensor.rows * tensor.columns != trained.numel():
-                wrong.append(f"{name} is missing or of another shape, for {key}")
+                wrong.append(f"{place.tensor} is missing or of another shape, for {key}")
                 continue
             stored: Any = tensor.values(0, tensor.rows).reshape(tuple(trained.shape))
             if part == "B":
@@ -134,7 +134,7 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
 
                 stored = in_order(torch.from_numpy(stored.copy()), names.reordered(parameter)).numpy()
             if not np.array_equal(stored, rounded(trained.numpy(), tensor.type)):
-                wrong.append(f"{name} differs from {key}")
+                wrong.append(f"{place.tensor} differs from {key}")
     wrong += [f"{name} is not all in the adapter" for name in left_over(tensors, seen)]
     alpha = float(np.float32(alpha_alone(read_json(adapter / "adapter_config.json", LORA.again))))
     if header.fields.get("adapter.lora.alpha") != alpha:
