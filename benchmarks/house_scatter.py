@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """The home, a pattern of names (texts in quotes), and the modules that mean something else; places are
-    below pipeline/, with blanks between them.
-    """
+    """`home` and `elsewhere` are places below pipeline/ with blanks between, `names` is a pattern."""
 
     home: str
     names: str
@@ -24,7 +22,8 @@ class Feature(NamedTuple):
 
 FEATURES = {
     "several processes": Feature(
-        "core/launch.py core/ranks.py models/sharded.py stages/train/follow.py stages/train/several",
+        "core/launch.py core/ranks.py models/sharded.py planning/several.py stages/train/follow.py "
+        "stages/train/several",
         r"train\.several|core\.ranks|^(run_rank|leads|processes|shares_base)$|--processes",
         "stages/curate",  # its workers
     ),

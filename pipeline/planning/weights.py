@@ -25,9 +25,6 @@ OPTIMIZERS = {
     **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (1, False, False)),
     "sgd": (0, False, False),
 }
-# layers that are there at once where `train.offload: shared` takes their parts off a card; estimated, not
-# measured on GPUs: the layer that runs, the next, which FSDP2 gathers ahead, and what it gathers into
-GATHERED = 3
 Linears = tuple[Linear, ...]  # of a layer
 # what `misfits` reads of the settings
 ASKED = {"target_modules", "experts", "layers", "r", "lora_alpha"}
@@ -37,16 +34,6 @@ ASKED |= {"lora_variants", "rank_pattern", "offload", "tuner"}
 def offloaded_bytes(setup: Setup) -> list[int]:
     """Bytes in main memory of each layer that is offloaded (`pipeline.models.offload`)."""
     return base_kind(setup).layers[: setup.train.offloaded_layers]
-
-
-def shared_bytes(setup: Setup) -> tuple[int, int]:
-    """(bytes of the layers' linears that other processes hold, bytes of the layers that are put together at
-    once), `pipeline.models.sharded`; (0, 0) where every process has them all.
-    """
-    if not setup.train.shares_base or setup.processes == 1:
-        return 0, 0
-    layers = base_kind(setup).layers
-    return sum(layers) - sum(layers) // setup.processes, min(GATHERED * max(layers), sum(layers))
 
 
 def off_card_bytes(setup: Setup) -> int:

@@ -87,8 +87,8 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
     monitor.restore(run.metrics_log.rows())
     if run.leads:
         board = Board(run.tensorboard, step_of(run.start) + 1 if run.start else None)
-        processes = run.group.count if run.group else None
-        journal = Journal(run.metrics_log, board, monitor, max_steps=steps, processes=processes)
+        of_run = {"processes": run.group.count} if run.group else {}
+        journal = Journal(run.metrics_log, board, monitor, max_steps=steps, of_run=of_run)
     trainer = learning.trainer(
         run=run,
         model=model,

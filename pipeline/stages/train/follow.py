@@ -1,15 +1,22 @@
-"""What the processes of a training do that don't lead: the same steps, without a trace on the disk."""
+"""What each process of a training does, and those that don't lead: the same steps, without a trace on the
+disk.
+"""
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.params import Params
 from pipeline.config.sections import Training
+from pipeline.core.errors import ConfigError
 from pipeline.core.interruption import Interruption
+from pipeline.core.locks import inputs_below
 from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.ranks import Rank
 from pipeline.models.runtime import use_all_cores
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.proofs import prove_beforehand
@@ -55,6 +62,29 @@ def follow(job: Job) -> None:
         trainer.train()
         if settings.shares_base:
             unchanged_in_file(trainer.model)
+
+
+def run_rank(
+    rank: Rank, stage: str, root: Path, settings: Callable[[], Params], work: Callable[..., None]
+) -> None:
+    """Run the stage with the other processes: rank 0 does all of `work(group=…)`, the others their share.
+
+    Raises `ConfigError` for another stage, and what `work` and `follow` do.
+    """
+    if stage != "train":
+        raise ConfigError(
+            "Q-TRAIN-036",
+            f"this is process {rank.number} of {rank.count}, and {stage[:80]} is the work of one: only train "
+            "is shared",
+        )
+    from pipeline.stages.train.several.group import open_group
+
+    with open_group(rank) as group, group.noticing():
+        if rank.leads:
+            work(group=group)
+            return
+        with inputs_below(root):
+            follow(Job.below(root, settings().training, group))
 
 
 def same_in_all(record: dict[str, Any], settings: Training) -> dict[str, Any]:

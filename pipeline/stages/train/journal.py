@@ -4,7 +4,7 @@ line now and then where there is no terminal.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def loss_text(loss: float) -> str:
 
 class Journal:
     """Writes every step and evaluation of a run of `max_steps` down, and stops it where a monitoring rule
-    fails. `processes` are how many share a step, None: one works alone.
+    fails. `of_run` is what every step's row says of the run.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Journal:
         monitor: Monitor,
         *,
         max_steps: int,
-        processes: int | None,
+        of_run: Mapping[str, Any],
     ) -> None:
         self.metrics_log, self.board, self.monitor = metrics_log, board, monitor
-        self.max_steps, self.processes = max_steps, processes
+        self.max_steps, self.of_run = max_steps, of_run
         self.began, self.first = time.monotonic(), 0
         self.show: Callable[[int], None] | None = None
 
@@ -112,7 +112,7 @@ class Journal:
             "seconds": round(seconds, 3),
             "tokens_per_second": round(stats.tokens / seconds, 1),
             "memory_bytes": memory_used(),
-            **({"processes": self.processes} if self.processes else {}),
+            **self.of_run,
             **({"weightless": True} if stats.weightless else {}),
             **stats.measures.record(stats.items),
         }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, GateError
-from pipeline.core.publish import read_json, write_json
+from pipeline.core.publish import read_json
 from pipeline.models.experts.targets import expert_of, together
 from pipeline.models.finite import finite_record
 from pipeline.models.qlora import float32_cast_bytes
@@ -143,10 +143,9 @@ def idle_experts(learned: Iterable[tuple[str, bool]]) -> dict[str, int]:
 def held_out_before(trainer: Any, file: Path) -> float | None:
     """The loss over held-out rows before the first step, None without rows; on resume that in `file`."""
     if trainer.run.start is None and trainer.held_out:
-        loss = trainer.held_out_metrics()["eval_loss"]  # by all processes
-        if not trainer.leads:
-            return None
-        write_json(file, {"eval_loss": loss})
+        loss: float = trainer.held_out_metrics()["eval_loss"]
+        trainer.run.note(file, {"eval_loss": loss})
+        return loss
     return read_json(file, RESTART)["eval_loss"] if file.is_file() else None
 
 

@@ -78,6 +78,11 @@ class Run(Job):
     interruption: Interruption
     metrics_log: MetricsLog
 
+    def note(self, file: Path, values: dict[str, Any]) -> None:
+        """Write down what all processes have measured, for a run that resumes; nothing if another leads."""
+        if self.leads:
+            write_json(file, values)
+
 
 def find_start(
     folder: Path, record: dict[str, Any], *, resume: bool | Path, replay: bool = False

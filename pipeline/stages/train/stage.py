@@ -9,7 +9,6 @@ in `models/checkpoints/` on the way. Command: `python -m pipeline train`
 """
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,13 @@ from pipeline.config.tuners import trained_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.interruption import Interruption
-from pipeline.core.locks import inputs_below
 from pipeline.core.metrics_log import MetricsLog, write_rows
 from pipeline.core.publish import publishing, remove, write_json
-from pipeline.core.ranks import Rank
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, read_notes, step_of
 from pipeline.stages.train.figures import curve, summary, write_curve
-from pipeline.stages.train.follow import follow, same_in_all
+from pipeline.stages.train.follow import same_in_all
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.preflight import check_shared
 from pipeline.stages.train.proofs import check_learned, check_rows, prove_beforehand
@@ -157,26 +154,3 @@ def main(
             f"train: mean reward {rewards['first']:.3f} in the first steps, {rewards['last']:.3f} in the "
             f"last; rollouts {rewards.get('gap', 0):.2g} nats a token from training"
         )
-
-
-def run_rank(
-    rank: Rank, stage: str, root: Path, settings: Callable[[], Params], work: Callable[..., None]
-) -> None:
-    """Run the stage with the other processes: rank 0 does all of `work(group=…)`, the others their share.
-
-    Raises `ConfigError` for another stage, and what `work` and `follow` do.
-    """
-    if stage != "train":
-        raise ConfigError(
-            "Q-TRAIN-036",
-            f"this is process {rank.number} of {rank.count}, and {stage[:80]} is the work of one: only train "
-            "is shared",
-        )
-    from pipeline.stages.train.several.group import open_group
-
-    with open_group(rank) as group, group.noticing():
-        if rank.leads:
-            work(group=group)
-            return
-        with inputs_below(root):
-            follow(Job.below(root, settings().training, group))
