@@ -6,6 +6,7 @@ installed code are in .quench/code (`pipeline.workflow.project`). Nothing is wri
 content.
 """
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,7 +25,6 @@ from pipeline.workflow.code_keys import FOLDER, LOCK
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.project import take_over
 from pipeline.workflow.settings import lock_text
-from pipeline.workflow.stages import USERS
 
 SNAKEFILE = """\
 # The stages are those of the installed Quench: `quench config graph` writes them into dvc.yaml too.
@@ -62,8 +62,7 @@ Data, settings and results of a model; the code is that of an installed Quench.
 
 `params.yaml` has the settings that differ from the defaults; `quench config show` lists all.
 """
-RAW = "data/raw"
-KEPT = ("models", "reports", "reports/budget", "reports/compare", "reports/distill")  # empty, but in Git
+RAW = "data/raw"  # the file that DVC records that folder in is in Git
 
 
 def main(folder: Path, recipe: str) -> None:
@@ -97,12 +96,12 @@ def main(folder: Path, recipe: str) -> None:
 def _write(folder: Path, name: str, recipe: str) -> None:
     """The project's files."""
     shutil.copytree(resource("profiles"), folder / "profiles")
-    for kept in (*USERS, *KEPT):
-        (folder / kept).mkdir(parents=True, exist_ok=True)
-        if kept != RAW:  # the file that DVC records that folder in is in Git
-            (folder / kept / ".gitkeep").touch()
     params = load_params(recipe_file(recipe))
     ignored = resource(".gitignore").read_text(encoding="utf-8")
+    (folder / RAW).mkdir(parents=True)
+    for kept in re.findall(r"^!/(.+)/\.gitkeep$", ignored, re.MULTILINE):  # empty, but in Git
+        (folder / kept).mkdir(parents=True, exist_ok=True)
+        (folder / kept / ".gitkeep").touch()
     texts = {
         "README.md": README.format(name=name),
         "Snakefile": SNAKEFILE,

@@ -5,13 +5,11 @@ A budget is spelled without blanks, because it is also the level's name, in file
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from pipeline.core.text import quoted
 from pipeline.core.units import DISK_GB, MEMORY_GB
 
-FOLDER = Path("models/.budget")  # scratch of stage budget: neither Snakemake nor DVC looks at it
 NUMBER = r"(\d{1,6}(?:\.\d{1,6})?)"
 SPELLINGS = {
     "size": re.compile(rf"{NUMBER}(GB|MB)"),

@@ -8,6 +8,7 @@ from pipeline.config.ggml_types import LEVELS, TYPES
 UNTUNED = "base-"  # what the names of the untuned base's models begin with
 SUFFIX = "-imatrix"
 DISTILLED = "-distilled"  # behind a level of quantize.distill: the file whose scales were taught
+IMPROVED_BY = {SUFFIX: "An importance matrix", DISTILLED: "Distilling the scales"}
 
 
 class ModelName(str):
@@ -27,10 +28,19 @@ class ModelName(str):
         return self.removeprefix(UNTUNED)
 
     @property
+    def ending(self) -> str:
+        """-imatrix or -distilled; "" where it is a level as llama-quantize makes it by itself."""
+        return next((ending for ending in IMPROVED_BY if self.lower().endswith(ending)), "")
+
+    @property
     def plain(self) -> str:
-        """The name without -imatrix or -distilled."""
-        ending = next((ending for ending in (SUFFIX, DISTILLED) if self.lower().endswith(ending)), "")
-        return self[: len(self) - len(ending)]
+        """The name without its ending."""
+        return self[: len(self) - len(self.ending)]
+
+    @property
+    def made_of(self) -> str:
+        """The level whose file it is made of; "" where it is made of a 16-bit one."""
+        return self.plain if self.distilled else ""
 
     @property
     def level(self) -> str:
@@ -40,12 +50,12 @@ class ModelName(str):
     @property
     def imatrix(self) -> bool:
         """Whether it is made with the importance matrix."""
-        return self.lower().endswith(SUFFIX)
+        return self.ending == SUFFIX
 
     @property
     def distilled(self) -> bool:
         """Whether its scales were taught the 16-bit model's answers."""
-        return self.lower().endswith(DISTILLED)
+        return self.ending == DISTILLED
 
     @property
     def has_own_types(self) -> bool:

@@ -11,6 +11,8 @@ from pipeline.core.text import count, listed, most, plural
 
 # folders beside the checkpoints: what the teacher answers, what was drawn, the base as a GGUF to draw with
 TEACHER, ROUNDS, ROLLOUTS = "teacher", "rounds", "rollouts"
+# tokens per position whose probability by the teacher is kept: more are truer and take 6 bytes of disk each
+TEACHER_TOP_K = 64
 Method = Literal["sft", "distill", "dpo", "ipo", "kto", "orpo", "simpo", "grpo"]
 
 

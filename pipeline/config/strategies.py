@@ -1,7 +1,8 @@
 """The strategies, by key in table order, that lead from a base and data to a model served at a level."""
 
-from pathlib import Path
 from typing import Literal, NamedTuple
+
+from pipeline.core.places import scratch
 
 StrategyName = Literal[
     "merged_16",
@@ -70,7 +71,7 @@ STRATEGIES = {
         distills=True,
     ),
 }
-FOLDER = Path("models/.compare")  # scratch of the jobs of `compare`: neither Snakemake nor DVC looks at it
+FOLDER = scratch("compare")
 
 
 class Job(NamedTuple):

@@ -27,6 +27,11 @@ def resource(name: str) -> Path:
     return PROJECT / name if IS_CHECKOUT else RESOURCES / name.removeprefix(".")
 
 
+def scratch(stage: str) -> Path:
+    """Where a stage's jobs work in a project, a folder each: neither Snakemake nor DVC looks there."""
+    return Path(f"models/.{stage}")
+
+
 def lines_of(package: str, lock: str) -> str:
     """The requirement of one package with its hashes, as pip reads it, cut out of a lock file's text; "" if
     it is not in it.

@@ -56,19 +56,30 @@ class Recovery:
         """The verdict in a few words."""
         return WORDS[self.verdict]
 
+    @property
+    def sentence(self) -> str:
+        """What was recovered, in a sentence."""
+        figures = f"mean KLD from {ORIGINAL} {self.before:.3g} before and {self.after:.3g} after"
+        if self.share is None:
+            return f"Nothing was lost {self.where}, so there is nothing to recover."
+        spans = self.low is not None and self.high is not None
+        ends = f"{percent(self.low, 0)} to {percent(self.high, 0)} on {self.rows} rows"
+        interval = f", 95 % interval {ends}" if spans else ""
+        share = percent(abs(self.share), 0)
+        verb = f"recovers {share} of" if self.share >= 0 else f"adds {share} to"
+        return f"{self.by} {verb} the damage {self.where} ({figures}{interval}): {self.words}."
 
-def is_distillation(evaluations: Evaluations) -> bool:
-    """Whether what is served was trained by distillation: then `evaluate` compares it with that file."""
-    served = evaluations.get(product_of(evaluations).served or "")
-    return served is not None and served.reference == ORIGINAL
 
-
-def distillation(evaluations: Evaluations) -> list[Recovery]:
+def distillation(evaluations: Evaluations) -> list[Recovery] | None:
     """Before (the base) and after (with the adapter, or tuned), at the assistant's tokens and at all; empty
-    if one was not compared with the source."""
+    if the base was not compared with the source. None if what is served was not trained by distillation, for
+    else `evaluate` compares it with that file.
+    """
     product = product_of(evaluations)
     before, after = (evaluations.get(model or "") for model in (BASE, product.served))
-    if before is None or after is None or not (before.reference == after.reference == ORIGINAL):
+    if after is None or after.reference != ORIGINAL:
+        return None
+    if before is None or before.reference != ORIGINAL:
         return []
     recoveries = []
     for name, where in PLACES.items():
@@ -101,17 +112,3 @@ def interval_of(before: RowSums | None, after: RowSums | None) -> tuple[int, flo
         return rows, None, None
     low, high = np.percentile(shares, [2.5, 97.5])
     return rows, float(low), float(high)
-
-
-def sentence(recovery: Recovery) -> str:
-    """What was recovered, in a sentence."""
-    figures = f"mean KLD from {ORIGINAL} {recovery.before:.3g} before and {recovery.after:.3g} after"
-    if recovery.share is None:
-        return f"Nothing was lost {recovery.where}, so there is nothing to recover."
-    spans = recovery.low is not None and recovery.high is not None
-    ends = f"{percent(recovery.low, 0)} to {percent(recovery.high, 0)} on {recovery.rows} rows"
-    interval = f", 95 % interval {ends}" if spans else ""
-    share = percent(abs(recovery.share), 0)
-    verb = f"recovers {share} of" if recovery.share >= 0 else f"adds {share} to"
-    damage = f"{recovery.by} {verb} the damage {recovery.where}"
-    return f"{damage} ({figures}{interval}): {recovery.words}."

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pipeline.config.levels import ModelName
 from pipeline.config.products import REFERENCES, Product, is_base, product_of
 from pipeline.config.sections import AUTO, BASE, Report, Serve
-from pipeline.gate.distillation import distillation, is_distillation, sentence
 from pipeline.gate.evaluations import Evaluation, Evaluations
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment, judge
@@ -194,12 +193,11 @@ def _served(product: Product, evidence: Evidence, fits: str, max_task_drop: floa
     else:
         score = f"; its score can't be compared, since no question has one of {BASE} too"
     reason = f"{model}, {product.whole}, {fits}, and the gate lets it pass{score}."
-    if is_distillation(evidence.evaluations):
-        recovered = distillation(evidence.evaluations)
+    if (recovered := evidence.recovered) is not None:
         below = below or any(gain.verdict in ("worse", "noise") for gain in recovered[:1])
-        warnings = [sentence(gain) for gain in recovered if gain.verdict in ("worse", "noise")]
+        warnings = [gain.sentence for gain in recovered if gain.verdict in ("worse", "noise")]
         unknown = f"How much it recovers was not measured: evaluate.models does not name {BASE}."
-        reason += f" {sentence(recovered[0]) if recovered else unknown}"
+        reason += f" {recovered[0].sentence if recovered else unknown}"
     return Recommendation(model, reason, tuple(warnings), below_standard=below)
 
 

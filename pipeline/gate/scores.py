@@ -7,10 +7,11 @@ by the paired test, without answers if the 95 % intervals of both scores do not 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 from pipeline.config.products import product_of
-from pipeline.gate.distillation import is_distillation
+from pipeline.gate.distillation import Recovery, distillation
 from pipeline.gate.evaluations import Answers, Evaluation, Evaluations, Task
 from pipeline.pages.formats import p_value
 
@@ -42,6 +43,11 @@ class Evidence:
 
     evaluations: Evaluations
     answers: Answers
+
+    @cached_property
+    def recovered(self) -> list[Recovery] | None:
+        """What of the damage by quantizing the base is repaired; None if nothing was trained for that."""
+        return distillation(self.evaluations)
 
     def task(self, model: str) -> Task | None:
         """The task's figures of `model`; None if it was not evaluated, or its answers not scored."""
@@ -120,7 +126,7 @@ def gain_over(model: str, evidence: Evidence, untuned: str) -> Gain:
         )
     points, figures = round(compared.points, 1), str(compared).removesuffix(", so it is more than noise")
     if not compared.apart:
-        recovers = model == product_of(evaluations).served and is_distillation(evaluations)
+        recovers = model == product_of(evaluations).served and evidence.recovered is not None
         return Gain(
             model,
             points,

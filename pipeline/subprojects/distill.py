@@ -8,12 +8,14 @@ else of the level changes.
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.config.methods import TEACHER_TOP_K
 from pipeline.config.params import Params
-from pipeline.config.sections import DISTILL_TOP_K, LEVELS_ALONE, TUNED, Train
+from pipeline.config.sections import LEVELS_ALONE, TUNED, Train
 from pipeline.config.sections.base import keys_of_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import Card
 from pipeline.core.hashing import file_hash
+from pipeline.core.places import scratch
 from pipeline.core.publish import write_json
 from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
@@ -37,7 +39,7 @@ from pipeline.subprojects.processes import Settings, changed_params, open_subpro
 
 # what a sub-project's training takes from section train: how this machine trains, not what is trained
 OF_THE_MACHINE = ("bnb_4bit_compute_dtype", "gradient_checkpointing", "loss", "optim")
-FOLDER = Path("models/.distill")  # scratch of stage distill: neither Snakemake nor DVC looks at it
+FOLDER = scratch("distill")
 CURATED = "data-distill"  # in it: the chats of data/distill, of all jobs
 ROWS = "reports/rows.json"  # in a sub-project: what it learned from
 BYTES_PER_TOKEN = 5  # of text, more than tokenizers pack: rather a row too many than too few
@@ -201,7 +203,7 @@ def plan_distillation(params: Params, shape: Shape, level: str, card: Card | Non
     base, length = quantized_level(shape, level), params.preprocess.max_length
     plan = make_plan(setup_of(distilling, shape, card, base))
     # 6 bytes a kept token and 2 for the rest (pipeline/stages/train/distill/cache.py)
-    answers = (distilling.train.max_steps + WATCHED) * length * (6 * DISTILL_TOP_K + 2)
+    answers = (distilling.train.max_steps + WATCHED) * length * (6 * TEACHER_TOP_K + 2)
     sixteen = 2 * shape.parameters
     teacher = int(TEACHER_ROOM * sixteen)
     return DistillPlan(

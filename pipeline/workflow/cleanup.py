@@ -3,13 +3,13 @@ for.
 
 Every process that writes below a project's folder shares a lock (`working`). One that gets it alone knows
 that the owners of all temporary files are dead, and removes these. What a later run resumes from stays:
-downloads (`models/.base.download`), checkpoints, those of the jobs of `compare` and `distill`
-(`models/.compare`, `models/.distill`).
+downloads (`models/.base.download`), checkpoints, those of jobs that work apart too
+(`pipeline.core.places.scratch`).
 
 Results of compare's jobs for seeds and levels that `params.yaml` no longer asks for are removed when compare
-is done, with the scratch of all of them; so is what stage distill left of a level that it is no longer asked
-for. Results leave the disk only if DVC's cache can bring them back: those of another `--params` file, or of
-a project without DVC, are nowhere else.
+is done, with the scratch of all of them; so is what other stages left of jobs that they no longer have.
+Results leave the disk only if DVC's cache can bring them back: those of another `--params` file, or of a
+project without DVC, are nowhere else.
 """
 
 import fcntl
@@ -22,20 +22,18 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from pipeline.config.budgets import FOLDER as BUDGETS
 from pipeline.config.params import Params
-from pipeline.config.strategies import FOLDER as COMPARING
 from pipeline.core.errors import ToolError
 from pipeline.core.hashing import NO_PART
 from pipeline.core.locks import WORK, lock_file, stages_at_work
+from pipeline.core.places import scratch
 from pipeline.core.publish import OLD, is_scrap, recover, remove
 from pipeline.core.units import size_text
-from pipeline.subprojects.distill import FOLDER as DISTILLING
 from pipeline.workflow.cluster import is_remote, jobs_at_work
 from pipeline.workflow.dvc_project import open_project, place
 from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.ledger import digest_of
-from pipeline.workflow.stages import USERS, filled, table, values_of
+from pipeline.workflow.stages import Stage, filled, items_of, table, users, values_of
 
 TOPS = ("data", "models", "reports")
 # folders that are published whole, besides the outputs of stages
@@ -93,10 +91,15 @@ def sweep(root: Path) -> None:
     done = [_clear(path, root) for path in list(_temporary_files(root))]
     if done:
         print(f"swept what a killed run left: {', '.join(done)}", file=sys.stderr)
-    for project in sorted(path for folder in (COMPARING, DISTILLING) for path in (root / folder).glob("*/")):
+    for project in sorted(path for folder in _scratch() for path in (root / folder).glob("*/")):
         if (project / ".quench").is_dir():
             with working(project):
                 pass
+
+
+def _scratch() -> dict[Path, Stage]:
+    """The folders in which stages work, and whose they are."""
+    return {scratch(name): stage for name, stage in table().stages.items() if stage.scratch}
 
 
 def _temporary_files(root: Path) -> Iterator[Path]:
@@ -109,7 +112,7 @@ def _temporary_files(root: Path) -> Iterator[Path]:
             folders[:] = [
                 name
                 for name in folders
-                if not name.startswith(".") and (folder / name).relative_to(root).as_posix() not in USERS
+                if not name.startswith(".") and (folder / name).relative_to(root).as_posix() not in users()
             ]
 
 
@@ -169,12 +172,11 @@ def remove_obsolete(root: Path, params: Params) -> None:
         with open_project(root, wait=True, alone=False) as repo, Hashes(root) as hashes:
             others = [path for path in others if _is_cached(path, Path(repo.cache.local.path), hashes)]
         _remove(others)
-    # the training of a job that was killed may still save its work
-    scratch = [*(root / COMPARING).glob("*")]
-    # of a level that is still asked for, a killed run can resume
-    for folder, items in ((DISTILLING, params.quantize.distill), (BUDGETS, params.quantize.budgets)):
-        scratch += [path for path in (root / folder).glob("*") if path.name not in items]
-    _remove([project for project in scratch if not stages_at_work(project)])
+    for folder, stage in _scratch().items():
+        asked = {item for item, _ in items_of(stage.each, values)}  # a killed run of one of them can resume
+        projects = [path for path in (root / folder).glob("*") if path.name not in asked]
+        # the training of a job that was killed may still save its work
+        _remove([project for project in projects if not stages_at_work(project)])
 
 
 def _is_cached(path: Path, cache: Path, hashes: Hashes) -> bool:

@@ -30,7 +30,7 @@ from pipeline.workflow.remote import record_finished, use_this_python
 from pipeline.workflow.settings import need_settings
 from pipeline.workflow.settle import REUSE, Settled, settle
 from pipeline.workflow.shards import drop_stale
-from pipeline.workflow.stages import USERS
+from pipeline.workflow.stages import users
 
 RECORDS = 1 << 20  # bytes of what Snakemake itself writes: its log, its records of stages
 PATIENCE = 3.0  # seconds in which the stages of a killed run end
@@ -82,7 +82,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
                 drop_stale(root, params.curating)
         _held.append(share(root))
         # what DVC would open and wait for without end, and names that it can't record
-        need_plain_files(*(root / folder for folder in USERS), recorded=(root / ".dvc").is_dir())
+        need_plain_files(*(root / folder for folder in users()), recorded=(root / ".dvc").is_dir())
         _empty(root / ".snakemake" / "locks")  # their owners are dead: the project's lock is ours
         _allow_reuse(sys.argv[1:])
         refresh_keys(root)

@@ -27,7 +27,7 @@ from pipeline.workflow.hashes import stamps
 from pipeline.workflow.ledger import entry_of, inputs_of, params_of
 from pipeline.workflow.package import Package
 from pipeline.workflow.settings import lock_values
-from pipeline.workflow.stages import USERS, Values, code_of_stages
+from pipeline.workflow.stages import Values, code_of_stages, users
 
 
 def record(stage: str, root: Path) -> None:
@@ -87,7 +87,7 @@ def inputs_state(stage: str, root: Path) -> Any:
     sections = {key.partition(".")[0] for key in params_of(entry)}
     # what the stage takes from params.yaml, and what DVC will record
     tracked = {name: (params.get(name), recorded.get(name)) for name in sorted(sections)}
-    edited = [root / dep for dep in entry.get("deps", []) if dep.startswith(USERS)]
+    edited = [root / dep for dep in entry.get("deps", []) if dep.startswith(users())]
     keys = [Path(Values(params).fill(dep)).stem for dep in entry.get("deps", []) if dep.startswith(FOLDER)]
     code = Package().key(*(module for key in keys for module in roots.get(key, [])))
     return tracked, code, stamps(edited, root)

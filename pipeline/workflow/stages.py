@@ -22,8 +22,6 @@ from pipeline.workflow.code_keys import SETTINGS, SETTINGS_MODULE, key_files, me
 from pipeline.workflow.shards import DIVIDED, made_of, option
 
 TABLE = resource("graphs/stages.yaml")
-# folders that are filled by the user: stages read them, none writes there
-USERS = ("data/raw", "data/guard", "data/evaluation", "data/distill")
 DERIVED = "derived"  # the section of what follows from several settings
 ALL = "all"  # threads: every core that Snakemake has
 
@@ -56,6 +54,7 @@ class Stage(Part):
     each: str | Mapping[str, str] | None = None
     threads: str | None = None
     starts: list[str] = []
+    scratch: bool = False
     methods: list[str] = []
     only: Graph | None = None
     merged: Part = Part()
@@ -138,6 +137,15 @@ def values_of(params: Params) -> Values:
 def table() -> Table:
     """The graph's source, read."""
     return Table.model_validate(read_fast(TABLE))
+
+
+@cache
+def users() -> tuple[str, ...]:
+    """The folders that are filled by the user: stages read them, none writes there."""
+    stages = table().stages.values()
+    written = {path.rstrip("/") for stage in stages for path in stage.written}
+    read = {dep for stage in stages for dep in stage.deps if dep.startswith("data/")}
+    return tuple(sorted(read - written))
 
 
 def stages_in(graph: Graph) -> dict[str, Stage]:

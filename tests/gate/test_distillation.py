@@ -7,7 +7,7 @@ import pytest
 from gate_inputs import evaluations_of
 
 from pipeline.config.sections import TUNED
-from pipeline.gate.distillation import Recovery, distillation, is_distillation, sentence
+from pipeline.gate.distillation import Recovery, distillation
 from pipeline.metrics.intervals import resampled_means
 
 Rows = list[float]
@@ -23,7 +23,7 @@ INTERVALS = [
 
 
 def recoveries(found: dict[str, Any]) -> list[Recovery]:
-    return distillation(evaluations_of(found))
+    return distillation(evaluations_of(found)) or []
 
 
 def interval(before: Rows | None, after: Rows, tokens: int = 10) -> tuple[int, float | None, float | None]:
@@ -70,7 +70,7 @@ def test_distillation_needs_both_against_the_source() -> None:
     # compared with the base
     assert recoveries(both | {"adapter": adapter_inputs.figures("adapter")}) == []
     nothing = {model: found | {"kld_mean": 0.0} for model, found in both.items()}
-    assert "nothing to recover" in sentence(recoveries(nothing)[0])
+    assert "nothing to recover" in recoveries(nothing)[0].sentence
     tuned = recoveries({"base": both["base"], TUNED: both["adapter"]})
     assert [(one.by, one.rows, one.top_before) for one in tuned] == [
         ("The tuned file", 8, both["base"]["same_top"]),
@@ -88,7 +88,7 @@ def test_distillation_needs_both_against_the_source() -> None:
 def test_what_was_trained_to_recover_is_compared_with_the_source(
     model: str, reference: str, recovers: bool
 ) -> None:
-    assert is_distillation(evaluations_of({model: {"reference": reference}})) == recovers
+    assert (distillation(evaluations_of({model: {"reference": reference}})) is not None) == recovers
 
 
 def test_only_an_interval_on_one_side_of_0_is_more_than_noise() -> None:
@@ -96,7 +96,7 @@ def test_only_an_interval_on_one_side_of_0_is_more_than_noise() -> None:
     for after, low, high, verdict, said in INTERVALS:
         found = Recovery("here", 1.0, after, None, None, 9, low, high)
         assert found.verdict == verdict
-        assert said in sentence(found)
-        assert ("95 % interval" in sentence(found)) == (None not in (low, high))
+        assert said in found.sentence
+        assert ("95 % interval" in found.sentence) == (None not in (low, high))
         words[verdict] = found.words
     assert len(set(words.values())) == 4

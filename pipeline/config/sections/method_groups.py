@@ -13,9 +13,6 @@ from pipeline.config.sections.values import Count, Section, Slots, key
 
 EXTERNAL = "external"  # how `rewards` names the program of `external`
 JUDGE = "judge"  # a scorer of evaluate.scorers that gives no rewards
-# tokens per position whose probability by the original is kept under train.method distill: more are truer and
-# take more disk (6 bytes each)
-DISTILL_TOP_K = 64
 CHECKPOINTS_KEPT = 3  # the newest; the best is kept beside them
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
 

@@ -135,8 +135,8 @@ class Quantize(Section):
 
     def stage_of(self, model: str) -> str:
         """The stage that makes a level's file, as it is run: "quantize@Q4_K_M"."""
-        if ModelName(model).distilled:
-            return f"distill@{ModelName(model).plain}"
+        if level := ModelName(model).made_of:
+            return f"distill@{level}"
         return f"{'budget' if model in self.budgets else 'quantize'}@{model}"
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from pipeline.chat.selection import SPARE, chats_in, drawn
 from pipeline.chat.tokens import Encoded, encodable, load_tokenizer
-from pipeline.config.budgets import FOLDER, parse_budget
+from pipeline.config.budgets import parse_budget
 from pipeline.config.params import Params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
+from pipeline.core.places import scratch
 from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.gguf.file import check_gguf, describe, kv_cache_bytes
 from pipeline.llamacpp.tools import Llama, find_llama
@@ -130,7 +131,7 @@ def main(params: Params, root: Path, text: str) -> None:
         imatrix=matrix if params.quantize.imatrix_tokens and matrix.is_file() else None,
         val=root / "data/final/val.jsonl",
         target=folder / f"{name}-{text}.gguf",
-        scratch=root / FOLDER / text,
+        scratch=root / scratch("budget") / text,
     )
     record = budget(
         text,

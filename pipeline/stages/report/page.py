@@ -15,8 +15,7 @@ from pipeline.config.levels import UNTUNED
 from pipeline.config.products import product_of
 from pipeline.config.sections import BASE, ORIGINAL
 from pipeline.core.usage import Usage
-from pipeline.gate.distillation import distillation, is_distillation
-from pipeline.gate.distillation import sentence as recovery_sentence
+from pipeline.gate.distillation import distillation
 from pipeline.gate.evaluations import Evaluations
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment
@@ -95,8 +94,6 @@ def page_values(
         "ORIGINAL": ORIGINAL,
         "lora": evaluations[served].lora if served else None,
         "distillation": distillation(inputs.evaluations),
-        "distills": is_distillation(inputs.evaluations),
-        "recovery_sentence": recovery_sentence,
         "quantizing": None if served else quantizing_values(inputs.evaluations, scores, reference),
         "budgets": [budget_values(budget, inputs.evaluations) for budget in inputs.budgets],
         "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
@@ -144,7 +141,9 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         )
         if values["budgets"]
         else None,
-        Section("distillation", "Distillation", ["report"], each) if values["distills"] else None,
+        Section("distillation", "Distillation", ["report"], each)
+        if values["distillation"] is not None
+        else None,
         Section("general", "General ability: what was forgotten", ["report"], each),
         Section("harness", "lm-evaluation-harness", evaluate)
         if any(evaluation.harness for evaluation in inputs.evaluations.values())

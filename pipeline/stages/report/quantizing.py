@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.levels import DISTILLED, SUFFIX, UNTUNED, ModelName
+from pipeline.config.levels import IMPROVED_BY, UNTUNED, ModelName
 from pipeline.config.products import REFERENCES
 from pipeline.core.text import count
 from pipeline.gate.evaluations import Evaluations
@@ -20,7 +20,6 @@ from pipeline.pages.formats import probability, signed, size
 from pipeline.stages.report.comparisons import Comparison, Scores, compare
 
 RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25  # of the divergence before: below, below, above
-IMPROVED = {SUFFIX: "An importance matrix", DISTILLED: "Distilling the scales"}
 
 
 @dataclass(frozen=True)
@@ -101,13 +100,13 @@ def _improved(evaluations: Evaluations, scores: Scores) -> list[str]:
     """What an importance matrix or distilling did to each level made with and without; which is better."""
     sentences = []
     for model, evaluation in evaluations.items():
-        level = ModelName(model).plain
-        plain = evaluations.get(level) if level != model else None
+        name = ModelName(model)
+        level, plain = name.plain, evaluations.get(name.plain) if name.ending else None
         if not plain or evaluation.kld_mean is None or not plain.kld_mean:
             continue
         before, after = plain.kld_mean, evaluation.kld_mean
         sentences.append(
-            f"{IMPROVED[model[len(level) :].lower()]} {change(after / before)}: {level} has a mean KLD of "
+            f"{IMPROVED_BY[name.ending]} {change(after / before)}: {level} has a mean KLD of "
             f"{before:.3g} without and {after:.3g} with it."
             f"{_better(level, model, after < before, scores)}"
         )

@@ -19,8 +19,7 @@ from tiny import FOUR_STEPS, tiny_gguf, write_project
 from train_runs import begun, job_in, level_params, one_thread, result, settings_in  # noqa: F401 (a fixture)
 from train_runs import run_in as run
 
-from pipeline.config.methods import TEACHER
-from pipeline.config.sections import DISTILL_TOP_K
+from pipeline.config.methods import TEACHER, TEACHER_TOP_K
 from pipeline.core.errors import DataError, GateError, MachineError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.base_files import SOURCE_FILE
@@ -30,7 +29,7 @@ from pipeline.stages.train.distill.cache import open_teacher, position_counts
 from pipeline.stages.train.distill.teacher import ask_teacher, batches
 from pipeline.stages.train.run import find_start
 
-TEACHER_TOP_K = "pipeline.stages.train.distill.teacher.DISTILL_TOP_K"
+KEPT_BY_TEACHER = "pipeline.stages.train.distill.teacher.TEACHER_TOP_K"
 DISTILL = FOUR_STEPS | {"method": "distill", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0}
 
 
@@ -68,14 +67,14 @@ def test_the_answers_are_those_of_each_conversation_alone(project: Path, tmp_pat
     assert any(len(lengths) > 1 for lengths in rows["seq_lengths"])
     for row in rows.select(range(3)):
         ids, logs = teacher.train.of(row["row"])
-        assert ids.shape == (sum(row["seq_lengths"]) - len(row["seq_lengths"]), DISTILL_TOP_K)
-        assert logs.shape == (len(ids), DISTILL_TOP_K + 1)
+        assert ids.shape == (sum(row["seq_lengths"]) - len(row["seq_lengths"]), TEACHER_TOP_K)
+        assert logs.shape == (len(ids), TEACHER_TOP_K + 1)
         start = done = 0
         for length in row["seq_lengths"]:
             given = torch.tensor([row["input_ids"][start : start + length]])
             with torch.no_grad():
                 alone = model(input_ids=given, use_cache=False).logits[0, :-1].log_softmax(1)
-            expected, expected_ids = alone.topk(DISTILL_TOP_K, 1)
+            expected, expected_ids = alone.topk(TEACHER_TOP_K, 1)
             piece = slice(done, done + length - 1)
             np.testing.assert_allclose(logs[piece, :-1], expected.numpy(), rtol=5e-4, atol=1e-3)
             assert (ids[piece] == expected_ids.numpy()).mean() > 0.99
@@ -91,13 +90,13 @@ def test_what_is_kept_is_as_large_as_it_says_and_is_reported(
     rows = [row for split in ("train", "val") for row in load_rows(project / "data/tokens", split)]
     lengths = [length for row in rows for length in row["seq_lengths"]]
     assert figures["positions"] == sum(lengths) - len(lengths)
-    assert figures["bytes"] == figures["positions"] * (6 * DISTILL_TOP_K + 2)
+    assert figures["bytes"] == figures["positions"] * (6 * TEACHER_TOP_K + 2)
     on_disk = sum(file.stat().st_size for file in (tmp_path / TEACHER).glob("*.npy"))
     assert figures["bytes"] <= on_disk <= figures["bytes"] + 4 * 256
     assert figures["sha256"] == file_hash(project / "models/base" / SOURCE_FILE)
-    assert figures["file"] == SOURCE_FILE and figures["top_k"] == DISTILL_TOP_K
+    assert figures["file"] == SOURCE_FILE and figures["top_k"] == TEACHER_TOP_K
     assert 0 < figures["covered"] < 1
-    monkeypatch.setattr(TEACHER_TOP_K, 10_000)
+    monkeypatch.setattr(KEPT_BY_TEACHER, 10_000)
     wanted = {"top_k": 261, "bytes": figures["positions"] * (6 * 261 + 2), "covered": 1.0}
     assert ask(project, tmp_path / "all").figures | {"covered": 1.0} == figures | wanted
 
@@ -138,7 +137,7 @@ def test_answers_of_other_settings_are_not_used(
     ask(project, tmp_path)
     ask(project, tmp_path, bnb_4bit_compute_dtype="bfloat16")
     assert "can't be used (compute_dtype changed): they are made again" in capsys.readouterr().err
-    monkeypatch.setattr(TEACHER_TOP_K, 7)
+    monkeypatch.setattr(KEPT_BY_TEACHER, 7)
     ask(project, tmp_path, bnb_4bit_compute_dtype="bfloat16")
     assert "can't be used (top_k changed): they are made again" in capsys.readouterr().err
 
@@ -235,7 +234,7 @@ def test_a_damaged_level_comes_back_to_its_original(project: Path, tmp_path: Pat
     first, last = rows[0]["loss"], np.median([row["loss"] for row in rows if row["kind"] == "step"][-5:])
     assert last < 0.4 * first and held_out[-1] < 0.4 * first
     assert first == pytest.approx(divergence_of_the_level(project), rel=0.5)  # of other rows
-    assert report["method"] == "distill" and report["teacher"]["top_k"] == DISTILL_TOP_K
+    assert report["method"] == "distill" and report["teacher"]["top_k"] == TEACHER_TOP_K
     assert not (tmp_path / "checkpoints" / TEACHER).exists()
     known = json.loads((tmp_path / "adapter/run.json").read_text())
     assert known["settings"]["method"] == "distill" and known["teacher_sha256"] == report["teacher"]["sha256"]
@@ -272,7 +271,7 @@ def divergence_of_the_level(project: Path) -> float:
 def test_what_is_watched_is_the_divergence_itself(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TEACHER_TOP_K, 261)  # the whole vocabulary
+    monkeypatch.setattr(KEPT_BY_TEACHER, 261)  # the whole vocabulary
     report = run(
         project, tmp_path, max_steps=2, eval_steps=1, learning_rate=1e-12, warmup_ratio=0.0
     )  # the adapter stays nothing

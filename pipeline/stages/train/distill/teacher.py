@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from pipeline.config.methods import TEACHER
-from pipeline.config.sections import DISTILL_TOP_K
+from pipeline.config.methods import TEACHER, TEACHER_TOP_K
 from pipeline.core.errors import GateError
 from pipeline.core.progress import progress
 from pipeline.core.publish import need_disk, publishing, write_json
@@ -51,7 +50,7 @@ def ask_teacher(run: Run) -> Teacher:
     folder, rows = run.checkpoints / TEACHER, {name: load_rows(run.tokens, name) for name in ("train", "val")}
     counts = {split: position_counts(dataset["seq_lengths"]) for split, dataset in rows.items()}
     config = AutoConfig.from_pretrained(run.base, local_files_only=True, trust_remote_code=False)
-    key = key_of(run.record, min(DISTILL_TOP_K, config.vocab_size))
+    key = key_of(run.record, min(TEACHER_TOP_K, config.vocab_size))
     if (teacher := open_teacher(folder, key, counts)) is not None:
         return teacher
     make(folder, key, rows, counts, run)
