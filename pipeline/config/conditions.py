@@ -72,7 +72,7 @@ class Idle(NamedTuple):
 MERGED = Has("base.quantization", ("nf4", "none"))
 GGUF = Has("base.quantization", ("gguf",))
 SEEDS = Has("compare.seeds")
-DISTILLING = tuple(name for name, strategy in STRATEGIES.items() if strategy.distills)
+DISTILLING = tuple(name for name, strategy in STRATEGIES.items() if strategy.taught_by)
 DISTILLED = (Has("quantize.distill"), Has("compare.strategies", DISTILLING, "names"))
 
 

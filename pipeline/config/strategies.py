@@ -22,7 +22,7 @@ class Strategy(NamedTuple):
 
     `on_nf4`: what ships is made of an adapter trained on NF4, which all such strategies have in common, and
     nothing else is trained. `merge_base` is what such an adapter is merged into, if it is. `beside`: the
-    adapter is put on the level. `distills`: the level's scales learn the answers of a 16-bit model.
+    adapter is put on the level. `taught_by`: the 16-bit model whose answers the level's scales learn, if any.
     """
 
     title: str
@@ -30,7 +30,7 @@ class Strategy(NamedTuple):
     on_nf4: bool = False
     merge_base: Literal["16-bit", "nf4"] = "16-bit"
     beside: bool = False
-    distills: bool = False
+    taught_by: Literal["", "base", "merged"] = ""
 
 
 STRATEGIES = {
@@ -63,12 +63,12 @@ STRATEGIES = {
         "distill {level}, then tune its scales",
         "distill the base's {level} with train.method distill and train.tuner scales, then make that file "
         "base.model and train its scales; learning rates are 2.0e-3 and then 5.0e-3, train.weight_decay is 0",
-        distills=True,
+        taught_by="base",
     ),
     MERGED_DISTILLED: Strategy(
         "train on NF4, merge into 16 bit, make {level}, distill it from the merged model",
         "set merge.base to 16-bit, and add {level} to quantize.levels and to quantize.distill",
-        distills=True,
+        taught_by="merged",
     ),
 }
 FOLDER = scratch("compare")

@@ -1,21 +1,11 @@
 """The model that is measured: made of what was trained, in a sub-project, as the stages make it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.config.params import Params
-from pipeline.config.strategies import (
-    DISTILLED_SCALES,
-    LORA_LEVEL,
-    LORA_NF4,
-    MERGED_16,
-    MERGED_DISTILLED,
-    MERGED_NF4,
-    SCALES_LEVEL,
-    STRATEGIES,
-    Job,
-)
+from pipeline.config.strategies import STRATEGIES, Job
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json, remove
@@ -118,14 +108,14 @@ def make_scaled(params: Params, root: Path, job: Job) -> Made:
     project = open_tuned(params, root, job)
     gguf = base_level(params, root, project, job.level)
     disk = {"GGUF": size_of(gguf)}
-    if job.strategy == DISTILLED_SCALES:
+    if STRATEGIES[job.strategy].taught_by:
         disk["distilled GGUF"] = size_of(gguf)
         original = untuned_gguf(root, params)  # whose answers are learned
         disk[f"{params.convert.type} GGUF"] = size_of(original)
     return with_scales(job, Made(project, gguf, None, disk))
 
 
-def make_merged_distilled(params: Params, root: Path, job: Job) -> Made:
+def make_merged_scaled(params: Params, root: Path, job: Job) -> Made:
     """The merged model's level with scales that learned its answers. Raises as `with_scales` does."""
     project = open_tuned(params, root, job)
     merged = make_merged(params, root, job, f"{job.name}-merged")
@@ -135,15 +125,16 @@ def make_merged_distilled(params: Params, root: Path, job: Job) -> Made:
 
 
 Make = Callable[[Params, Path, Job], Made]
-MAKERS: Mapping[str, Make] = {
-    MERGED_16: make_merged,
-    MERGED_NF4: make_merged,
-    LORA_NF4: make_adapted,
-    LORA_LEVEL: make_on_level,
-    SCALES_LEVEL: make_scaled,
-    DISTILLED_SCALES: make_scaled,
-    MERGED_DISTILLED: make_merged_distilled,
-}
+
+
+def maker_of(job: Job) -> Make:
+    """What makes the model of the job's strategy."""
+    strategy = STRATEGIES[job.strategy]
+    if strategy.on_nf4:
+        return make_adapted if strategy.beside else make_merged
+    if strategy.beside:
+        return make_on_level
+    return make_merged_scaled if strategy.taught_by == "merged" else make_scaled
 
 
 def open_on_nf4(params: Params, root: Path, job: Job, name: str) -> Path:

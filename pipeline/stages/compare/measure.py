@@ -29,7 +29,7 @@ from pipeline.metrics.answers import answers_of, evaluated_server, score_answers
 from pipeline.metrics.divergence import compare, gguf_speaker
 from pipeline.metrics.general import ROWS, general_ability
 from pipeline.metrics.general_questions import load_questions
-from pipeline.stages.compare.made import MAKERS, Made, Make
+from pipeline.stages.compare.made import Made, Make, maker_of
 from pipeline.stages.compare.projects import TRAINED, untuned_gguf
 from pipeline.stages.compare.reference import load_reference, tokenizer_folder
 from pipeline.subprojects.processes import run_module, size_of
@@ -42,7 +42,7 @@ PROMPT, TOKENS = 128, 64  # tokens in front of them, and in each
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the strategy, level and seed `item` on the files below `root`."""
     job = Job.of(item)
-    record(params, root, job, MAKERS[job.strategy])
+    record(params, root, job, maker_of(job))
 
 
 def record(params: Params, root: Path, job: Job, make: Make) -> None:

@@ -12,21 +12,12 @@ the merged model, `models/base/`, `models/base.json` and `models/compare/nf4-SEE
 `python -m pipeline compare_train@lora_level-Q4_K_M-42`
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.config.strategies import (
-    DISTILLED_SCALES,
-    LORA_LEVEL,
-    LORA_NF4,
-    MERGED_16,
-    MERGED_DISTILLED,
-    MERGED_NF4,
-    SCALES_LEVEL,
-    Job,
-)
+from pipeline.config.strategies import STRATEGIES, Job
 from pipeline.core.publish import publishing, read_json, remove, write_json
 from pipeline.stages.compare.made import make_sixteen
 from pipeline.stages.compare.projects import (
@@ -50,10 +41,20 @@ AGAIN = "run `snakemake`"
 def main(params: Params, root: Path, item: str) -> None:
     """Run the job for the strategy, level and seed `item` on the files below `root`."""
     job = Job.of(item)
-    TRAINERS[job.strategy](params, root, job)
+    strategy = STRATEGIES[job.strategy]
+    if strategy.on_nf4:
+        name_training(root, job)
+    elif strategy.beside:
+        train_adapter(params, root, job)
+    elif strategy.taught_by == "merged":
+        distill_merged(params, root, job)
+    elif strategy.taught_by:
+        distill_then_tune(params, root, job)
+    else:
+        tune_scales(params, root, job)
 
 
-def name_training(params: Params, root: Path, job: Job) -> None:
+def name_training(root: Path, job: Job) -> None:
     """Publish the name of the training on NF4 that is the strategy's: each job has a folder of its own."""
     with publishing(root / TRAINED / job.name) as aside:
         aside.mkdir()
@@ -106,17 +107,6 @@ def distill_merged(params: Params, root: Path, job: Job) -> None:
     publish_scales(level, tuned, distilling / "models/adapter", report, root / TRAINED / job.name)
     remove(merged.project)
     remove(distilling)
-
-
-TRAINERS: Mapping[str, Callable[[Params, Path, Job], None]] = {
-    MERGED_16: name_training,
-    MERGED_NF4: name_training,
-    LORA_NF4: name_training,
-    LORA_LEVEL: train_adapter,
-    SCALES_LEVEL: tune_scales,
-    DISTILLED_SCALES: distill_then_tune,
-    MERGED_DISTILLED: distill_merged,
-}
 
 
 def on_rows(root: Path) -> dict[str, Path]:

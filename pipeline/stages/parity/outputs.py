@@ -36,8 +36,8 @@ from pipeline.stages.parity.merged_weights import read_merge
 @dataclass(frozen=True)
 class Chain:
     """The models of one project: folders, the 16-bit GGUF, the levels' GGUFs by the names that
-    `quantize.levels` gives them, those of the untuned base's levels that were made, and the folder with a
-    record for each distilled level.
+    `quantize.levels` gives them, those of the untuned base's levels that were made, and the folder of the
+    stages' reports.
     """
 
     base: Path
@@ -46,7 +46,7 @@ class Chain:
     gguf: Path
     levels: dict[str, Path] = field(default_factory=dict)
     untuned: dict[str, Path] = field(default_factory=dict)
-    distilled: Path = Path("reports/distill")
+    reports: Path = Path("reports")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def output_checks(
             with_lora = files.enter_context(bench.gguf(base_gguf, lora))
             checks["outputs_lora"] = lora_check(outputs, with_lora, merge_base)
             for level in map(ModelName, chain.levels):
-                if level.distilled:
+                if level.made_of:
                     continue  # the base has none
                 # the matrix is the merged model's; without it the level would be judged by another one
                 if level.imatrix or level.has_own_types:

@@ -67,7 +67,7 @@ def merged(params: Params, root: Path, measure: Measure) -> Route:
             for level in params.quantize.untuned
             if not params.quantize.tensor_types  # which say what a level of the merged model is made of
         },
-        distilled=root / "reports/distill",
+        reports=root / "reports",
     )
     untuned = folder / f"{name}-base-{kind}.gguf"
     base_gguf = untuned if is_made(untuned) else None
@@ -120,9 +120,8 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
         }
         for level, path in chain.levels.items():
             key, model = level_key("weights", level), ModelName(level)
-            if model.distilled:
-                record = chain.distilled / f"{model.plain}.json"
-                results[key] = distilled_weights(chain.levels[model.plain], path, record, level)
+            if model.made_of:
+                results[key] = distilled_weights(chain.levels[model.made_of], path, chain.reports, model)
             else:
                 results[key] = level_weights(chain.gguf, path, level, measure.tensor_types)
         return results

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config.levels import ModelName
 from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.checks import Check
 from pipeline.core.hashing import file_hash
@@ -58,10 +59,11 @@ def scales_weights(base: Path, adapter: Path, tuned: Path) -> Check:
     return _check(TITLE, sentence, wrong, cause, WHAT)
 
 
-def distilled_weights(level: Path, distilled: Path, record: Path, name: str) -> Check:
+def distilled_weights(level: Path, distilled: Path, reports: Path, name: ModelName) -> Check:
     """The file `distilled` against the `level` that it was made from, byte for byte: only scales may differ,
-    each finite and with its sign, and it is still the file that `record` (reports/distill/LEVEL.json) names.
+    each finite and with its sign, and it is still the file that distill/LEVEL.json in `reports` names.
     """
+    record = reports / "distill" / f"{name.made_of}.json"
     title, what = f"Weights of {level.stem} → {name}", "tensors, fields and records that are not the level's"
     recorded = read_json(record, f"run `snakemake --force models/gguf/{distilled.name}`")
     (old, before), (new, after) = gguf_tensors(level), gguf_tensors(distilled)

@@ -37,7 +37,7 @@ from pipeline.core.hashing import tree_hash
 from pipeline.gguf.patch import write_patch
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.stages.compare import made, projects, train
+from pipeline.stages.compare import made, projects
 from pipeline.subprojects.processes import run_module, run_stage, size_of
 from pipeline.workflow.package import Package
 from pipeline.workflow.settle import REUSE
@@ -124,7 +124,6 @@ def test_all_code_that_a_job_runs_is_in_its_key() -> None:
 def test_every_strategy_is_trained_and_made_and_can_be_asked_for() -> None:
     names = list(STRATEGIES)
     assert Params.model_validate({"compare": {"strategies": names}}).compare.strategies == names
-    assert [list(train.TRAINERS), list(made.MAKERS)] == [names] * 2
     assert {name for name in names if Job(name, "Q4_0", 1).training == "nf4-1"} == {*ON_NF4}
 
 

@@ -15,6 +15,7 @@ from subproject_stages import first_project, in_this_process, no_stage_runs, run
 from tiny import tiny_gguf, tiny_params, write_project
 
 from pipeline.chat.rows import row_id
+from pipeline.config.levels import ModelName
 from pipeline.config.params import load_params
 from pipeline.config.sections.places import LocalFile
 from pipeline.core.errors import ConfigError, DataError
@@ -99,8 +100,8 @@ def distilled_of(root: Path) -> Path:
 
 
 def weights(root: Path) -> Any:
-    record = root / f"reports/distill/{Q4_0}.json"
-    return distilled_weights(level_of(root), distilled_of(root), record, f"{Q4_0}-distilled")
+    name = ModelName(f"{Q4_0}-distilled")
+    return distilled_weights(level_of(root), distilled_of(root), root / "reports", name)
 
 
 def test_the_level_comes_closer_to_its_16_bit_file_by_its_scales_alone(done: Path) -> None:
