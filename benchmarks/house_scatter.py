@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """`home` and `elsewhere` are places below pipeline/ with blanks between, `names` is a pattern."""
+    """The home, a pattern of names (texts in quotes), and the modules that mean something else; places are
+    below pipeline/, with blanks between them.
+    """
 
     home: str
     names: str
@@ -22,8 +24,7 @@ class Feature(NamedTuple):
 
 FEATURES = {
     "several processes": Feature(
-        "core/launch.py core/ranks.py models/sharded.py planning/several.py stages/train/follow.py "
-        "stages/train/several",
+        "core/launch.py core/ranks.py models/sharded.py stages/train/follow.py stages/train/several",
         r"train\.several|core\.ranks|^(run_rank|leads|processes|shares_base)$|--processes",
         "stages/curate",  # its workers
     ),

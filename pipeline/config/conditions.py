@@ -73,7 +73,6 @@ MERGED = Has("base.quantization", ("nf4", "none"))
 GGUF = Has("base.quantization", ("gguf",))
 SEEDS = Has("compare.seeds")
 DISTILLING = tuple(name for name, strategy in STRATEGIES.items() if strategy.taught_by)
-DISTILLED = (Has("quantize.distill"), Has("compare.strategies", DISTILLING, "names"))
 
 
 def of_methods() -> Iterator[Only]:
@@ -107,7 +106,7 @@ CONDITIONS = (
     Only(("merge", "convert.type"), (MERGED,)),
     Only(("quantize.levels",), (MERGED,)),
     Only(("quantize.tensor_types",), (MERGED, Has("base.level"))),
-    Only(("distill",), DISTILLED),
+    Only(("distill",), (Has("quantize.distill"), Has("compare.strategies", DISTILLING, "names"))),
     Only(("compare.levels", "compare.strategies"), (SEEDS,)),
     Only(("parity.max_kld_served",), (GGUF,)),
     Only(("parity.max_kld_level", "report.gate.max_kld_trained"), (MERGED,)),

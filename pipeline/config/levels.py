@@ -39,8 +39,8 @@ class ModelName(str):
 
     @property
     def made_of(self) -> str:
-        """The level whose file it is made of; "" where it is made of a 16-bit one."""
-        return self.plain if self.distilled else ""
+        """The level in whose file scales were taught the 16-bit model's answers; "" for any other level."""
+        return self.plain if self.ending == DISTILLED else ""
 
     @property
     def level(self) -> str:
@@ -51,11 +51,6 @@ class ModelName(str):
     def imatrix(self) -> bool:
         """Whether it is made with the importance matrix."""
         return self.ending == SUFFIX
-
-    @property
-    def distilled(self) -> bool:
-        """Whether its scales were taught the 16-bit model's answers."""
-        return self.ending == DISTILLED
 
     @property
     def has_own_types(self) -> bool:
@@ -74,7 +69,7 @@ def level_problem(spelled: str) -> str | None:
     """Why `spelled` can't be a level, as a sentence; None if it can."""
     model = ModelName(spelled)
     name = model.upper().removesuffix(SUFFIX.upper())  # base-… is no level
-    if model.distilled:
+    if model.made_of:
         return f"{spelled} is made of {model.level}: write {model.level} here, and in quantize.distill too"
     if name not in LEVELS:
         return (

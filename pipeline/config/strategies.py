@@ -1,5 +1,6 @@
 """The strategies, by key in table order, that lead from a base and data to a model served at a level."""
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from pipeline.core.places import scratch
@@ -13,8 +14,7 @@ StrategyName = Literal[
     "distilled_scales",
     "merged_distilled",
 ]
-MERGED_16, MERGED_NF4, LORA_NF4, LORA_LEVEL = "merged_16", "merged_nf4", "lora_nf4", "lora_level"
-SCALES_LEVEL, DISTILLED_SCALES, MERGED_DISTILLED = "scales_level", "distilled_scales", "merged_distilled"
+MERGED_16 = "merged_16"
 
 
 class Strategy(NamedTuple):
@@ -33,39 +33,39 @@ class Strategy(NamedTuple):
     taught_by: Literal["", "base", "merged"] = ""
 
 
-STRATEGIES = {
+STRATEGIES: Mapping[str, Strategy] = {
     MERGED_16: Strategy(
         "train on NF4, merge into 16 bit, make {level}", "set merge.base to 16-bit", on_nf4=True
     ),
-    MERGED_NF4: Strategy(
+    "merged_nf4": Strategy(
         "train on NF4, merge into NF4, make {level}",
         "set merge.base to nf4",
         on_nf4=True,
         merge_base="nf4",
     ),
-    LORA_NF4: Strategy(
+    "lora_nf4": Strategy(
         "train on NF4, put the adapter on the base's {level}",
         "add base-{level} to quantize.levels and run `quench serve base-{level} --lora`",
         on_nf4=True,
         beside=True,
     ),
-    LORA_LEVEL: Strategy(
+    "lora_level": Strategy(
         "train on {level} itself, put the adapter on it",
         "set base.quantization to gguf and base.level to {level} (recipe demo-gguf shows how)",
         beside=True,
     ),
-    SCALES_LEVEL: Strategy(
+    "scales_level": Strategy(
         "tune the scales of {level} itself",
         "set base.quantization to gguf, base.level to {level} and train.tuner to scales (recipe demo-scales "
         "shows how), train.learning_rate to 5.0e-3 and train.weight_decay to 0",
     ),
-    DISTILLED_SCALES: Strategy(
+    "distilled_scales": Strategy(
         "distill {level}, then tune its scales",
         "distill the base's {level} with train.method distill and train.tuner scales, then make that file "
         "base.model and train its scales; learning rates are 2.0e-3 and then 5.0e-3, train.weight_decay is 0",
         taught_by="base",
     ),
-    MERGED_DISTILLED: Strategy(
+    "merged_distilled": Strategy(
         "train on NF4, merge into 16 bit, make {level}, distill it from the merged model",
         "set merge.base to 16-bit, and add {level} to quantize.levels and to quantize.distill",
         taught_by="merged",
@@ -103,11 +103,6 @@ class Job(NamedTuple):
     def training(self) -> str:
         """What its own training is called: "nf4-42" or "lora_level-Q4_K_M-42"."""
         return self.on_nf4 if STRATEGIES[self.strategy].on_nf4 else self.name
-
-    @property
-    def title(self) -> str:
-        """What its strategy is called: "train on Q4_K_M itself, put the adapter on it"."""
-        return title(self.strategy, self.level)
 
 
 def title(strategy: str, level: str) -> str:

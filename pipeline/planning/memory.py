@@ -11,7 +11,6 @@ from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.serving import BUFFERS, ServingMemory, cache_per_token
 from pipeline.planning.setup import FLOAT, Setup, check_offload
-from pipeline.planning.several import exchanged_bytes, share_of
 
 CUDA_CONTEXT = 500_000_000  # assumed: 0.3 to 0.8 GB, by card and driver
 CUDA_SLACK = 0.03  # assumed: what torch's allocator reserves above what is allocated, rounding included
@@ -78,7 +77,7 @@ def plan_memory(setup: Setup) -> MemoryPlan:
     # all are put on the GPU before some go to main memory, on a CPU the 16-bit file is mapped; a GGUF is
     # loaded tensor by tensor, what is shared out in main memory
     frozen, loading, mapped = weights.frozen_bytes(setup), 0, 0
-    if not base_kind(setup).is_file and not share_of(setup).elsewhere:
+    if not base_kind(setup).is_file and setup.parts == 1:
         if setup.device == "cuda":
             loading = frozen + CUDA_CONTEXT
         else:
@@ -89,7 +88,7 @@ def plan_memory(setup: Setup) -> MemoryPlan:
 def lasting_parts(setup: Setup) -> list[Part]:
     """What stays from the first step to the last; what several processes and offloading come to as well."""
     shape, train, base = setup.shape, setup.train, base_kind(setup)
-    away, share = weights.offloaded_bytes(setup), share_of(setup)
+    away, (elsewhere, gathered) = weights.offloaded_bytes(setup), weights.shared_bytes(setup)
     in_main_memory = f"{memory_gb(sum(away))} of {plural(len(away), 'layer')} in main memory"
     (table, table_source), off_card = base.tables, weights.off_card_bytes(setup)
     tables = (
@@ -99,14 +98,14 @@ def lasting_parts(setup: Setup) -> list[Part]:
     )
     trained = FLOAT * sum(weights.trained_tensors(setup))
     parts = [
-        Part(base.called, base.linears - sum(away) - share.elsewhere, base.source),
-        Part("gathered layers", share.gathered, share.source),
+        Part(base.called, base.linears - sum(away) - elsewhere, base.source),
+        Part("gathered layers", gathered, f"the rest is with {setup.parts} processes"),
         Part("offloaded layer", max(away, default=0), f"one at a time; {in_main_memory}"),
         Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
         Part("norms and biases", weights.small_bytes(setup), train.bnb_4bit_compute_dtype),
         Part(setup.train.tuning.called, trained, f"{trained // FLOAT:,} parameters, float32"),
         Part("gradients", trained, "float32"),
-        Part("exchanged gradients", exchanged_bytes(setup, trained), "a round's and their sum"),
+        Part("exchanged gradients", setup.exchanged(trained), "a round's and their sum"),
         Part("optimizer", weights.optimizer_bytes(setup), train.optim),
     ]
     rare = ("gathered layers", "offloaded layer", "exchanged gradients")

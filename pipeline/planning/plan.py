@@ -16,7 +16,6 @@ from pipeline.planning.budget import file_bytes
 from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token
 from pipeline.planning.memory import MemoryPlan, made_file, plan_memory
 from pipeline.planning.setup import FLOAT, Setup
-from pipeline.planning.several import offload_left
 from pipeline.planning.weights import lora_bytes, optimizer_bytes, trained_tensors
 
 STEP = 64  # rows are shortened to a multiple of this
@@ -177,7 +176,7 @@ def _changes(setup: Setup, room: int) -> Iterator[tuple[str, Setup]]:
     if train.r > SMALL_RANK:
         setup = setup.at(setup.max_length, r=SMALL_RANK)
         yield f"train.r: {SMALL_RANK}", setup
-    if left := offload_left(setup):
+    if left := setup.offload_left:
         setup = _offloaded(setup, room) if left == "layers" else setup.at(setup.max_length, offload="shared")
         yield f"train.offload: {setup.train.offload}", setup
 

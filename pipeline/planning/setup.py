@@ -70,6 +70,23 @@ class Setup:
         """Whether LoRA on base linears shares their input with dropout too (`pipeline.models.lean_lora`)."""
         return self.train.quantization == "nf4" and self.device == "cpu" and not self.train.use_dora
 
+    @property
+    def parts(self) -> int:
+        """In how many the layers are shared out among the processes; 1 where each has all of them."""
+        return self.processes if self.train.shares_base else 1
+
+    @property
+    def offload_left(self) -> Literal["shared", "layers", ""]:
+        """What `train.offload` could still take off a card: the base, shared out, or layers; "": nothing."""
+        train = self.train
+        if self.processes > 1 and not train.use_dora and not train.offloaded_layers:
+            return "shared"
+        return "layers" if self.device == "cuda" and not train.use_dora and not train.shares_base else ""
+
+    def exchanged(self, trained: int) -> int:
+        """Bytes of a round's gradients in one piece, what others send, and this process's part of the sum."""
+        return 2 * trained + trained // self.processes if self.processes > 1 else 0
+
     def at(self, max_length: int, **changes: Any) -> "Setup":
         """The same with rows of `max_length` tokens and other values for keys of `train`."""
         return replace(self, train=self.train.model_copy(update=changes), max_length=max_length)

@@ -25,6 +25,9 @@ OPTIMIZERS = {
     **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (1, False, False)),
     "sgd": (0, False, False),
 }
+# layers that are there at once where `train.offload: shared` takes their parts off a card; estimated, not
+# measured on GPUs: the layer that runs, the next, which FSDP2 gathers ahead, and what it gathers into
+GATHERED = 3
 Linears = tuple[Linear, ...]  # of a layer
 # what `misfits` reads of the settings
 ASKED = {"target_modules", "experts", "layers", "r", "lora_alpha"}
@@ -34,6 +37,15 @@ ASKED |= {"lora_variants", "rank_pattern", "offload", "tuner"}
 def offloaded_bytes(setup: Setup) -> list[int]:
     """Bytes in main memory of each layer that is offloaded (`pipeline.models.offload`)."""
     return base_kind(setup).layers[: setup.train.offloaded_layers]
+
+
+def shared_bytes(setup: Setup) -> tuple[int, int]:
+    """(bytes of the layers' linears that other processes hold, bytes of the layers that are put together at
+    once), `pipeline.models.sharded`; (0, 0) where every process has them all.
+    """
+    layers = base_kind(setup).layers
+    gathered = min(GATHERED * max(layers), sum(layers)) if setup.parts > 1 else 0
+    return sum(layers) - sum(layers) // setup.parts, gathered
 
 
 def off_card_bytes(setup: Setup) -> int:

@@ -154,10 +154,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
         **{key: values[key] for key in OF_THE_MACHINE},
     }
     return {
-        "base": {
-            **keys_of_file(source),
-            "level": level,
-        },
+        "base": keys_of_file(source) | {"level": level},
         "train": Train().model_dump(mode="json") | learned,
         "quantize": {**LEVELS_ALONE},
         "compare": {"seeds": []},

@@ -30,7 +30,7 @@ from pipeline.workflow.code_keys import CODE, SETTINGS, SETTINGS_MODULE, stage_m
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.package import Package
 from pipeline.workflow.sources import read_source
-from pipeline.workflow.stages import code_of_stages, stages_in, users
+from pipeline.workflow.stages import code_of_stages, stages_in
 
 IGNORED = shutil.ignore_patterns("__pycache__")
 # the settings in effect are written again by any edit of a section; DVC compares them by value
@@ -38,6 +38,7 @@ STARTS = {name: starts for name, starts in code_of_stages().items() if name != S
 EVERY = set(STARTS)
 SOURCES = Package().sources
 KEYS = ".quench/code"
+USERS = ("data/raw", "data/guard", "data/evaluation", "data/distill")
 BEFORE = {name: Package(SOURCES).key(*starts) for name, starts in STARTS.items()}
 MEASURING = {"compare_unquantized", "compare_measure"}
 ALL_SECTIONS = set(Params.model_fields)
@@ -512,11 +513,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     (root / "params.yaml").write_text(settings, encoding="utf-8")
     (root / "dvc.yaml").write_text(dvc_text("merged"))
     written = {path for stage in stages_in("merged").values() for path in stage.written}
-    folders = {path.rstrip("/") for path in written if path.endswith("/")} | {*users()}
+    folders = {path.rstrip("/") for path in written if path.endswith("/")} | {*USERS}
     Repo.init(str(root), no_scm=True).close()
     edits = Project(root)
     outputs = edits.dvc(lambda repo: {out.def_path for out in repo.index.outs}) - {KEYS}
-    for path in outputs | set(users()):
+    for path in outputs | set(USERS):
         is_folder = path in folders or path.startswith("models/compare/")
         file = root / path / "file" if is_folder else root / path
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Evaluate
-from pipeline.config.strategies import FOLDER, Job
+from pipeline.config.strategies import FOLDER, Job, title
 from pipeline.core.errors import GateError
 from pipeline.core.hardware import machine
 from pipeline.core.publish import read_json, remove, write_json
@@ -75,7 +75,7 @@ def record(params: Params, root: Path, job: Job, make: Make) -> None:
     figures["measuring_seconds"] = round(time.monotonic() - started, 1)
     write_json(root / MEASURED / f"{job.name}.json", figures)
     remove(product.project)
-    print(f"compare: measured: {job.title}, seed {job.seed}")
+    print(f"compare: measured: {title(job.strategy, job.level)}, seed {job.seed}")
 
 
 # ---- its figures

@@ -14,11 +14,7 @@ from golden import Golden
 
 from pipeline.config.params import Params
 from pipeline.config.strategies import (
-    LORA_LEVEL,
-    LORA_NF4,
     MERGED_16,
-    MERGED_NF4,
-    SCALES_LEVEL,
     STRATEGIES,
 )
 from pipeline.metrics.paired import CHANCE
@@ -81,7 +77,7 @@ def compare(root: Path, points: dict[str, Scores], **changed: dict[str, dict[str
 
 def difference(compared: Callable[..., Summary], first: Scores, second: Scores) -> dict[str, Any]:
     """The second's less the first's."""
-    level = compared({MERGED_16: np.array(first).tolist(), MERGED_NF4: np.array(second).tolist()})
+    level = compared({MERGED_16: np.array(first).tolist(), "merged_nf4": np.array(second).tolist()})
     (found,) = level["levels"]["Q4_0"]["differences"]
     return dict(found)
 
@@ -166,7 +162,7 @@ def test_no_difference_is_none_and_one_seed_that_is_better_by_luck_is_not_measur
 
 
 def test_a_single_score_says_nothing(compared: Callable[..., Summary]) -> None:
-    found = compared({MERGED_16: [[1.0]], MERGED_NF4: [[0.0]]})["levels"]["Q4_0"]
+    found = compared({MERGED_16: [[1.0]], "merged_nf4": [[0.0]]})["levels"]["Q4_0"]
     best = found["strategies"][MERGED_16]
     assert (best["score_low"], best["score_high"]) == (0.0, 1.0)
     assert [found["differences"][0][name] for name in ("low", "high")] == [-100.0, 100.0]
@@ -174,10 +170,10 @@ def test_a_single_score_says_nothing(compared: Callable[..., Summary]) -> None:
 
 # ---- the recommendation
 
-FIRST_FOUR = (MERGED_16, MERGED_NF4, LORA_NF4, LORA_LEVEL)
-EQUAL = dict.fromkeys((MERGED_16, LORA_LEVEL, SCALES_LEVEL), 70.0)
+FIRST_FOUR = (MERGED_16, "merged_nf4", "lora_nf4", "lora_level")
+EQUAL = dict.fromkeys((MERGED_16, "lora_level", "scales_level"), 70.0)
 # as fast as 0.65 of what it is without the adapter
-SLOW = {LORA_LEVEL: {"shipped": {"median": 39.0}, "bare": {"median": 60.0}, "disturbed": False}}
+SLOW = {"lora_level": {"shipped": {"median": 39.0}, "bare": {"median": 60.0}, "disturbed": False}}
 ROWS = 128
 
 
@@ -217,14 +213,14 @@ def advice(
 
 
 ADVICE = [
-    ((70, 70, 70, 80), 1, LORA_LEVEL, True),
+    ((70, 70, 70, 80), 1, "lora_level", True),
     ((80, 70, 60, 70), 1, MERGED_16, True),
-    ((70, 80, 60, 70), 1, MERGED_NF4, True),
-    ((60, 60, 80, 70), 1, LORA_NF4, True),
-    ((70, 71, 72, 69), 1, LORA_LEVEL, False),
+    ((70, 80, 60, 70), 1, "merged_nf4", True),
+    ((60, 60, 80, 70), 1, "lora_nf4", True),
+    ((70, 71, 72, 69), 1, "lora_level", False),
     ((80, 79, 60, 60), 1, MERGED_16, False),
-    ((80, 79, 78, 60), 1, LORA_NF4, False),
-    ((0, 0, 0, 0), 0, LORA_LEVEL, False),
+    ((80, 79, 78, 60), 1, "lora_nf4", False),
+    ((0, 0, 0, 0), 0, "lora_level", False),
 ]
 
 
@@ -238,8 +234,8 @@ def test_the_advice_follows_the_figures_whatever_they_say(
 
 def more_rows_all_right(compared: Callable[..., Summary]) -> Summary:
     """Which is no noise, whatever the score says."""
-    right = {MERGED_16: 10.0, LORA_LEVEL: 30.0, SCALES_LEVEL: 12.0}
-    return advice(compared, EQUAL | {LORA_LEVEL: 71.0}, right=right, speed=SLOW)
+    right = {MERGED_16: 10.0, "lora_level": 30.0, "scales_level": 12.0}
+    return advice(compared, EQUAL | {"lora_level": 71.0}, right=right, speed=SLOW)
 
 
 def general(right: int) -> dict[str, Any]:
@@ -248,7 +244,7 @@ def general(right: int) -> dict[str, Any]:
 
 
 def test_what_the_advice_says(compared: Callable[..., Summary], snapshot: Any) -> None:
-    forgot = {name: general(50 if name == SCALES_LEVEL else 65) for name in ("untuned", *EQUAL)}
+    forgot = {name: general(50 if name == "scales_level" else 65) for name in ("untuned", *EQUAL)}
 
     def said() -> Iterator[Summary]:
         for points, noise, *_ in ADVICE:
@@ -256,7 +252,7 @@ def test_what_the_advice_says(compared: Callable[..., Summary], snapshot: Any) -
         yield advice(compared, EQUAL, speed=SLOW)
         yield more_rows_all_right(compared)
         yield advice(compared, dict(zip(FIRST_FOUR, (70, 70, 70, 80), strict=True)), seeds=1)
-        yield advice(compared, EQUAL | {SCALES_LEVEL: 90.0}, general=forgot)
+        yield advice(compared, EQUAL | {"scales_level": 90.0}, general=forgot)
 
     assert "".join(f"{one['sentence']}\n" for one in said()) == snapshot(extension_class=Golden)
 
@@ -264,30 +260,30 @@ def test_what_the_advice_says(compared: Callable[..., Summary], snapshot: Any) -
 def test_of_equals_the_faster_is_taken_however_little_disk_an_adapter_needs(
     compared: Callable[..., Summary],
 ) -> None:
-    assert advice(compared, EQUAL, speed=SLOW)["recommended"] == SCALES_LEVEL
-    best = advice(compared, EQUAL | {LORA_LEVEL: 90.0}, speed=SLOW)
-    assert best["recommended"] == LORA_LEVEL  # though slow
-    two = dict.fromkeys((LORA_NF4, LORA_LEVEL), 70.0)
-    assert advice(compared, two, speed=SLOW)["recommended"] == LORA_NF4
+    assert advice(compared, EQUAL, speed=SLOW)["recommended"] == "scales_level"
+    best = advice(compared, EQUAL | {"lora_level": 90.0}, speed=SLOW)
+    assert best["recommended"] == "lora_level"  # though slow
+    two = dict.fromkeys(("lora_nf4", "lora_level"), 70.0)
+    assert advice(compared, two, speed=SLOW)["recommended"] == "lora_nf4"
     # the best score is no excuse for fewer rows that are all right
-    right = {MERGED_16: 10.0, SCALES_LEVEL: 19.0}
-    found = advice(compared, {MERGED_16: 70.3, SCALES_LEVEL: 70.2}, right=right)
-    assert (found["recommended"], found["decided"]) == (SCALES_LEVEL, True)
+    right = {MERGED_16: 10.0, "scales_level": 19.0}
+    found = advice(compared, {MERGED_16: 70.3, "scales_level": 70.2}, right=right)
+    assert (found["recommended"], found["decided"]) == ("scales_level", True)
     found = more_rows_all_right(compared)
-    assert (found["recommended"], found["decided"]) == (LORA_LEVEL, True)
+    assert (found["recommended"], found["decided"]) == ("lora_level", True)
     # nor are more rows that are all right one for a lower score
-    found = advice(compared, {MERGED_16: 80.0, SCALES_LEVEL: 60.0}, right={SCALES_LEVEL: 30.0})
+    found = advice(compared, {MERGED_16: 80.0, "scales_level": 60.0}, right={"scales_level": 30.0})
     assert (found["recommended"], found["decided"]) == (MERGED_16, True)
 
 
 @pytest.mark.parametrize(
     ("shipped", "bare", "disturbed", "taken"),
     [
-        (60.0, None, False, LORA_LEVEL),
-        (45.0, 60.0, False, SCALES_LEVEL),
-        (57.6, 60.0, False, LORA_LEVEL),  # 0.96: as fast
-        (61.0, 60.0, False, LORA_LEVEL),  # noise
-        (20.0, 60.0, True, LORA_LEVEL),  # nothing says that it is slower
+        (60.0, None, False, "lora_level"),
+        (45.0, 60.0, False, "scales_level"),
+        (57.6, 60.0, False, "lora_level"),  # 0.96: as fast
+        (61.0, 60.0, False, "lora_level"),  # noise
+        (20.0, 60.0, True, "lora_level"),  # nothing says that it is slower
     ],
 )
 def test_an_adapters_speed_is_a_part_of_that_without(
@@ -295,4 +291,4 @@ def test_an_adapters_speed_is_a_part_of_that_without(
 ) -> None:
     speed = {"shipped": {"median": shipped}, "disturbed": disturbed}
     speed |= {} if bare is None else {"bare": {"median": bare}}
-    assert advice(compared, EQUAL, speed={LORA_LEVEL: speed})["recommended"] == taken
+    assert advice(compared, EQUAL, speed={"lora_level": speed})["recommended"] == taken

@@ -22,12 +22,7 @@ from subproject_stages import first_project, in_this_process, no_stage_runs, run
 from pipeline.__main__ import main as run_here
 from pipeline.config.params import Params, load_params
 from pipeline.config.strategies import (
-    LORA_LEVEL,
-    LORA_NF4,
     MERGED_16,
-    MERGED_DISTILLED,
-    MERGED_NF4,
-    SCALES_LEVEL,
     STRATEGIES,
     Job,
 )
@@ -44,7 +39,7 @@ from pipeline.workflow.settle import REUSE
 from pipeline.workflow.stages import code_of_stages, items_of, rules, table, values_of
 
 JOBS = ("compare_nf4", "compare_train", "compare_unquantized", "compare_measure")
-ON_NF4 = (MERGED_16, MERGED_NF4, LORA_NF4)
+ON_NF4 = (MERGED_16, "merged_nf4", "lora_nf4")
 
 
 def seen(root: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -89,7 +84,7 @@ def test_a_measurement_merges_as_its_strategy_says(ready: Path, monkeypatch: pyt
     trained = ready / "models/compare/nf4-7"
     (trained / "adapter").mkdir(parents=True)
     (trained / "train.json").write_text("{}")
-    for strategy, base in ((MERGED_16, "16-bit"), (MERGED_NF4, "nf4")):
+    for strategy, base in ((MERGED_16, "16-bit"), ("merged_nf4", "nf4")):
         folder = seen(ready, f"compare_measure@{strategy}-Q4_K_M-7", monkeypatch)
         assert load_params(folder / "params.yaml").merge.base == base
 
@@ -286,7 +281,7 @@ def test_a_job_that_nobody_asks_for_is_refused_before_it_runs(
         ({"compare": {"strategies": ["best"]}}, "is 'best', input should be 'merged_16'"),
         ({"compare": {"strategies": {"nf4": [MERGED_16]}}}, "one list of names .`quench config upgrade`"),
         (
-            {"compare": {"seeds": [1], "strategies": [SCALES_LEVEL]}},
+            {"compare": {"seeds": [1], "strategies": ["scales_level"]}},
             "compare.strategies scales_level: name two at least",
         ),
         ({"compare": {"levels": ["Q4_K_M-imatrix"]}}, "leave -imatrix out"),
@@ -399,7 +394,7 @@ def test_one_more_seed_or_level_is_jobs_of_its_own(tiny_params: dict[str, Any]) 
 
     assert not {rule.name for rule in rules(with_jobs([], "Q4_K_M"), 1)} & {*JOBS}
     made = {rule.name: rule.items for rule in rules(with_jobs([1], "Q4_K_M"), 1)}
-    usual = "|".join((*ON_NF4, LORA_LEVEL, SCALES_LEVEL))
+    usual = "|".join((*ON_NF4, "lora_level", "scales_level"))
     assert made["compare_train"] == {"strategy": usual, "level": "Q4_K_M", "seed": "1"}
     asked = with_jobs([1], "Q4_K_M"), with_jobs([1, 2], "Q4_K_M"), with_jobs([1], "Q4_K_M", "Q6_K")
     one, seeds, levels = (set(jobs_of(params, *JOBS)) for params in asked)
@@ -410,7 +405,7 @@ def test_one_more_seed_or_level_is_jobs_of_its_own(tiny_params: dict[str, Any]) 
 
 def test_only_what_is_asked_for_is_trained(tiny_params: dict[str, Any]) -> None:
     """A strategy that nobody asks for is no job, and a job depends on its own training alone."""
-    asked = [MERGED_16, SCALES_LEVEL, MERGED_DISTILLED]
+    asked = [MERGED_16, "scales_level", "merged_distilled"]
     params = Params.model_validate(with_compare(tiny_params, seeds=[1], levels=["Q4_0"], strategies=asked))
     assert jobs_of(params, *JOBS) == [
         "compare_nf4@1",
@@ -475,10 +470,10 @@ def test_a_level_that_is_another_file_than_was_trained_on_names_the_job_that_tra
     no_stage_runs(monkeypatch)
     params = set_params(ready, seeds=[1], levels=["Q4_K_M"])
     with pytest.raises(DataError, match=r"Q-COMPARE-008: .*compare_train@lora_level-Q4_K_M-1`"):
-        made.make_on_level(params, ready, Job(LORA_LEVEL, "Q4_K_M", 1))
+        made.make_on_level(params, ready, Job("lora_level", "Q4_K_M", 1))
 
 
-@pytest.mark.parametrize("name", [SCALES_LEVEL, MERGED_DISTILLED])
+@pytest.mark.parametrize("name", ["scales_level", "merged_distilled"])
 def test_a_patch_goes_on_no_other_file_of_the_level(
     tiny_gguf_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -590,23 +585,23 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
         # two steps of training: what is shipped says what the trained model says
         assert 0 <= figures["kld"] < 0.1, strategy
         if figures["tok_s"] is not None:  # other tests beside this one disturb speeds
-            assert (figures["tok_s_bare"] is None) == (strategy not in (LORA_NF4, LORA_LEVEL))
+            assert (figures["tok_s_bare"] is None) == (strategy not in ("lora_nf4", "lora_level"))
         assert figures["general"]["rows"] == found["untuned_general"]["rows"] == 3
         assert figures["general_change"].keys() > {"points", "low", "high", "measurable"}
-        assert figures["disk_bytes"] > figures["bytes"] or strategy == LORA_LEVEL
+        assert figures["disk_bytes"] > figures["bytes"] or strategy == "lora_level"
     assert (
-        at_level["strategies"][LORA_LEVEL]["disk_bytes"]
-        < at_level["strategies"][LORA_NF4]["disk_bytes"]
+        at_level["strategies"]["lora_level"]["disk_bytes"]
+        < at_level["strategies"]["lora_nf4"]["disk_bytes"]
         < at_level["strategies"][MERGED_16]["disk_bytes"]
-        < at_level["strategies"][MERGED_DISTILLED]["disk_bytes"]
+        < at_level["strategies"]["merged_distilled"]["disk_bytes"]
     )
-    distilled = at_level["strategies"][MERGED_DISTILLED]["by_seed"][0]["training"]["parts"]
+    distilled = at_level["strategies"]["merged_distilled"]["by_seed"][0]["training"]["parts"]
     assert set(distilled) == {"nf4-1", "merged_distilled-Q4_0-1"}
     trained = json.loads((ready / "models/compare/distilled_scales-Q4_0-1/train.json").read_text())
     learned = trained["distillation"]["rows"]
     assert learned["general"] == 6 and list(learned["data_distill"]["files"]) == ["more.json"]
     # a random model scores nothing, so speed and disk decide
-    assert at_level["recommended"] in (LORA_LEVEL, LORA_NF4, SCALES_LEVEL) and not at_level["decided"]
+    assert at_level["recommended"] in ("lora_level", "lora_nf4", "scales_level") and not at_level["decided"]
     assert at_level["sentence"] in capsys.readouterr().out
     assert (found["reference"]["level"], found["seconds"] > 0) == ("F16", True)
     after = {path for path in ready.rglob("*") if ".compare" not in path.parts}
@@ -621,10 +616,10 @@ def test_every_strategy_is_measured_and_a_killed_job_goes_on(
         *(f"reports/compare/{job.partition('@')[2]}.json" for job in jobs_of(params, "compare_measure")),
     }
     # fewer strategies: nothing to train for them, and what no cache has stays
-    set_params(ready, strategies=[SCALES_LEVEL, MERGED_NF4])
+    set_params(ready, strategies=["scales_level", "merged_nf4"])
     assert run_here(["compare", "--root", str(ready)]) == 0
     found = json.loads((ready / "reports/strategies.json").read_text())
-    assert set(found["levels"]["Q4_0"]["strategies"]) == {MERGED_NF4, SCALES_LEVEL}
+    assert set(found["levels"]["Q4_0"]["strategies"]) == {"merged_nf4", "scales_level"}
     assert len(list((ready / "models/compare").iterdir())) == 1 + len(STRATEGIES)
     started = {stage for _, stage in ran}
     # whose code is in the jobs' keys
