@@ -27,14 +27,7 @@ from pipeline.planning.plan import make_plan, own_bytes
 from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import setup_of
 from pipeline.planning.shape import Shape
-from pipeline.subprojects.distill_rows import (
-    curated,
-    first_of,
-    learnable,
-    shuffled,
-    write_drawn,
-    write_lines,
-)
+from pipeline.subprojects.distill_rows import curated, first_of, learnable, shuffled, write_drawn, write_lines
 from pipeline.subprojects.processes import Settings, changed_params, open_subproject, run_stage, train
 
 # what a sub-project's training takes from section train: how this machine trains, not what is trained

@@ -1,10 +1,5 @@
-"""Train what one strategy ships at one level of `compare.levels` with one seed of `compare.seeds`.
-
-    merged_16, merged_nf4, lora_nf4    nothing of their own: stage compare_nf4 trained for all three
-    lora_level          an adapter on the base's own GGUF at the level
-    scales_level        the scales of that GGUF's blocks
-    distilled_scales    the same, after they learned the answers of the untuned base
-    merged_distilled    the scales of the merged model's level, which learn the merged model's answers
+"""Train what one strategy ships at one level of `compare.levels` with one seed of `compare.seeds`; nothing
+where it ships what stage compare_nf4 trained.
 
 Reads `models/gguf/NAME-base-F16.gguf`, from which levels are made, `data/final/`, `data/distill/` and, for
 the merged model, `models/base/`, `models/base.json` and `models/compare/nf4-SEED/`. Writes

@@ -1,6 +1,4 @@
-"""What each process of a training does, and those that don't lead: the same steps, without a trace on the
-disk.
-"""
+"""What each process of a training does; those that don't lead: the same steps, without a trace on disk."""
 
 import os
 import sys
