@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -156,8 +156,10 @@ def stages_in(graph: Graph) -> dict[str, Stage]:
 
 
 def stage_modules(stage: str) -> list[str]:
-    """The modules that `stage` starts from: its own and those of the stages that it starts."""
-    return [stage_module(name) for name in (stage, *table().stages[stage].starts)]
+    """The modules that `stage` starts from: its own and those of what it runs as processes."""
+    stages = table().stages
+    starts = stages[stage].starts if stage in stages else []
+    return [stage_module(stage), *chain.from_iterable(map(stage_modules, starts))]
 
 
 def code_of_stages() -> dict[str, list[str]]:
