@@ -55,12 +55,13 @@ def written(file: Path, shape: Shape) -> Path:
         "up_proj": "ffn_up",
         "down_proj": "ffn_down",
     }
-    if shape.experts:
+    experts = shape.routing.number if shape.routing else 0
+    if experts:
         names |= {name: f"{names[name]}_shexp" for name in ("gate_proj", "up_proj", "down_proj")}
         names |= {f"experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
         names["shared_expert_gate"] = "ffn_gate_inp_shexp"
     tensors: dict[str, Any] = {}
-    if shape.experts:  # a Llama's own MLP
+    if experts:  # a Llama's own MLP
         tensors |= {f"blk.0.ffn_{part}.weight": None for part in ("gate", "up", "down")}
     tensors |= {
         f"blk.{layer}.{names[linear.name]}.weight": np.zeros(
@@ -69,8 +70,8 @@ def written(file: Path, shape: Shape) -> Path:
         for layer in range(LAYERS)
         for linear in shape.linears
     }
-    for layer in range(LAYERS if shape.experts else 0):
-        tensors[f"blk.{layer}.ffn_gate_inp.weight"] = np.zeros((shape.experts, shape.hidden), np.float32)
+    for layer in range(LAYERS if experts else 0):
+        tensors[f"blk.{layer}.ffn_gate_inp.weight"] = np.zeros((experts, shape.hidden), np.float32)
         tensors[f"blk.{layer}.ffn_gate_inp_shexp.weight"] = np.zeros(shape.hidden, np.float32)
     tensors |= {
         f"blk.{layer}.{names[linear.name]}.bias": np.zeros(linear.outputs, np.float32)
@@ -95,5 +96,5 @@ def written(file: Path, shape: Shape) -> Path:
         llama__feed_forward_length=shape.intermediate,
         llama__attention__head_count_kv=shape.kv_heads,
         llama__rope__dimension_count=shape.head_dim,
-        **({"llama__expert_count": shape.experts, "llama__expert_used_count": 2} if shape.experts else {}),
+        **({"llama__expert_count": experts, "llama__expert_used_count": 2} if experts else {}),
     )

@@ -81,7 +81,7 @@ def layer_kept(setup: Setup, layer: int, targets: Linears, first: bool = False) 
         + lora
         + attention_kept(setup)
         + gated
-        + experts_kept(setup)
+        + routing_kept(setup)
     )
 
 
@@ -102,15 +102,12 @@ def dora_kept(setup: Setup, layer: int, targets: Linears) -> int:
     return kept
 
 
-def experts_kept(setup: Setup) -> int:
-    """Bytes that a mixture's layer keeps beside its linears' inputs: what the router gives, which tokens go
-    where, the experts' answers before and after they are weighted, the shared one's before.
-    """
-    shape = setup.shape
-    shared = any(linear.name == "shared_expert_gate" for linear in shape.linears)
-    answers = shape.chosen * (2 * shape.hidden + 1) + shared * (shape.hidden + 1)
-    weights = shape.experts + shape.normalized * (shape.chosen + 1)
-    return setup.tokens * (answers * setup.element + shape.chosen * 3 * INDEX + weights * FLOAT)
+def routing_kept(setup: Setup) -> int:
+    """Bytes that a mixture's layer keeps beside its linears' inputs; 0 for a dense one's."""
+    if setup.shape.routing is None:
+        return 0
+    activations, indices, floats = setup.shape.routing.kept(setup.shape.hidden)
+    return setup.tokens * (activations * setup.element + indices * INDEX + floats * FLOAT)
 
 
 def normalized_kept(setup: Setup, whole: set[str]) -> int:

@@ -26,13 +26,13 @@ from pipeline.planning.quantized import (
     quantized_level,
 )
 from pipeline.planning.setup import setup_of
-from pipeline.planning.shape import EXPERT_KEYS, KEYS, Shape, load_shape, read_shape
+from pipeline.planning.shape import KEYS, MIXTURE_KEYS, Shape, load_shape, read_shape
 
 # Shapes of published models, so that a recipe can be planned before its base is here: numbers from each
 # model's config.json on the Hugging Face Hub. The tests compare the parameters that follow with the published
 # counts
 # name of the model, in lower case, without "-instruct" and "-base": (model_type, values of KEYS, and of a
-# mixture those of EXPERT_KEYS that it has)
+# mixture those of MIXTURE_KEYS that it has)
 PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
     "smollm2-135m": ("llama", (576, 1536, 30, 9, 3, 64, 8_192, 49_152, True)),
     "qwen2.5-0.5b": ("qwen2", (896, 4_864, 24, 14, 2, 64, 32_768, 151_936, True)),
@@ -111,7 +111,7 @@ def published_shape(model: str, file: str | None = None) -> Shape | None:
         if plain in PUBLISHED:
             kind, values = PUBLISHED[plain]
             config = {"model_type": kind, **dict(zip(KEYS, values[: len(KEYS)], strict=True))}
-            return read_shape(config | dict(zip(EXPERT_KEYS, values[len(KEYS) :], strict=False)), model)
+            return read_shape(config | dict(zip(MIXTURE_KEYS, values[len(KEYS) :], strict=False)), model)
     return None
 
 

@@ -14,24 +14,6 @@ from pipeline.planning.shape import Shape
 HEADER_PER_TOKEN = 36
 EIGHT = 8  # experts of a Mixtral, for which llama-quantize has types of its own
 LOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
-NAMES = {
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "o_proj": "attn_output",
-    "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
-}
-MIXTURE_NAMES = {
-    "gate_proj": "ffn_gate_shexp",
-    "up_proj": "ffn_up_shexp",
-    "down_proj": "ffn_down_shexp",
-    "shared_expert_gate": "ffn_gate_inp_shexp",
-    "experts.gate_proj": "ffn_gate_exps",
-    "experts.up_proj": "ffn_up_exps",
-    "experts.down_proj": "ffn_down_exps",
-}
 # tensor: level (with -imatrix where that matters): (where in the layers, type), the first that holds; else
 # the level's own type
 RULES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
@@ -128,7 +110,7 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
         return "F32"
     if name == "MXFP4_MOE" and tensor.endswith("_exps"):
         return _quantized("MXFP4", columns)
-    if shape.experts == EIGHT and name not in LOW:
+    if shape.routing and shape.routing.number == EIGHT and name not in LOW:
         if tensor in ("attn_k", "attn_v"):
             return _quantized("Q8_0", columns)
         if tensor == "attn_output":
@@ -155,10 +137,9 @@ def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
 
     for table in ("token_embd",) if shape.tied else ("token_embd", "output"):
         yield stored(table, shape.hidden, shape.vocabulary)
-    names = NAMES | (MIXTURE_NAMES if shape.mixture else {})
     for linear in shape.linears:
         for layer in range(shape.layers):
-            yield stored(names[linear.name], linear.inputs, linear.outputs * linear.copies, layer)
+            yield stored(linear.tensor, linear.inputs, linear.outputs * linear.copies, layer)
 
 
 def _quantized(ggml_type: str, columns: int) -> str:

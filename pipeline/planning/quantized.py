@@ -12,10 +12,10 @@ from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata, stated_config
-from pipeline.planning.level_bytes import MIXTURE_NAMES, NAMES, level_bytes, matrices
-from pipeline.planning.shape import SIZES, Shape, read_shape
+from pipeline.planning.level_bytes import level_bytes, matrices
+from pipeline.planning.shape import SIZES, TENSORS, Shape, read_shape
 
-LINEAR = re.compile(rf"blk\.\d+\.({'|'.join((*NAMES.values(), *MIXTURE_NAMES.values()))})\.weight")
+LINEAR = re.compile(rf"blk\.\d+\.({'|'.join(TENSORS.values())})(_exps|_shexp)?\.weight")
 SAMPLED = 64  # of so many blocks of rows one is looked at
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights
 LEVEL_NAMES = "|".join(sorted((*LEVELS, "F16", "BF16", "F32")))

@@ -1,14 +1,14 @@
 """The shape of a Qwen-, Llama- or Mistral-like model, dense or a mixture, read from its config.json."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.models.experts.recognize import TRAINABLE, check_experts
+from pipeline.models.experts.recognize import ROUTING, Routing, check_experts, read_routing
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
 # keys of a config.json that a shape is made of
@@ -22,13 +22,18 @@ SIZES = (
     "max_position_embeddings",
 )
 KEYS = (*SIZES, "vocab_size", "tie_word_embeddings")
-EXPERT_KEYS = (  # and of a mixture's, as many as it has
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-)
+MIXTURE_KEYS = tuple(ROUTING)  # and of a mixture's, as many as it has
 ROUTED = "experts."  # before the names of a routed expert's linears
+TENSORS = {  # the GGUF's names of a layer's linears, without their `ending`
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "shared_expert_gate": "ffn_gate_inp_shexp",
+}
 
 
 @dataclass(frozen=True)
@@ -47,16 +52,22 @@ class Linear:
     copies: int = 1
     used: int = 1
     inside: str = ""  # the module of attention or of the MLP that it is in
+    ending: str = ""  # of its name in a GGUF
+
+    @property
+    def tensor(self) -> str:
+        """Its name in a GGUF, without the layer."""
+        return TENSORS[self.name.removeprefix(ROUTED)] + self.ending
 
     @property
     def weights(self) -> int:
         """Elements of the weight of one copy, without the bias."""
         return self.inputs * self.outputs
 
-    def path(self, layer: int, expert: int = 0) -> str:
+    def path(self, layer: int, copy: int = 0) -> str:
         """Its name in transformers' model, of a routed expert's linear that of one copy."""
         part = "self_attn" if self.reads in ("normed", "attended") else "mlp"
-        name = self.name.replace(ROUTED, f"{ROUTED}{expert}.")
+        name = self.name.replace(ROUTED, f"{ROUTED}{copy}.")
         return ".".join(filter(None, ("model.layers", str(layer), part, self.inside, name)))
 
 
@@ -65,8 +76,7 @@ class Shape:
     """A decoder of `layers` equal layers; `qk_norms` says that queries and keys are normalized (Qwen3).
 
     `intermediate` is how many features a token has between gate or up and down, in a mixture in all of its
-    experts together, the shared one included. `experts` is how many routed ones a layer has, `chosen` how
-    many of them a token is sent to.
+    experts together, the shared one included. `routing` is None where it is dense.
     """
 
     layers: int
@@ -80,20 +90,19 @@ class Shape:
     qk_norms: bool
     positions: int
     linears: tuple[Linear, ...]  # of one layer
-    experts: int = 0
-    chosen: int = 0
-    normalized: bool = False
+    routing: Routing | None = None
 
     @property
     def mixture(self) -> bool:
         """Whether it is a mixture of experts."""
-        return self.experts > 0
+        return self.routing is not None
 
     @property
     def adaptable(self) -> tuple[Linear, ...]:
         """A layer's linears that can have an adapter: `linears`, and the router, which no level quantizes."""
-        router = Linear("gate", self.hidden, self.experts, False, "normed again")
-        return (*self.linears, router) if self.mixture else self.linears
+        if self.routing is None:
+            return self.linears
+        return (*self.linears, Linear("gate", self.hidden, self.routing.number, False, "normed again"))
 
     @property
     def queries(self) -> int:
@@ -125,7 +134,8 @@ class Shape:
         """Elements of norms, biases and routers."""
         biases = sum(linear.outputs for linear in self.linears if linear.bias)
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norms else 0)
-        return self.layers * (biases + norms + self.experts * self.hidden) + self.hidden
+        router = self.routing.number * self.hidden if self.routing else 0
+        return self.layers * (biases + norms + router) + self.hidden
 
     @property
     def parameters(self) -> int:
@@ -172,15 +182,12 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     attention_bias = output_bias or kind == "qwen2" or (kind == "qwen2_moe" and config.get("qkv_bias", True))
     mlp_bias = kind == "llama" and bool(config.get("mlp_bias"))
     queries, keys = heads * head_dim, kv_heads * head_dim
-    many = "num_local_experts" if "num_local_experts" in config else "num_experts"  # the library's other name
-    experts, chosen = (number(many), number("num_experts_per_tok")) if kind in TRAINABLE else (0, 0)
-    routed = number("intermediate_size" if kind == "mixtral" else "moe_intermediate_size") if experts else 0
-    shared = "shared_expert_" if kind == "qwen2_moe" else ""
-    inner = number(f"{shared}intermediate_size") if shared or not experts else 0
+    routing = read_routing(config, number)
+    inner = number("intermediate_size") if routing is None else routing.shared + routing.used * routing.width
     return Shape(
         layers=number("num_hidden_layers"),
         hidden=hidden,
-        intermediate=inner + chosen * routed,
+        intermediate=inner,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -193,25 +200,9 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
             Linear("k_proj", hidden, keys, attention_bias, "normed"),
             Linear("v_proj", hidden, keys, attention_bias, "normed"),
             Linear("o_proj", queries, hidden, output_bias, "attended"),
-            *(
-                replace(linear, inside="shared_expert" if experts else "")
-                for linear in (gated(hidden, inner, mlp_bias) if inner else ())
-            ),
-            *((Linear("shared_expert_gate", hidden, 1, False, "normed again"),) if inner and experts else ()),
-            *(
-                replace(
-                    linear,
-                    name=ROUTED + linear.name,
-                    reads=ROUTED + linear.reads,
-                    copies=experts,
-                    used=chosen,
-                )
-                for linear in (gated(hidden, routed, False) if experts else ())
-            ),
+            *(gated(hidden, inner, mlp_bias) if routing is None else mixed(hidden, routing)),
         ),
-        experts=experts,
-        chosen=chosen,
-        normalized=bool(config.get("norm_topk_prob", kind == "mixtral")),
+        routing=routing,
     )
 
 
@@ -222,6 +213,17 @@ def gated(hidden: int, inner: int, bias: bool) -> tuple[Linear, ...]:
         Linear("up_proj", hidden, inner, bias, "normed again"),
         Linear("down_proj", inner, hidden, bias, "gated"),
     )
+
+
+def mixed(hidden: int, routing: Routing) -> Iterator[Linear]:
+    """The linears of a mixture's MLP: the shared expert's, if there is one, and the routed ones'."""
+    if routing.shared:
+        for linear in gated(hidden, routing.shared, False):
+            yield replace(linear, inside="shared_expert", ending="_shexp")
+        yield Linear("shared_expert_gate", hidden, 1, False, "normed again")
+    for linear in gated(hidden, routing.width, False):
+        apart = replace(linear, name=ROUTED + linear.name, reads=ROUTED + linear.reads, ending="_exps")
+        yield replace(apart, copies=routing.number, used=routing.used)
 
 
 def load_shape(path: Path) -> Shape:

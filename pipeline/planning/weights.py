@@ -9,7 +9,6 @@ from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_a
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.base_kinds import base_kind
-from pipeline.planning.level_bytes import NAMES
 from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Linear, Shape
 
@@ -84,10 +83,10 @@ def _targets(shape: Shape, settings: str) -> tuple[Linears, ...] | str:
     train = Train.model_construct(**json.loads(settings))
     apart = tells_experts_apart(train)
     paths = (
-        linear.path(layer, expert)
+        linear.path(layer, copy)
         for layer in range(shape.layers)
         for linear in shape.adaptable
-        for expert in range(linear.copies if apart else 1)
+        for copy in range(linear.copies if apart else 1)
     )
     if problem := next(misfits(train, paths, shape.layers), None):
         return problem
@@ -159,9 +158,7 @@ def trained_tensors(setup: Setup) -> list[int]:
         return lora_shapes(setup) + [size for _, size in saved_norms(setup)]
     assert setup.quantized, "the scales of a GGUF train, and how many it has is missing"
     trained = {
-        f"blk.{layer}.{NAMES[linear.name]}"
-        for layer, linears in enumerate(targets(setup))
-        for linear in linears
+        f"blk.{layer}.{linear.tensor}" for layer, linears in enumerate(targets(setup)) for linear in linears
     }
     return [count for name, count in setup.quantized.scales if name in trained]
 

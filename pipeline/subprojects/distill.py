@@ -21,12 +21,11 @@ from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import SCALES
-from pipeline.planning.level_bytes import NAMES
 from pipeline.planning.memory import TEACHER_ROOM
 from pipeline.planning.plan import make_plan, own_bytes
 from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import setup_of
-from pipeline.planning.shape import Shape
+from pipeline.planning.shape import TENSORS, Shape
 from pipeline.subprojects.distill_rows import curated, first_of, learnable, shuffled, write_drawn, write_lines
 from pipeline.subprojects.processes import Settings, changed_params, open_subproject, run_stage, train
 
@@ -114,9 +113,9 @@ def targets(level: Path) -> list[str]:
     """The names of the linears that have scales to train in every layer of the file; the others stay as they
     are. Raises `ConfigError` if there are none.
     """
-    types: dict[str, set[int]] = {name: set() for name in NAMES}
+    types: dict[str, set[int]] = {name: set() for name in TENSORS}
     for tensor, (_, ggml_type) in check_gguf(level).tensors.items():
-        for name, part in NAMES.items():
+        for name, part in TENSORS.items():
             if tensor.startswith("blk.") and tensor.endswith(f".{part}.weight"):
                 types[name].add(ggml_type)
     names = [name for name, its in types.items() if its and its <= SCALES.keys()]

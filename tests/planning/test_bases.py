@@ -18,6 +18,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import read_header, tensor_bytes
 from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
+from pipeline.models.experts.recognize import Routing
 from pipeline.planning import weights
 from pipeline.planning.base import PUBLISHED, find_quantized, find_shape, published_shape
 from pipeline.planning.duration import run_of, work_in
@@ -103,7 +104,7 @@ def test_a_config_that_cant_be_is_refused(changed: dict[str, Any], error: Any, i
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({}, {"head_dim": 10, "positions": 32_768, "tied": False, "qk_norms": False, "normalized": False}),
+        ({}, {"head_dim": 10, "positions": 32_768, "tied": False, "qk_norms": False, "routing": None}),
         ({"model_type": "qwen3"}, {"head_dim": 128, "qk_norms": True}),
         (
             {"model_type": "qwen3", "attention_bias": True},
@@ -116,19 +117,18 @@ def test_a_config_that_cant_be_is_refused(changed: dict[str, Any], error: Any, i
         (
             {"model_type": "qwen2_moe", **MOE, "shared_expert_intermediate_size": 72},
             {
-                "experts": 4,
-                "chosen": 3,
+                "routing": Routing(4, 3, 24, shared=72, normalized=False),
                 "intermediate": 72 + 3 * 24,
                 "small_weights": 2 * (80 + 80 + 160) + 40,
             },
         ),
         (
             {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
-            {"experts": 4, "intermediate": 100, "normalized": True},
+            {"routing": Routing(4, 2, 50, shared=0, normalized=True), "intermediate": 100},
         ),
         (
             {"model_type": "qwen3_moe", **MOE, "norm_topk_prob": True},
-            {"intermediate": 72, "normalized": True},
+            {"routing": Routing(4, 3, 24, shared=0, normalized=True), "intermediate": 72},
         ),
     ],
 )
@@ -288,7 +288,8 @@ def test_a_level_that_is_made_here_comes_from_the_file_that_is_fetched(tmp_path:
 def test_a_llama_with_experts_is_planned_as_a_mixtral(tmp_path: Path) -> None:
     tiny_gguf(tmp_path / "mine.gguf", llama__expert_count=8, llama__expert_used_count=2)
     shape = find_shape(write_gguf_params(tmp_path, base=mine()), tmp_path)
-    assert (shape.experts, shape.chosen, shape.intermediate) == (8, 2, 2 * 64)
+    assert shape.routing and (shape.routing.number, shape.routing.used) == (8, 2)
+    assert shape.intermediate == 2 * 64
 
 
 @pytest.mark.parametrize(

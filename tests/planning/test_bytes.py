@@ -215,7 +215,7 @@ KEPT: list[Any] = [
 @pytest.mark.parametrize(("kind", "changed"), KEPT)
 def test_what_autograd_keeps(base: Callable[[str], Path], kind: str, changed: dict[str, Any]) -> None:
     train = trained_on(kind, **changed)
-    if train.lora_dropout and load_shape(base(kind) / "config.json").experts:
+    if train.lora_dropout and load_shape(base(kind) / "config.json").mixture:
         train = train.model_copy(update={"experts": [*expert_parts(train), "router"]})
     model = adapted(base(kind), train).train()
     if train.gradient_checkpointing > 1:

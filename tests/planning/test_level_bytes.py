@@ -57,7 +57,7 @@ def test_every_level_is_as_llama_quantize_sums_it_up(tmp_path: Path, tools: Tool
     """With `--dry-run` it chooses the types and writes nothing."""
     source = written(tmp_path / "x.gguf", shape)
     # llama-quantize counts a mixture's tensors of the lowest levels otherwise: two in a hundred of the bytes
-    for level in sorted(COMPARED - (set(LOW) if shape.experts else set())):
+    for level in sorted(COMPARED - (set(LOW) if shape.routing else set())):
         done = ended([tools.tool("llama-quantize"), "--dry-run", source, level])
         found = re.search(r"quant size += +([\d.]+) MiB", done.stdout + done.stderr)
         assert found, level

@@ -1,7 +1,8 @@
 """Mixtures of experts, recognized by configuration, and refused if their experts can't have an adapter."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.core.errors import DataError
@@ -14,6 +15,49 @@ TRAINABLE = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "mixtral": "llama
 # whether llama.cpp divides the chosen experts' weights by their sum (`build_moe_ffn` in its src/models): no
 # GGUF key says otherwise
 NORMALIZED = {"qwen2_moe": False, "qwen3_moe": True}
+# what config.json says of a mixture alone: the field that says it in a GGUF's header
+ROUTING = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """A layer's routed experts: how many there are, how many of them a token is sent to, and how many
+    features it has in each between gate or up and down; in the shared expert `shared`, 0 if there is none.
+    `normalized` says that the chosen ones' weights are divided by their sum.
+    """
+
+    number: int
+    used: int
+    width: int
+    shared: int
+    normalized: bool
+
+    def kept(self, hidden: int) -> tuple[int, int, int]:
+        """What a layer keeps of a token beside its linears' inputs (`pipeline.models.experts.separate`), as
+        (activations, indices, float32 numbers): the experts' answers before and after they are weighted, the
+        shared one's before; which tokens go where; what the router gives.
+        """
+        answers = self.used * (2 * hidden + 1) + (hidden + 1 if self.shared else 0)
+        return answers, 3 * self.used, self.number + (self.used + 1 if self.normalized else 0)
+
+
+def read_routing(config: Mapping[str, Any], number: Callable[[str], int]) -> Routing | None:
+    """The experts of a model of this config.json, whose keys `number` reads; None if it is dense."""
+    kind = config.get("model_type")
+    if kind not in TRAINABLE:
+        return None
+    return Routing(
+        number("num_local_experts" if "num_local_experts" in config else "num_experts"),
+        number("num_experts_per_tok"),
+        number("intermediate_size" if kind == "mixtral" else "moe_intermediate_size"),
+        number("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
+        bool(config.get("norm_topk_prob", kind == "mixtral")),
+    )
 
 
 def check_experts(config: Mapping[str, Any], where: str) -> None:
@@ -69,13 +113,9 @@ def expert_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     architecture, kind = fields.get("general.architecture"), kind_of(fields)
     if kind not in TRAINABLE:
         return {}
-    keys = {
-        "num_local_experts" if kind == "mixtral" else "num_experts": "expert_count",
-        "num_experts_per_tok": "expert_used_count",
-        "moe_intermediate_size": "expert_feed_forward_length",
-        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    }
-    values = {key: fields.get(f"{architecture}.{field}") for key, field in keys.items()}
+    values = {key: fields.get(f"{architecture}.{field}") for key, field in ROUTING.items()}
+    if kind == "mixtral":
+        values["num_local_experts"] = values.pop("num_experts")
     settings = {"model_type": kind, **{key: value for key, value in values.items() if value is not None}}
     if kind == "mixtral":
         return settings
