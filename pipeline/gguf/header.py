@@ -26,9 +26,6 @@ CONFIG_FIELDS = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "num_experts_per_tok": "expert_used_count",
-    "rope_theta": "rope.freq_base",
 }
 
 

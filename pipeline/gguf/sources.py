@@ -42,15 +42,15 @@ KNOWN = {
 }
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
-# keys of config.json that a model is computed with and no tensor's shape proves
-SETTINGS = (
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "num_experts_per_tok",
-    "rope_theta",
-)
+# parameters that hold a linear of each of a layer's experts: the linears whose rows follow each other in one
+FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+# keys of config.json that a model is computed with and no tensor's shape proves: the field of a GGUF's header
+SETTINGS = {
+    **{key: CONFIG_FIELDS[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")},
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "num_experts_per_tok": "expert_used_count",
+    "rope_theta": "rope.freq_base",
+}
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
@@ -133,13 +133,11 @@ def _parts(name: str, entry: Entry, heads: dict[str, int]) -> Iterator[tuple[str
     elif match := ONE_EXPERT.fullmatch(name):
         yield f"{match[1]}.{match[3]}.weight", [Piece(entry, 0, entry.rows)]
     elif match := FUSED_EXPERTS.fullmatch(name):
-        if match[2] == "down_proj":
-            yield f"{match[1]}.down_proj.weight", [Piece(entry, 0, entry.rows)]
-            return
-        experts, both = entry.shape[0], entry.shape[1]  # (experts, gate and up, hidden)
-        for place, part in enumerate(("gate_proj", "up_proj")):
-            starts = [expert * both + place * both // 2 for expert in range(experts)]
-            yield f"{match[1]}.{part}.weight", [Piece(entry, start, start + both // 2) for start in starts]
+        together = entry.shape[1]  # rows of one expert
+        rows = together // len(FUSED[match[2]])
+        for place, part in enumerate(FUSED[match[2]]):
+            starts = range(place * rows, entry.rows, together)
+            yield f"{match[1]}.{part}.weight", [Piece(entry, start, start + rows) for start in starts]
     else:
         yield name, [Piece(entry, 0, entry.rows)]
 
@@ -157,8 +155,8 @@ def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
         {**config, **(config.get("rope_parameters") or {})},
     )
     return {
-        f"{architecture}.{CONFIG_FIELDS[key]}": values[key]
-        for key in SETTINGS
+        f"{architecture}.{field}": values[key]
+        for key, field in SETTINGS.items()
         if isinstance(values.get(key), int | float)
     }
 

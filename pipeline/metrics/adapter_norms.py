@@ -18,7 +18,7 @@ from pipeline.core.text import listed, plural
 from pipeline.gguf.safetensors_rows import Entry, read_folder
 from pipeline.gguf.sources import in_model
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.models.merging.adapter import changed_start, read_adapter
+from pipeline.models.merging.adapter import by_slice, changed_start, read_adapter
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 PLACE = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.(.+)")
@@ -114,20 +114,14 @@ def _of_folder(folder: Path) -> Iterator[Norms]:
         if "lora_embedding_A" in module.parts:
             names = ("lora_embedding_A", "lora_embedding_B")
         a, b = (_numbers(module.parts[name]) for name in names)
-        # PEFT's experts lie in one A (expert by expert) and one B (expert the fastest)
-        experts, rest = divmod(a.shape[0], adapter.rank(module.path))
-        if rest or (experts != 1 and not adapter.settings.target_parameters):
+        slices, rest = divmod(a.shape[0], adapter.rank(module.path))
+        if rest or (slices != 1 and not adapter.settings.target_parameters):
             raise DataError(
                 "Q-METRICS-021",
                 f"{module.where} has an A of {a.shape[0]} rows and adapter_config.json says rank "
                 f"{adapter.rank(module.path)}: copy both files from one adapter",
             )
-        yield _norms(
-            f"{module.path}.weight",
-            a.reshape(experts, -1, a.shape[1]),
-            b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1),
-            adapter.scale(module.path),
-        )
+        yield _norms(f"{module.path}.weight", *by_slice(a, b, slices), adapter.scale(module.path))
 
 
 def _numbers(entry: Entry) -> Floats:

@@ -76,19 +76,6 @@ class Mixture(torch.nn.Module):
         return out.view_as(x)
 
 
-def expert_linears(model: Any) -> list[str]:
-    """The names that the linears of the routed experts of transformers' own `model` have once separated."""
-    if not has_experts(model.config):
-        return []
-    return [
-        f"{name}.{expert}.{part}"
-        for name, module in model.named_modules()
-        if hasattr(module, "gate_up_proj")
-        for expert in range(module.gate_up_proj.shape[0])
-        for part in PARTS
-    ]
-
-
 def has_experts(config: Any) -> bool:
     """Whether a model of this configuration has experts that can be separated."""
     return config.model_type in TRAINABLE

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -125,6 +125,15 @@ class Module:
     def where(self) -> str:
         """Its name in the file."""
         return PREFIX + self.path + ".base_layer" * self.depth
+
+
+def by_slice(a: Any, b: Any, slices: int) -> tuple[Any, Any]:
+    """A (slices, r, in) and B (slices, out, r), of arrays or tensors. PEFT flattens those of a parameter of
+    three dimensions to (slices·r, in) and (out, r·slices): a slice is the slow index of A's rows and the fast
+    one of B's columns.
+    """
+    apart = b.reshape(b.shape[0], -1, slices)
+    return a.reshape(slices, -1, a.shape[1]), apart.swapaxes(1, 2).swapaxes(0, 1)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_rows, spans
-from pipeline.models.merging.adapter import Module
+from pipeline.models.merging.adapter import Module, by_slice
 from pipeline.models.merging.nf4 import Nf4, round_trip, tensor_scales
 from pipeline.models.tensors import all_finite
 
@@ -19,8 +19,8 @@ BLOCK = 1 << 18  # numbers a block: its float64 sums take 2 MB, which stay in th
 
 @dataclass(frozen=True)
 class Update:
-    """scale · left · right, one pair of matrices an expert: left (E, O, r), right (E, r, I), for a weight of
-    E·O rows and I columns.
+    """scale · left · right, one pair of matrices a slice: left (S, O, r), right (S, r, I), for a weight of
+    S·O rows and I columns. A linear is one slice; a parameter of three dimensions has one for each expert.
 
     `magnitude` is DoRA's (arXiv:2402.09353): the sum's rows (`by_column`: columns) are brought to these
     lengths.
@@ -43,13 +43,13 @@ class Update:
 
         high = self.left.shape[1]
         parts = []
-        for expert in range(first // high, (last - 1) // high + 1):
-            start, stop = max(first - expert * high, 0), min(last - expert * high, high)
-            parts.append(self.left[expert, start:stop].double() @ (self.right[expert].double() * self.scale))
+        for number in range(first // high, (last - 1) // high + 1):
+            start, stop = max(first - number * high, 0), min(last - number * high, high)
+            parts.append(self.left[number, start:stop].double() @ (self.right[number].double() * self.scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def expert(self, number: int, first: int, last: int) -> "Update":
-        """The update of rows [first, last) of one expert."""
+    def part(self, number: int, first: int, last: int) -> "Update":
+        """The update of rows [first, last) of one slice."""
         return Update(self.left[number : number + 1, first:last], self.right[number : number + 1], self.scale)
 
 
@@ -66,14 +66,10 @@ class Job:
     quantized: bool = False
 
 
-def low_rank(module: Module, scale: float, *, transposed: bool, experts: int = 1) -> Update:
-    """The update of a linear's or a parameter's weight; `transposed` for weights stored (in, out).
-
-    With experts PEFT flattens A to (E·r, in) and B to (out, r·E), the expert being the slow index of A's rows
-    and the fast one of B's columns.
-    """
+def low_rank(module: Module, scale: float, *, transposed: bool, slices: int = 1) -> Update:
+    """The update of a linear's or a parameter's weight; `transposed` for weights stored (in, out)."""
     a, b = read_rows(module.parts["lora_A.weight"]), read_rows(module.parts["lora_B.weight"])
-    a, b = a.view(experts, -1, a.shape[1]), b.view(b.shape[0], -1, experts).permute(2, 0, 1)
+    a, b = by_slice(a, b, slices)
     left, right = (a.transpose(1, 2), b.transpose(1, 2)) if transposed else (b, a)
     return Update(left, right, scale, _magnitude(module), by_column=transposed)
 

@@ -45,27 +45,28 @@ def structure(base: Path) -> Structure:
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    from pipeline.models.experts.separate import expert_linears
-    from pipeline.models.loading import read_config
+    from pipeline.models.loading import class_for, read_config
 
     try:
         config = read_config(base)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            kind = class_for(config)
+            trained = model if isinstance(model, kind) else kind(config)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             "Q-MODELS-023",
             f"transformers can't build the model of {base / 'config.json'} ({str(error).splitlines()[0]}): "
             "take another base",
         ) from error
-    kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    kept = HfQuantizer.get_modules_to_not_convert(trained, None, trained._keep_in_fp32_modules)
     # as transformers' replace_with_bnb_linear: exactly these two classes, by their full names
-    linears = {
-        name: module
-        for name, module in model.named_modules()
+    quantized = frozenset(
+        f"{name}.weight"
+        for name, module in trained.named_modules()
         if (type(module) is torch.nn.Linear or isinstance(module, Conv1D))
         and should_convert_module(name, kept)
-    }
+    )
     conv1d = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     owners = {id(module): name for name, module in model.named_modules()}
     stored_in_out = {
@@ -83,7 +84,7 @@ def structure(base: Path) -> Structure:
         shapes={
             name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)
         },
-        quantized=frozenset(f"{name}.weight" for name in (*linears, *expert_linears(model))),
+        quantized=quantized,
         transposed=frozenset(conv1d | stored_in_out),
         embedding=embedding,
         head=head,

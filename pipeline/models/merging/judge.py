@@ -115,20 +115,20 @@ def _start(source: Entry, nf4: Nf4 | None, scales: Any, first: int, last: int) -
 
 
 def _change(update: Update | None, first: int, last: int) -> Any:
-    """Rows of scale · left · right: here every row's expert is looked up, so that none can slip by one."""
+    """Rows of scale · left · right: here every row's slice is looked up, so that none can slip by one."""
     import torch
 
     if update is None:
         return 0.0
-    experts, high, _ = update.left.shape
+    slices, high, _ = update.left.shape
     rows = torch.arange(first, last)
-    left = update.left.reshape(experts * high, -1)[first:last].double()
-    if experts == 1:
+    left = update.left.reshape(slices * high, -1)[first:last].double()
+    if slices == 1:
         return torch.matmul(left, update.right[0].double()).mul_(update.scale)
     change = torch.zeros(last - first, update.right.shape[2], dtype=torch.float64)
-    for expert in (rows // high).unique().tolist():
-        mine = rows // high == expert
-        change[mine] = torch.matmul(left[mine], update.right[expert].double()) * update.scale
+    for number in (rows // high).unique().tolist():
+        mine = rows // high == number
+        change[mine] = torch.matmul(left[mine], update.right[number].double()) * update.scale
     return change
 
 

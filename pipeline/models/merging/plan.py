@@ -5,14 +5,10 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, same_values
-from pipeline.gguf.sources import in_model
+from pipeline.gguf.sources import FUSED, in_model
 from pipeline.models.merging.adapter import Adapter, Module
 from pipeline.models.merging.compute import Job, Update, bias, lookup, low_rank
 from pipeline.models.merging.inputs import Structure
-
-# transformers keeps a layer's experts in one parameter of three dimensions, checkpoints keep each expert's
-# linears
-EXPERT_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 @dataclass
@@ -103,25 +99,25 @@ def _check_rank(module: Module, update: Update, rank: int) -> None:
 def _parameter(
     name: str, module: Module, base: dict[str, Entry], adapter: Adapter, model: Structure
 ) -> dict[str, Update]:
-    """The update of a parameter, taken apart into the experts' linears where the checkpoint has these."""
+    """The update of a parameter, taken apart into linears where the checkpoint has these."""
     shape = model.shapes[name]
-    experts = shape[0] if len(shape) == 3 else 1
-    if module.parts["lora_A.weight"].shape[0] % experts or module.parts["lora_B.weight"].shape[1] % experts:
+    slices = shape[0] if len(shape) == 3 else 1  # a layer's experts
+    if module.parts["lora_A.weight"].shape[0] % slices or module.parts["lora_B.weight"].shape[1] % slices:
         raise DataError(
             "Q-MODELS-018",
-            f"{module.where} does not divide into the {experts} experts of {name}: the adapter belongs to "
+            f"{module.where} does not divide into the {slices} experts of {name}: the adapter belongs to "
             "another base, train it again",
         )
-    update = low_rank(module, adapter.scale(name), transposed=name in model.transposed, experts=experts)
+    update = low_rank(module, adapter.scale(name), transposed=name in model.transposed, slices=slices)
     _check_rank(module, update, adapter.rank(name))
     path, _, last = name.rpartition(".")
-    parts = EXPERT_PARTS.get(last, ())
+    parts = FUSED.get(last, ())
     if name in base or not parts or f"{path}.0.{parts[0]}.weight" not in base:
         return {name: update}
     high = update.left.shape[1] // len(parts)
     return {
-        f"{path}.{expert}.{part}.weight": update.expert(expert, place * high, (place + 1) * high)
-        for expert in range(experts)
+        f"{path}.{number}.{part}.weight": update.part(number, place * high, (place + 1) * high)
+        for number in range(slices)
         for place, part in enumerate(parts)
     }
 
