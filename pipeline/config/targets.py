@@ -64,6 +64,12 @@ def together(name: str) -> str:
     return ROUTED.sub(".experts.", name)
 
 
+def part_of(name: str) -> int | None:
+    """Which part of `together` a name is, by its expert's number; None outside of routed experts."""
+    match = ROUTED.search(name)
+    return int(match[0].split(".")[2]) if match else None
+
+
 def tells_experts_apart(train: Train) -> bool:
     """Whether patterns of `train` could treat the experts of a layer differently; names can't."""
     return isinstance(train.target_modules, str) or bool(train.rank_pattern)

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pipeline.config.targets import is_router, part_of, together
 from pipeline.core.errors import DataError
 from pipeline.gguf.tensors import GgufTensor
-from pipeline.models.experts.separate import Router
-from pipeline.models.experts.targets import expert_number, together
 
 LISTED = 3  # names in an error
 
@@ -51,7 +50,7 @@ class Names:
 
     def place(self, parameter: str, ending: str = "") -> Place:
         """Where a parameter's values are, in a tensor whose name has `ending` too."""
-        return Place(f"{self.of(parameter)}{ending}", expert_number(parameter))
+        return Place(f"{self.of(parameter)}{ending}", part_of(parameter))
 
     def reordered(self, parameter: str) -> int:
         """Heads of a parameter whose rows llama.cpp reorders; 0 where it leaves them."""
@@ -76,9 +75,11 @@ def left_over(tensors: Mapping[str, GgufTensor], places: Iterable[Place]) -> lis
     ]
 
 
-def is_matrix(module: Any) -> bool:
-    """Whether a GGUF holds the module's weight in blocks, as it may that of a linear or of embeddings."""
-    return isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not isinstance(module, Router)
+def is_matrix(path: str, module: Any) -> bool:
+    """Whether a GGUF holds the weight of the module at `path` in blocks, as it may that of a linear or of
+    embeddings; it never does that of a router.
+    """
+    return isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not is_router(path)
 
 
 def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> None:

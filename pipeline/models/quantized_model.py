@@ -109,14 +109,14 @@ def fill(
     mapped = torch.from_file(str(names.file), shared=False, size=names.file.stat().st_size, dtype=torch.uint8)
     for path, module in list(model.named_modules()):
         for leaf, parameter in list(module.named_parameters(recurse=False)):
-            if leaf == "weight" and is_matrix(module):
+            if leaf == "weight" and is_matrix(path, module):
                 continue  # below
             name = f"{path}.{leaf}"
             values = vector(find(tensors, names, name, parameter), names.reordered(name), dtype)
             setattr(module, leaf, torch.nn.Parameter(values.to(device), requires_grad=False))
     tied = model.config.tie_word_embeddings
     for path, module in list(model.named_modules()):
-        if not is_matrix(module) or (tied and path == "lm_head"):
+        if not is_matrix(path, module) or (tied and path == "lm_head"):
             continue
         tensor = find(tensors, names, f"{path}.weight", module.weight)
         layer = layer_of(path)

@@ -15,14 +15,13 @@ from tiny import ROWS, tiny_moe
 from transformers import AutoModelForCausalLM
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_routed
+from pipeline.config.targets import is_routed, together
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.sources import in_model
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.experts.recognize import TRAINABLE
-from pipeline.models.experts.targets import together
 from pipeline.models.loading import load_model
 from pipeline.models.qlora import load_quantized
 from pipeline.models.quantized_linear import QuantizedLinear
@@ -133,12 +132,6 @@ def test_a_dense_base_has_no_experts_to_train(tmp_path: Path, changed: dict[str,
     model = load_quantized(write_base(tmp_path, "Qwen2"), train)
     with pytest.raises(ConfigError, match="Q-MODELS-034"):
         put_tuner(model, train)
-
-
-def test_a_mixtures_scales_are_not_trained(base: Path) -> None:
-    model = load_quantized(base, settings())
-    with pytest.raises(ConfigError, match="Q-MODELS-034"):
-        put_tuner(model, settings(tuner="scales"))
 
 
 # --- gradients ----------------------------------------------------------------------------------------------

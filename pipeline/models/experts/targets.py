@@ -5,26 +5,32 @@ A routed expert's linear is `….mlp.experts.7.gate_proj`; a shared expert's (`�
 is an ordinary linear, for `train.target_modules`.
 """
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Train
 from pipeline.config.targets import GATE, PARTS, ROUTED, ROUTER, expert_parts, is_routed
-from pipeline.config.targets import together as together  # beside the others of a routed name
 from pipeline.core.errors import ConfigError
 
 
-def expert_of(name: str) -> str | None:
-    """The routed expert, "….layers.3.mlp.experts.7", that a name is in; None outside of experts."""
-    match = ROUTED.search(name)
-    return name[: match.end() - 1] if match else None
-
-
-def expert_number(name: str) -> int | None:
-    """Which of its layer's routed experts a name is in; None outside of experts."""
-    match = ROUTED.search(name)
-    return int(match[0].split(".")[2]) if match else None
+def idle_experts(learned: Iterable[tuple[str, bool]]) -> dict[str, int]:
+    """How many routed experts are among those (names of tensors, whether they learned something), and how
+    many of these learned nothing, which stderr says; empty for a dense model.
+    """
+    experts: dict[str, bool] = {}
+    for name, moved in learned:
+        if match := ROUTED.search(name):
+            expert = name[: match.end()]  # "….layers.3.mlp.experts.7."
+            experts[expert] = experts.get(expert, False) or moved
+    idle = len(experts) - sum(experts.values())
+    if idle:
+        print(
+            f"train: {idle} of {len(experts)} routed experts got no token, so their adapters change nothing",
+            file=sys.stderr,
+        )
+    return {"experts_adapted": len(experts), "experts_idle": idle} if experts else {}
 
 
 def plain_targets(train: Train, linears: Sequence[str]) -> list[str]:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import Training
-from pipeline.config.targets import is_routed, is_target
+from pipeline.config.targets import is_target
 from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.errors import DataError, GateError
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.tensors import SCALES
-from pipeline.models.experts.targets import check_mixture
-from pipeline.models.qlora import check_layers, linear_names
+from pipeline.models.qlora import check_layers
 from pipeline.models.tensors import whole
 
 AGAIN = "run `snakemake --force train`"
@@ -31,10 +30,9 @@ def trained_changes(model: Any) -> dict[str, Any]:
 
 
 def train_scales(model: Any, settings: Training) -> Any:
-    """`model` with scales that train in every target. Raises `ConfigError` for a mixture of experts."""
+    """`model`, which is no mixture of experts, with scales that train in every target."""
     from pipeline.models.tuners.scaled_linear import put_scales
 
-    check_mixture(settings, mixture=any(map(is_routed, linear_names(model))))
     put_scales(model, lambda path: is_target(path, settings))
     return model
 

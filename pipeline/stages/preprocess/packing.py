@@ -19,16 +19,10 @@ LIMIT = 1e-4  # largest difference of a logit between packed and alone, in float
 # tokens of the rows that are packed; longer than `WINDOW`, so that sliding attention slides
 LENGTHS = (7, 19, 12)
 WINDOW = 8
+INNER = 64  # features between gate or up and down, of a mixture's experts too
 # sizes that make any architecture small; what a config lacks is left out
 SMALL = {
     "vocab_size": 64,
-    "intermediate_size": 64,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
 }
@@ -100,6 +94,7 @@ def small_model(config: dict[str, Any]) -> Any:
     layers = _layers(full)
     values = full.to_dict()
     small = {key: value for key, value in SMALL.items() if values.get(key)}
+    small |= {key: INNER for key in values if key.endswith("intermediate_size") and values[key]}
     small |= {"num_hidden_layers": layers, "hidden_size": 64}
     if heads := values.get("num_attention_heads"):
         # kept: rotary frequencies can be listed one by one

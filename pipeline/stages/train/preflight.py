@@ -26,8 +26,10 @@ from pipeline.planning.shape import Shape, load_shape
 from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
-# by the planner: settings that this base can't be trained with, or this machine
-REFUSED = ("Q-PLANNING-007", "Q-PLANNING-008", "Q-MODELS-034")
+# by the planner: settings that this base can't be trained with, or this machine; a base that can't be
+# trained at all has an id of this stage's own
+REFUSED = {name: name for name in ("Q-PLANNING-007", "Q-PLANNING-008", "Q-MODELS-034")}
+REFUSED |= {"Q-MODELS-010": "Q-TRAIN-003"}
 NF4_BLOCK = 64  # weights that share a scale
 
 
@@ -83,7 +85,7 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
         plan = make_plan(setup_of(params, shape, card, quantized, processes))
     except (ConfigError, DataError) as error:
         if error.id in REFUSED and not any(check.id == error.id for check in checks):
-            checks.append(Check("settings", "fail", error.sentence, "", error.id))
+            checks.append(Check("settings", "fail", error.sentence, "", REFUSED[error.id]))
         unplanned = [Check(name, "not measured", error.sentence) for name in ("memory plan", "disk")]
         return [*checks, *unplanned]
     return [*checks, memory_plan(plan, room(card)), disk_plan(plan.disk, shutil.disk_usage(root).free)]

@@ -3,15 +3,15 @@ at its end that every row was trained once per epoch and something was learned.
 """
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.targets import together
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.core.publish import read_json
-from pipeline.models.experts.targets import expert_of, together
+from pipeline.models.experts.targets import idle_experts
 from pipeline.models.finite import finite_record
 from pipeline.models.qlora import float32_cast_bytes
 from pipeline.models.tensors import nf4_state
@@ -121,23 +121,6 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> dict[str, int]:
             "train.learning_rate or train longer",
         )
     return idle_experts((name, norms[name] > 0.0) for name, _, from_zero in trained if from_zero)
-
-
-def idle_experts(learned: Iterable[tuple[str, bool]]) -> dict[str, int]:
-    """How many routed experts are among those (names of tensors, whether they learned something), and how
-    many of these learned nothing, which stderr says; empty for a dense model.
-    """
-    experts: dict[str, bool] = {}
-    for name, moved in learned:
-        if expert := expert_of(name):
-            experts[expert] = experts.get(expert, False) or moved
-    idle = len(experts) - sum(experts.values())
-    if idle:
-        print(
-            f"train: {idle} of {len(experts)} routed experts got no token, so their adapters change nothing",
-            file=sys.stderr,
-        )
-    return {"experts_adapted": len(experts), "experts_idle": idle} if experts else {}
 
 
 def held_out_before(trainer: Any, file: Path) -> float | None:

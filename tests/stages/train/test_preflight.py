@@ -12,7 +12,7 @@ from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.checks import Check, refuse
 from pipeline.core.cpu import Device
-from pipeline.core.errors import ConfigError, MachineError, ToolError
+from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
 from pipeline.planning.base import published_shape
@@ -111,7 +111,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
         ("tokenizer.json", None, "tokenizer.json missing"),
         ("config.json", b'{"model_type": ', "can't be read (Expecting value"),
         ("config.json", b"[]", "is not a JSON object"),
-        ("config.json", b'{"num_experts": 8}', "a mixture of experts (num_experts 8)"),
         ("config.json", b"[" * 100_000, "can't be read (maximum recursion"),
         ("tokenizer.json", b"{", "can't be read (Expecting property name"),
         (INDEX, b"[]", "can't be read"),
@@ -328,6 +327,16 @@ def test_what_cant_be_planned_is_not_measured_and_never_passed(
     found = preflight(tmp_path, base)
     assert {check.name for check in found if check.verdict == "not measured"} == {"memory plan", "disk"}
     refuse(found)
+
+
+def test_a_base_whose_experts_cant_be_trained_is_refused(
+    tiny_qwen2: Path, tokens: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"num_experts": 8}))
+    with pytest.raises(DataError, match="Q-TRAIN-003"):
+        refuse(preflight(tmp_path, base))
 
 
 @pytest.mark.parametrize(
