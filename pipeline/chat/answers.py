@@ -53,7 +53,7 @@ def answers_of(row: Row) -> Iterator[tuple[int, str | None, Row]]:
         yield LEARNED, None, as_chat(row)
         return
     tools = {"tools": row["tools"]} if "tools" in row else {}
-    if row["kind"] == "preference":
+    if "chosen" in row:
         before = [read_only(turn) for turn in row["messages"]]
         for role, name in NAMES.items():
             yield role, name, {"kind": "chat", "messages": before + row[name], **tools}

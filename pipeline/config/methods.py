@@ -22,13 +22,13 @@ class Learning:
 
     `rows` are the kinds of rows (`pipeline.chat.rows.Kind`) that are trained. `settings` are the settings
     that not every method reads. `answers` says in words what is done with entire answers, of whose
-    likelihoods it learns; empty if it learns tokens. `preferences` says that answers are judged, `pairs` that
-    they are compared in pairs, `reference` that they are also scored by the model without its adapter,
-    `others` that other prompts' answers are scored too, `beta` and `dropout` are the defaults of
-    `train.preference.beta` and `train.lora_dropout`. `loss` says in words what is made smaller, `measures`
-    what a sweep can go by. `prompts` says that the model gives its own answers and is only shown what stands
-    before the last one, `teacher` that it learns how the file that its base was made from answers. `keeps`
-    are the folders beside the checkpoints that a start from nothing leaves: they know what they are of.
+    likelihoods it learns; empty if it learns tokens. `pairs` says that they are compared in pairs,
+    `reference` that they are also scored by the model without its adapter, `others` that other prompts'
+    answers are scored too, `beta` and `dropout` are the defaults of `train.preference.beta` and
+    `train.lora_dropout`. `loss` says in words what is made smaller, `measures` what a sweep can go by.
+    `prompts` says that the model gives its own answers and is only shown what stands before the last one,
+    `teacher` that it learns how the file that its base was made from answers. `keeps` are the folders beside
+    the checkpoints that a start from nothing leaves: they know what they are of.
     `learner` is its module below `pipeline.stages.train`.
     """
 
@@ -37,7 +37,6 @@ class Learning:
     settings: tuple[str, ...]
     measures: tuple[str, ...] = ("eval_loss",)
     answers: str = ""
-    preferences: bool = False
     pairs: bool = False
     prompts: bool = False
     teacher: bool = False
@@ -56,7 +55,6 @@ _judged = partial(
     settings=OF_JUDGED,
     measures=("eval_loss", "accuracy"),
     answers="compares answers to one prompt",
-    preferences=True,
     learner="preference.learner",
 )
 _paired = partial(_judged, ("preference",), pairs=True)

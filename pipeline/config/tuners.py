@@ -22,14 +22,6 @@ GRAPHS: Mapping[TunerName, Literal["tuned"]] = {"scales": "tuned"}  # the others
 Rate = tuple[float, float, str]  # between what the learning rate usually is, and a start in words
 
 
-class Rates(NamedTuple):
-    """The learning rates of a tuner, for methods of their own rate too; None: the usual one."""
-
-    usual: Rate
-    grpo: Rate
-    preferences: Rate | None = None
-
-
 class Tuning(NamedTuple):
     """What `train.tuner` decides before there is a model.
 
@@ -44,13 +36,9 @@ class Tuning(NamedTuple):
     mixtures: bool = True  # a mixture of experts can be trained so
 
 
-LORA_RATES = Rates(
-    usual=(1e-4, 3e-4, "2.0e-4 is a good start"),
-    grpo=(5e-6, 2e-4, "2.0e-5 is a good start, 1.0e-4 for a small model"),
-    preferences=(5e-7, 1e-4, "2.0e-5 is a good start"),
-)
-RATES: Mapping[TunerName, Rates] = {  # the others' are LoRA's
-    "scales": Rates((1e-3, 1e-2, "5.0e-3 is a good start"), (1e-4, 1e-2, "1.0e-3 is a good start")),
+RATES: Mapping[TunerName, Rate] = {  # of methods without their own; the others' are LoRA's
+    "lora": (1e-4, 3e-4, "2.0e-4 is a good start"),
+    "scales": (1e-3, 1e-2, "5.0e-3 is a good start"),
 }
 LORA = Tuning("LoRA", ("target_modules", "r", "lora_alpha", "lora_dropout", *REFUSED_ELSEWHERE))
 SCALES = Tuning("scales", ("target_modules",), inside="blocks of a GGUF", mixtures=False)
@@ -63,11 +51,6 @@ TUNERS: Mapping[TunerName, Tuning] = {
 def readers(key: str) -> tuple[TunerName, ...]:
     """The tuners that read a key of `train`, one of their `settings`."""
     return tuple(name for name, tuning in TUNERS.items() if key in tuning.settings)
-
-
-def rates_of(tuner: TunerName) -> Rates:
-    """The usual learning rates."""
-    return RATES.get(tuner, LORA_RATES)
 
 
 def tuner_of(adapter: Path) -> TunerName:

@@ -212,7 +212,7 @@ def _drop(rule: Rule, subject: str, before: Sequence[float], after: Sequence[flo
 
 def preferences(train: Train | None, limit: float | None) -> Check | None:
     """Whether training gets held-out pairs (KTO: answers) right; nothing where it compared none."""
-    if limit is None or train is None or not METHODS[train.method].preferences:
+    if limit is None or train is None or "accuracy" not in METHODS[train.method].measures:
         return None
     rule, figures = Rule("preferences", limit), train.preferences
     if figures is None:

@@ -19,8 +19,8 @@ def test_every_method_is_in_the_table_and_learns_from_kinds_that_are_there() -> 
 
 
 def test_what_compares_with_a_reference_has_a_beta() -> None:
-    assert all(one.beta for one in METHODS.values() if one.preferences)
-    assert all(one.preferences for one in METHODS.values() if one.reference or one.pairs)
+    assert all(one.beta for one in METHODS.values() if "accuracy" in one.measures)
+    assert all("accuracy" in one.measures for one in METHODS.values() if one.reference or one.pairs)
     assert Train(method="simpo").beta == 2.0
     assert Train(method="dpo").beta == 0.1
 

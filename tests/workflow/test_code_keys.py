@@ -260,7 +260,7 @@ def other(definition: str) -> Edit:
 
 
 LEARNERS = {f"train.{method}" for method in METHODS}
-JUDGED = {f"train.{method}" for method, learning in METHODS.items() if learning.preferences}
+JUDGED = {f"train.{method}" for method, learning in METHODS.items() if "accuracy" in learning.measures}
 COMPARED = {"compare_nf4", "compare_train"}
 TRAINING = {"train", "distill", *COMPARED}
 CURATING = {"curate", "distill", "compare_train"}  # these curate data/distill

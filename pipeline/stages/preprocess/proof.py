@@ -140,13 +140,13 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
     """(name, what is written, what should be, how many turns are trained) of each sequence of the row; none
     of a row that was left out.
     """
-    if METHODS[method].preferences:
-        yield from _claims_of_answers(row, name, written, base)
-        return
     if METHODS[method].prompts:
         if row.get("kind", "chat") not in METHODS[method].rows:
             return
         row = as_chat(row)
+    elif METHODS[method].answers:
+        yield from _claims_of_answers(row, name, written, base)
+        return
     entire = written.take(name)
     if row.get("kind", "chat") == "text":
         if entire is not None:
@@ -176,14 +176,13 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
 
 def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
     """The same of a row whose answers are compared or judged: each answer after the prompt, in its role."""
-    kind = row.get("kind", "chat")
-    if kind == "preference":
+    if "chosen" in row:
         prompt = len(row["messages"])
         answers = [
             (f"{name}#{key}", role, row["messages"] + row[key], prompt)
             for key, role in (("chosen", 1), ("rejected", -1))
         ]
-    elif kind == "feedback":
+    elif "label" in row:
         turns = [turn["role"] for turn in row["messages"]]
         last = len(turns) - 1 - turns[::-1].index("assistant")
         answers = [(name, 1 if row["label"] else -1, row["messages"][: last + 1], last)]

@@ -14,16 +14,13 @@ CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "to
 def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The run in figures, from the metrics log's `rows`: those of all parts of a run that was interrupted."""
     steps = [row for row in rows if row["kind"] == "step"]
-    best = trainer.progress.best_global_step
-    evaluations = [row for row in rows if row["kind"] == "eval" and row["step"] == (best or row["step"])]
-    evaluation = evaluations[-1] if evaluations else {}
     tokens, seconds = sum(row["tokens"] for row in steps), sum(row["seconds"] for row in steps)
     return {
         "device": str(trainer.model.device),
         "loss": trainer.loss,
         "steps": len(steps),
         "planned_steps": trainer.max_steps,
-        "adapter_step": best or len(steps),
+        "adapter_step": trainer.progress.best_global_step or len(steps),
         "seconds": round(seconds, 1),
         "tokens": tokens,
         "tokens_per_second": round(tokens / seconds, 1),
@@ -33,24 +30,15 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "loss_first": steps[0]["loss"],
         "loss_last": steps[-1]["loss"],
         "peak_memory_bytes": peak_memory(),
-        **held_out_answers(evaluation),
-        "eval_loss": evaluation.get("eval_loss"),
+        "eval_loss": last_evaluation(trainer, rows).get("eval_loss"),
     }
 
 
-def held_out_answers(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """`preferences` of the report: how the held-out pairs (KTO: answers) are ranked at the end, with the
-    95 % interval of the share that is ranked correctly (Wilson's, for one of few pairs); nothing without any.
-    """
-    from scipy.stats import binomtest
-
-    measures = evaluation.get("measures", {})
-    if "accuracy" not in measures:
-        return {}
-    right = round(measures["accuracy"] * evaluation["items"])
-    interval = binomtest(right, evaluation["items"]).proportion_ci(method="wilson")
-    sure = {"low": round(float(interval.low), 4), "high": round(float(interval.high), 4)}
-    return {"preferences": {"items": evaluation["items"], "right": right, **measures, **sure}}
+def last_evaluation(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The metrics log's last evaluation of the adapter that is kept; empty if there was none."""
+    best = trainer.progress.best_global_step
+    evaluations = [row for row in rows if row["kind"] == "eval" and row["step"] == (best or row["step"])]
+    return evaluations[-1] if evaluations else {}
 
 
 def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:

@@ -5,7 +5,7 @@ Only the one that is asked for is imported, by a name that is put together: so a
 key of a supervised run (`pipeline.workflow.code_keys`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -49,8 +49,10 @@ class Learner:
     def measure_before(self, trainer: Any) -> None:
         """Measure what the report says of the model before its first step, unless the run resumes."""
 
-    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """What reports/train.json has of this method alone, given the metrics log."""
+    def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+        """What reports/train.json has of this method alone, given the metrics log and, of it, the last
+        evaluation of the adapter that is kept.
+        """
         return {}
 
 

@@ -26,7 +26,7 @@ from pipeline.core.publish import publishing, remove, write_json
 from pipeline.models.runtime import use_all_cores
 from pipeline.models.tuners import tuner_on
 from pipeline.stages.train.checkpoints import METRICS_LOG, REFERENCE, read_notes, step_of
-from pipeline.stages.train.figures import curve, summary, write_curve
+from pipeline.stages.train.figures import curve, last_evaluation, summary, write_curve
 from pipeline.stages.train.follow import same_in_all
 from pipeline.stages.train.learner import learner_of
 from pipeline.stages.train.preflight import check_shared
@@ -98,7 +98,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
     return summary(trainer, rows) | {
         "method": settings.method,
         **learned,
-        **learner.figures(rows),
+        **learner.figures(rows, last_evaluation(trainer, rows)),
         "proven": proven,
         "inputs": record,
         "resumed_from": start.name if start else None,

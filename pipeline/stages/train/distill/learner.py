@@ -4,7 +4,7 @@ The loss is a divergence (nats) that is small from the start, and its gradient w
 there, only falling is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -70,7 +70,7 @@ class DistillLearner(Learner):
         """The divergence that distillation starts from."""
         self.before = held_out_before(trainer, self.run.checkpoints / BEFORE)
 
-    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
         """The original's, and the divergence before."""
         return {"teacher": self.teacher.figures, "eval_loss_before": self.before}
 

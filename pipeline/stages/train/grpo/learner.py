@@ -1,6 +1,6 @@
 """Learning from rewards of the model's own answers: who draws, who scores, and what scorers get to know."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -43,7 +43,7 @@ class GrpoLearner(Learner):
         prompts = PromptCollator(collate)
         return Learning(prompts, prompts, partial(GrpoTrainer, rounds=self.rounds))
 
-    def figures(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
         """The rewards at the start and at the end."""
         from pipeline.stages.train.grpo.losses import rewards_of
 

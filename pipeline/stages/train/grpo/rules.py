@@ -6,14 +6,19 @@ completions cut off, an entropy above 0.05.
 """
 
 import statistics
+from collections.abc import Mapping
 from itertools import pairwise
 
-from pipeline.config.tuners import rates_of
+from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import WINDOW, Rules, Run, failure, passed, unknown, warning
 from pipeline.stages.train.monitoring.rules import finite_gradient, finite_loss, gradient_alarm, speed
 from pipeline.stages.train.monitoring.run_rules import finite_eval_loss, rank, usual_rate
 
+RATES: Mapping[TunerName, Rate] = {
+    "lora": (5e-6, 2e-4, "2.0e-5 is a good start, 1.0e-4 for a small model"),
+    "scales": (1e-4, 1e-2, "1.0e-3 is a good start"),
+}
 CONSTANT_STEPS = 5  # without any variance from the start: chance would not do it
 SAME = 0.8  # of the groups
 CUT = 0.3  # of the completions
@@ -144,9 +149,7 @@ GRPO_STEP: Rules = {
     "rollout gap": rollout_gap,
     "gradient alarm": gradient_alarm,
     "speed": speed,
-    "learning rate": lambda run: usual_rate(
-        run, rates_of(run.settings.tuner).grpo, "higher forgets, lower hardly learns"
-    ),
+    "learning rate": lambda run: usual_rate(run, RATES, "higher forgets, lower hardly learns"),
     "rank": rank,
 }
 GRPO_EVAL: Rules = {"finite eval loss": finite_eval_loss}

@@ -1,8 +1,9 @@
 """The rules that look at settings, evaluations and the entire run; those for every step are in `rules`."""
 
 import math
+from collections.abc import Mapping
 
-from pipeline.config.tuners import Rate, rates_of
+from pipeline.config.tuners import RATES, Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.monitoring.monitor import (
     USUAL_LOSS,
@@ -36,12 +37,12 @@ def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Rule
 def learning_rate(run: Run) -> Check:
     """The peak learning rate."""
     cause = "higher learns fast and forgets, lower may not learn"
-    return usual_rate(run, rates_of(run.settings.tuner).usual, cause)
+    return usual_rate(run, RATES, cause)
 
 
-def usual_rate(run: Run, rate: Rate, cause: str, whose: str = "") -> Check:
-    """`hint` for the learning rate."""
-    low, high, start = rate
+def usual_rate(run: Run, rates: Mapping[TunerName, Rate], cause: str, whose: str = "") -> Check:
+    """`hint` for the learning rate; a tuner that has none of the `rates` has LoRA's."""
+    low, high, start = rates.get(run.settings.tuner, rates["lora"])
     return hint("learning_rate", low, high, f"{cause}: {start}", whose)(run)
 
 

@@ -4,13 +4,14 @@ No range is usual for their losses and gradients. Learning rates are those of th
 documentation (5e-7 to 1e-4 with an adapter).
 """
 
+from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
 from pipeline.chat.answers import CHOSEN, REJECTED
 from pipeline.config.methods import METHODS, SFT_WEIGHT
-from pipeline.config.tuners import rates_of
+from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.checkpoints import REFERENCE
 from pipeline.stages.train.learner import Learner, Learning
@@ -18,16 +19,16 @@ from pipeline.stages.train.monitoring import run_rules
 from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, median, passed, unknown, warning
 from pipeline.stages.train.monitoring.rules import EVERY_STEP, OTHER_LOSSES, zero_loss
 
+RATES: Mapping[TunerName, Rate] = {"lora": (5e-7, 1e-4, "2.0e-5 is a good start")}
 FALLEN_NATS = 1.0  # by so much a chosen answer may have become less likely
 
 
 def learning_rate(run: Run) -> Check:
     """The peak learning rate: usual is a fraction of what is usual for chats, unless the tuner has none."""
-    rate = rates_of(run.settings.tuner).preferences
-    if rate is None:
+    if run.settings.tuner not in RATES:
         return run_rules.learning_rate(run)
     cause = "a higher one makes the chosen answers less likely too"
-    return run_rules.usual_rate(run, rate, cause, run.settings.method)
+    return run_rules.usual_rate(run, RATES, cause, run.settings.method)
 
 
 def chosen(run: Run) -> Check:
@@ -93,6 +94,20 @@ class PreferenceLearner(Learner):
             PreferenceCollator(collate, method, held_out),
             partial(PreferenceTrainer, reference=reference, weights=weights),
         )
+
+    def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+        """How the held-out pairs (KTO: answers) are ranked at the end, with the 95 % interval of the share
+        that is ranked correctly (Wilson's, for one of few pairs); nothing without any.
+        """
+        from scipy.stats import binomtest
+
+        measures = evaluation.get("measures", {})
+        if "accuracy" not in measures:
+            return {}
+        right = round(measures["accuracy"] * evaluation["items"])
+        interval = binomtest(right, evaluation["items"]).proportion_ci(method="wilson")
+        sure = {"low": round(float(interval.low), 4), "high": round(float(interval.high), 4)}
+        return {"preferences": {"items": evaluation["items"], "right": right, **measures, **sure}}
 
 
 LEARNER = PreferenceLearner
