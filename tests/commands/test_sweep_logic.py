@@ -6,23 +6,25 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from scipy.stats import ttest_rel
 
 from pipeline.commands.sweep import command, job
-from pipeline.commands.sweep.job import failure
-from pipeline.commands.sweep.study import Sweep
-from pipeline.commands.sweep.verdict import compared, decide
 from pipeline.config.params import load_params
 from pipeline.config.sections import Train
 from pipeline.core.child import bound
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, QuenchError, ToolError
 from pipeline.core.metrics_log import MetricsLog
+from pipeline.core.places import PROJECT
 from pipeline.core.publish import write_json
 from pipeline.metrics.paired import holm
 from pipeline.workflow import cluster
@@ -40,7 +42,7 @@ SPACE = {
 }
 
 
-NAN = "the loss is NaN"
+NAN, REAL_RUN = "the loss is NaN", job.run
 PAIRS = [(3, 7), (3, 9), (7, 9)]
 
 
@@ -48,13 +50,18 @@ class Killed(BaseException):
     """Stands for kill -9: nothing of ours runs after it."""
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+def project_at(tmp_path: Path) -> Path:
+    """A project that has what trials learn from."""
     (tmp_path / "params.yaml").write_text("# ours\ntrain:\n  learning_rate: 2.0e-4\n", encoding="utf-8")
     (tmp_path / "models/base").mkdir(parents=True)
     write_json(tmp_path / "data/tokens/manifest.json", {"splits": {"val": {"rows": 4}}})
     write_space(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return project_at(tmp_path)
 
 
 def write_space(root: Path, **changed: Any) -> Path:
@@ -86,6 +93,7 @@ def formula(project: Path, worse: Callable[[], bool], *, killed_at: int = 0) -> 
             {"kind": "step", "step": step, "loss": 1.0, "seconds": 0.5},
             {"kind": "eval", "step": step, "eval_loss": loss_of(train, step)},
         ]
+        rows[-1] |= {"measures": {"accuracy": train.preference.beta}}
         log.append(rows[-2])
         log.append(rows[-1])
         if step == killed_at:
@@ -97,7 +105,7 @@ def formula(project: Path, worse: Callable[[], bool], *, killed_at: int = 0) -> 
     return False
 
 
-def in_process(sweep: Sweep, jobs: list[str], words: object) -> None:
+def in_process(sweep: Any, jobs: list[str], words: object) -> None:
     """Stands for Snakemake, one job at a time."""
     for one in jobs:
         job.main(one, sweep.folder)
@@ -292,27 +300,108 @@ def test_a_project_without_rows_to_watch_is_refused(root: Path, monkeypatch: pyt
         swept(root, monkeypatch)
 
 
-def test_finalists_that_seeds_do_not_tell_apart_are_called_so() -> None:
-    apart = decide(
-        {3: {1: 1.00, 2: 1.01, 3: 0.99}, 7: {1: 2.01, 2: 2.02, 3: 2.0}}, maximize=False, metric="eval_loss"
-    )
-    assert apart["winner"] == 3 and apart["alike"] == []
-    alike = {3: {1: 1.0, 2: 1.2, 3: 0.8}, 7: {1: 1.1, 2: 0.9, 3: 1.3}}
-    found = decide(alike, maximize=False, metric="eval_loss")
-    assert found["winner"] == 3 and found["alike"] == [7] and "not distinguishable" in found["sentence"]
-    assert decide(alike, maximize=True, metric="accuracy")["winner"] == 7
-    # a third finalist makes three pairs, not two: the best of three was chosen
-    third = alike | {9: {1: 1.5, 2: 1.71, 3: 1.3}}
-    pairs = [compared(list(third[one].values()), list(third[two].values())) for one, two in PAIRS]
-    expected = dict(zip(PAIRS, holm([one["p_value"] for one in pairs]), strict=True))
-    tests = decide(third, maximize=False, metric="eval_loss")["differences"]
-    assert {(3, int(trial)): one["p_value"] for trial, one in tests.items()} == {
-        pair: p_value for pair, p_value in expected.items() if 3 in pair
-    }
-    low, mean, high = (found["means"]["3"][key] for key in ("low", "mean", "high"))
-    assert (low, mean, high) == pytest.approx(
-        (1 - 0.4968, 1.0, 1 + 0.4968), abs=1e-4
+def judged_by(
+    folders: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, losses: dict[int, tuple[float, ...]]
+) -> tuple[dict[str, Any], dict[int, int]]:
+    """What a sweep says of these ranks, whose losses by the three seeds are given; {its trial: rank}."""
+    monkeypatch.setitem(globals(), "loss_of", lambda train, step: losses[train.r][train.seed - 43])
+    root, keys = project_at(folders.mktemp("sweep")), {"train.r": [*losses]}
+    report = swept(root, monkeypatch, keys=keys, pruner="none", finalists=len(losses))
+    ranks = {one["trial"]: one["settings"]["train.r"] for one in report["trials"]}
+    assert len(report["finalists"]) == len(losses)
+    return report["verdict"], ranks
+
+
+def test_finalists_that_seeds_do_not_tell_apart_are_called_so(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = partial(judged_by, tmp_path_factory, monkeypatch)
+    apart, ranks = judged({3: (1.00, 1.01, 0.99), 7: (2.01, 2.02, 2.0)})
+    assert ranks[apart["winner"]] == 3 and apart["alike"] == []
+    alike = {3: (1.0, 1.2, 0.8), 7: (1.1, 0.9, 1.3)}
+    found, ranks = judged(alike)
+    assert ranks[found["winner"]] == 3 and [ranks[trial] for trial in found["alike"]] == [7]
+    assert found["means"][str(found["winner"])] == pytest.approx(
+        {"low": 1 - 0.4968, "mean": 1.0, "high": 1 + 0.4968}, abs=1e-4
     )  # t of 2 degrees: 4.303
+    # a third finalist makes three pairs, not two: the best of three was chosen
+    third = alike | {9: (1.5, 1.71, 1.3)}
+    chances = [ttest_rel(third[one], third[other]).pvalue for one, other in PAIRS]
+    expected = dict(zip(PAIRS, holm(chances), strict=True))
+    found, ranks = judged(third)
+    assert ranks[found["winner"]] == 3
+    assert {ranks[int(trial)]: test["p_value"] for trial, test in found["differences"].items()} == (
+        pytest.approx({7: expected[3, 7], 9: expected[3, 9]})
+    )
+
+
+def test_the_metric_is_one_that_the_method_measures_and_the_highest_wins(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "params.yaml").write_text("train:\n  method: dpo\n", encoding="utf-8")
+    keys = {"train.preference.beta": [0.2, 0.5]}
+    with pytest.raises(ConfigError, match="Q-SWEEP-002"):
+        swept(root, monkeypatch, metric="reward", keys=keys)
+    report = swept(root, monkeypatch, metric="accuracy", keys=keys, pruner="none")
+    betas = {one["trial"]: one["settings"]["train.preference.beta"] for one in report["trials"]}
+    assert set(betas.values()) == {0.2, 0.5} and betas[report["verdict"]["winner"]] == 0.5
+
+
+RATE = {"low": 1e-5, "high": 1e-3, "log": True}
+GRID = {"low": 0.0, "high": 0.15, "step": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("key", "searched", "own", "tried"),
+    [
+        ("learning_rate", RATE, 2e-4, 2e-4),
+        ("learning_rate", RATE, 2e-3, None),
+        ("r", [8, 16], 16, 16),
+        ("r", [8, 16], 4, None),
+        ("lora_dropout", GRID, 0.1, 0.1),
+        ("lora_dropout", GRID, 0.1 + 1e-12, 0.1),  # what Optuna would draw
+        ("lora_dropout", GRID, 0.15, 0.15),
+        ("lora_dropout", GRID, 0.12, None),
+        ("r", {"low": 8, "high": 64, "step": 8}, 16, 16),
+        ("r", {"low": 8, "high": 64, "step": 8}, 12, None),
+        ("lora_alpha", {"low": 1, "high": 64}, 3, 3),
+        ("target_modules", [["q_proj"], ["q_proj", "v_proj"]], ["q_proj"], ["q_proj"]),
+    ],
+)
+def test_the_first_trial_is_what_params_have_where_the_space_has_that(
+    root: Path, monkeypatch: pytest.MonkeyPatch, key: str, searched: Any, own: Any, tried: Any
+) -> None:
+    (root / "params.yaml").write_text(json.dumps({"train": {key: own}}), encoding="utf-8")
+    report = swept(root, monkeypatch, keys={f"train.{key}": searched}, trials=4, finalists=1, seeds=2)
+    first, *others = [one["settings"][f"train.{key}"] for one in report["trials"]]
+    assert first == tried or (tried is None and first != own)
+    for value in (first, *others):
+        if isinstance(searched, list):
+            assert value in searched
+        else:
+            assert searched["low"] <= value <= searched["high"]
+            steps = (value - searched["low"]) / searched["step"] if "step" in searched else 0.0
+            assert steps == pytest.approx(round(steps)) and type(value) is type(searched["low"])
+
+
+def test_the_space_of_the_page_has_what_a_winner_has_to_beat(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (PROJECT / "docs/sweeps.md").read_text(encoding="utf-8")
+    space = yaml.safe_load(text.split("```yaml\n")[1].partition("```")[0])
+    report = swept(root, monkeypatch, **space | {"trials": 1})
+    own = load_params(root / "params.yaml").training.model_dump()
+    (first,) = (one["settings"] for one in report["trials"])
+    searched = {key: own[key.removeprefix("train.")] for key in space["keys"]}
+    assert searched.pop("train.lora_dropout") is None  # the method's
+    assert first == searched | {"train.lora_dropout": 0.05}
+    assert f"| {space['trials']} |" in text
+
+
+def test_a_job_that_is_none_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept(root, monkeypatch, trials=1)
+    with pytest.raises(ConfigError, match="Q-SWEEP-007"):
+        job.main("trial-x", root / "models/.sweep/space")
 
 
 def test_a_dry_run_tries_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +417,7 @@ def test_a_dry_run_tries_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_jobs_that_a_cluster_still_has_are_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Sweep.named(root, "space").folder
+    folder = root / "models/.sweep/space"
     monkeypatch.setattr(
         cluster, "jobs_at_work", lambda place: ["train (SLURM job 17, running)"] if place == folder else []
     )
@@ -348,8 +437,9 @@ def test_a_sweep_on_another_disk_finds_its_project(
         inputs.add((project / "data/tokens").resolve())
         return formula(project, worse)
 
-    def as_a_job(sweep: Sweep, jobs: list[str], words: object) -> None:
-        in_process(Sweep(sweep.root, sweep.folder.resolve()), jobs, words)
+    def as_a_job(sweep: Any, jobs: list[str], words: object) -> None:
+        for one in jobs:
+            job.main(one, sweep.folder.resolve())
 
     monkeypatch.setattr(job, "run", train)
     swept(root, monkeypatch, trials=1, runs=as_a_job)
@@ -388,17 +478,27 @@ def test_what_snakemake_makes_first_ends_with_the_sweep(root: Path, monkeypatch:
     assert given[0] == bound(given[0][-5:], signal.SIGTERM)
 
 
-def test_a_training_ends_with_what_it_said_itself(tmp_path: Path) -> None:
-    log, code = tmp_path / "train.log", GateError.exit_code
-    log.write_text("train: Q-TRAIN-029: inputs changed\n", encoding="utf-8")
-    before = log.stat().st_size
+@pytest.mark.parametrize(
+    ("lines", "id"),
+    [
+        ("the end of a traceback", "Q-SWEEP-006"),  # not the attempt's before it
+        ("train: Q-TRAIN-037: process 1 is gone", "Q-TRAIN-037"),
+        ("train: Q-TRAIN-018: NaN\ntrain: Q-TRAIN-037: process 0 is gone", "Q-TRAIN-018"),
+    ],
+)
+def test_a_training_ends_with_what_it_said_itself(
+    root: Path, monkeypatch: pytest.MonkeyPatch, lines: str, id: str
+) -> None:
+    @contextmanager
+    def saying(*_: str, output: Any) -> Iterator[subprocess.Popen[bytes]]:
+        command = ["sh", "-c", 'echo "$1"; exit "$2"', "sh", said[-1], str(GateError.exit_code)]
+        with subprocess.Popen(command, stdout=output) as process:
+            yield process
 
-    for lines, id in (
-        (["the end of a traceback"], "Q-SWEEP-006"),  # not the attempt's before it
-        (["train: Q-TRAIN-037: process 1 is gone"], "Q-TRAIN-037"),
-        (["train: Q-TRAIN-009: NaN", "train: Q-TRAIN-037: process 0 is gone"], "Q-TRAIN-009"),
-    ):
-        with log.open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        found = failure(code, log, before)
-        assert isinstance(found, QuenchError) and found.id == id
+    monkeypatch.setattr(job, "run", REAL_RUN)
+    monkeypatch.setattr(job, "started", saying)
+    said: list[str] = []
+    for text, expected in (("train: Q-TRAIN-029: inputs changed", "Q-TRAIN-029"), (lines, id)):
+        said.append(text)
+        with pytest.raises(QuenchError, match=f"^{expected}: "):
+            swept(root, monkeypatch, trials=1)

@@ -19,8 +19,6 @@ import yaml
 from make import change_params, ended
 from user_project import BIN
 
-from pipeline.commands.sweep.space import check_space, read_space
-from pipeline.config.params import Params
 from pipeline.core.places import PROJECT
 
 PAGE = (PROJECT / "docs/sweeps.md").read_text(encoding="utf-8")
@@ -84,13 +82,6 @@ def kill_while(root: Path, command: str, job: str) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-
-
-def test_the_space_of_the_page_is_one(tmp_path: Path) -> None:
-    (tmp_path / "space.yaml").write_text(blocks("yaml")[0], encoding="utf-8")
-    space = read_space(tmp_path / "space.yaml")
-    check_space(space, Params())
-    assert f"| {space.trials} |" in PAGE and set(space.distributions()) == set(space.keys)
 
 
 @pytest.mark.slow
