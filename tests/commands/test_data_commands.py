@@ -16,8 +16,6 @@ from jsonschema import Draft202012Validator
 from make import quench
 
 from pipeline.chat.rows import row_id
-from pipeline.commands.data.check import files
-from pipeline.commands.recipes import recipe_text
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import Toolchain
@@ -200,7 +198,7 @@ BAD = {
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
     """A project with params.yaml and a folder of one good and one bad file."""
-    (tmp_path / "params.yaml").write_text(recipe_text("demo"), encoding="utf-8")
+    shutil.copy(PROJECT / "params.yaml", tmp_path)
     folder = tmp_path / "logs"
     (folder / ".hidden").mkdir(parents=True)
     (folder / ".hidden/x.jsonl").write_text("never read")
@@ -286,6 +284,12 @@ def test_check_names_files_below_data_raw_as_curate_does(raw: Path) -> None:
     folder.mkdir(parents=True)
     (raw.parent / "short").symlink_to(folder)
     (folder / "link.jsonl").symlink_to(raw / "good.jsonl")
+
+    def wrong(path: Path, pattern: str) -> bool:
+        """Whether the row is read in the format that files of this pattern have, which is not its own."""
+        (raw.parent / "params.yaml").write_text(f"curate:\n  formats: {{{pattern}: sharegpt}}\n")
+        return data(raw.parent, "check", str(path)).stdout.endswith("1 wrong_format\n")
+
     for path in (
         raw.parent / "data/raw",
         folder,
@@ -293,8 +297,8 @@ def test_check_names_files_below_data_raw_as_curate_does(raw: Path) -> None:
         raw.parent / "short/link.jsonl",
         folder / "../logs/link.jsonl",
     ):
-        assert [name for _, name in files([path], raw.parent / "data/raw")] == ["logs/link.jsonl"]
-    assert [name for _, name in files([raw / "good.jsonl"], raw.parent / "data/raw")] == ["good.jsonl"]
+        assert wrong(path, "logs/link.jsonl")
+    assert wrong(raw / "good.jsonl", "good.jsonl") and not wrong(raw / "good.jsonl", "logs/good.jsonl")
 
 
 def test_check_reads_a_hidden_file_that_is_named(raw: Path) -> None:

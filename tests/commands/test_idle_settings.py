@@ -12,7 +12,6 @@ import yaml
 from make import ended, quench, script
 
 from pipeline.__main__ import main
-from pipeline.commands.recipes import RECIPES
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
 
@@ -28,7 +27,7 @@ def llama_cpp(home: Path, devices: str) -> Path:
 
 def project(root: Path, recipe: str = RECIPE, **sections: Any) -> Path:
     """A folder with a recipe as params.yaml, changed."""
-    values = yaml.safe_load((RECIPES / f"{recipe}.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load((PROJECT / "recipes" / f"{recipe}.yaml").read_text(encoding="utf-8"))
     for section, keys in sections.items():
         values[section] = values.get(section, {}) | keys
     root.mkdir(exist_ok=True)

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 from golden import Golden
+from make import quench
 from parity_inputs import failed_report, parity_report
-
-from pipeline.commands.parity import main
-from pipeline.core.errors import DataError
 
 
 def write(root: Path, report: Any) -> Path:
@@ -36,19 +34,20 @@ def older() -> Any:
     ids=["passed", "failed", "warned", "older"],
 )
 def test_every_check_is_a_line_and_the_verdict_is_the_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], report: Any, code: int, snapshot: Any
+    tmp_path: Path, report: Any, code: int, snapshot: Any
 ) -> None:
-    assert main(write(tmp_path, report), as_json=False) == code
-    assert capsys.readouterr().out == snapshot(extension_class=Golden)
+    shown = quench("model", "parity", "--root", write(tmp_path, report))
+    assert (shown.exit_code, shown.stdout) == (code, snapshot(extension_class=Golden))
 
 
 def test_a_verdict_of_fail_is_exit_5_without_a_failed_check(tmp_path: Path) -> None:
-    assert main(write(tmp_path, parity_report() | {"verdict": "fail"}), as_json=True) == 5
+    write(tmp_path, parity_report() | {"verdict": "fail"})
+    assert quench("model", "parity", "--json", "--root", tmp_path).exit_code == 5
 
 
-def test_as_json_it_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(write(tmp_path, failed_report()), as_json=True)
-    assert json.loads(capsys.readouterr().out) == failed_report()
+def test_as_json_it_is_the_report(tmp_path: Path) -> None:
+    shown = quench("model", "parity", "--json", "--root", write(tmp_path, failed_report()))
+    assert json.loads(shown.stdout) == failed_report()
 
 
 NO_REPORTS = (
@@ -69,6 +68,5 @@ def test_a_report_that_is_not_there_or_not_whole_is_one_sentence(
 ) -> None:
     if content is not None:
         (write(tmp_path, {}) / "reports" / "parity.json").write_text(content, encoding="utf-8")
-    with pytest.raises(DataError) as error:
-        main(tmp_path, as_json=False)
-    assert (error.value.id, error.value.exit_code) == (id, 3)
+    shown = quench("model", "parity", "--root", tmp_path)
+    assert (shown.exit_code, f"{id}: " in shown.stderr) == (3, True)

@@ -131,11 +131,6 @@ def test_figures_of_logits(seed: int, size: float) -> None:
     assert (figures["same_top"], figures["positions"]) == (1.0, 7)
 
 
-def test_outputs_that_lie_apart_fail() -> None:
-    before = [np.eye(8, dtype=np.float32) * 20]
-    assert output_check(compare_logits(before, [-before[0]]), "here", 8_030_261_248).verdict == "fail"
-
-
 SEVEN, SMALL = 7_615_616_512, 134_515_008
 FIGURES = {
     "mean_relative": 0.3,
@@ -268,11 +263,6 @@ def test_a_tensor_that_is_there_twice_counts_once() -> None:
 
 
 # --- switching adapters -------------------------------------------------------------------------------------
-
-
-def test_adapters_can_be_switched(base: Path) -> None:
-    line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS)
-    assert (line.verdict, line.figure) == ("pass", 0.0)
 
 
 def saved(base: Path, folder: Path, seed: int, **changed: Any) -> Path:

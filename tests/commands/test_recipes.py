@@ -6,7 +6,6 @@ import re
 import pytest
 from make import quench
 
-from pipeline.commands.recipes import RECIPES, recipe_text
 from pipeline.config.params import Params, load_params, read_params
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.config.text import as_yaml, left_out
@@ -15,7 +14,7 @@ from pipeline.core.places import PROJECT
 from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow.settings import lock_text, read_by_dvc
 
-ALL = sorted(RECIPES.glob("*.yaml"))
+ALL = sorted((PROJECT / "recipes").glob("*.yaml"))
 LONGEST = 64  # lines of a params.yaml that a recipe is written as
 QWEN = [path for path in ALL if path.stem.startswith("qwen")]
 SEEN = (PROJECT / "benchmarks/results/2026-11-24-qwen-commits.md").read_text(encoding="utf-8").splitlines()
@@ -41,8 +40,9 @@ def refused(recipe, root, error: type[QuenchError], *words):
     return done.stderr
 
 
-def test_a_fresh_clone_holds_the_demo():
-    assert (PROJECT / "params.yaml").read_text(encoding="utf-8") == recipe_text("demo")
+def test_a_fresh_clone_holds_the_demo(tmp_path):
+    use("demo", tmp_path)
+    assert (PROJECT / "params.yaml").read_bytes() == (tmp_path / "params.yaml").read_bytes()
     demo = lock_text(load_params(PROJECT / "params.yaml"))
     assert (PROJECT / "params.lock.yaml").read_text(encoding="utf-8") == demo
 
@@ -78,8 +78,8 @@ def test_a_qwen_recipe_names_its_licence_a_commit_that_was_seen_and_a_level_with
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_the_written_file_is_short_and_reads_back_the_same(tmp_path, path):
-    text = recipe_text(path.stem)
-    (tmp_path / "params.yaml").write_text(text, encoding="utf-8")
+    use(path.stem, tmp_path)
+    text = (tmp_path / "params.yaml").read_text(encoding="utf-8")
     read = read_params(tmp_path / "params.yaml")
     assert read.params == load_params(path)
     assert left_out(read.values, read_by_dvc(read.params.graph)) == []
@@ -121,7 +121,7 @@ def test_a_value_is_written_as_every_reader_of_yaml_takes_it(tmp_path, value, te
 def test_use_installs_into_an_empty_folder_and_over_another_recipe(tmp_path):
     use("demo", tmp_path)
     changes = use("qwen2.5-0.5b", tmp_path)
-    assert (tmp_path / "params.yaml").read_bytes() == recipe_text("qwen2.5-0.5b").encode()
+    assert load_params(tmp_path / "params.yaml") == load_params(PROJECT / "recipes/qwen2.5-0.5b.yaml")
     signs = [line[0] for line in changes.splitlines() if line[1:].startswith("  model: ")]
     assert signs == ["-", "+"]
     assert use("qwen2.5-0.5b", tmp_path).count("\n") == 1
@@ -131,7 +131,7 @@ def test_use_installs_into_an_empty_folder_and_over_another_recipe(tmp_path):
 @pytest.mark.parametrize("edit", [b"# mine\n", b" ", b"\xff"])
 def test_use_keeps_edits_unless_forced(tmp_path, edit):
     target = tmp_path / "params.yaml"
-    mine = recipe_text("demo").encode() + edit
+    mine = (PROJECT / "params.yaml").read_bytes() + edit
     target.write_bytes(mine)
     said = refused("qwen2.5-0.5b", tmp_path, ConfigError)
     assert "Q-COMMANDS-003" in said
@@ -139,7 +139,7 @@ def test_use_keeps_edits_unless_forced(tmp_path, edit):
     assert ("\n\\ No newline" in said) == (not edit.endswith(b"\n"))
     assert target.read_bytes() == mine
     use("qwen2.5-0.5b", tmp_path, "--force")
-    assert target.read_bytes() == recipe_text("qwen2.5-0.5b").encode()
+    assert use("qwen2.5-0.5b", tmp_path).count("\n") == 1  # nothing differs
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,9 @@ from make import change_params, ended, quench, script
 from pipeline.commands.remote import watch
 from pipeline.commands.remote.answers import parse
 from pipeline.commands.remote.host import files, runs
-from pipeline.commands.remote.host.files import CHECKPOINTS
 from pipeline.commands.remote.line import ConnectionLost, SshConnection
 from pipeline.commands.remote.mirror import Mirror
-from pipeline.commands.remote.parcel import JOURNAL, Upload, inputs, run_id
+from pipeline.commands.remote.parcel import Upload, inputs, run_id
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError, DataError, QuenchError, ToolError
@@ -36,6 +35,7 @@ from pipeline.stages.train.run import RUN as RECORD
 
 train = import_module("pipeline.commands.remote.train")  # its name in the package is the command's
 RUN = "0123456789abcdef"
+CHECKPOINTS, JOURNAL = "models/checkpoints", "models/checkpoints/steps.jsonl"
 
 
 class Here:

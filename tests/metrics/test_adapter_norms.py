@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from make import ran
+from make import quench, ran
 from tiny_lora import ALPHA, RANK, tiny_lora
 
-from pipeline.commands.adapter_norms import main
 from pipeline.core.errors import DataError
 from pipeline.metrics.adapter_norms import adapter_norms, uncounted
 from pipeline.models.merging.adapter import read_adapter
@@ -95,16 +94,15 @@ def test_scale_and_rank_of_another_tools_adapter(tmp_path: Path) -> None:
     assert "pissa" in (uncounted(tmp_path / "adapter") or "")
 
 
-def test_what_is_not_counted_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_counted_is_named(tmp_path: Path) -> None:
     write_folder(tmp_path / "adapter", use_dora=True, modules_to_save=["lm_head"])
     assert uncounted(tmp_path / "adapter") is None
     add(tmp_path / "adapter", **{f"{Q}.lora_magnitude_vector": np.ones(6), "lm_head.weight": np.ones((9, 8))})
     for as_json in (False, True):
-        main(tmp_path / "adapter", None, as_json=as_json)
-        told = capsys.readouterr()
-        also = told.err if as_json else told.out
+        told = quench("model", "norms", tmp_path / "adapter", *(["--json"] if as_json else []))
+        also = told.stderr if as_json else told.stdout
         assert all(words in also for words in ("1 magnitude vector", "1 tensor stored", "lm_head"))
-        assert not as_json or len(json.loads(told.out)) == 2
+        assert not as_json or len(json.loads(told.stdout)) == 2
 
 
 @pytest.mark.parametrize(
@@ -226,11 +224,11 @@ def test_the_command_prints_tables_or_json_and_loads_no_torch(tmp_path: Path) ->
     assert [one["layer"] for one in json.loads(told("--json"))] == [0, 1]
 
 
-def test_a_layers_experts_are_shown_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layers_experts_are_shown_together(tmp_path: Path) -> None:
     down = tuple(f"model.layers.1.mlp.experts.{number}.down_proj" for number in (0, 1, 11))
     write_folder(tmp_path / "adapter", down=(*down, "model.layers.1.mlp.shared_expert.down_proj"))
-    main(tmp_path / "adapter", None, as_json=False)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = quench("model", "norms", tmp_path / "adapter")
+    rows = [line.split() for line in shown.stdout.splitlines()]
     assert [row[1] for row in rows if row[:1] == ["mlp.experts.down_proj"]] == ["3"]
     (header,) = (row for row in rows if row[:1] == ["‖s·B·A‖"])
     assert header[1:] == ["q_proj", "experts.down_proj", "shared_expert.down_proj"]

@@ -5,6 +5,7 @@ once or without end.
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -27,8 +28,7 @@ from make import ended, ran
 
 from pipeline.commands import chat as chatting
 from pipeline.commands.project import Project
-from pipeline.commands.serve import chosen_adapters, how_to_call, need_port, serve
-from pipeline.commands.ship import shippable
+from pipeline.commands.serve import chosen_adapters, how_to_call, serve
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, ToolError
@@ -498,7 +498,6 @@ def test_port_in_use_is_one_sentence(served: Open, params: Params) -> None:
         taken.listen()
         with pytest.raises(MachineError, match="Q-SERVE-003"), served("Q4_K_M"):
             pass
-    need_port(params.serve.port)
 
 
 @pytest.mark.parametrize(
@@ -539,9 +538,11 @@ def test_unknown_model_and_missing_file(params: Params, tmp_path: Path) -> None:
 def test_a_distilled_level_is_served_and_shipped_by_its_name(tmp_path: Path) -> None:
     distilled = load_params(PROJECT / "recipes/demo-level-distill.yaml")
     assert Project(distilled, tmp_path).name_of("q4_0-DISTILLED") == "Q4_0-distilled"
-    assert shippable(distilled, "Q4_0-Distilled") == "Q4_0-distilled"
     with pytest.raises(DataError, match="distill@Q4_0"):
         Project(distilled, tmp_path).files("Q4_0-distilled")
+    shutil.copy(PROJECT / "recipes/demo-level-distill.yaml", tmp_path / "params.yaml")
+    shown = ended(quench(tmp_path, "ship", "Q4_0-Distilled"))
+    assert shown.returncode == 3 and "Q-SERVE-002: " in shown.stderr and "distill@Q4_0" in shown.stderr
 
 
 @pytest.mark.parametrize("recipe", ["demo-gguf", "demo-scales"])
