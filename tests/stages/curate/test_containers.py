@@ -28,7 +28,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import MAX_DEPTH, BadLine, dump_line, parse_line
 from pipeline.stages.curate.reading import files
 from pipeline.stages.curate.reading.containers import is_cut_anywhere, raw_lines
-from pipeline.stages.curate.reading.files import files_below, raw_files, refusal, size
+from pipeline.stages.curate.reading.files import files_below, refusal, size
 
 Items = list[tuple[int, int | None, bytes | str]]
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -520,36 +520,43 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         assert why is not None and why.code == "unknown_container"
 
 
-def test_raw_files_are_sorted_and_hidden_ones_are_no_data(tmp_path: Path) -> None:
+def read_by(project: Project) -> list[str]:
+    """The names of all files that the stage read or refused, as its outputs have them."""
+    (project.raw / "good.jsonl").write_bytes(lines(chat("hi")))
+    report = project.run()
+    return sorted({*report["files"], *(one["file"] for one in project.rejects())} - {"good.jsonl"})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path, {})
+
+
+def test_hidden_files_are_no_data(project: Project) -> None:
     for name in ("b.jsonl", "a/z.parquet", "a/.cache/x.jsonl", ".gitkeep", "b.jsonl.dvc", "notes.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).touch()
-    assert [name for name, _ in raw_files(tmp_path)] == [
-        "\\udcff.jsonl",
-        "a/z.parquet",
-        "b.jsonl",
-        "notes.txt",
-    ]
+        (project.raw / name).parent.mkdir(parents=True, exist_ok=True)
+        (project.raw / name).touch()
+    Path(os.fsdecode(os.fsencode(project.raw) + b"/\xff.jsonl")).touch()
+    assert read_by(project) == ["\\udcff.jsonl", "a/z.parquet", "b.jsonl", "notes.txt"]
 
 
-def test_links_to_files_are_data_and_links_to_folders_are_not_followed(tmp_path: Path) -> None:
-    raw, elsewhere = tmp_path / "raw", tmp_path / "elsewhere"
-    raw.mkdir()
+def test_links_to_files_are_data_and_links_to_folders_are_not_followed(project: Project) -> None:
+    elsewhere = project.root / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "a.jsonl").write_text("{}")
-    (raw / "link.jsonl").symlink_to(elsewhere / "a.jsonl")
-    (raw / "folder").symlink_to(elsewhere)
-    assert raw_files(raw) == [("folder", raw / "folder"), ("link.jsonl", raw / "link.jsonl")]
-    (tmp_path / "other").symlink_to(raw)
-    assert [name for name, _ in raw_files(tmp_path / "other")] == ["folder", "link.jsonl"]
+    (elsewhere / "a.jsonl").write_bytes(lines(chat("hello")))
+    (project.raw / "link.jsonl").symlink_to(elsewhere / "a.jsonl")
+    (project.raw / "folder").symlink_to(elsewhere)
+    assert read_by(project) == ["folder", "link.jsonl"]
+    project.raw.rename(project.root / "other")
+    project.raw.symlink_to(project.root / "other")
+    assert read_by(project) == ["folder", "link.jsonl"]
 
 
-def test_two_files_with_one_name_in_the_reports_are_told(tmp_path: Path) -> None:
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).touch()
-    (tmp_path / "\\udcff.jsonl").touch()
+def test_two_files_with_one_name_in_the_reports_are_told(project: Project) -> None:
+    Path(os.fsdecode(os.fsencode(project.raw) + b"/\xff.jsonl")).touch()
+    (project.raw / "\\udcff.jsonl").touch()
     with pytest.raises(DataError, match=r"Q-CURATE-002: .*udcff\.jsonl' and b'.*/\\xff\.jsonl' "):
-        raw_files(tmp_path)
+        project.run()
 
 
 def shut(error: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,43 +564,46 @@ def shut(error: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scandir = os.scandir
 
     def refusing(path: Any) -> Any:
-        if Path(path).name == where:
+        if not isinstance(path, int) and Path(path).name == where:
             raise OSError(error, os.strerror(error), path)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refusing)
 
 
-def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("good/a.jsonl", "shut/b.jsonl", ".hidden/c.jsonl"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).touch()
+        (project.raw / name).parent.mkdir()
+        (project.raw / name).touch()
     with monkeypatch.context() as patched:
         shut(errno.EACCES, ".hidden", patched)
-        assert [name for name, _ in files_below(tmp_path)] == ["good/a.jsonl", "shut/b.jsonl"]
+        assert [name for name, _ in files_below(project.raw)] == ["good/a.jsonl", "shut/b.jsonl"]
     shut(errno.EACCES, "shut", monkeypatch)
     with pytest.raises(DataError, match=r"Q-CORE-009: .*shut .*\(Permission denied\)"):
-        raw_files(tmp_path)
+        project.run()
 
 
 def test_a_folder_whose_files_cannot_be_reached_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rights r--: it lists its names, and no more (root may do all)."""
-    (tmp_path / "shut").mkdir()
-    (tmp_path / "shut/a.jsonl").touch()
+    (project.raw / "shut").mkdir()
+    (project.raw / "shut/a.jsonl").touch()
     monkeypatch.setattr(os, "access", lambda folder, _: Path(folder).name != "shut")
     with pytest.raises(DataError, match=r"shut can't be read \(Permission denied\)"):
-        raw_files(tmp_path)
+        project.run()
 
 
-def test_a_folder_without_data_is_told(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match="Q-CURATE-001"):
-            raw_files(folder)
-    (tmp_path / "notes.txt").touch()
+def test_a_folder_without_data_is_told(project: Project) -> None:
+    with pytest.raises(DataError, match="Q-CURATE-001"):
+        project.run()
+    (project.raw / "notes.txt").touch()
     with pytest.raises(DataError, match=r"Q-CURATE-001: .* 1 file,"):
-        raw_files(tmp_path)
+        project.run()
+    (project.raw / "notes.txt").unlink()
+    project.raw.rmdir()
+    with pytest.raises(DataError, match="Q-CURATE-001"):
+        project.run()
 
 
 @pytest.mark.parametrize("use", [read, size])

@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
-from pipeline.config.params import Params
+from pipeline.__main__ import run
 from pipeline.core.text import percent
 from pipeline.pages.differences import clipped, marked
 from pipeline.pages.drawings import Step, bars, flow
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.page import render_data_page
-from pipeline.stages.curate.stage import main
 
 EXAM = "The quick brown fox, having jumped over the lazy dog, <i>sat down</i> to rest in the shade of a tree."
 SETTINGS = {
@@ -89,7 +88,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_what_a_reader_is_told(project: Project, capsys: pytest.CaptureFixture[str], snapshot: Any) -> None:
     curate = {key: value for key, value in SETTINGS.items() if key != "max_tokens"}
     length = {"max_length": SETTINGS["max_tokens"]}
-    main(Params.model_validate({"curate": curate, "preprocess": length}), project.root)
+    (project.root / "params.yaml").write_text(json.dumps({"curate": curate, "preprocess": length}))
+    run("curate", project.root, None)
     html = project.outputs()["reports/data.html"].decode()
     assert lines_of(html) == snapshot(name="page", extension_class=Golden)
     printed = capsys.readouterr().out.replace(str(project.root), "ROOT")

@@ -1,40 +1,49 @@
 """heuristics: stock refusals, other languages and garbage are found, what people really write isn't."""
 
 import builtins
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from curating import Row, chat, of_rows
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.chat.rows import BadRow, Row
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate.rules.heuristics import garbage, garbage_in, is_refusal, languages, refusals
+from pipeline.metrics.refusals import is_refusal
 
 
-def chat(answer: str, question: str = "?", kind: str = "chat", **more: Any) -> Row:
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"source": "a:1", "kind": kind, "domain": "d", "messages": messages} | more
+def judged(root: Path, rows: list[Row], **changes: Any) -> dict[int, tuple[str, str]]:
+    """{number: (reason, detail)} of the rows that the stage rejects."""
+    project = of_rows(root, [*rows, said("Fine.")])  # there must be something to train on
+    project.run(**{"drop_duplicates": "none", "secrets": "keep", "personal": [], "reject": []} | changes)
+    rejects = {row["line"] - 1: (row["reason"], row["detail"]) for row in project.rejects()}
+    assert len(rejects) + len(project.lines()) == len(rows) + 1
+    return rejects
 
 
 def untrained(answer: str) -> Row:
-    row = chat(answer)
+    """A row whose last answer is not trained."""
+    row = said("Sure.", answer)
     row["messages"][-1]["train"] = False
     return row
+
+
+def said(*answers: str) -> Row:
+    return {"messages": [turn for answer in answers for turn in chat("?", answer)["messages"]]}
 
 
 def text(trained: str, *read: str) -> Row:
     """A row of text, of which what is `read` first is not trained."""
     segments = [*({"text": one, "train": False} for one in read), {"text": trained, "train": True}]
-    return chat("", kind="text", messages=[], segments=segments)
+    return {"segments": segments}
 
 
 def preference(chosen: str, rejected: str) -> Row:
-    row = chat(chosen, kind="preference")
-    ask, good = row["messages"]
-    return row | {"messages": [ask], "chosen": [good], "rejected": [good | {"content": rejected}]}
+    return {"prompt": "?", "chosen": chosen, "rejected": rejected}
 
 
 REFUSALS = (
@@ -86,18 +95,14 @@ ANSWERS = (
     "This is not allowed in Python: strings are immutable.",
     "I cannot help with dinner tonight, I'm working late.",
     "I'm sorry, but I can't assist with that. " + "Long ago, a fox lived in a wood. " * 20,
-    "",
 )
 
 
-@pytest.mark.parametrize("answer", REFUSALS)
-def test_stock_refusals_are_found(answer: str) -> None:
-    assert is_refusal(answer)
-
-
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_answers_are_no_refusals(answer: str) -> None:
-    assert not is_refusal(answer)
+def test_stock_refusals_are_found_and_answers_are_none(tmp_path: Path) -> None:
+    found = judged(tmp_path, [said(answer) for answer in (*REFUSALS, *ANSWERS)], reject=["refusals"])
+    assert {number: reason for number, (reason, _) in found.items()} == dict.fromkeys(
+        range(len(REFUSALS)), "refusal"
+    )
 
 
 PHRASES = ["I'm sorry", ", but ", "as an ai ", "language model ", "I can't ", "help ", "with that", ". "]
@@ -113,29 +118,25 @@ def test_no_text_makes_the_judgment_slow(parts: list[str]) -> None:
 NO = REFUSALS[0]
 
 
-@pytest.mark.parametrize(
-    ("row", "place"),
-    [
-        (chat(NO), "messages 2"),
-        (chat(NO, kind="feedback", label=True), "messages 2"),
-        (chat(NO, kind="feedback", label=False), None),  # a thumb down on a refusal teaches the right thing
-        (chat("Sure: 4.", question=NO), None),
-        (preference(NO, "Sure."), "chosen 1"),
-        (preference("Sure.", NO), None),
-        # only the last answer counts
-        (chat("x") | {"messages": [*chat(NO)["messages"], *chat("Fine.")["messages"]]}, None),
-        (untrained(NO), None),
-        (chat(NO) | {"messages": [{"role": "user", "content": NO}], "kind": "prompt", "answer": NO}, None),
-        (text(NO), None),
-    ],
-)
-def test_rows_that_teach_to_refuse_are_rejected(row: Row, place: str | None) -> None:
-    if place is None:
-        assert refusals(row, []) is row
-        return
-    with pytest.raises(BadRow, match=f"{place} is nothing but a stock refusal") as caught:
-        refusals(row, [])
-    assert caught.value.code == "refusal"
+ROWS: list[tuple[Row, str | None]] = [
+    (said(NO), "messages 2 "),
+    (said(NO) | {"label": True}, "messages 2 "),
+    (said(NO) | {"label": False}, None),  # a thumb down on a refusal teaches the right thing
+    (chat(NO, "Sure: 4."), None),
+    (preference(NO, "Sure."), "chosen 1 "),
+    (preference("Sure.", NO), None),
+    (said(NO, "Fine."), None),  # only the last answer counts
+    (untrained(NO), None),
+    ({"prompt": NO, "answer": NO}, None),
+    (text(NO), None),
+]
+
+
+def test_rows_that_teach_to_refuse_are_rejected(tmp_path: Path) -> None:
+    found = judged(tmp_path, [row for row, _ in ROWS], reject=["refusals"])
+    assert found.keys() == {number for number, (_, place) in enumerate(ROWS) if place}
+    for number, (reason, detail) in found.items():
+        assert reason == "refusal" and detail.startswith(ROWS[number][1] or "")
 
 
 ENGLISH = "Could you tell me how to reset my password without losing all of my data?"
@@ -149,46 +150,42 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("code", OTHERS)
-def test_an_answer_in_another_language_is_rejected(code: str) -> None:
-    with pytest.raises(BadRow, match=f"messages 2 is in {code}, curate.languages has en") as caught:
-        ENGLISH_ONLY(chat(OTHERS[code], question=ENGLISH), [])
-    assert caught.value.code == "language"
-    both = languages(("en", code))
-    assert both(row := chat(OTHERS[code]), []) is row
-    assert both(row := chat(ENGLISH), []) is row
-    with pytest.raises(BadRow):
-        both(preference(OTHERS["de" if code == "fr" else "fr"], ENGLISH), [])
+def test_an_answer_in_another_language_is_rejected(code: str, tmp_path: Path) -> None:
+    rows = [chat(ENGLISH, OTHERS[code]), said(ENGLISH), *map(said, OTHERS.values())]
+    found = judged(tmp_path, [*rows, preference(OTHERS["fr"], OTHERS["de"])], languages=["en", code])
+    wanted = {number + 2: other for number, other in enumerate(OTHERS) if other != code}
+    wanted |= {} if code == "fr" else {len(rows): "fr"}
+    assert found.keys() == wanted.keys()
+    for number, other in wanted.items():
+        reason, detail = found[number]
+        assert reason == "language" and re.match(rf"(messages 2|chosen 1) is in {other}, ", detail)
 
 
-ENGLISH_ONLY = languages(("en",))
+SPOKEN = [
+    chat(OTHERS["de"], ENGLISH),  # what the user speaks is not what is learned
+    said("Guten Tag!"),  # too short to tell
+    said(f"```\n{OTHERS['de']}\n```"),
+    said(
+        "find . -type f -name '*.gz' -print0 | xargs -0 -I{} sh -c 'gzip -dc {} | wc -l' | sort -n | "
+        "tail -n 5"
+    ),
+    untrained(OTHERS["de"]),
+    preference(ENGLISH, OTHERS["de"]),
+    {"prompt": OTHERS["de"], "answer": "4"},
+    text(ENGLISH, OTHERS["de"]),
+]
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        chat(ENGLISH, question=OTHERS["de"]),  # what the user speaks is not what is learned
-        chat("Guten Tag!"),  # too short to tell
-        chat(f"```\n{OTHERS['de']}\n```"),
-        chat(
-            "find . -type f -name '*.gz' -print0 | xargs -0 -I{} sh -c 'gzip -dc {} | wc -l' | sort -n | "
-            "tail -n 5"
-        ),
-        untrained(OTHERS["de"]),
-        preference(ENGLISH, OTHERS["de"]),
-        chat("x", kind="prompt", messages=[{"role": "user", "content": OTHERS["de"]}]) | {"answer": "4"},
-        text(ENGLISH, OTHERS["de"]),
-    ],
-)
-def test_what_is_not_surely_another_language_passes(row: Row) -> None:
-    assert ENGLISH_ONLY(row, []) is row
+def test_what_is_not_surely_another_language_passes(tmp_path: Path) -> None:
+    assert judged(tmp_path, SPOKEN, languages=["en"]) == {}
 
 
-def test_an_unknown_language_is_a_mistake_in_the_settings() -> None:
+def test_an_unknown_language_is_a_mistake_in_the_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Q-CURATE-011"):
-        languages(("en", "xx"))
+        judged(tmp_path, SPOKEN, languages=["en", "xx"])
 
 
-def test_without_the_library_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 
     def missing(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -198,7 +195,7 @@ def test_without_the_library_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ToolError, match="Q-CURATE-010"):
-        languages(("en",))
+        judged(tmp_path, SPOKEN, languages=["en"])
 
 
 GARBAGE = (
@@ -243,50 +240,45 @@ PROSE = (
     "mojibake (文字化け) is text like â€™ that was decoded with the wrong encoding; a good tool shows such text "  # noqa: E501
     "as it was meant, most of the time.",
     "aaaa",
-    "",
 )
 
 
 @pytest.mark.parametrize(("bad", "why"), GARBAGE)
-def test_garbage_is_found_and_the_figure_said(bad: str, why: str) -> None:
-    assert why in (garbage_in(bad) or "")
-    said = r"^(messages|rejected|segments) [12]: [\d.]+% of its? .*, the (most|least) is [\d.]+%$"
-    for row in (chat(bad), chat("Yes.", question=bad), preference("Yes.", bad), text(bad)):
-        with pytest.raises(BadRow, match=said) as caught:
-            garbage(row, [])
-        assert caught.value.code == "garbage"
+def test_garbage_is_found_and_the_figure_said(bad: str, why: str, tmp_path: Path) -> None:
+    rows = [said(bad), chat(bad, "Yes."), preference("Yes.", bad), text(bad)]
+    found = judged(tmp_path, rows, reject=["garbage"])
+    form = rf"(messages|rejected|segments) [12]: [\d.]+% of its? .*{why}.*, the (most|least) is [\d.]+%"
+    assert len(found) == len(rows) and {reason for reason, _ in found.values()} == {"garbage"}
+    assert all(re.fullmatch(form, detail) for _, detail in found.values())
 
 
-@pytest.mark.parametrize("text", PROSE)
-def test_prose_tables_and_songs_are_no_garbage(text: str) -> None:
-    assert garbage_in(text) is None
-    assert garbage(row := chat(text), []) is row
+def test_prose_tables_and_songs_are_no_garbage(tmp_path: Path) -> None:
+    """Nor is what a tool or the system says judged."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    called = said("Yes.", "Done.") | {"tools": [call]}
+    called["messages"][1]["tool_calls"] = [call]
+    called["messages"][2] = {"role": "tool", "content": "0 " * 300}
+    called["messages"][:0] = [{"role": "system", "content": "a" * 300}]
+    assert judged(tmp_path, [*map(said, PROSE), called], reject=["garbage"]) == {}
 
 
-def test_what_a_tool_or_the_system_says_is_not_judged() -> None:
-    row = chat("Yes.")
-    row["messages"][:0] = [{"role": "system", "content": "a" * 300}]
-    row["messages"] += [{"role": "tool", "content": "0 " * 300}, {"role": "assistant", "content": "Done."}]
-    assert garbage(row, []) is row
-
-
-def test_our_own_code_and_documents_are_no_garbage() -> None:
-    looked = 0
+def test_our_own_code_and_documents_are_no_garbage(tmp_path: Path) -> None:
     documents = *PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")
-    for path in (*(PROJECT / "pipeline").rglob("*.py"), *documents):
-        text = path.read_text(encoding="utf-8")
-        if "MOJIBAKE" not in text:
-            assert garbage_in(text) is None, path
-            looked += 1
-    assert looked > 40
+    contents = [
+        path.read_text(encoding="utf-8") for path in (*(PROJECT / "pipeline").rglob("*.py"), *documents)
+    ]
+    rows = [{"text": content} for content in contents if content and "MOJIBAKE" not in content]
+    assert judged(tmp_path, rows, reject=["garbage"]) == {} and len(rows) > 40
 
 
-@settings(max_examples=draws(200))
-@given(said=st.text(max_size=200) | st.text("aé😀 \n", max_size=300))
-def test_no_row_raises_anything_but_bad_row(said: str) -> None:
-    for rule in (garbage, ENGLISH_ONLY, refusals):
-        for row in (chat(said, question=said), preference(said, said), text(said)):
-            try:
-                assert rule(row, []) is row
-            except BadRow as error:
-                assert error.code in ("garbage", "language", "refusal")
+@settings(max_examples=draws(5))
+@given(contents=st.lists(st.text(max_size=120) | st.text("aé😀 \n", max_size=200), min_size=9, max_size=20))
+def test_whatever_is_said_is_kept_or_rejected(
+    contents: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = [
+        row for each in contents for row in (chat(each, each), preference(each, each + "!"), text(each, "x"))
+    ]
+    rules = {"reject": ["garbage", "refusals"], "languages": ["en"]}
+    for reason, _ in judged(tmp_path_factory.mktemp("rows"), rows, **rules).values():
+        assert reason in ("garbage", "language", "refusal", "empty_turn", "nothing_to_train")

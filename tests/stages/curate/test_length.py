@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import time
+from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
 from string import ascii_lowercase
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizer_folders import qwen_folder, smollm_folder
 
 from pipeline.chat.rows import BadRow, Row, row_id
-from pipeline.chat.template import DAY, compiled
+from pipeline.chat.template import compiled
 from pipeline.chat.tokens import encode
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.tools import Toolchain
@@ -258,7 +259,7 @@ def test_templates_are_rendered_as_transformers_renders_them(
     class Day:
         @staticmethod
         def now() -> Any:
-            return DAY
+            return datetime(2023, 9, 27)
 
     monkeypatch.setattr(chat_template_utils, "datetime", Day)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folders["qwen"])

@@ -1,70 +1,47 @@
 """Inline reasoning goes to `reasoning_content`, and only where the base knows the tokens."""
 
-from typing import Any
+from pathlib import Path
 
-import pytest
-from canonical import check_row
+from curating import Row, chat, of_rows
 
-from pipeline.chat.rows import row_id
-from pipeline.stages.curate.rules.shape import move_reasoning, reasoning
-
-
-def row(*contents: str, **more: Any) -> dict[str, Any]:
-    roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
-    return {"source": "a.jsonl:1", "kind": "chat", "domain": "a", "messages": messages, **more}
-
-
-@pytest.mark.parametrize(
-    ("content", "thought", "answer"),
-    [
-        ("<think>\nTwo and two.\n</think>\n\n4", "Two and two.", "4"),
-        ("  <think>a</think>b</think>", "a", "b</think>"),
-        ("<think>\n\n</think>\n\n4", None, "4"),
-    ],
-)
-def test_thoughts_are_moved(content: str, thought: str | None, answer: str) -> None:
-    changes: list[Any] = []
-    moved = move_reasoning(row("2 + 2?", content), changes)
-    assert moved["messages"][1]["content"] == answer
-    assert moved["messages"][1].get("reasoning_content") == thought
-    assert [(change.rule, change.place) for change in changes] == [("reasoning", "messages 2")]
-    check_row({"id": row_id(moved), **moved})
-    assert move_reasoning(moved, []) is moved
+ANSWERS = [  # an answer, its thought, what is left of it, and whether that was changed
+    ("<think>\nTwo and two.\n</think>\n\n4", "Two and two.", "4", True),
+    ("  <think>a</think>b<think", "a", "b<think", True),
+    ("<think>\n\n</think>\n\n4", None, "4", True),
+    ("4", None, "4", False),
+    ("<thinking>x</thinking>y", None, "<thinking>x</thinking>y", False),
+]
+PAIR: Row = {"prompt": "a", **{side: f"<think>{side}</think>b" for side in ("chosen", "rejected")}}
 
 
-def test_the_row_itself_is_not_changed() -> None:
-    before = row("a", "<think>x</think>y")
-    move_reasoning(before, [])
-    assert before == row("a", "<think>x</think>y")
+def moved(root: Path, rows: list[Row], tokens: list[str]) -> tuple[list[Row], list[tuple[int, str]]]:
+    """The rows that the stage makes of these, and (line, place) of each text that this rule changed."""
+    project = of_rows(root, rows, tokens=tokens)
+    project.run(drop_duplicates="none")
+    changes = [one for one in project.changes() if one["rule"] == "reasoning"]
+    return project.rows(), [(one["line"], one["place"]) for one in changes]
 
 
-@pytest.mark.parametrize(
-    "content", ["4", "see <think>x</think> y", "<think>never closed", "<thinking>x</thinking>y"]
-)
-def test_other_text_stays(content: str) -> None:
-    same = row("<think>x</think>", content)
-    assert move_reasoning(same, []) is same
+def test_thoughts_are_moved_and_other_text_stays(tmp_path: Path) -> None:
+    rows = [chat("2 + 2?", answer) for answer, *_ in ANSWERS]
+    found, changes = moved(tmp_path, [*rows, PAIR], ["<think>", "</think>"])
+    answers = [row["messages"][1] for row in found[:-1]]
+    assert [(turn.get("reasoning_content"), turn["content"]) for turn in answers] == [
+        (thought, left) for _, thought, left, _ in ANSWERS
+    ]
+    for side in ("chosen", "rejected"):
+        assert found[-1][side] == [{"role": "assistant", "content": "b", "reasoning_content": side}]
+    lines = [number for number, (*_, is_changed) in enumerate(ANSWERS, start=1) if is_changed]
+    assert changes == [(line, "messages 2") for line in lines] + [(6, "chosen 1"), (6, "rejected 1")]
 
 
-def test_a_turn_that_has_reasoning_stays() -> None:
-    same = row("a", "<think>x</think>y")
+def test_a_turn_that_has_reasoning_stays(tmp_path: Path) -> None:
+    same = chat("a", "<think>x</think>y")
     same["messages"][1]["reasoning_content"] = "z"
-    assert move_reasoning(same, []) is same
+    _, changes = moved(tmp_path, [same], ["<think>", "</think>"])
+    assert changes == []
 
 
-def test_the_answers_of_a_preference_too() -> None:
-    pair = row("a") | {
-        "kind": "preference",
-        **{
-            side: [{"role": "assistant", "content": f"<think>{side}</think>b"}]
-            for side in ("chosen", "rejected")
-        },
-    }
-    moved = move_reasoning(pair, [])
-    assert [moved[side][0]["reasoning_content"] for side in ("chosen", "rejected")] == ["chosen", "rejected"]
-
-
-def test_only_for_a_base_with_these_tokens() -> None:
-    assert reasoning(["<|im_end|>", "<think>"]) is None
-    assert reasoning(["<think>", "</think>"]) is move_reasoning
+def test_only_for_a_base_with_these_tokens(tmp_path: Path) -> None:
+    _, changes = moved(tmp_path, [chat("a", "<think>x</think>y")], ["<|im_end|>", "<think>"])
+    assert changes == []
