@@ -1,9 +1,10 @@
 """GRPO, tiny model: prompts, rounds on disk, exact resume and replay, guards; llama-server and in process."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -23,8 +24,6 @@ from pipeline.core.hashing import tree_hash
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama
-from pipeline.stages.train.grpo.rewards import advantages
-from pipeline.stages.train.grpo.rounds import read_round
 
 REWARD = """
 def letters(reference, answer, row):
@@ -34,7 +33,7 @@ def length(reference, answer, row):
     return len(answer) % 10 / 10
 
 def constant(reference, answer, row):
-    return 0.5
+    return 0.1 + 0.2 if len(answer) % 2 else 0.3  # the same but for rounding
 
 def hangs(reference, answer, row):
     import time
@@ -95,6 +94,14 @@ def run(
     return train_in(project, root, settings, resume=Path(chosen) if chosen else resume, replay=replay)
 
 
+def round_of(root: Path, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the file of the round before `step` + 1 says of it, and its completions."""
+    text = (root / "checkpoints" / ROUNDS / f"{step:08}.jsonl").read_text(encoding="utf-8")
+    head, *completions = map(json.loads, text.splitlines())
+    assert head["sha256"] == hashlib.sha256(text.partition("\n")[2].encode()).hexdigest()
+    return head, completions
+
+
 def steps(report: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in report["metrics_log"] if row["kind"] == "step"]
 
@@ -122,11 +129,12 @@ def test_the_reward_rises_and_rounds_say_what_was_drawn(project: Path, tmp_path:
         measured[0]
     )
     assert measured[0]["gap"] < 1e-4
-    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl")
-    assert made and made.head["rows"] == [row for one in steps(report)[2:4] for row in one["rows"]]
+    head, completions = round_of(tmp_path, 2)
+    assert head["rows"] == [row for one in steps(report)[2:4] for row in one["rows"]]
+    assert [one["row"] for one in completions] == [row for row in head["rows"] for _ in range(8)]
     assert all(
-        len(one.ids) == len(one.logps) and one.reward == one.points["python:letters.py:letters"]
-        for one in made.completions
+        len(one["ids"]) == len(one["logps"]) and one["reward"] == one["points"]["python:letters.py:letters"]
+        for one in completions
     )
     evaluation = next(row for row in report["metrics_log"] if row["kind"] == "eval")
     assert evaluation["eval_loss"] == -evaluation["measures"]["reward"]
@@ -161,14 +169,26 @@ def test_advantages_and_the_weight_of_a_token_are_those_of_the_settings(
     if factor:
         monkeypatch.setattr("pipeline.stages.train.grpo.losses.CAP", factor)
     first, _ = steps(run(project, tmp_path, **SHORT | {"max_steps": 2}, grpo=changed))
-    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000000.jsonl")
-    assert made is not None
-    for group in made.groups():
-        expected = advantages([one.reward for one in group], scaled=scaled)
-        assert [one.advantage for one in group] == pytest.approx(expected)
+    _, completions = round_of(tmp_path, 0)
+    for start in range(0, len(completions), 8):
+        rewards = [one["reward"] for one in completions[start : start + 8]]
+        divisor = stdev(rewards) + 1e-4 if scaled else 1.0
+        assert [one["advantage"] for one in completions[start : start + 8]] == pytest.approx(
+            [(reward - fmean(rewards)) / divisor for reward in rewards]
+        )
     if factor:
         plain = steps({"metrics_log": MetricsLog(whole / "checkpoints/steps.jsonl").rows()})[0]
         assert first["grad_norm"] == pytest.approx(factor * plain["grad_norm"], rel=1e-3)
+
+
+def test_each_completion_has_a_seed_of_its_own_that_is_the_same_again(project: Path, whole: Path) -> None:
+    seed, seeds = load_params(project / "params.yaml").train.seed, []
+    for step in (0, 2, 4):
+        for one in round_of(whole, step)[1]:
+            drawn_for = f"{seed} {step} {one['row']} {one['member']}"
+            assert one["seed"] == int(hashlib.sha256(drawn_for.encode()).hexdigest()[:8], 16) >> 1
+            seeds.append(one["seed"])
+    assert len(set(seeds)) == len(seeds) == 3 * 4 * 8
 
 
 @pytest.mark.parametrize(
@@ -207,14 +227,32 @@ def test_a_replay_draws_nothing_and_ends_in_the_same_bytes(
     (tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl").unlink()
     with pytest.raises(DataError, match=r"Q-GRPO-010: the run can't be replayed from step 3 on: .*missing"):
         run(project, tmp_path, replay=True, **SHORT)
+    edit(
+        tmp_path / "checkpoints" / ROUNDS / "00000000.jsonl", 0, '"adapter_sha256": "', '"adapter_sha256": "x'
+    )
+    with pytest.raises(DataError, match=r"Q-GRPO-010: .* from step 1 on: .*\(adapter_sha256\)"):
+        run(project, tmp_path, replay=True, **SHORT)
 
 
-def test_a_round_that_is_gone_in_the_middle_is_one_sentence(
-    project: Path, whole: Path, tmp_path: Path
+def edit(file: Path, number: int, old: str, new: str) -> None:
+    """Write `new` for `old` in a line of a round."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert old in lines[number]
+    lines[number] = lines[number].replace(old, new)
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "id"),
+    [(Path.unlink, "Q-GRPO-007"), (lambda file: edit(file, -1, '"reward": ', '"reward": 1'), "Q-GRPO-004")],
+    ids=["gone", "damaged"],
+)
+def test_a_round_that_is_not_whole_in_the_middle_is_one_sentence(
+    project: Path, whole: Path, tmp_path: Path, damage: Any, id: str
 ) -> None:
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
-    (tmp_path / "checkpoints" / ROUNDS / "00000004.jsonl").unlink()
-    with pytest.raises(DataError, match="Q-GRPO-007"):
+    damage(tmp_path / "checkpoints" / ROUNDS / "00000004.jsonl")
+    with pytest.raises(DataError, match=id):
         run(project, tmp_path, resume=True, chosen="checkpoint-5", **SHORT)
 
 
@@ -261,12 +299,12 @@ def test_llama_server_draws_with_what_was_learned(
     assert learned > 1e-3 and measured[0]["kl"] < 1e-6
     assert all(0 < one["gap"] < 0.02 for one in measured)
     assert any(one["unknown"] for one in measured)  # tokens inside a character, aligned by id
-    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000002.jsonl")
-    assert made is not None and made.head["drawn_by"] == "llama-server"
+    head, completions = round_of(tmp_path, 2)
+    assert head["drawn_by"] == "llama-server"
     moved = [
         abs(old - base)
-        for one in made.completions
-        for old, base in zip(one.old or [], one.reference or [], strict=True)
+        for one in completions
+        for old, base in zip(one["old"] or [], one["reference"] or [], strict=True)
     ]
     assert fmean(moved) > 3 * measured[2]["gap"]  # the base alone would be as far off as it has moved
 
@@ -292,10 +330,9 @@ def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
     run_stages(root, ("base", "curate", "preprocess"))
     report = run(root, tmp_path, max_steps=1, warmup_ratio=0.0, eval_steps=1, save_steps=1, sample_rows=0)
     (row,) = steps(report)
-    made = read_round(tmp_path / "checkpoints" / ROUNDS / "00000000.jsonl")
-    assert made is not None
-    unknown = sum(log is None for one in made.completions for log in one.logps)
-    assert unknown / sum(len(one.ids) for one in made.completions) == row["measures"]["unknown"] < 0.7
+    _, completions = round_of(tmp_path, 0)
+    unknown = sum(log is None for one in completions for log in one["logps"])
+    assert unknown / sum(len(one["ids"]) for one in completions) == row["measures"]["unknown"] < 0.7
     assert 1e-4 < row["measures"]["gap"] < 0.5  # NF4 is not 16 bit
     assert "BF16" in types[0] and types[1] == {"F16"}
     assert not (tmp_path / "checkpoints/rollouts").exists()

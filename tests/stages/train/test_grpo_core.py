@@ -1,6 +1,5 @@
-"""The parts of GRPO against closed forms: advantages, alignment, rewards, rounds on the disk."""
+"""The parts of GRPO against closed forms: alignment and rewards."""
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,29 +12,10 @@ from hypothesis import strategies as st
 from pipeline.config.sections.method_groups import Grpo
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.grpo import rounds
-from pipeline.stages.train.grpo.rewards import Answer, Rewards, advantages, open_rewards, seed_of, teaches
+from pipeline.stages.train.grpo.rewards import Answer, Rewards, open_rewards
 from pipeline.stages.train.grpo.rollouts import aligned
-from pipeline.stages.train.grpo.rounds import Completion, Round, read_round, round_file, write_round
 
 QUESTION = {"id": "0123456789abcdef", "domain": "sums", "prompt": "1 + 1?", "messages": [], "reference": "2"}
-
-
-def test_advantages_are_the_distance_from_the_groups_mean_in_its_deviations() -> None:
-    assert advantages([0.0, 1.0], scaled=False) == [-0.5, 0.5]
-    scaled = 0.5 / (0.5**0.5 + 1e-4)
-    assert advantages([0.0, 1.0], scaled=True) == pytest.approx([-scaled, scaled])
-    assert advantages([0.3] * 4, scaled=True) == pytest.approx([0.0] * 4)
-
-
-def test_a_group_of_equal_rewards_teaches_nothing() -> None:
-    assert not teaches([0.1 + 0.2, 0.3, 0.3]) and teaches([0.3, 0.3, 0.31])
-
-
-def test_each_completion_has_a_seed_of_its_own_that_is_the_same_again() -> None:
-    seeds = {seed_of(42, step, row, member) for step in range(4) for row in range(4) for member in range(4)}
-    assert len(seeds) == 64 and all(0 <= seed < 2**31 for seed in seeds)
-    assert seed_of(42, 1, 2, 3) == 311299350 != seed_of(43, 1, 2, 3)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
@@ -116,30 +96,3 @@ def test_a_reference_that_cant_be_scored_names_its_row() -> None:
 def test_rewards_that_cant_be_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Grpo(**settings)
-
-
-def a_round(logps: list[float | None]) -> Round:
-    made = [
-        Completion(row, member, 7, [1, 2], logps, True, "text", float(member), 0.1, {"a": 1.0}, [-0.1, -0.2])
-        for row in (3, 1)
-        for member in (0, 1)
-    ]
-    return Round({"step": 4, "rows": [3, 1], "adapter_sha256": "a", "drawn_by": "in-process"}, made)
-
-
-def test_a_round_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    made, file = a_round([-0.1, None]), round_file(tmp_path, 4)
-    assert read_round(file) is None
-    write_round(file, made)
-    assert read_round(file) == made
-    assert [one.row for group in made.groups() for one in group] == [3, 3, 1, 1]
-    assert rounds.differences(made, {"step": 4, "adapter_sha256": "b"}) == ["adapter_sha256"]
-
-
-def test_a_damaged_round_is_one_sentence(tmp_path: Path) -> None:
-    write_round(file := round_file(tmp_path, 4), a_round([-0.1, -0.2]))
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join([lines[0], *lines[1:-1], lines[-1].replace("1.0", "0.5")]))
-    assert json.loads(lines[0])["step"] == 4
-    with pytest.raises(DataError, match="Q-GRPO-004"):
-        read_round(file)
