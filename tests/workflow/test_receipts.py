@@ -1,5 +1,6 @@
 """Remote jobs leave receipts; the Snakemake process records them with DVC if all is as the job left it."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,13 +11,12 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.core.errors import DataError
 from pipeline.core.owner import RUN
-from pipeline.workflow import dvc_project, record
-from pipeline.workflow.cluster import FINISHED, REMOTE, Failure, leave, receipts, take_failures
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.integrity import verify_inputs
-from pipeline.workflow.remote import finish_workflow, job_settings, record_finished
+from pipeline.workflow.remote import finish_workflow, job_settings
 from pipeline.workflow.settings import refresh_lock
-from pipeline.workflow.settle import REUSE
+
+REMOTE, REUSE = "QUENCH_REMOTE", "QUENCH_REUSE"
 
 
 @pytest.fixture
@@ -43,16 +43,12 @@ def curated_once(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """A project after a job on another machine has curated. Read only."""
     root = make_project(prepared, tmp_path_factory.mktemp("curated") / "project")
 
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("a job on another machine must not record, nor take DVC's lock")
-
+    before = sorted((root / ".dvc").rglob("*"))  # DVC's locks are files there
     with pytest.MonkeyPatch.context() as job:
         job.setenv(REMOTE, "1")
         job.setenv(REUSE, "1")
-        job.setattr(record, "record_all", forbidden)
-        job.setattr(dvc_project, "locked", forbidden)
         assert main(["curate", "--root", str(root)]) == 0
-    assert not (root / "dvc.lock").exists()
+    assert not (root / "dvc.lock").exists() and sorted((root / ".dvc").rglob("*")) == before
     return root
 
 
@@ -60,6 +56,11 @@ def curated_once(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def curated(curated_once: Path, tmp_path: Path) -> Path:
     """A copy of that."""
     return Path(shutil.copytree(curated_once, tmp_path / "curated"))
+
+
+def left(root: Path) -> list[str]:
+    """The names of what jobs left."""
+    return [path.name for path in (root / ".quench/finished").iterdir()]
 
 
 def is_recorded(root: Path) -> bool:
@@ -70,11 +71,12 @@ def is_recorded(root: Path) -> bool:
 def test_what_a_job_finished_is_recorded_by_another_process(
     curated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (receipt,) = receipts(curated)
-    assert receipt.stage == "curate" and "data/raw" in receipt.inputs
-    assert set(receipt.outputs) > {"data/final/train.jsonl", "reports/data.json"}
-    record_finished(curated)
-    assert receipts(curated) == []
+    assert left(curated) == ["curate.json"]
+    receipt = json.loads((curated / ".quench/finished/curate.json").read_text())
+    assert receipt["stage"] == "curate" and "data/raw" in receipt["inputs"]
+    assert set(receipt["outputs"]) > {"data/final/train.jsonl", "reports/data.json"}
+    finish_workflow(curated, failed=False)
+    assert left(curated) == []
     from dvc.repo import Repo
 
     monkeypatch.chdir(curated)
@@ -108,8 +110,8 @@ def another_seed(root: Path) -> None:
 )
 def test_what_changed_since_is_not_recorded(curated: Path, edit: Callable[[Path], None]) -> None:
     edit(curated)
-    record_finished(curated)
-    assert receipts(curated) == [] and not is_recorded(curated)
+    finish_workflow(curated, failed=False)
+    assert left(curated) == [] and not is_recorded(curated)
 
 
 def test_the_next_job_goes_by_the_receipt(curated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,19 +124,24 @@ def test_the_next_job_goes_by_the_receipt(curated: Path, monkeypatch: pytest.Mon
 
 
 def test_a_receipt_that_is_cut_short_is_none(curated: Path) -> None:
-    file = curated / FINISHED / "curate.json"
+    file = curated / ".quench/finished/curate.json"
     file.write_text(file.read_text()[:100])
-    record_finished(curated)
-    assert receipts(curated) == [] and not is_recorded(curated)
+    finish_workflow(curated, failed=True)
+    assert not is_recorded(curated)
+
+
+def failed_job(project: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a job on another machine that lacks its input."""
+    (project / "data/raw").rename(project / "raw")
+    with monkeypatch.context() as job:
+        job.setenv(REMOTE, "1")
+        return main(["curate", "--root", str(project)])
 
 
 def test_a_failed_job_is_shown_with_its_exit_code(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.rmtree(project / "data/raw")
-    with monkeypatch.context() as job:
-        job.setenv(REMOTE, "1")
-        code = main(["curate", "--root", str(project)])
+    code = failed_job(project, monkeypatch)
     said = capsys.readouterr().err
     finish_workflow(project, failed=False)  # of a job that was run again, and did its work
     with pytest.raises(SystemExit) as end:
@@ -144,10 +151,14 @@ def test_a_failed_job_is_shown_with_its_exit_code(
     finish_workflow(project, failed=True)  # said once
 
 
-def test_a_stage_that_runs_again_forgets_what_an_earlier_job_left(project: Path) -> None:
-    leave(Failure("curate", "Q-CURATE-001: gone", 3), project)
+def test_a_stage_that_runs_again_forgets_what_an_earlier_job_left(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed_job(project, monkeypatch)
+    assert left(project) == ["curate.json"]
+    (project / "raw").rename(project / "data/raw")
     assert main(["curate", "--root", str(project)]) == 0
-    assert take_failures(project) == [] and is_recorded(project)
+    assert left(project) == [] and is_recorded(project)
 
 
 def test_a_job_is_no_part_of_the_submitting_process(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
