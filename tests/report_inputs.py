@@ -13,7 +13,6 @@ from training_logs import demo_run
 
 from pipeline.config.params import Params, load_params
 from pipeline.core.metrics_log import write_rows
-from pipeline.stages.train.figures import CURVE
 from pipeline.stages.train.learner import monitor_of
 
 DEMO_RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo-small.yaml"
@@ -25,6 +24,8 @@ CHATML_WITH_DEFAULT = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 PARAMETERS = 134_515_008
+# of reports/train.csv
+CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens", "trained_tokens")
 
 
 def demo_params() -> Params:

@@ -1,6 +1,7 @@
 """sandbox: hostile answers reach nothing outside, end in time, leave nothing; no sandbox, nothing runs."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,12 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from make import ended
 from needed import absent, need
 
 from pipeline.core.errors import ToolError
 from pipeline.core.places import PROJECT
 from pipeline.metrics import guard, sandbox
-from pipeline.metrics.sandbox import bubblewrap, check_sandbox, probe, run_in, run_tests
+from pipeline.metrics.sandbox import bubblewrap, probe, run_in, run_tests
 
 BARE = ["bwrap", "--unshare-net", "--ro-bind", "/", "/", "true"]
 
@@ -29,7 +31,7 @@ def inside() -> list[str]:
     done = subprocess.run(BARE, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(need(f"namespaces of users ({done.stderr.strip()})"))
-    probe(bubblewrap())
+    assert run_tests("", "") == "passed"
     return bubblewrap()
 
 
@@ -377,17 +379,15 @@ def left() -> list[int]:
         time.sleep(0.05)
 
 
-def test_nothing_runs_without_a_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    check_sandbox.cache_clear()
-    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
-    ran = tmp_path / "ran"
-    with pytest.raises(ToolError, match=r"Q-METRICS-013.*install bubblewrap"):
-        run_tests(f"open({str(ran)!r}, 'w')", "assert True")
-    assert not ran.exists()
-    check_sandbox.cache_clear()
+def test_nothing_runs_without_a_sandbox(tmp_path: Path) -> None:
+    code = "import sys; from pipeline.metrics.sandbox import run_tests; run_tests(sys.argv[1], 'assert True')"
+    command = [sys.executable, "-c", code, f"open({str(tmp_path / 'ran')!r}, 'w')"]
+    done = ended(command, cwd=PROJECT, env=os.environ | {"PATH": str(tmp_path)})
+    assert done.returncode != 0 and re.search(r"Q-METRICS-013.*install bubblewrap", done.stderr)
+    assert not (tmp_path / "ran").exists()
 
 
-def test_what_the_sandbox_says_where_it_fails(tmp_path: Path) -> None:
+def test_what_the_sandbox_says_where_it_fails() -> None:
     no = ["sh", "-c", "echo no namespaces here >&2; exit 1"]
     with pytest.raises(ToolError, match="Q-METRICS-013"):
         run_in(no, "x = 1", "assert True")

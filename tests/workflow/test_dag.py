@@ -36,7 +36,7 @@ from pipeline.core.places import PROJECT
 from pipeline.workflow.code_keys import CODE, SETTINGS
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.prepare import prepare
-from pipeline.workflow.settle import REUSE, reuse, settle
+from pipeline.workflow.settle import reuse, settle
 from pipeline.workflow.stages import stages_in, table
 
 TOY = PROJECT / "tests/toy"
@@ -125,7 +125,7 @@ def snakemake_graph(
     (folder / "data/raw/a.jsonl").touch()
     # what the Snakefile tells its jobs is not for this process and the tests after it
     with pytest.MonkeyPatch.context() as patch, SnakemakeApi(OutputSettings(quiet=None)) as api:
-        for name in (REUSE, RUN):
+        for name in ("QUENCH_REUSE", RUN):
             patch.setenv(name, "")
         workflow = api.workflow(
             resource_settings=ResourceSettings(cores=2), snakefile=folder / "Snakefile", workdir=folder
@@ -733,10 +733,10 @@ def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str])
 
 def test_who_asks_for_a_run_gets_one(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forced by Snakemake's or DVC's flag, or started by hand; a preset `QUENCH_REUSE` changes nothing."""
-    monkeypatch.setenv(REUSE, "1")
+    monkeypatch.setenv("QUENCH_REUSE", "1")
     assert spared(toy.snakemake("models/demo-F16.gguf", "--forcerun", "train")) == []
     toy._repo(lambda repo: repo.reproduce("report", single_item=True, force=True))
-    monkeypatch.delenv(REUSE)
+    monkeypatch.delenv("QUENCH_REUSE")
     subprocess.run([sys.executable, "run.py", "report"], cwd=toy.root, check=True)
     assert toy.ran()[len(ALL) :] == ["train", "merge", "report", "report"]
     toy.agree()
@@ -766,7 +766,7 @@ def test_flags_that_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line:
     monkeypatch.setattr("pipeline.workflow.prepare._held", [])
     monkeypatch.setattr(sys, "argv", ["snakemake", *line.split()])
     prepare(root=tmp_path)
-    assert (REUSE in os.environ) == (not forced)
+    assert ("QUENCH_REUSE" in os.environ) == (not forced)
 
 
 def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -779,7 +779,7 @@ def test_a_full_disk_is_one_sentence(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(28, "No space left on device", self.fs_path)
 
     monkeypatch.setattr(Output, "checkout", full)
-    monkeypatch.setenv(REUSE, "1")
+    monkeypatch.setenv("QUENCH_REUSE", "1")
     with pytest.raises(MachineError, match="Q-WORKFLOW-017"):
         reuse("report", toy.root)
 

@@ -34,7 +34,7 @@ from pipeline.workflow.hashes import Hashes, files_below
 from pipeline.workflow.integrity import verify_inputs, verify_outputs
 from pipeline.workflow.record import running
 from pipeline.workflow.settings import refresh_lock
-from pipeline.workflow.settle import REUSE, reuse, settle
+from pipeline.workflow.settle import reuse, settle
 
 FOLDERS = ("models/base", "models/adapter", "models/merged", "models/imatrix", "data/tokens")
 F16 = "models/gguf/tiny-F16.gguf"
@@ -255,7 +255,7 @@ def test_a_damaged_object_of_the_cache_is_never_restored(
     }
     before = (project / F16).read_bytes()
     (project / F16).unlink()
-    monkeypatch.setenv(REUSE, "1")
+    monkeypatch.setenv("QUENCH_REUSE", "1")
     assert reuse("convert", project)
     (project / F16).unlink()
     flip(victims[F16], random.Random(9))  # noqa: S311

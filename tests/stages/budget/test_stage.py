@@ -9,12 +9,12 @@ import yaml
 from conftest import run_stages
 from html_page import Page
 
+from pipeline.__main__ import run
 from pipeline.commands.project import Project
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.shape import load_shape
-from pipeline.stages.budget.stage import main
 from pipeline.stages.parity.level_weights import level_weights
 
 
@@ -51,4 +51,4 @@ def test_a_budget_is_a_level_of_the_project(project: Path) -> None:
 
 def test_a_budget_that_is_not_in_the_settings_is_refused(finished: Path) -> None:
     with pytest.raises(ConfigError, match="Q-BUDGET-008"):
-        main(load_params(finished / "params.yaml"), finished, "1GB")
+        run("budget@1GB", finished, None)

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from golden import Golden
 
-from pipeline.config.params import Params
+from pipeline.__main__ import run as run_stage
 from pipeline.config.strategies import (
     MERGED_16,
     STRATEGIES,
 )
 from pipeline.metrics.paired import CHANCE
-from pipeline.stages.compare.stage import main
 from pipeline.stages.compare.statistics import half_width
 
 Scores = Sequence[Sequence[float]]  # of each seed, of each row
@@ -70,7 +69,9 @@ def compare(root: Path, points: dict[str, Scores], **changed: dict[str, dict[str
             own = {name: of[strategy] for name, of in changed.items() if strategy in of}
             file = folder / f"{strategy}-Q4_0-{seed}.json"
             file.write_text(json.dumps(run(strategy, seed, scores[place], **own)))
-    main(Params.model_validate({"compare": settings, "convert": {"type": "F16"}}), root)
+    params = {"compare": settings, "convert": {"type": "F16"}}
+    (root / "params.yaml").write_text(json.dumps(params), encoding="utf-8")
+    run_stage("compare", root, None)
     summary: Summary = json.loads((root / "reports/strategies.json").read_text())
     return summary
 

@@ -35,7 +35,6 @@ from pipeline.models.base_header import checked_header
 from pipeline.stages.compare import made, projects
 from pipeline.subprojects.processes import run_module, run_stage, size_of
 from pipeline.workflow.package import Package
-from pipeline.workflow.settle import REUSE
 from pipeline.workflow.stages import code_of_stages, items_of, rules, table, values_of
 
 JOBS = ("compare_nf4", "compare_train", "compare_unquantized", "compare_measure")
@@ -145,10 +144,10 @@ def python(code: str) -> None:
 def test_a_process_of_a_job_has_a_session_of_its_own_and_ends_the_job_with_its_exit_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(REUSE, "1")
+    monkeypatch.setenv("QUENCH_REUSE", "1")
     # else Ctrl-C reaches it beside our own signal, and the second ends it without a checkpoint; nothing of a
     # sub-project is in DVC's cache
-    python(f"import os; assert os.getsid(0) == os.getpid() and {REUSE!r} not in os.environ")
+    python("import os; assert os.getsid(0) == os.getpid() and 'QUENCH_REUSE' not in os.environ")
     with pytest.raises(GateError, match=r"Q-COMPARE-007.*status 5"):
         python("import os; os._exit(5)")
 

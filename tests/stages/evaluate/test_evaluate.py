@@ -11,11 +11,12 @@ import pytest
 import tiny
 from curating import chat
 
+from pipeline.__main__ import run
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import read_rows, write_rows
-from pipeline.stages.evaluate.stage import divergence_rows, main
+from pipeline.stages.evaluate.stage import divergence_rows
 
 ALL = {"perplexity", "perplexity_error", "same_top", "rms_dp"}
 ALL |= {"kld_mean", "kld_median", "kld_p999", "kld_max"}
@@ -69,4 +70,4 @@ def test_f16_is_proven_to_be_itself_and_a_level_is_not(finished: Path) -> None:
 
 def test_a_model_that_is_not_in_the_list_is_refused(finished: Path) -> None:
     with pytest.raises(ConfigError, match="Q-EVALUATE-012"):
-        main(load_params(finished / "params.yaml"), finished, "Q8_0")
+        run("evaluate@Q8_0", finished, None)

@@ -14,6 +14,7 @@ import tuned_inputs
 from report_inputs import DEMO_RECIPE
 from tiny_lora import tiny_lora
 
+from pipeline.__main__ import run
 from pipeline.config.params import Params, load_params
 from pipeline.config.products import ModelFiles
 from pipeline.core.errors import DataError, ToolError
@@ -24,7 +25,7 @@ from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import Prompt
 from pipeline.stages.base.quantized_gguf import keep_gguf
 from pipeline.stages.evaluate.divergence import divergence_of
-from pipeline.stages.evaluate.stage import compared_with, main
+from pipeline.stages.evaluate.stage import compared_with
 
 ROWS = [Prompt([5, 6, 7, 40, 41, 8, 9], [2, 3, 4]), Prompt([5, 6, 7, 11, 12, 13], [3, 4])]
 
@@ -159,8 +160,9 @@ def test_the_whole_stage_of_base_and_adapter(
             "serve": found.serve.model_copy(update={"ctx_size": 128}),
         }
     )
+    (tmp_path / "params.yaml").write_text(found.model_dump_json(), encoding="utf-8")
     for model in ("base", "adapter"):
-        main(found, tmp_path, model)
+        run(f"evaluate@{model}", tmp_path, None)
     output = {
         model: json.loads((tmp_path / f"reports/eval/{model}.json").read_text())
         for model in ("base", "adapter")

@@ -14,11 +14,10 @@ import torch
 from merging import BASES, KINDS, merge_in
 from safetensors.torch import load_file, save_file
 
-from pipeline.config.params import Params
+from pipeline.__main__ import run
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import INDEX
 from pipeline.models.merging.judge import unit
-from pipeline.stages.merge.stage import main
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -131,7 +130,8 @@ def test_the_stage_merges_as_its_section_says(plain: Path, tmp_path: Path) -> No
         (tmp_path / "models").mkdir(exist_ok=True)
         (plain / folder).rename(tmp_path / "models" / folder)
         (tmp_path / "models" / folder / "chat_template.jinja").write_text(f"{{# of the {folder} #}}")
-    main(Params.model_validate({"merge": {"base": "16-bit"}}), tmp_path)
+    (tmp_path / "params.yaml").write_text("merge:\n  base: 16-bit\n", encoding="utf-8")
+    run("merge", tmp_path, None)
     merged = tmp_path / "models/merged"
     assert {one.dtype for one in load_file(merged / "model.safetensors").values()} == {torch.float16}
     assert json.loads((merged / "config.json").read_text())["dtype"] == "float16"

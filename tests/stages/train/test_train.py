@@ -16,15 +16,16 @@ import pytest
 import torch
 from preferences import says, tokens_of, user
 from qlora import sixteen
+from report_inputs import CURVE
 from safetensors.torch import load_file, save_file
 from train_runs import run, settings, train_in, trainer_in
 
 from pipeline.config.sections import Train, Training
 from pipeline.core.errors import ConfigError, DataError, GateError, Stopped, ToolError
 from pipeline.core.interruption import Interruption
+from pipeline.core.jsonl import read_rows
 from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.stages.train.assembly import check_settings
-from pipeline.stages.train.figures import CURVE, curve
 from pipeline.stages.train.journal import check_mean
 from pipeline.stages.train.loop import kind_of
 from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
@@ -291,11 +292,16 @@ def test_a_checkpoint_of_another_training_loop_is_refused(prepared: Path, tmp_pa
         made.read_state(tmp_path)
 
 
-def test_the_curve_has_a_line_a_step() -> None:
-    step = dict.fromkeys(CURVE, 1) | {"kind": "step"}
-    rows = curve([step | {"step": 1}, step | {"step": 2}, {"kind": "eval", "step": 2, "eval_loss": 0.5}])
-    assert [row["eval_loss"] for row in rows] == ["", 0.5]
-    assert next(csv.DictReader([",".join(CURVE), ",".join(map(str, rows[1].values()))]))["step"] == "2"
+def test_the_curve_has_a_line_a_step(finished: Path) -> None:
+    log = list(read_rows(finished / "reports/train.jsonl"))
+    evaluated = {row["step"]: str(row["eval_loss"]) for row in log if row["kind"] == "eval"}
+    with (finished / "reports/train.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == CURVE and evaluated
+    steps = [row["step"] for row in log if row["kind"] == "step"]
+    assert [(row["step"], row["eval_loss"]) for row in rows] == [
+        (str(step), evaluated.get(step, "")) for step in steps
+    ]
 
 
 def test_a_signal_of_ones_own_does_not_cut_the_checkpoint_short_that_anothers_asked_for() -> None:
