@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from pipeline.gguf.dequantize import NAMES, TRAINABLE_TYPES
+from pipeline.gguf.dequantize import TRAINABLE_TYPES
 from pipeline.llamacpp.tools import Toolchain, load_binding
 
 # the first bytes of a block's float16 scales, by ggml's number of the type
@@ -102,7 +102,12 @@ def by_llama_cpp(quantized: Bytes, ggml_type: int, tools: Toolchain) -> Floats:
     return values
 
 
-EVERY = pytest.mark.parametrize("ggml_type", TRAINABLE_TYPES, ids=lambda ggml_type: NAMES[ggml_type])
+def name_of(ggml_type: int) -> str:
+    """What package gguf calls a type."""
+    return GGMLQuantizationType(ggml_type).name
+
+
+EVERY = pytest.mark.parametrize("ggml_type", TRAINABLE_TYPES, ids=name_of)
 
 
 def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -16,11 +16,12 @@ from pipeline.config.ggml_types import TYPES
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
 from pipeline.gguf import dequantize as module
-from pipeline.gguf.dequantize import FLOATS, TRAINABLE_TYPES, columns_of, dequantize
+from pipeline.gguf.dequantize import TRAINABLE_TYPES, columns_of, dequantize
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.stages.base.stage import find_in_package
 
+FLOATS = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason=need("Triton"))
 
 
@@ -89,7 +90,7 @@ def test_the_types_are_ggmls() -> None:
         known = GGMLQuantizationType(ggml_type)
         assert (TYPES[known.name], GGML_QUANT_SIZES[known]) == (kind, (kind.weights, kind.bytes))
         assert columns_of(ggml_type, 3 * kind.bytes) == 3 * kind.weights
-    assert set(TRAINABLE_TYPES) == set(SCALES) | set(FLOATS)
+    assert set(TRAINABLE_TYPES) == set(SCALES) | FLOATS
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from ggml_reference import EVERY, by_gguf, random_rows, same_bits
+from ggml_reference import EVERY, by_gguf, name_of, random_rows, same_bits
 from needed import need
 
 from pipeline.gguf import dequantize as module
-from pipeline.gguf.dequantize import KERNELS, NAMES, TRAINABLE_TYPES, dequantize
+from pipeline.gguf.dequantize import KERNELS, TRAINABLE_TYPES, dequantize
 
 pytestmark = pytest.mark.gpu
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason=need("Triton"))
@@ -49,7 +49,7 @@ def weights_per_second(quantized: torch.Tensor, ggml_type: int, out: torch.Tenso
 
 
 @TRITON
-@pytest.mark.parametrize("ggml_type", KERNELS, ids=lambda ggml_type: NAMES[ggml_type])
+@pytest.mark.parametrize("ggml_type", KERNELS, ids=name_of)
 def test_the_kernel_is_faster_than_torch(ggml_type: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the largest matrix of a 7B, 3584 × 18944, into bfloat16."""
     quantized = torch.from_numpy(
@@ -59,5 +59,5 @@ def test_the_kernel_is_faster_than_torch(ggml_type: int, monkeypatch: pytest.Mon
     fast = weights_per_second(quantized, ggml_type, out)
     monkeypatch.setattr(module, "KERNELS", ())
     plain = weights_per_second(quantized, ggml_type, out)
-    print(f"{NAMES[ggml_type]}: {fast / 1e9:.0f} G weights/s by the kernel, {plain / 1e9:.0f} by torch")
+    print(f"{name_of(ggml_type)}: {fast / 1e9:.0f} G weights/s by the kernel, {plain / 1e9:.0f} by torch")
     assert fast > 2 * plain

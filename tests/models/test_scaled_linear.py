@@ -9,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType as GgmlType
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.scales import LARGEST, SMALLEST, changed_scales, stored_scales, with_scales
+from pipeline.gguf.scales import changed_scales, stored_scales, with_scales
 from pipeline.gguf.tensors import SCALES
 from pipeline.models import quantized_linear
 from pipeline.models.quantized_linear import QuantizedLinear
@@ -17,6 +17,7 @@ from pipeline.models.tuners import tuner_on
 from pipeline.models.tuners.scaled_linear import ScaledLinear, put_scales, rescaled
 
 INPUTS, OUTPUTS = 512, 48
+FLOAT16 = torch.finfo(torch.float16)
 TYPES = [GgmlType(number) for number in SCALES]
 every_type = pytest.mark.parametrize("ggml_type", TYPES, ids=lambda one: one.name)
 
@@ -127,16 +128,16 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("change", [-5.0, -1.0, -0.999, 0.0, 1e3, 1e9])
 def test_a_scale_keeps_its_sign_and_stays_a_number(change: float) -> None:
-    stored = torch.tensor([1.0, -1.0, 2e-3, -SMALLEST, 3e-6, -3e-6, 6e-8, 0.0, -0.0]).half()
+    stored = torch.tensor([1.0, -1.0, 2e-3, -FLOAT16.smallest_normal, 3e-6, -3e-6, 6e-8, 0.0, -0.0]).half()
     found = changed_scales(stored, torch.full((len(stored),), change))
     assert torch.equal(torch.signbit(found), torch.signbit(stored))
     sizes = found.float().abs()
-    assert bool((sizes <= LARGEST).all())
-    assert bool((sizes >= (stored.float().abs() / 2).half().float().clamp(max=SMALLEST)).all())
+    assert bool((sizes <= FLOAT16.max).all())
+    assert bool((sizes >= (stored.float().abs() / 2).half().float().clamp(max=FLOAT16.smallest_normal)).all())
     assert torch.equal(found == 0, stored == 0)
 
 
-@pytest.mark.parametrize("size", [1.5e-5, SMALLEST, 1.0])
+@pytest.mark.parametrize("size", [1.5e-5, FLOAT16.smallest_normal, 1.0])
 def test_a_scale_can_fall_as_well_as_grow(size: float) -> None:
     """Also where the file has one below float16's normal numbers, as a 7B's Q6_K does."""
     stored = torch.tensor([size]).half()
