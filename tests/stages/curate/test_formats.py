@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, row_id
+from pipeline.config.sections import Curate
 from pipeline.core.places import PROJECT
 from pipeline.stages.curate.reading.formats import FORMATS, GROUPS, detect, to_row
 
@@ -382,9 +383,8 @@ def test_each_format_gives_the_canonical_form(
 
 def test_every_format_is_tried_above() -> None:
     assert {format for format, _, _ in READ} == set(FORMATS)
-    from pipeline.config.sections import Format
-
-    assert {"auto", *FORMATS} == set(get_args(Format))
+    _, formats = get_args(Curate.model_fields["formats"].annotation)
+    assert {"auto", *FORMATS} == set(get_args(formats))
 
 
 ALIASES = (

@@ -181,16 +181,6 @@ def test_advantages_and_the_weight_of_a_token_are_those_of_the_settings(
         assert first["grad_norm"] == pytest.approx(factor * plain["grad_norm"], rel=1e-3)
 
 
-def test_each_completion_has_a_seed_of_its_own_that_is_the_same_again(project: Path, whole: Path) -> None:
-    seed, seeds = load_params(project / "params.yaml").train.seed, []
-    for step in (0, 2, 4):
-        for one in round_of(whole, step)[1]:
-            drawn_for = f"{seed} {step} {one['row']} {one['member']}"
-            assert one["seed"] == int(hashlib.sha256(drawn_for.encode()).hexdigest()[:8], 16) >> 1
-            seeds.append(one["seed"])
-    assert len(set(seeds)) == len(seeds) == 3 * 4 * 8
-
-
 @pytest.mark.parametrize(
     ("place", "call"),
     [

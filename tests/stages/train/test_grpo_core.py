@@ -1,4 +1,4 @@
-"""The parts of GRPO against closed forms: alignment and rewards."""
+"""The parts of GRPO against closed forms: seeds, alignment and rewards."""
 
 import time
 from collections.abc import Sequence
@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 from pipeline.config.sections.method_groups import Grpo
 from pipeline.core.errors import DataError
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.grpo.rewards import Answer, Rewards, open_rewards
+from pipeline.stages.train.grpo.rewards import Answer, Rewards, open_rewards, seed_of
 from pipeline.stages.train.grpo.rollouts import aligned
 
 QUESTION = {"id": "0123456789abcdef", "domain": "sums", "prompt": "1 + 1?", "messages": [], "reference": "2"}
+
+
+def test_each_completion_has_a_seed_of_its_own_that_is_the_same_again() -> None:
+    seeds = {seed_of(42, step, row, member) for step in range(4) for row in range(4) for member in range(4)}
+    assert len(seeds) == 64 and all(0 <= seed < 2**31 for seed in seeds)
+    assert seed_of(42, 1, 2, 3) == 311299350 != seed_of(43, 1, 2, 3)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
