@@ -14,8 +14,7 @@ from tiny import QWEN_ADDED
 from tokenizer_folders import added_tokens, qwen_folder, smollm_folder
 from tokenizers import Tokenizer
 
-from pipeline.chat.rows import BadRow, Row, edit_texts, texts
-from pipeline.core.places import PROJECT
+from pipeline.chat.rows import BadRow, Row, texts
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.template import ChatTemplate
@@ -211,19 +210,6 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
     assert not changes
 
 
-def test_our_own_code_and_documents_stay_as_they_are() -> None:
-    others = ["<s>", "</s>", "<unk>", "<think>", "</think>", "[INST]", "[/INST]"]
-    rule, looked = ControlTokens([*QWEN_ADDED, *others], "neutralize"), 0
-    spelled = re.compile(r"im_(end|start)|<\|(endoftext|user)|</?(s|think|tool_call|unk)>|\[/?INST\]|ﬁ")
-    for path in sorted((PROJECT / "pipeline").rglob("*.*")):
-        if path.suffix in (".py", ".jinja", ".css", ".js"):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                if not spelled.search(line):
-                    assert rule.neutralize(line) == line
-                    looked += 1
-    assert looked > 5000
-
-
 END = "<｜end▁of▁sentence｜>"
 
 
@@ -261,16 +247,6 @@ def test_tokens_without_end_are_rejected() -> None:
         ControlTokens(chain, "neutralize").neutralize("ab")
 
 
-def test_changes_are_noted_and_other_rows_are_the_same_object() -> None:
-    changes = list[Any]()
-    row = RULE({"kind": "chat", "messages": [asks("a<|im_end|>"), says("b")]}, changes)
-    assert row["messages"] == [asks("a< |im_end| >"), says("b")]
-    assert [(change.rule, change.place, change.before, change.after) for change in changes] == [
-        ("control_tokens", "messages 1", "a<|im_end|>", "a< |im_end| >")
-    ]
-    assert RULE(row, changes) is row
-
-
 @pytest.mark.parametrize(
     ("text", "held"),
     [
@@ -284,41 +260,6 @@ def test_reject_says_where_and_which(text: str, held: str) -> None:
         ControlTokens(QWEN_ADDED, "reject")({"kind": "chat", "messages": [asks("x"), says(text)]}, [])
     detail = f"messages 2 holds {held}, which the tokenizer takes for its own"
     assert (caught.value.code, str(caught.value)) == ("control_token", detail)
-
-
-def test_segments_hold_markup_on_purpose() -> None:
-    segments = [
-        {"text": "<|im_start|>user\nHi<|im_end|>", "train": False},
-        {"text": "Ho<|im_end|>", "train": True},
-    ]
-    row: dict[str, Any] = {"kind": "text", "messages": [], "segments": segments}
-    assert RULE(row, []) is row
-    assert ControlTokens(QWEN_ADDED, "reject")(row, []) is row
-
-
-def test_a_single_segment_is_raw_text() -> None:
-    segments = [{"text": "Hi<|im_end|>", "train": True}]
-    row: dict[str, Any] = {"kind": "text", "messages": [], "segments": segments}
-    assert RULE(row, [])["segments"] == [{"text": "Hi< |im_end| >", "train": True}]
-
-
-def test_keys_that_become_equal_reject_the_row() -> None:
-    called = {"name": "f", "arguments": {"<tool_call>": 1, "< tool_call >": 2}}
-    answer = says("", tool_calls=[{"type": "function", "function": called}])
-    with pytest.raises(BadRow) as caught:
-        RULE({"kind": "chat", "messages": [asks("x"), answer]}, [])
-    assert caught.value.code == "duplicate_key"
-
-
-@settings(max_examples=draws(100))
-@given(parts=st.lists(PIECES, max_size=8), mode=st.sampled_from(["neutralize", "reject"]))
-def test_no_row_raises_anything_but_bad_row(parts: list[str], mode: Any) -> None:
-    row = everywhere("".join(parts))
-    try:
-        cleaned = ControlTokens(QWEN_ADDED, mode)(row, [])
-    except BadRow:
-        return
-    assert cleaned is edit_texts(cleaned, lambda place, text: RULE.neutralize(text))
 
 
 @pytest.mark.parametrize(

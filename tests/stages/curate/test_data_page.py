@@ -132,13 +132,6 @@ def section(html: str, heading: str) -> str:
     return lines_of(html).partition(f"## {heading}\n")[2].partition("\n## ")[0]
 
 
-def test_a_near_duplicate_is_shown_beside_the_row_that_is_kept_wherever_it_stands(tmp_path: Path) -> None:
-    project = of_rows(tmp_path, [chat("ask", sentence(1)), chat("ask", sentence(1) + " and more")])
-    project.run()
-    shown = section(project.outputs()["reports/data.html"].decode(), "Near duplicates")
-    assert re.search(r"a\.jsonl:2\b.*a\.jsonl:1\b", shown, re.S)
-
-
 def test_what_was_not_measured_is_not_shown_as_none_found(tmp_path: Path) -> None:
     off = {"secrets": "keep", "personal": [], "drop_duplicates": "none"}
     project = of_rows(tmp_path, [chat("a question")])

@@ -25,11 +25,6 @@ ADD = {
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
 }
 TOOL = {"type": "function", "function": ADD}
-CALLING = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}],
-}
 RESULT = {"role": "tool", "content": "4"}
 
 
@@ -47,6 +42,23 @@ def chat(*messages: Any, kind: str = "chat", **more: Any) -> dict[str, Any]:
     return {"kind": kind, "messages": list(messages), **more}
 
 
+def pair(*messages: Any) -> dict[str, Any]:
+    """A preference for the right answer."""
+    return chat(*messages, kind="preference", chosen=[ANSWER], rejected=[WRONG])
+
+
+def said(*texts: str, trained: str) -> dict[str, Any]:
+    """A row of text."""
+    segments = [*({"text": text, "train": False} for text in texts), {"text": trained, "train": True}]
+    return chat(kind="text", segments=segments)
+
+
+def calling(**more: Any) -> dict[str, Any]:
+    """A turn that calls `add`."""
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call | more]}
+
+
 def openai_call(arguments: Any = '{"a": 2}', **more: Any) -> dict[str, Any]:
     return {
         "role": "assistant",
@@ -55,323 +67,249 @@ def openai_call(arguments: Any = '{"a": 2}', **more: Any) -> dict[str, Any]:
     } | more
 
 
-CALLING_WITH_ID = CALLING | {"tool_calls": [CALLING["tool_calls"][0] | {"id": "c1"}]}  # type: ignore[index]
+CALLING, CALLING_WITH_ID = calling(), calling(id="c1")
+UP, DOWN = (chat(ASK, ANSWER, kind="feedback", label=thumb) for thumb in (True, False))
 OUTPUTS = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
 
-READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("messages", {"messages": [ASK, ANSWER]}, chat(ASK, ANSWER)),
-    (
-        "messages",
-        {"messages": [{"content": "2 + 2?", "role": "user"}, ANSWER], "id": 7, "meta": {}},
-        chat(ASK, ANSWER),
-    ),
-    ("messages", {"messages": [ASK, ANSWER], "prompt": "x", "completion": "y"}, chat(ASK, ANSWER)),
-    ("messages", {"messages": [ASK, ANSWER], "system": "Be brief."}, chat(SYSTEM, ASK, ANSWER)),
-    (
-        "messages",
-        {"messages": [SYSTEM | {"role": "developer"}, ASK, ANSWER | {"refusal": None}]},
-        chat(SYSTEM, ASK, ANSWER),
-    ),
-    (
-        "messages",
-        {"messages": [ASK | {"name": "Ann"}, ANSWER | {"name": ""}]},
-        chat(ASK | {"name": "Ann"}, ANSWER),
-    ),
-    (
-        "messages",
-        {"messages": [ASK, ANSWER | {"reasoning": "2, 2", "weight": 1}]},
-        chat(ASK, ANSWER | {"reasoning_content": "2, 2"}),
-    ),
-    (
-        "messages",
-        {"messages": [ASK | {"weight": 0}, ANSWER | {"weight": 0}, ASK, ANSWER | {"train": True}]},
-        chat(ASK, ANSWER | {"train": False}, ASK, ANSWER),
-    ),
-    (
-        "messages",
-        {
-            "messages": [
-                ASK | {"content": [{"type": "text", "text": "2 +"}, {"type": "text", "text": "2?"}]},
-                ANSWER,
-            ]
-        },
-        chat(ASK | {"content": "2 +\n2?"}, ANSWER),
-    ),
-    ("messages", {"messages": [ASK | {"content": [{"text": "2 + 2?"}]}, ANSWER]}, chat(ASK, ANSWER)),
-    (
-        "messages",
-        {"messages": [ASK, openai_call(), RESULT | {"tool_call_id": "c1"}, ANSWER], "tools": [TOOL]},
-        chat(ASK, CALLING_WITH_ID, RESULT | {"tool_call_id": "c1"}, ANSWER, tools=[TOOL]),
-    ),
-    (
-        "messages",
-        {"messages": [ASK, openai_call({"a": 2}, content="let me see"), RESULT], "tools": []},
-        chat(ASK, CALLING_WITH_ID | {"content": "let me see"}, RESULT),
-    ),
-    (
-        "messages",
-        {
-            "messages": [
-                ASK,
-                {
-                    "role": "assistant",
-                    "content": None,
-                    "function_call": {"name": "add", "arguments": '{"a": 2}'},
-                },
-                RESULT | {"role": "function", "name": "add"},
-            ],
-            "functions": [ADD],
-        },
-        chat(ASK, CALLING, RESULT | {"name": "add"}, tools=[TOOL]),
-    ),
-    (
-        "messages",
-        {"messages": [ASK, {"role": "assistant", "tool_calls": [{"name": "add", "arguments": ""}]}]},
-        chat(
-            ASK,
-            CALLING | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]},
-        ),
-    ),
-    ("messages", {"messages": [ASK, ANSWER], "score": 3}, chat(ASK, ANSWER, reward=3.0)),
-    (
-        "messages",
-        {
-            "messages": [ASK, {"role": "assistant", "tool_calls": [{"name": "add", "parameters": {"a": 2}}]}],
-            "tools": [ADD | {"type": "function"}],
-        },
-        chat(ASK, CALLING, tools=[TOOL]),
-    ),
-    (
-        "messages",
-        {"messages": [ASK, ANSWER], "reward": -0.5, "score": 3, "label": "math"},
-        chat(ASK, ANSWER, reward=-0.5),
-    ),
-    ("messages", {"messages": [ASK, ANSWER], "score": "", "reward": None, "label": 2}, chat(ASK, ANSWER)),
-    (
-        "messages",
-        {"messages": [ASK, ANSWER], "label": False, "reward": 1},
-        chat(ASK, ANSWER, kind="feedback", label=False),
-    ),
-    (
-        "messages",
-        {"messages": [ASK, ANSWER], "label": " False"},
-        chat(ASK, ANSWER, kind="feedback", label=False),
-    ),
-    ("messages", {"messages": [ASK], "answer": 4}, chat(ASK, kind="prompt", answer="4")),
-    ("messages", {"messages": json.dumps([ASK, ANSWER])}, chat(ASK, ANSWER)),  # a table's cell
-    ("messages", {"messages": [ASK, ANSWER], "chosen": None, "rejected": None}, chat(ASK, ANSWER)),
-    # the order of turns is a rule's matter
-    (
-        "messages",
-        {"messages": [ANSWER, ANSWER, RESULT | {"content": ""}]},
-        chat(ANSWER, ANSWER, RESULT | {"content": ""}),
-    ),
-    ("sharegpt", {"conversations": OUTPUTS}, chat(ASK, ANSWER)),
-    (
-        "sharegpt",
-        {"conversations": [{"from": "system", "value": "Be brief."}, *OUTPUTS], "images": []},
-        chat(SYSTEM, ASK, ANSWER),
-    ),
-    ("sharegpt", {"system": "Be brief.", "conversations": [ASK, ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
-    (
-        "sharegpt",
-        {"conversation": [{"role": "User", "text": "2 + 2?"}, {"role": "ASSISTANT", "text": "4"}]},
-        chat(ASK, ANSWER),
-    ),
-    ("sharegpt", {"conversations": OUTPUTS, "label": "true"}, chat(ASK, ANSWER, kind="feedback", label=True)),
-    (
-        "sharegpt",
-        {"conversation": OUTPUTS, "kto_tag": 0, "label": "math"},
-        chat(ASK, ANSWER, kind="feedback", label=False),
-    ),
-    (
-        "sharegpt",
-        {"conversations": [OUTPUTS[0] | {"weight": 0}, OUTPUTS[1] | {"loss": False}]},
-        chat(ASK, ANSWER | {"train": False}),
-    ),
-    (
-        "sharegpt",
-        {
-            "conversations": [
-                OUTPUTS[0],
-                {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
-                {"from": "observation", "value": "4"},
-                OUTPUTS[1],
-            ],
-            "tools": json.dumps([ADD]),
-        },
-        chat(ASK, CALLING, RESULT, ANSWER, tools=[TOOL]),
-    ),
-    (
-        "sharegpt",
-        {
-            "conversations": [
-                OUTPUTS[0],
-                {"from": "function-call", "value": '[{"name": "add", "arguments": "{\\"a\\": 2}"}]'},
-                {"from": "function-response", "value": "4"},
-            ],
-            "tools": "",
-        },
-        chat(ASK, CALLING, RESULT),
-    ),
-    ("alpaca", {"instruction": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
-    (
-        "alpaca",
-        {"instruction": "2 + 2?", "input": "", "output": "4", "system": "", "history": None},
-        chat(ASK, ANSWER),
-    ),
-    (
-        "alpaca",
-        {"instruction": "2 + 2?", "output": "4", "kto_tag": "false"},
-        chat(ASK, ANSWER, kind="feedback", label=False),
-    ),
-    ("alpaca", {"instruction": "", "input": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
-    (
-        "alpaca",
-        {"instruction": "Add", "context": "2, 2", "response": "4", "category": None},
-        chat(ASK | {"content": "Add\n\n2, 2"}, ANSWER),
-    ),
-    (
-        "alpaca",
-        {"instruction": "2 + 2?", "output": "4", "system": "Be brief.", "history": [["2 + 2?", "4"]]},
-        chat(SYSTEM, ASK, ANSWER, ASK, ANSWER),
-    ),
-    ("prompt_completion", {"prompt": "2 + 2?", "completion": "4"}, chat(ASK, ANSWER)),
-    ("prompt_completion", {"prompt": [SYSTEM, ASK], "completion": [ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
-    (
-        "prompt_completion",
-        {"prompt": [SYSTEM, ASK], "completion": "4", "score": "0.5"},
-        chat(SYSTEM, ASK, ANSWER, reward=0.5),
-    ),
-    ("query_response", {"question": "2 + 2?", "answer": "4"}, chat(ASK, ANSWER)),
-    (
-        "query_response",
-        {"query": "2 + 2?", "response": "4", "history": [["2 + 2?", "4"]]},
-        chat(ASK, ANSWER, ASK, ANSWER),
-    ),
-    (
-        "query_response",
-        {"system_prompt": "Be brief.", "question": "2 + 2?", "response": "4"},
-        chat(SYSTEM, ASK, ANSWER),
-    ),
-    ("query_response", {"input": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
-    ("query_response", {"prompt": "2 + 2?", "response": "4", "answer": "four"}, chat(ASK, ANSWER)),
-    (
-        "input_output",
-        {"segments": [{"label": False, "text": "Q: 2 + 2?\nA: "}, {"label": True, "text": "4"}]},
-        {
-            "kind": "text",
-            "messages": [],
-            "segments": [{"text": "Q: 2 + 2?\nA: ", "train": False}, {"text": "4", "train": True}],
-        },
-    ),
-    (
-        "input_output",
-        {"segments": [{"train": True, "text": "4"}]},
-        {"kind": "text", "messages": [], "segments": [{"text": "4", "train": True}]},
-    ),
-    (
-        "text",
-        {"text": "2 + 2 = 4", "label": 3},
-        {"kind": "text", "messages": [], "segments": [{"text": "2 + 2 = 4", "train": True}]},
-    ),
-    (
-        "preference",
-        {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"},
-        chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
-    ),
-    (
-        "preference",
-        {"prompt": [SYSTEM, ASK], "chosen": [ANSWER], "rejected": [WRONG], "messages": [ASK, ANSWER]},
-        chat(SYSTEM, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
-    ),
-    (
-        "preference",
-        {"chosen": [ASK, ANSWER, ASK, ANSWER], "rejected": [ASK, ANSWER, ASK, WRONG]},
-        chat(ASK, ANSWER, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
-    ),
-    (
-        "preference",
-        {
-            "prompt": "2 + 2?",
-            "chosen": [SYSTEM, ASK, ANSWER],
-            "rejected": [SYSTEM, ASK, WRONG],
-            "score_chosen": 9,
-        },
-        chat(SYSTEM, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
-    ),
-    (
-        "preference",
-        {"system": "Be brief.", "prompt": "2 + 2?", "chosen": [ASK, ANSWER], "rejected": [ASK, WRONG]},
-        chat(SYSTEM, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
-    ),
-    (
-        "preference",
-        {"prompt": "2 + 2?", "chosen": [ANSWER, ASK, ANSWER], "rejected": [ANSWER, ASK, WRONG]},
-        chat(ASK, ANSWER, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
-    ),
-    (
-        "preference",
-        {"chosen": [ASK, ANSWER], "rejected": [ASK, ANSWER, ASK]},
-        chat(ASK, kind="preference", chosen=[ANSWER], rejected=[ANSWER, ASK]),
-    ),
-    (
-        "preference",
-        {
-            "chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4\n\nHuman: 2 + 2?\n\nAssistant: 4",
-            "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 4\n\nHuman: 2 + 2?\n\nAssistant: 5",
-        },
-        chat(ASK, ANSWER, ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
-    ),
-    (
-        "preference",
-        {"conversations": OUTPUTS[:1], "chosen": OUTPUTS[1], "rejected": {"from": "gpt", "value": "5"}},
-        chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
-    ),
-    (
-        "preference",
-        {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"},
-        chat(ASK, kind="preference", chosen=[ANSWER], rejected=[WRONG]),
-    ),
-    (
-        "kto",
-        {"prompt": "2 + 2?", "completion": "5", "label": False},
-        chat(ASK, WRONG, kind="feedback", label=False),
-    ),
-    (
-        "kto",
-        {"prompt": [ASK], "completion": [ANSWER], "label": 1},
-        chat(ASK, ANSWER, kind="feedback", label=True),
-    ),
-    (
-        "kto",
-        {"prompt": "2 + 2?", "completion": "4", "label": "True"},
-        chat(ASK, ANSWER, kind="feedback", label=True),
-    ),
-    *(
+READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+    "messages": [
+        ({"messages": [ASK, ANSWER]}, chat(ASK, ANSWER)),
         (
-            "kto",
-            {"prompt": "2 + 2?", "completion": "4", "label": label},
-            chat(ASK, ANSWER, kind="feedback", label=thumb),
-        )
-        for label, thumb in (("1", True), (" 0 ", False))
-    ),
-    (
-        "kto",
-        {"messages": [ASK, ANSWER], "kto_tag": 1, "label": 0},
-        chat(ASK, ANSWER, kind="feedback", label=True),
-    ),
-    ("kto", {"conversations": OUTPUTS, "kto_tag": True}, chat(ASK, ANSWER, kind="feedback", label=True)),
-    ("prompt", {"prompt": "2 + 2?", "answer": "4"}, chat(ASK, kind="prompt", answer="4")),
-    (
-        "prompt",
-        {"prompt": [SYSTEM, ASK], "answer": 4.5, "tools": [TOOL]},
-        chat(SYSTEM, ASK, kind="prompt", tools=[TOOL], answer="4.5"),
-    ),
-]
+            {"messages": [{"content": "2 + 2?", "role": "user"}, ANSWER], "id": 7, "meta": {}},
+            chat(ASK, ANSWER),
+        ),
+        ({"messages": [ASK, ANSWER], "prompt": "x", "completion": "y"}, chat(ASK, ANSWER)),
+        ({"messages": [ASK, ANSWER], "system": "Be brief."}, chat(SYSTEM, ASK, ANSWER)),
+        (
+            {"messages": [SYSTEM | {"role": "developer"}, ASK, ANSWER | {"refusal": None}]},
+            chat(SYSTEM, ASK, ANSWER),
+        ),
+        ({"messages": [ASK | {"name": "Ann"}, ANSWER | {"name": ""}]}, chat(ASK | {"name": "Ann"}, ANSWER)),
+        (
+            {"messages": [ASK, ANSWER | {"reasoning": "2, 2", "weight": 1}]},
+            chat(ASK, ANSWER | {"reasoning_content": "2, 2"}),
+        ),
+        (
+            {"messages": [ASK | {"weight": 0}, ANSWER | {"weight": 0}, ASK, ANSWER | {"train": True}]},
+            chat(ASK, ANSWER | {"train": False}, ASK, ANSWER),
+        ),
+        (
+            {
+                "messages": [
+                    ASK | {"content": [{"type": "text", "text": "2 +"}, {"type": "text", "text": "2?"}]},
+                    ANSWER,
+                ]
+            },
+            chat(ASK | {"content": "2 +\n2?"}, ANSWER),
+        ),
+        ({"messages": [ASK | {"content": [{"text": "2 + 2?"}]}, ANSWER]}, chat(ASK, ANSWER)),
+        (
+            {"messages": [ASK, openai_call(), RESULT | {"tool_call_id": "c1"}, ANSWER], "tools": [TOOL]},
+            chat(ASK, CALLING_WITH_ID, RESULT | {"tool_call_id": "c1"}, ANSWER, tools=[TOOL]),
+        ),
+        (
+            {"messages": [ASK, openai_call({"a": 2}, content="let me see"), RESULT], "tools": []},
+            chat(ASK, CALLING_WITH_ID | {"content": "let me see"}, RESULT),
+        ),
+        (
+            {
+                "messages": [
+                    ASK,
+                    ANSWER | {"content": None, "function_call": {"name": "add", "arguments": '{"a": 2}'}},
+                    RESULT | {"role": "function", "name": "add"},
+                ],
+                "functions": [ADD],
+            },
+            chat(ASK, CALLING, RESULT | {"name": "add"}, tools=[TOOL]),
+        ),
+        (
+            {"messages": [ASK, {"role": "assistant", "tool_calls": [{"name": "add", "arguments": ""}]}]},
+            chat(ASK, calling(function={"name": "add", "arguments": {}})),
+        ),
+        ({"messages": [ASK, ANSWER], "score": 3}, chat(ASK, ANSWER, reward=3.0)),
+        (
+            {
+                "messages": [
+                    ASK,
+                    {"role": "assistant", "tool_calls": [{"name": "add", "parameters": {"a": 2}}]},
+                ],
+                "tools": [ADD | {"type": "function"}],
+            },
+            chat(ASK, CALLING, tools=[TOOL]),
+        ),
+        (
+            {"messages": [ASK, ANSWER], "reward": -0.5, "score": 3, "label": "math"},
+            chat(ASK, ANSWER, reward=-0.5),
+        ),
+        ({"messages": [ASK, ANSWER], "score": "", "reward": None, "label": 2}, chat(ASK, ANSWER)),
+        ({"messages": [ASK, ANSWER], "label": False, "reward": 1}, DOWN),
+        ({"messages": [ASK, ANSWER], "label": " False"}, DOWN),
+        ({"messages": [ASK], "answer": 4}, chat(ASK, kind="prompt", answer="4")),
+        ({"messages": json.dumps([ASK, ANSWER])}, chat(ASK, ANSWER)),  # a table's cell
+        ({"messages": [ASK, ANSWER], "chosen": None, "rejected": None}, chat(ASK, ANSWER)),
+        # the order of turns is a rule's matter
+        (
+            {"messages": [ANSWER, ANSWER, RESULT | {"content": ""}]},
+            chat(ANSWER, ANSWER, RESULT | {"content": ""}),
+        ),
+    ],
+    "sharegpt": [
+        ({"conversations": OUTPUTS}, chat(ASK, ANSWER)),
+        (
+            {"conversations": [{"from": "system", "value": "Be brief."}, *OUTPUTS], "images": []},
+            chat(SYSTEM, ASK, ANSWER),
+        ),
+        ({"system": "Be brief.", "conversations": [ASK, ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
+        (
+            {"conversation": [{"role": "User", "text": "2 + 2?"}, {"role": "ASSISTANT", "text": "4"}]},
+            chat(ASK, ANSWER),
+        ),
+        ({"conversations": OUTPUTS, "label": "true"}, UP),
+        ({"conversation": OUTPUTS, "kto_tag": 0, "label": "math"}, DOWN),
+        (
+            {"conversations": [OUTPUTS[0] | {"weight": 0}, OUTPUTS[1] | {"loss": False}]},
+            chat(ASK, ANSWER | {"train": False}),
+        ),
+        (
+            {
+                "conversations": [
+                    OUTPUTS[0],
+                    {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
+                    {"from": "observation", "value": "4"},
+                    OUTPUTS[1],
+                ],
+                "tools": json.dumps([ADD]),
+            },
+            chat(ASK, CALLING, RESULT, ANSWER, tools=[TOOL]),
+        ),
+        (
+            {
+                "conversations": [
+                    OUTPUTS[0],
+                    {"from": "function-call", "value": '[{"name": "add", "arguments": "{\\"a\\": 2}"}]'},
+                    {"from": "function-response", "value": "4"},
+                ],
+                "tools": "",
+            },
+            chat(ASK, CALLING, RESULT),
+        ),
+    ],
+    "alpaca": [
+        ({"instruction": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
+        (
+            {"instruction": "2 + 2?", "input": "", "output": "4", "system": "", "history": None},
+            chat(ASK, ANSWER),
+        ),
+        ({"instruction": "2 + 2?", "output": "4", "kto_tag": "false"}, DOWN),
+        ({"instruction": "", "input": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
+        (
+            {"instruction": "Add", "context": "2, 2", "response": "4", "category": None},
+            chat(ASK | {"content": "Add\n\n2, 2"}, ANSWER),
+        ),
+        (
+            {"instruction": "2 + 2?", "output": "4", "system": "Be brief.", "history": [["2 + 2?", "4"]]},
+            chat(SYSTEM, ASK, ANSWER, ASK, ANSWER),
+        ),
+    ],
+    "prompt_completion": [
+        ({"prompt": "2 + 2?", "completion": "4"}, chat(ASK, ANSWER)),
+        ({"prompt": [SYSTEM, ASK], "completion": [ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
+        ({"prompt": [SYSTEM, ASK], "completion": "4", "score": "0.5"}, chat(SYSTEM, ASK, ANSWER, reward=0.5)),
+    ],
+    "query_response": [
+        ({"question": "2 + 2?", "answer": "4"}, chat(ASK, ANSWER)),
+        ({"query": "2 + 2?", "response": "4", "history": [["2 + 2?", "4"]]}, chat(ASK, ANSWER, ASK, ANSWER)),
+        ({"system_prompt": "Be brief.", "question": "2 + 2?", "response": "4"}, chat(SYSTEM, ASK, ANSWER)),
+        ({"input": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
+        ({"prompt": "2 + 2?", "response": "4", "answer": "four"}, chat(ASK, ANSWER)),
+    ],
+    "input_output": [
+        (
+            {"segments": [{"label": False, "text": "Q: 2 + 2?\nA: "}, {"label": True, "text": "4"}]},
+            said("Q: 2 + 2?\nA: ", trained="4"),
+        ),
+        ({"segments": [{"train": True, "text": "4"}]}, said(trained="4")),
+    ],
+    "text": [
+        ({"text": "2 + 2 = 4", "label": 3}, said(trained="2 + 2 = 4")),
+    ],
+    "preference": [
+        ({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}, pair(ASK)),
+        (
+            {"prompt": [SYSTEM, ASK], "chosen": [ANSWER], "rejected": [WRONG], "messages": [ASK, ANSWER]},
+            pair(SYSTEM, ASK),
+        ),
+        (
+            {"chosen": [ASK, ANSWER, ASK, ANSWER], "rejected": [ASK, ANSWER, ASK, WRONG]},
+            pair(ASK, ANSWER, ASK),
+        ),
+        (
+            {
+                "prompt": "2 + 2?",
+                "chosen": [SYSTEM, ASK, ANSWER],
+                "rejected": [SYSTEM, ASK, WRONG],
+                "score_chosen": 9,
+            },
+            pair(SYSTEM, ASK),
+        ),
+        (
+            {"system": "Be brief.", "prompt": "2 + 2?", "chosen": [ASK, ANSWER], "rejected": [ASK, WRONG]},
+            pair(SYSTEM, ASK),
+        ),
+        (
+            {"prompt": "2 + 2?", "chosen": [ANSWER, ASK, ANSWER], "rejected": [ANSWER, ASK, WRONG]},
+            pair(ASK, ANSWER, ASK),
+        ),
+        (
+            {"chosen": [ASK, ANSWER], "rejected": [ASK, ANSWER, ASK]},
+            chat(ASK, kind="preference", chosen=[ANSWER], rejected=[ANSWER, ASK]),
+        ),
+        (
+            {
+                "chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4\n\nHuman: 2 + 2?\n\nAssistant: 4",
+                "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 4\n\nHuman: 2 + 2?\n\nAssistant: 5",
+            },
+            pair(ASK, ANSWER, ASK),
+        ),
+        (
+            {"conversations": OUTPUTS[:1], "chosen": OUTPUTS[1], "rejected": {"from": "gpt", "value": "5"}},
+            pair(ASK),
+        ),
+        (
+            {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"},
+            pair(ASK),
+        ),
+    ],
+    "kto": [
+        (
+            {"prompt": "2 + 2?", "completion": "5", "label": False},
+            chat(ASK, WRONG, kind="feedback", label=False),
+        ),
+        ({"prompt": [ASK], "completion": [ANSWER], "label": 1}, UP),
+        ({"prompt": "2 + 2?", "completion": "4", "label": "True"}, UP),
+        *(
+            (
+                {"prompt": "2 + 2?", "completion": "4", "label": label},
+                chat(ASK, ANSWER, kind="feedback", label=thumb),
+            )
+            for label, thumb in (("1", True), (" 0 ", False))
+        ),
+        ({"messages": [ASK, ANSWER], "kto_tag": 1, "label": 0}, UP),
+        ({"conversations": OUTPUTS, "kto_tag": True}, UP),
+    ],
+    "prompt": [
+        ({"prompt": "2 + 2?", "answer": "4"}, chat(ASK, kind="prompt", answer="4")),
+        (
+            {"prompt": [SYSTEM, ASK], "answer": 4.5, "tools": [TOOL]},
+            chat(SYSTEM, ASK, kind="prompt", tools=[TOOL], answer="4.5"),
+        ),
+    ],
+}
 
 
-@pytest.mark.parametrize(("format", "value", "row"), READ)
+@pytest.mark.parametrize(
+    ("format", "value", "row"), [(format, *case) for format, cases in READ.items() for case in cases]
+)
 def test_each_format_gives_the_canonical_form(
     format: str, value: dict[str, Any], row: dict[str, Any]
 ) -> None:
@@ -382,29 +320,26 @@ def test_each_format_gives_the_canonical_form(
 
 
 def test_every_format_is_tried_above() -> None:
-    assert {format for format, _, _ in READ} == set(FORMATS)
+    assert set(READ) == set(FORMATS)
     _, formats = get_args(Curate.model_fields["formats"].annotation)
     assert {"auto", *FORMATS} == set(get_args(formats))
 
 
 ALIASES = (
-    "human",
-    "user",
-    "prompter",
-    "gpt",
-    "chatgpt",
-    "bot",
-    "model",
-    "bing",
-    "bard",
-    "assistant",
-    "Assistant",
-    "tool",
-    "observation",
-    "function",
-    "function_response",
-    "system",
-    "developer",
+    *(
+        "human",
+        "user",
+        "prompter",
+        "gpt",
+        "chatgpt",
+        "bot",
+        "model",
+        "bing",
+        "bard",
+        "assistant",
+        "Assistant",
+    ),
+    *("tool", "observation", "function", "function_response", "system", "developer"),
 )
 
 
@@ -443,128 +378,122 @@ def calls(*calls: Any, role: str = "assistant") -> dict[str, Any]:
     return {"messages": [ASK, {"role": role, "content": "", "tool_calls": list(calls)}]}
 
 
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({}, "unknown_format", "chosen + rejected; segments; "),
-    ({"instruction": "a"}, "unknown_format", ""),
-    ({"prompt": "a", "completion": None}, "unknown_format", ""),
-    ({"messages": {"role": "user"}}, "bad_shape", "messages is an object, not a list"),
-    ({"messages": "hello"}, "bad_shape", "messages is not a list, nor one as strict JSON (not_json)"),
-    ({"messages": [ASK, "4"]}, "bad_shape", "messages 2 is text, not an object"),
-    ({"instruction": "a", "output": "b", "history": {"c": 1}}, "bad_shape", "history"),
-    ({"instruction": "a", "output": "b", "history": [["c"]]}, "bad_shape", "history 1"),
-    ({"segments": [{"text": "a"}]}, "bad_shape", "segments 1"),
-    ({"segments": [{"text": "a", "label": 1}]}, "bad_shape", "segments 1"),
-    ({"prompt": "a", "completion": "b", "label": "perhaps"}, "bad_shape", "label"),
-    ({"prompt": "a", "completion": "b", "label": [1]}, "bad_shape", "label"),
-    ({"prompt": "a", "completion": "b", "label": 2}, "bad_shape", "label"),
-    ({"conversations": OUTPUTS, "kto_tag": 2}, "bad_shape", "kto_tag is neither true nor false"),
-    ({"instruction": "a", "output": "b", "kto_tag": "bad"}, "bad_shape", "kto_tag is neither true nor false"),
-    *(
+def called_with(arguments: Any) -> dict[str, Any]:
+    return calls({"function": {"name": "add", "arguments": arguments}})
+
+
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "unknown_format": [
+        ({}, "chosen + rejected; segments; "),
+        ({"instruction": "a"}, ""),
+        ({"prompt": "a", "completion": None}, ""),
+    ],
+    "bad_shape": [
+        ({"messages": {"role": "user"}}, "messages is an object, not a list"),
+        ({"messages": "hello"}, "messages is not a list, nor one as strict JSON (not_json)"),
+        ({"messages": [ASK, "4"]}, "messages 2 is text, not an object"),
+        ({"instruction": "a", "output": "b", "history": {"c": 1}}, "history"),
+        ({"instruction": "a", "output": "b", "history": [["c"]]}, "history 1"),
+        ({"segments": [{"text": "a"}]}, "segments 1"),
+        ({"segments": [{"text": "a", "label": 1}]}, "segments 1"),
+        ({"prompt": "a", "completion": "b", "label": "perhaps"}, "label"),
+        ({"prompt": "a", "completion": "b", "label": [1]}, "label"),
+        ({"prompt": "a", "completion": "b", "label": 2}, "label"),
+        ({"conversations": OUTPUTS, "kto_tag": 2}, "kto_tag is neither true nor false"),
+        ({"instruction": "a", "output": "b", "kto_tag": "bad"}, "kto_tag is neither true nor false"),
+        *(
+            ({"messages": [ASK, ANSWER], "score": score}, "score is not a finite number")
+            for score in ("bad", True, "1e999", [1], {"help": 1}, 10**400)
+        ),
+        ({"messages": [ASK, ANSWER], "reward": "bad", "score": 1}, "reward is not a finite number"),
+        ({"chosen": "a", "rejected": "b"}, "chosen is text, and there is no prompt"),
         (
-            {"messages": [ASK, ANSWER], "label": label},
-            "unsupported_field",
-            "label is a thumb or the number of a class: write true or false",
-        )
-        for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")
-    ),
-    ({"instruction": "a", "output": "b", "label": 0}, "unsupported_field", "label"),
-    *(
-        ({"messages": [ASK, ANSWER], "score": score}, "bad_shape", "score is not a finite number")
-        for score in ("bad", True, "1e999", [1], {"help": 1}, 10**400)
-    ),
-    ({"messages": [ASK, ANSWER], "reward": "bad", "score": 1}, "bad_shape", "reward is not a finite number"),
-    ({"chosen": "a", "rejected": "b"}, "bad_shape", "chosen is text, and there is no prompt"),
-    (
-        {"chosen": "a\n\nHuman: b\n\nAssistant: c", "rejected": "b"},
-        "bad_shape",
-        "chosen is text, and there is no prompt",
-    ),
-    ({"messages": [ASK, ANSWER], "tools": {"a": 1}}, "bad_shape", "tools is an object"),
-    ({"messages": [ASK, ANSWER], "tools": ["add"]}, "bad_shape", "tools 1 is text"),
-    (
-        {"messages": [ASK, ANSWER], "tools": [{"type": "web_search"}]},
-        "bad_shape",
-        "tools 1 is not a function with a name",
-    ),
-    *(
-        ({"messages": [ASK, ANSWER], "tools": [tool]}, "bad_shape", "tools 1 is not a function with a name")
-        for tool in ({"type": "retrieval", "name": "add"}, {"name": ""}, {"name": 5})
-    ),
-    ({"messages": [ASK, ANSWER], "tools": "[{"}, "bad_shape", "tools is not a list, nor one as strict JSON"),
-    ({"messages": [ASK, ANSWER | {"role": "wizard"}]}, "bad_role", "messages 2"),
-    ({"messages": [ASK, ANSWER | {"role": ["assistant"]}]}, "bad_role", "messages 2"),
-    ({"messages": [{"content": "a"}, ANSWER]}, "bad_role", "messages 1"),
-    ({"messages": [ASK, {"role": "assistant"}]}, "content_not_text", "messages 2 is null or missing"),
-    (
-        {"messages": [ASK | {"content": [{"type": "image_url", "image_url": "x"}]}, ANSWER]},
-        "content_not_text",
-        "messages 1: part 1",
-    ),
-    (
-        {"messages": [ASK | {"content": [{"type": "image", "text": "a"}]}, ANSWER]},
-        "content_not_text",
-        "messages 1: part 1",
-    ),
-    ({"instruction": "a", "output": 4}, "content_not_text", "output is a number"),
-    ({"instruction": ["a", 3], "output": "4"}, "content_not_text", "instruction: part 2"),
-    ({"question": 0, "answer": "b"}, "content_not_text", "question"),
-    ({"conversations": OUTPUTS, "system": {"a": 1}}, "content_not_text", "system"),
-    ({"prompt": "a", "answer": True}, "content_not_text", "answer"),
-    ({"messages": [ASK, ANSWER], "images": ["cat.png"]}, "unsupported_field", "images"),
-    ({"text": "a", "tools": [TOOL]}, "unsupported_field", "tools"),
-    ({"text": "a", "functions": [ADD]}, "unsupported_field", "tools"),
-    ({"messages": [ASK, ANSWER | {"audio": {"id": "x"}}]}, "unsupported_field", "messages 2: audio"),
-    ({"messages": [ASK, ANSWER | {"weight": 0.5}]}, "unsupported_field", "messages 2: weight"),
-    ({"messages": [ASK | {"train": True}, ANSWER]}, "unsupported_field", "messages 1: train"),
-    ({"messages": [ASK | {"training": True}, ANSWER]}, "unsupported_field", "messages 1: training"),
-    ({"messages": [ASK | {"reasoning": "hm"}, ANSWER]}, "unsupported_field", "messages 1"),
-    (
-        calls({"function": {"name": "add", "arguments": "{'a': 2}"}}),
-        "bad_tool_call",
-        "messages 2 tool_calls 1 arguments is not strict JSON",
-    ),
-    (
-        calls({"function": {"name": "add", "arguments": '{"a": 2, "a": 3}'}}),
-        "bad_tool_call",
-        "(duplicate_key)",
-    ),
-    (calls({"function": {"name": "add", "arguments": '{"a": NaN}'}}), "bad_tool_call", "(not_finite)"),
-    (
-        calls({"function": {"name": "add", "arguments": "[2]"}}),
-        "bad_tool_call",
-        "messages 2 tool_calls 1: arguments want an object",
-    ),
-    (calls({"function": {"name": "add", "arguments": 2}}), "bad_tool_call", ""),
-    (calls({"function": {"arguments": {}}}), "bad_tool_call", "has no name"),
-    (calls({"name": ""}), "bad_tool_call", "has no name"),
-    (calls({"name": 5}), "bad_tool_call", "has no name"),
-    (calls({"name": "add", "id": 3}), "bad_tool_call", "id wants text"),
-    (calls({"type": "custom", "custom": {"name": "add"}}), "bad_tool_call", "not a call of a function"),
-    (calls("add"), "bad_tool_call", "is text, not an object"),
-    (calls({"name": "add"}, role="user"), "bad_tool_call", "only the assistant"),
-    (
-        calls({"name": "add"})
-        | {"messages": [ANSWER | {"tool_calls": [{"name": "a"}], "function_call": {"name": "a"}}]},
-        "bad_tool_call",
-        "both",
-    ),
-    (
-        {"conversations": [OUTPUTS[0], {"from": "function_call", "value": "add(2)"}]},
-        "bad_tool_call",
-        "conversations 2 is not strict JSON",
-    ),
-    (
-        {"conversations": [OUTPUTS[0], {"from": "function_call", "value": "[]"}]},
-        "bad_tool_call",
-        "conversations 2",
-    ),
-    ({"prompt": "a", "chosen": "b", "rejected": "b"}, "no_preference", ""),
-]
+            {"chosen": "a\n\nHuman: b\n\nAssistant: c", "rejected": "b"},
+            "chosen is text, and there is no prompt",
+        ),
+        ({"messages": [ASK, ANSWER], "tools": {"a": 1}}, "tools is an object"),
+        ({"messages": [ASK, ANSWER], "tools": ["add"]}, "tools 1 is text"),
+        (
+            {"messages": [ASK, ANSWER], "tools": [{"type": "web_search"}]},
+            "tools 1 is not a function with a name",
+        ),
+        *(
+            ({"messages": [ASK, ANSWER], "tools": [tool]}, "tools 1 is not a function with a name")
+            for tool in ({"type": "retrieval", "name": "add"}, {"name": ""}, {"name": 5})
+        ),
+        ({"messages": [ASK, ANSWER], "tools": "[{"}, "tools is not a list, nor one as strict JSON"),
+    ],
+    "unsupported_field": [
+        *(
+            (
+                {"messages": [ASK, ANSWER], "label": label},
+                "label is a thumb or the number of a class: write true or false",
+            )
+            for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")
+        ),
+        ({"instruction": "a", "output": "b", "label": 0}, "label"),
+        ({"messages": [ASK, ANSWER], "images": ["cat.png"]}, "images"),
+        ({"text": "a", "tools": [TOOL]}, "tools"),
+        ({"text": "a", "functions": [ADD]}, "tools"),
+        ({"messages": [ASK, ANSWER | {"audio": {"id": "x"}}]}, "messages 2: audio"),
+        ({"messages": [ASK, ANSWER | {"weight": 0.5}]}, "messages 2: weight"),
+        ({"messages": [ASK | {"train": True}, ANSWER]}, "messages 1: train"),
+        ({"messages": [ASK | {"training": True}, ANSWER]}, "messages 1: training"),
+        ({"messages": [ASK | {"reasoning": "hm"}, ANSWER]}, "messages 1"),
+    ],
+    "bad_role": [
+        ({"messages": [ASK, ANSWER | {"role": "wizard"}]}, "messages 2"),
+        ({"messages": [ASK, ANSWER | {"role": ["assistant"]}]}, "messages 2"),
+        ({"messages": [{"content": "a"}, ANSWER]}, "messages 1"),
+    ],
+    "content_not_text": [
+        ({"messages": [ASK, {"role": "assistant"}]}, "messages 2 is null or missing"),
+        (
+            {"messages": [ASK | {"content": [{"type": "image_url", "image_url": "x"}]}, ANSWER]},
+            "messages 1: part 1",
+        ),
+        ({"messages": [ASK | {"content": [{"type": "image", "text": "a"}]}, ANSWER]}, "messages 1: part 1"),
+        ({"instruction": "a", "output": 4}, "output is a number"),
+        ({"instruction": ["a", 3], "output": "4"}, "instruction: part 2"),
+        ({"question": 0, "answer": "b"}, "question"),
+        ({"conversations": OUTPUTS, "system": {"a": 1}}, "system"),
+        ({"prompt": "a", "answer": True}, "answer"),
+    ],
+    "bad_tool_call": [
+        (called_with("{'a': 2}"), "messages 2 tool_calls 1 arguments is not strict JSON"),
+        (called_with('{"a": 2, "a": 3}'), "(duplicate_key)"),
+        (called_with('{"a": NaN}'), "(not_finite)"),
+        (called_with("[2]"), "messages 2 tool_calls 1: arguments want an object"),
+        (called_with(2), ""),
+        (calls({"function": {"arguments": {}}}), "has no name"),
+        (calls({"name": ""}), "has no name"),
+        (calls({"name": 5}), "has no name"),
+        (calls({"name": "add", "id": 3}), "id wants text"),
+        (calls({"type": "custom", "custom": {"name": "add"}}), "not a call of a function"),
+        (calls("add"), "is text, not an object"),
+        (calls({"name": "add"}, role="user"), "only the assistant"),
+        (
+            calls({"name": "add"})
+            | {"messages": [ANSWER | {"tool_calls": [{"name": "a"}], "function_call": {"name": "a"}}]},
+            "both",
+        ),
+        (
+            {"conversations": [OUTPUTS[0], {"from": "function_call", "value": "add(2)"}]},
+            "conversations 2 is not strict JSON",
+        ),
+        ({"conversations": [OUTPUTS[0], {"from": "function_call", "value": "[]"}]}, "conversations 2"),
+    ],
+    "no_preference": [
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, ""),
+    ],
+}
 
 
-@pytest.mark.parametrize(("value", "reason", "words"), REFUSED)
+@pytest.mark.parametrize(
+    ("reason", "value", "words"), [(reason, *case) for reason, cases in REFUSED.items() for case in cases]
+)
 def test_what_can_not_be_represented_is_refused_with_the_place(
-    value: dict[str, Any], reason: str, words: str
+    reason: str, value: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(BadRow) as caught:
         read(value)

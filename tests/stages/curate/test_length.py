@@ -13,6 +13,7 @@ from string import ascii_lowercase
 from typing import Any
 
 import pytest
+from canonical import ROWS
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,7 +95,8 @@ def exchanges_of(row: Row) -> tuple[list[dict[str, Any]], list[list[dict[str, An
     return system, found
 
 
-WORDS = st.text(st.sampled_from("abc XYZ 09,.!\n\t'éß東🙂\u0301"), max_size=120)
+# of the last two is more under NFC
+WORDS = st.text(st.sampled_from("abc XYZ 09,.!\n\t'éß東🙂\u0301\u0958\U0001d160"), max_size=120)
 EXCHANGE = st.one_of(
     st.tuples(WORDS, WORDS).map(lambda output: [turn("user", output[0]), turn("assistant", output[1])]),
     st.tuples(WORDS, WORDS, st.booleans()).map(
@@ -162,25 +164,6 @@ def test_parts_are_the_conversation_without_what_is_noted_as_lost(
             assert tokens(one["messages"] + following) > budget
 
 
-TURNS = st.lists(
-    st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), WORDS).map(
-        lambda drawn: turn(*drawn)
-    ),
-    max_size=5,
-)
-ROWS = st.one_of(
-    TURNS.map(lambda turns: chat(*turns)),
-    TURNS.map(lambda turns: chat(*turns, kind="feedback", label=True)),
-    TURNS.map(lambda turns: chat(*turns, kind="prompt", answer="4")),
-    st.tuples(TURNS, TURNS, TURNS).map(
-        lambda drawn: chat(*drawn[0], kind="preference", chosen=drawn[1], rejected=drawn[2])
-    ),
-    st.lists(WORDS, max_size=3).map(
-        lambda texts: chat(kind="text", segments=[{"text": text, "train": True} for text in texts])
-    ),
-)
-
-
 @pytest.mark.parametrize("name", ["qwen", "smollm"])
 @settings(max_examples=draws(150))
 @given(row=ROWS, budget=st.integers(16, 120), mode=st.sampled_from(["split", "reject"]))
@@ -206,20 +189,6 @@ def test_counting_words_is_counting(rules: dict[str, Length], text: str) -> None
     for rule in rules.values():
         assert rule.counter.words is not None
         assert rule.counter.count(text) == rule.counter.count_by_tokenizer(text)
-
-
-@pytest.mark.parametrize("name", ["qwen", "smollm"])
-@settings(max_examples=draws(60))
-@given(row=CHATS)
-def test_no_row_has_more_tokens_than_its_bound(rules: dict[str, Length], name: str, row: Row) -> None:
-    counter = rules[name].counter
-    for content in ("", "ﷺ\u0958\U0001d160"):  # the last two grow under NFC
-        plain = chat(
-            *(turn(one["role"], one["content"] + content) for one in row["messages"] if one["role"] != "tool")
-        )
-        bound = counter.bound(plain)
-        assert bound is not None
-        assert bound >= counter.count_row(plain)
 
 
 def test_the_bound_holds_under_other_templates(

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from curating import Project, Row, chat, lines, of_rows
 
-from pipeline.core.jsonl import read_rows
-
 
 def scored(question: str, answer: str, reward: float | None = None, **more: Any) -> Row:
     return chat(question, answer) | ({} if reward is None else {"reward": reward}) | more
@@ -181,13 +179,3 @@ def test_a_source_that_is_not_trained_gives_no_pairs(tmp_path: Path) -> None:
     made = [row["source"] for row in project.rows() if row["kind"] == "preference"]
     assert counts["pairs"]["made"] == len(made) > 0
     assert not [source for source in made if "b.jsonl" in source]
-
-
-def test_pairs_are_read_again_as_they_were_written(tmp_path: Path) -> None:
-    """Who moves the pairs into data/raw gets the same rows."""
-    project, _ = run(tmp_path / "one", *many(5))
-    made = [row for row in project.rows() if row["kind"] == "preference"]
-    again = Project(tmp_path / "two", {"pairs.jsonl": lines(*made)})
-    again.run()
-    found = read_rows(tmp_path / "two/data/final/train.jsonl")
-    assert [row["id"] for row in found] == [row["id"] for row in made]

@@ -124,17 +124,6 @@ def test_a_text_is_cut_where_a_reader_would_cut_it(text: str, most: int, parts: 
         assert cut(text, most) == parts
 
 
-def test_no_sentence_that_fits_is_torn() -> None:
-    chooser = random.Random(7)  # noqa: S311 (no secret)
-    sentences = ["Word " + "and word " * chooser.randrange(9) + "end. " for _ in range(300)]
-    text = "".join(sentence + "\n\n" * (chooser.random() < 0.2) for sentence in sentences)
-    parts = cut(text, 120)
-    assert "".join(parts) == text
-    assert all(part.rstrip().endswith("end.") for part in parts)
-    assert all(len(part) <= 120 for part in parts)
-    assert sum(map(len, parts)) / len(parts) > 60
-
-
 def test_only_the_last_part_learns_the_end_of_text(rule: Length, folder: Path) -> None:
     parts = rule.parts(text_row(ENGLISH * 6), [])
     assert len(parts) > 2
