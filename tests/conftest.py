@@ -271,6 +271,12 @@ def tiny_gguf_base(tiny_qwen2: Path, tools: Toolchain) -> Path:
 
 
 @pytest.fixture(scope="session")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random one-layer Llama in 16 bit. Read only."""
+    return tiny.tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
 def served(tiny_gguf_base: Path) -> Path:
     """A tiny project of the graph without a merge, every stage run. Read only: copy it to change it."""
     return reported("served", tiny.gguf_params(tiny_gguf_base), GGUF_STAGES)

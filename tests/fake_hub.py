@@ -22,6 +22,8 @@ class FakeHub(ThreadingHTTPServer):
         self.listed = dict(self.files)  # change `files` alone and what arrives differs from the listing
         self.served: list[tuple[str, int]] = []
         self.broken: dict[str, int] = {}  # file: byte after which the line drops, and stays down
+        self.moved: dict[str, str] = {}  # file: where it is now
+        self.ranges = True  # whether a part of a file can be had
         self.gguf: dict[str, str] | None = None  # what the hub says of a GGUF's header
         self.refusal: tuple[int, str] | None = None  # status and X-Error-Code of every answer
 
@@ -65,7 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(200, json.dumps(listed).encode())
         elif path == f"/api/models/{REPO}/tree/{COMMIT}":
             self.answer(200, json.dumps(self.server.listing(tree=True)).encode())
-        elif path.startswith(prefix) and (name := path.removeprefix(prefix)) in self.server.files:
+        elif (name := path.removeprefix(prefix)) in self.server.moved:
+            self.answer(302, b"", {"Location": self.server.moved[name]})
+        elif path.startswith(prefix) and name in self.server.files:
             self.send_file(name)
         elif path.startswith(f"/api/models/{REPO}/"):
             self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
@@ -79,7 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
             "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
             "Accept-Ranges": "bytes",
         }
-        first = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").split("-")[0])
+        asked = (self.server.ranges and self.headers["Range"]) or "bytes=0-"
+        first = int(asked.removeprefix("bytes=").split("-")[0])
         if self.command == "GET":
             self.server.served.append((name, first))
             if name in self.server.broken:

@@ -34,12 +34,6 @@ SETTINGS = (
 )
 
 
-@pytest.fixture(scope="module")
-def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random one-layer Llama in 16 bit."""
-    return tiny.tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
-
-
 @pytest.fixture
 def bring(tmp_path: Path) -> Bring:
     """Run the stage into tmp_path; the facts it recorded."""
@@ -136,12 +130,6 @@ def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
             with open_gguf(Llama(tools), ModelFiles(file), ctx_size=16) as opened:
                 assert np.isfinite(opened.logits([1, 2, 3], [0, 1, 2])).all(), (field, value)
     assert tried > 400 // SHARE and accepted < tried / 4
-
-
-def test_a_truncated_file_is_one_sentence(tmp_path: Path, bring: Bring, gguf_file: Path) -> None:
-    (tmp_path / "cut.gguf").write_bytes(gguf_file.read_bytes()[:-100])
-    with pytest.raises(DataError, match="Q-MODELS-001"):
-        bring(tmp_path / "cut.gguf")
 
 
 @pytest.mark.parametrize(("kind", "name"), [(16, "IQ2_XXS"), (9, "Q8_1"), (4_000, "4000")])

@@ -12,10 +12,7 @@ import textwrap
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -323,107 +320,46 @@ def test_where_one_place_gave_another_file_that_is_what_is_said(index: Path, get
 # --- from an address ---
 
 
-class _Web(ThreadingHTTPServer):
-    """Gives DATA; `cut` is the byte after which the line drops, `asked` the first bytes requested."""
-
-    cut: int | None = None
-    ranges = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Answer)
-        self.asked: list[int] = []
-
-
-class _Answer(BaseHTTPRequestHandler):
-    server: _Web
-
-    def begin(self, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for header in headers.items():
-            self.send_header(*header)
-        self.end_headers()
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        if self.path.startswith("/log-in"):  # as a network does that wants one first
-            self.begin(200, {"Content-Length": "6"})
-            if self.command == "GET":
-                self.wfile.write(b"log in")
-            return None
-        if self.path.startswith("/to-storage"):
-            return self.begin(302, {"Location": "/gone?X-Amz-Signature=another-secret"})
-        if self.path.partition("?")[0] != "/model.gguf":
-            return self.send_error(404)
-        first, _, last = (self.headers["Range"] or "bytes=0-").removeprefix("bytes=").partition("-")
-        start, end = int(first), min(int(last or len(DATA)), len(DATA) - 1) + 1
-        if not self.server.ranges:
-            start, end = 0, len(DATA)
-        headers = {"Content-Length": str(end - start)}
-        if self.server.ranges:
-            headers |= {"Accept-Ranges": "bytes", "Content-Range": f"bytes {start}-{end - 1}/{len(DATA)}"}
-        self.begin(206 if self.headers["Range"] and self.server.ranges else 200, headers)
-        if self.command == "GET":
-            self.server.asked.append(start)
-            stop = min(end, self.server.cut or end)
-            self.wfile.write(DATA[start:stop])
-            self.close_connection = True
-        return None
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Stay quiet."""
-
-
-@contextmanager
-def web_server() -> Iterator[tuple[_Web, Url]]:
-    with _Web() as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield server, Url(url=f"http://127.0.0.1:{server.server_port}/model.gguf?signature=secret")
-        server.shutdown()
+@pytest.fixture
+def web(hub: FakeHub) -> Url:
+    """The address of the file, which the fake hub gives as any server does."""
+    return Url(url=f"{hub.url}/{REPO}/resolve/{COMMIT}/{NAME}?signature=secret")
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_truncated_download_is_no_file_and_goes_on(
-    get: Get, cache: Path, monkeypatch: pytest.MonkeyPatch, ranges: bool
+    get: Get, cache: Path, hub: FakeHub, web: Url, monkeypatch: pytest.MonkeyPatch, ranges: bool
 ) -> None:
     monkeypatch.setattr(named_file, "PIECE", 1 << 16)
-    with web_server() as (server, url):
-        server.ranges, server.cut = ranges, 150_000
-        error = refusal(get, url)
-        assert error.id == "Q-BASE-032" and "secret" not in error.sentence
-        assert SHA256 not in left_in(cache)
-        server.cut = None
-        server.asked.clear()
-        get(url)
-        assert not ranges or min(server.asked) >= 1 << 16  # the rest
+    hub.ranges, hub.broken[NAME] = ranges, 150_000
+    error = refusal(get, web)
+    assert error.id == "Q-BASE-032" and "secret" not in error.sentence
+    assert SHA256 not in left_in(cache)
+    hub.broken.clear()
+    hub.served.clear()
+    get(web)
+    assert not ranges or hub.served[0][1] >= 1 << 16  # the rest
     assert left_in(cache) == {SHA256}
 
 
 def test_a_place_with_another_file_spoils_no_broken_download_of_the_next(
-    get: Get, monkeypatch: pytest.MonkeyPatch
+    get: Get, hub: FakeHub, web: Url, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(named_file, "PIECE", 1 << 16)
-    with web_server() as (server, url):
-        server.cut = 150_000
-        refusal(get, url)
-        server.cut = None
-        server.asked.clear()
-        get(Url(url=url.url.replace("model.gguf", "log-in")), url)
-        assert min(server.asked) >= 1 << 16  # the rest
+    hub.broken[NAME] = 150_000
+    refusal(get, web)
+    hub.broken.clear()
+    hub.served.clear()
+    hub.files["log-in"] = b"log in"  # as a network gives that wants one first
+    get(Url(url=web.url.replace(NAME, "log-in")), web)
+    assert hub.served[-1][1] >= 1 << 16  # the rest
 
 
-def test_an_address_that_is_none_is_one_sentence(get: Get) -> None:
-    with web_server() as (_, url):
-        error = refusal(get, Url(url=url.url.replace("model", "other")))
-    assert (error.id, error.exit_code) == ("Q-BASE-032", 6)
-
-
-def test_no_message_holds_a_secret_of_an_address(get: Get) -> None:
-    with web_server() as (_, url):
-        led = refusal(get, Url(url=url.url.replace("model.gguf", "to-storage")))
-        named = refusal(get, Url(url=url.url.replace("//", "//me:secret@").replace("model", "other")))
-    assert {led.id, named.id} == {"Q-BASE-032"}
+def test_no_message_holds_a_secret_of_an_address(get: Get, hub: FakeHub, web: Url) -> None:
+    hub.moved["to-storage"] = "/gone?X-Amz-Signature=another-secret"
+    led = refusal(get, Url(url=web.url.replace(NAME, "to-storage")))
+    named = refusal(get, Url(url=web.url.replace("//", "//me:secret@").replace(NAME, "other.gguf")))
+    assert {(one.id, one.exit_code) for one in (led, named)} == {("Q-BASE-032", 6)}
     assert "secret" not in led.sentence + named.sentence
 
 
@@ -474,12 +410,6 @@ def test_a_full_disk_is_said_before_or_while_joining(
 
 
 # --- the stage ---
-
-
-@pytest.fixture(scope="module")
-def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random one-layer Llama as a GGUF."""
-    return tiny.tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 def bring(folder: Path, **keys: Any) -> dict[str, Any]:
