@@ -18,7 +18,7 @@ from pipeline.stages.report import stage
 
 pytestmark = pytest.mark.usefixtures("plots_once")
 
-FILES = ("card.md", "Modelfile", "serve.txt", "quants.csv")
+FILES = ("card.md", "Modelfile", "serve.txt", "quants.csv", "metrics.json")
 PROJECTS: dict[str, tuple[Callable[..., Params], Callable[..., Path], dict[str, Any]]] = {
     "merged": (report_inputs.demo_params, report_inputs.write_inputs, {}),
     "adapter": (adapter_inputs.params, adapter_inputs.write_reports, {}),

@@ -112,22 +112,10 @@ def test_the_figures_as_data(made: Path) -> None:
     assert rows["Q4_K_M"].items() >= known.items()
     metrics = json.loads((made / "reports" / "quants.json").read_text(encoding="utf-8"))
     assert metrics["recommended"] == "Q4_K_M"
-    assert metrics["Q5_K_M"]["same_top"] == 0.9874
-    for key, value in {
-        "gate": "pass",
-        "all_tokens_kld_mean": 0.0184,
-        "general_rows": 48,
-        "serving_load_seconds": 0.41,
-        "task_refused": 0.0,
-        "task_score_exact_match": 0.27,
-        "prompt_512_tok_s": 387.2,
-    }.items():
-        assert metrics["Q4_K_M"][key] == value, key
-        assert rows["Q4_K_M"][key] == str(value), key
-    assert rows["base-F16"]["gate"] == ""
-    headline = json.loads((made / "reports" / "metrics.json").read_text(encoding="utf-8"))
-    assert set(headline) == {"loss", "score", "general", "kld", "mb"}
-    assert headline["general"]["Q4_K_M"] == 70.8
+    for model, row in rows.items():  # the same in both; the golden page has the table whole
+        assert {key: str(value) for key, value in metrics[model].items() if value not in (None, "")} == {
+            key: cell for key, cell in row.items() if cell and key != "model"
+        }
 
 
 @pytest.mark.parametrize(

@@ -70,18 +70,6 @@ def test_where_nothing_was_measured_the_page_says_how() -> None:
     assert not any(tag in ("table", "svg") for tag, _ in shown.tags)
 
 
-def test_the_summary_has_means_intervals_and_all_pairs(usual: dict[str, Any]) -> None:
-    level = usual["levels"]["Q4_0"]
-    assert len(level["differences"]) == len(level["perfect_differences"]) == 6
-    for strategy, one in level["strategies"].items():
-        own = [each for each in measured() if (each["strategy"], each["level"]) == (strategy, "Q4_0")]
-        means = [sum(figures["points"].values()) / len(figures["points"]) for figures in own]
-        assert one["score"] == pytest.approx(sum(means) / 3)
-        assert one["score_low"] < one["score"] < one["score_high"]
-        assert one["tok_s"] == sorted(figures["speed"]["shipped"]["median"] for figures in own)[1]
-        assert (one["tok_s_bare"] is None) == ("LoRA GGUF" not in own[0]["shipped"])
-
-
 def test_speeds_of_different_machines_are_called_so(usual: dict[str, Any]) -> None:
     figures = measured(seeds=(42,))
     figures[0]["machine"] = "Demo"
@@ -132,16 +120,6 @@ def test_what_can_not_be_compared_is_refused(change: Callable[[Figures], None], 
     change(figures)
     with pytest.raises(DataError, match=error):
         summary(figures)
-
-
-def test_forgetting_is_from_the_untuned_base(with_general: dict[str, Any]) -> None:
-    figures = measured(SECOND, seeds=(42,))
-    (untuned,) = [one["untuned_general"] for one in figures if "untuned_general" in one]
-    assert with_general["untuned_general"]["score"] == pytest.approx(untuned["score"], abs=1e-4)
-    for strategy, one in with_general["levels"]["Q4_0"]["strategies"].items():
-        (own,) = [each for each in figures if (each["strategy"], each["level"]) == (strategy, "Q4_0")]
-        points = (own["general"]["score"] - untuned["score"]) * 100
-        assert one["general_change"]["points"] == pytest.approx(points, abs=0.02)
 
 
 def test_a_training_that_several_strategies_share_is_counted_once() -> None:
