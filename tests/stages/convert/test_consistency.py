@@ -39,15 +39,6 @@ def renamed(tensors: Tensors, old: str, new: str) -> None:
         tensors[name.replace(old, new)] = tensors.pop(name)
 
 
-def test_a_whole_model_has_no_contradiction(model: Path) -> None:
-    assert contradictions(model, "F16") == contradictions(model, "BF16") == []
-
-
-def test_a_tied_head_may_be_stored_if_it_is_the_embedding(model: Path) -> None:
-    change(model, lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING].clone()}))
-    assert contradictions(model, "F16") == []
-
-
 def stores(name: str, change: Callable[[Any], Any]) -> Callable[[Tensors], Any]:
     """Stores what is made of the embeddings, or of the tensor itself if it is there."""
     return lambda one: one.update({name: change(one.get(name, one[EMBEDDING])).clone()})
@@ -96,22 +87,25 @@ def test_a_contradiction_is_named(
     assert ": " in reason  # and what to do
 
 
-# the largest bfloat16 that float16 holds; vectors stay in float32
-@pytest.mark.parametrize(("name", "value"), [(WEIGHT, 65_280), (f"{Q}.bias", 1e6)])
-def test_what_fits_is_no_overflow(model: Path, name: str, value: float) -> None:
-    change(model, set_to(name, value))
-    assert contradictions(model, "F16") == []
-
-
-def test_bf16_holds_what_f16_does_not(model: Path) -> None:
-    change(model, set_to(f"{Q}.weight", 1e30))
-    assert len(contradictions(model, "F16")) == 1
-    assert contradictions(model, "BF16") == []
-
-
-def test_layers_for_multi_token_prediction_may_be_named(model: Path) -> None:
-    change_json(model / "config.json", num_hidden_layers=1, num_nextn_predict_layers=1)
-    assert contradictions(model, "F16") == []
+@pytest.mark.parametrize(
+    ("tensors", "config", "kind"),
+    [
+        (stores(WEIGHT, lambda own: own), {}, "F16"),
+        (stores("lm_head.weight", lambda embedding: embedding), {}, "F16"),
+        (set_to(WEIGHT, 65_280), {}, "F16"),  # the largest bfloat16 that float16 holds
+        (set_to(f"{Q}.bias", 1e6), {}, "F16"),  # vectors stay in float32
+        (set_to(WEIGHT, 1e30), {}, "BF16"),
+        (None, {LAYERS: 1, "num_nextn_predict_layers": 1}, "F16"),
+    ],
+    ids=["whole", "a tied head", "large", "a large vector", "larger", "multi-token prediction"],
+)
+def test_what_is_no_contradiction(
+    model: Path, tensors: Callable[[Tensors], Any] | None, config: dict[str, Any], kind: str
+) -> None:
+    if tensors:
+        change(model, tensors)
+    change_json(model / "config.json", **config)
+    assert contradictions(model, kind) == []
 
 
 NORMALIZES = "normalizes the experts' weights of"

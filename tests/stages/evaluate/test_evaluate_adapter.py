@@ -59,31 +59,30 @@ def test_what_each_model_is_compared_with(level: str | None, method: str, refere
     assert {model: compared_with(params(level, method), model) for model in references} == references
 
 
-def test_the_merged_graph_is_as_it_was(tmp_path: Path) -> None:
-    found = load_params(DEMO_RECIPE)
-    assert found.files(tmp_path, "base-Q4_K_M") == (tmp_path / "models/gguf/demo-base-Q4_K_M.gguf", None)
-    assert compared_with(found, "base-Q4_K_M") == "base-F16"
-
-
-def test_base_and_adapter_are_one_file_and_the_adapter_has_a_second(tmp_path: Path) -> None:
-    found = adapter_inputs.params()
-    base, lora = tmp_path / "models/base", tmp_path / "models/gguf/demo-lora.gguf"
-    assert {model: found.files(tmp_path, model) for model in ("base", "adapter", "source")} == {
-        "base": (base / "model.gguf", None),
-        "adapter": (base / "model.gguf", lora),
-        "source": (base / "source.gguf", None),
-    }
-
-
 @pytest.mark.parametrize(("distill", "reference"), [(False, "base"), (True, "source")])
-def test_the_tuned_file_is_one_of_its_own(tmp_path: Path, distill: bool, reference: str) -> None:
+def test_what_a_tuned_model_is_compared_with(distill: bool, reference: str) -> None:
     found = tuned_inputs.params(distill=distill)
-    assert {model: found.files(tmp_path, model) for model in tuned_inputs.MODELS} == {
-        "source": (tmp_path / "models/base/source.gguf", None),
-        "base": (tmp_path / "models/base/model.gguf", None),
-        "tuned": (tmp_path / "models/gguf/demo-tuned.gguf", None),
-    }
     assert [compared_with(found, model) for model in ("base", "tuned")] == ["source", reference]
+
+
+SOURCE, BASE = ("source", "base/source.gguf", None), ("base", "base/model.gguf", None)
+
+
+@pytest.mark.parametrize(
+    ("params", "models"),
+    [
+        (load_params(DEMO_RECIPE), [("base-Q4_K_M", "gguf/demo-base-Q4_K_M.gguf", None)]),
+        (adapter_inputs.params(), [SOURCE, BASE, ("adapter", "base/model.gguf", "gguf/demo-lora.gguf")]),
+        (tuned_inputs.params(), [SOURCE, BASE, ("tuned", "gguf/demo-tuned.gguf", None)]),
+    ],
+    ids=["merged", "adapter", "tuned"],
+)
+def test_which_files_a_model_is_made_of(
+    params: Params, models: list[tuple[str, str, str | None]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    for model, file, lora in models:
+        assert params.files(tmp_path, model) == (folder / file, lora and folder / lora), model
 
 
 def compared(

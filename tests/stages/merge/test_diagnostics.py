@@ -12,29 +12,6 @@ from pipeline.stages.merge.stream import change_sums, figures, idle_adapters, nf
 RANDOM = torch.Generator().manual_seed(0)
 
 
-def record(size: float, rows: int = 400, columns: int = 300) -> dict[str, float]:
-    """Figures of an update of spectral norm `size` on weights of size 1."""
-    left, right = torch.randn(1, rows, 2, generator=RANDOM), torch.randn(1, 2, columns, generator=RANDOM)
-    update = Update(left, right, 1.0)
-    scale = size / float(torch.linalg.matrix_norm(update.rows(0, rows), 2))
-    update = Update(left, right, scale)
-    weight = torch.randn(rows, columns, dtype=torch.float64, generator=RANDOM)
-    first, second = (
-        change_sums(weight[first:last], weight[first:last] + update.rows(first, last))
-        for first, last in ((0, 100), (100, rows))
-    )
-    return figures("model.layers.3.mlp.up_proj.weight", update, first + second, 0.1)
-
-
-def test_the_figures_are_those_of_the_whole_matrices() -> None:
-    one = record(5.0)
-    shape = {"layer": 3, "module": "mlp.up_proj", "rank": 2, "rows": 400, "columns": 300}
-    assert one.items() >= shape.items()
-    assert one["spectral_update"] == pytest.approx(5.0)
-    assert one["rms_weight"] == pytest.approx(1.0, rel=0.01)
-    assert one["nf4_error_to_update"] == pytest.approx(0.1 * one["norm_weight"] / one["norm_update"])
-
-
 def test_what_dora_changes_is_counted_and_has_no_spectral_norm() -> None:
     weight = torch.randn(40, 30, dtype=torch.float64, generator=RANDOM)
     update = Update(torch.zeros(1, 40, 2), torch.ones(1, 2, 30), 1.0, magnitude=1.5 * weight.norm(dim=1))
@@ -78,7 +55,7 @@ def test_what_nf4_costs_is_measured_on_a_sample(
 
 
 def test_an_adapter_that_learned_nothing_is_named() -> None:
-    adapters = [record(1.0), record(1.0) | {"norm_update": 0.0, "tensor": "idle"}]
+    adapters = [{"tensor": name, "norm_update": norm} for name, norm in (("busy", 1.0), ("idle", 0.0))]
     assert idle_adapters(adapters) == [
         "1 of 2 adapters learned nothing (no weight changes), first idle: train longer or with a higher rate"
     ]

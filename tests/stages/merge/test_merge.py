@@ -198,6 +198,8 @@ def test_the_record_measures_each_adapted_tensor(plain: Path) -> None:
         "relative_change": change.abs().mean() / weight.abs().mean(),
     }
     assert [one[key] for key in ("layer", "module", "rank", "scale")] == [0, "mlp.down_proj", 4, 2.0]
+    assert (one["rows"], one["columns"]) == weight.shape
+    assert one["rms_weight"] == pytest.approx(float(weight.square().mean().sqrt()))
     for key, value in expected.items():
         assert one[key] == pytest.approx(float(value)), key
     assert one["nf4_error_to_update"] == pytest.approx(0.09 * float(weight.norm() / change.norm()), rel=0.2)
