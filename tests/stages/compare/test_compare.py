@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import tiny
 import yaml
 from killed import kill_at
+from make import until
 from subproject_stages import first_project, in_this_process, no_stage_runs, run_stages
 
 from pipeline.__main__ import main as run_here
@@ -168,8 +168,7 @@ def test_ctrl_c_ends_what_a_stage_started_as_well(monkeypatch: pytest.MonkeyPatc
     class Interrupted(subprocess.Popen[bytes]):
         def wait(self, timeout: float | None = None) -> int:
             if not output.exists():
-                while not output.exists():
-                    time.sleep(0.05)
+                until(output.exists)
                 raise KeyboardInterrupt
             return super().wait(timeout)
 
@@ -181,10 +180,13 @@ def test_ctrl_c_ends_what_a_stage_started_as_well(monkeypatch: pytest.MonkeyPatc
     tool += f"import os; os.rename({str(tmp_path / 'new')!r}, {str(output)!r}); one.wait()"
     with pytest.raises(KeyboardInterrupt):
         run_module("timeit", "-n", "1", "-r", "1", tool, what="a stage")
-    process, end = Path("/proc") / output.read_text(), time.monotonic() + 30
-    while process.exists() and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: has_ended(output.read_text()))
+
+
+def has_ended(pid: str) -> bool:
+    """Whether there is no such process, or nothing of it but its exit status."""
+    process = Path("/proc") / pid
+    return not process.exists() or (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_what_a_killed_job_had_started_ends_by_itself(tmp_path: Path) -> None:
@@ -201,16 +203,10 @@ def test_what_a_killed_job_had_started_ends_by_itself(tmp_path: Path) -> None:
         [sys.executable, "-c", f"from pipeline.subprojects import processes; {call}"],
         cwd=Path(__file__).parents[3],
     )
-    end = time.monotonic() + 60
-    while not output.exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(output.exists)
     job.kill()
     job.wait()
-    process = Path("/proc") / output.read_text()
-    while process.exists() and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: has_ended(output.read_text()))
     assert told.exists()  # and is not killed: a training writes its checkpoint first
 
 

@@ -12,7 +12,7 @@ from qwen2_variants import change_json, cut_models, lineage_of, random_adapter
 
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Convert
-from pipeline.core.errors import DataError, ToolError
+from pipeline.core.errors import DataError, QuenchError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.file import is_made
 from pipeline.gguf.header import read_header
@@ -111,22 +111,19 @@ def test_a_base_that_nothing_needs_is_not_converted(models: Path, tools: Toolcha
         quantize_gguf(Llama(tools), stands_in, tmp_path / "tiny-base-Q4_K_M.gguf", "Q4_K_M")
 
 
-def test_a_contradiction_is_said_before_anything_is_converted(
-    models: Path, tools: Toolchain, tmp_path: Path
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"vocab_size": 7}, DataError, "can't be converted for 1 reason: merged: vocab_size is 7"),
+        ({"architectures": ["NoSuchModel"]}, ToolError, "NoSuchModel"),  # which the converter says
+    ],
+)
+def test_a_model_that_can_not_be_converted_publishes_nothing(
+    models: Path, tools: Toolchain, tmp_path: Path, changed: dict, error: type[QuenchError], words: str
 ) -> None:
     shutil.copytree(models / "merged", tmp_path / "merged")
-    change_json(tmp_path / "merged/config.json", vocab_size=7)
-    with pytest.raises(DataError, match="can't be converted for 1 reason: merged: vocab_size is 7"):
-        convert(inputs(models, tmp_path / "merged"), tmp_path / "gguf", Convert(name="x"), tools)
-    assert list((tmp_path / "gguf").iterdir()) == []
-
-
-def test_a_model_that_the_converter_refuses_publishes_nothing(
-    models: Path, tools: Toolchain, tmp_path: Path
-) -> None:
-    shutil.copytree(models / "merged", tmp_path / "merged")
-    change_json(tmp_path / "merged/config.json", architectures=["NoSuchModel"])
-    with pytest.raises(ToolError, match="NoSuchModel"):
+    change_json(tmp_path / "merged/config.json", **changed)
+    with pytest.raises(error, match=words):
         convert(inputs(models, tmp_path / "merged"), tmp_path / "gguf", Convert(name="x"), tools)
     assert list((tmp_path / "gguf").iterdir()) == []
 
