@@ -1,7 +1,6 @@
 """length: rows over the budget are split between exchanges or rejected; the count is what training counts."""
 
 import json
-import pickle
 import random
 import re
 import shutil
@@ -369,11 +368,6 @@ def test_a_row_that_the_template_refuses_is_rejected(rules: dict[str, Length]) -
             assert caught.value.code == "template_refuses"
     finally:
         counter.template.templates = own
-
-
-def test_without_a_tokenizer_everything_passes() -> None:
-    row = long_chat(1000)
-    assert pickle.loads(pickle.dumps(Length(None, 10, "reject"))).parts(row, []) == [row]  # noqa: S301 (our own)
 
 
 def test_a_broken_folder_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
