@@ -36,7 +36,7 @@ CEILINGS = {
     "modules of 250 lines and more": 0,
     "functions of more than 6 parameters": 6,
     "parameters that are dict[str, Any]": 56,
-    "lines of tests": 57_700,
+    "lines of tests": 57_260,
     "tests that import other tests": 0,
     "inner symbols that tests use": 418,
     "sentences that tests assert": 68,
