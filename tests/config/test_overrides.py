@@ -47,6 +47,7 @@ def test_snakemakes_texts_are_read_as_yaml() -> None:
         ("train", "preference", "beta"): 0.5,
         ("train", "rank_pattern"): {"v_proj": 2},
     }
+    assert from_sections({"train": {"preference": {}}}) == {}
 
 
 def test_the_file_has_it_and_keeps_its_text(file: Path) -> None:
@@ -108,10 +109,6 @@ def test_what_is_wrong_is_refused_and_the_file_stays(file: Path, word: str, id: 
 def test_a_wrong_key_of_snakemakes_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="Q-CONFIG-005"):
         from_sections(wrong)
-
-
-def test_a_section_without_keys_sets_nothing() -> None:
-    assert from_sections({"train": {"preference": {}}}) == {}
 
 
 MOVED = {"machine.threads": "3", "machine.n_gpu_layers": "7", "machine.llama_cpp": "/opt"} | {

@@ -87,7 +87,6 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ({"base": {"revision": None, "model": "x.gguf"}}, "base", "or set file to null"),
         ({"base": {"source": "hub"}}, "base.source", "a commit in base.revision says hub"),
         ({"base": {"sha256": None}}, "base", "places are named and sha256 is null"),
-        ({"base": {"sha256": SHA256, "places": [{}]}}, "base.places.0", "exactly one of the keys"),
         (
             {"base": {"sha256": SHA256, "places": [{"path": "x", "url": "https://x"}]}},
             "base.places.0",
@@ -160,22 +159,13 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ),
         ({"quantize": {"levels": ["Q4_K_M", "base-Q9_Z"]}}, "quantize.levels", "unknown level Q9_Z"),
         ({"convert": {"type": "BF16"}}, "params", "names base-F16, F16: it can name base-BF16, BF16"),
-        ({"convert": {"name": "../escape"}}, "convert.name", "a name for files"),
         ({"convert": {"name": "n" * 300}}, "convert.name", "1 to 64 letters"),
         ({"train": {"r": 10**9}}, "train.r", "less than or equal to"),
-        ({"evaluate": {"harness": ["../x"]}}, "evaluate.harness.0", "not a path"),
-        ({"curate": {"names": "../x"}}, "curate.names", "a file below data/guard"),
-        ({"curate": {"decontaminate": ["a/../b"]}}, "curate.decontaminate.0", "a file below data/guard"),
         ({"curate": {"languages": ["english"]}}, "curate.languages.0", "ISO 639"),
         (
             {"evaluate": {"judge": {"url": "file:///x", "model": "m", "key_file": None}}},
             "evaluate.judge.url",
             "begins with http",
-        ),
-        (
-            {"evaluate": {"judge": {"url": "http://x", "model": "m", "key_file": "../k"}}},
-            "evaluate.judge.key_file",
-            "below the project's folder",
         ),
         (
             {"evaluate": {"scorers": ["regex:" + "(" * 400]}},
@@ -573,6 +563,13 @@ DORA, RSLORA = {"lora_variants": ["dora"]}, {"lora_variants": ["rslora"]}
     [
         ({"layers": "-20"}, {}, "the first to train: 20-"),
         ({"offload": 2} | DORA, {}, "names dora"),
+        ({"offload": "shared"} | DORA, {}, "train.offload is shared"),
+        ({"offload": "shared", "method": "grpo", "lora_dropout": 0.0}, {}, "train.offload is shared"),
+        (
+            {"offload": "shared", "method": "dpo", "per_device_train_batch_size": 2},
+            {},
+            "train.offload is shared",
+        ),
         (DORA, {}, "parity.depth full"),
         (DORA, {"parity": {"depth": "standard"}, "compare": {"seeds": [1]}}, "lora_nf4"),
         ({"target_modules": "(q_proj"}, {}, "not a regular expression"),

@@ -125,6 +125,7 @@ def test_cores_that_srun_has_given_one_process_are_not_shared(told: Any) -> None
         SRUN,
         SRUN | {"MASTER_ADDR": "node1"},
         SRUN | HOME | {"SLURM_NODEID": "2"},
+        TORCHRUN | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4", CARDS: "0,1"},  # a process more than cards
     ],
 )
 def test_half_a_rank_is_refused(environment: dict[str, str], told: Any) -> None:
@@ -133,28 +134,17 @@ def test_half_a_rank_is_refused(environment: dict[str, str], told: Any) -> None:
         take_rank()
 
 
-@pytest.mark.parametrize(("given", "card"), [(None, "1"), ("4,7", "7"), ("GPU-5", "GPU-5")])
-def test_each_process_has_a_card_of_its_own(
+@pytest.mark.parametrize(
+    ("given", "card"), [(None, "1"), ("4,7", "7"), ("GPU-5", "GPU-5"), ("", ""), ("-1", "-1")]
+)
+def test_each_process_has_a_card_of_its_own_or_none_if_none_is_wanted(
     given: str | None, card: str, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told(**TORCHRUN, **({CARDS: given} if given else {}))
+    told(**TORCHRUN, **({} if given is None else {CARDS: given}))
     if given is None:
         monkeypatch.delenv(CARDS)
     take_rank()
     assert os.environ[CARDS] == card
-
-
-@pytest.mark.parametrize("given", ["", "-1"])
-def test_who_wants_no_gpu_gets_none(given: str, told: Any) -> None:
-    told(**TORCHRUN, **{CARDS: given})
-    take_rank()
-    assert os.environ[CARDS] == given
-
-
-def test_more_processes_than_cards_are_refused(told: Any) -> None:
-    told(**TORCHRUN | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}, **{CARDS: "0,1"})
-    with pytest.raises(ConfigError, match="Q-TRAIN-036"):
-        take_rank()
 
 
 def test_a_number_that_is_none_names_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:

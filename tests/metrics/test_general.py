@@ -51,25 +51,16 @@ def questions(*answers: int) -> list[Question]:
 # the file that comes with Quench
 
 
-def test_the_builtin_questions_are_8_subjects_of_15() -> None:
+def test_the_builtin_questions_are_8_subjects_of_15_and_none_is_there_twice() -> None:
     found = load_questions("builtin", ROOT)
-    assert [
-        len({q.subject for q in found}),
-        *{Counter(q.subject for q in found)[subject] for subject in {q.subject for q in found}},
-    ] == [8, 15]
-    assert all(len(q.choices) == 4 for q in found)
-    assert Counter(q.answer for q in found) == {0: 30, 1: 30, 2: 30, 3: 30}
-    assert all(
-        3 <= count <= 4
-        for subject in {q.subject for q in found}
-        for count in Counter(q.answer for q in found if q.subject == subject).values()
-    )
-
-
-def test_no_builtin_question_is_there_twice() -> None:
-    found = load_questions("builtin", ROOT)
-    assert len({q.question.casefold() for q in found}) == 120
-    assert all(len({choice.casefold() for choice in q.choices}) == 4 for q in found)
+    answers: dict[str, Counter[int]] = {}
+    for question in found:
+        answers.setdefault(question.subject, Counter())[question.answer] += 1
+    assert [one.total() for one in answers.values()] == [15] * 8
+    assert sum(answers.values(), Counter()) == {0: 30, 1: 30, 2: 30, 3: 30}
+    assert {count for one in answers.values() for count in one.values()} == {3, 4}
+    assert len({question.question.casefold() for question in found}) == 120
+    assert all(len({choice.casefold() for choice in question.choices}) == 4 for question in found)
 
 
 def test_length_gives_no_builtin_answer_away() -> None:

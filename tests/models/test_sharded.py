@@ -21,8 +21,6 @@ from tiny import tiny_moe, untied_qwen2
 from torch.distributed.tensor import DTensor
 
 import pipeline.models.sharded
-from pipeline.config.params import load_params
-from pipeline.core.errors import ConfigError
 from pipeline.models.finite import finite_record
 from pipeline.models.offload import is_frozen_linear
 from pipeline.models.sharded import shard
@@ -158,20 +156,3 @@ def test_loss_and_gradients_are_those_of_one_process(found: list[dict[str, Any]]
         assert 0.49 < figures["part"] < 0.51
         assert figures["linears"] == LINEARS_OF[CASES[case][0]]
         assert figures["kept"] == 0, "no weight stays in one piece"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"lora_variants": ["dora"]},
-        {"method": "grpo", "lora_dropout": 0.0},
-        {"method": "dpo", "per_device_train_batch_size": 2},
-    ],
-)
-def test_what_does_not_go_with_it_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    import yaml
-
-    file = tmp_path / "params.yaml"
-    file.write_text(yaml.safe_dump({"train": {"offload": "shared", **changes}}))
-    with pytest.raises(ConfigError, match=r"train.offload is shared"):
-        load_params(file)
