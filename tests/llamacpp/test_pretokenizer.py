@@ -28,6 +28,8 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.tokens import open_vocabulary
 
+BEGINS = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", KEPT)])
+
 
 def differing(tools: Toolchain, folder: Path, gguf: Path, count: int = 6_000) -> list[str]:
     """The strings of a varied corpus whose ids differ between a tokenizer.json and a GGUF's vocabulary."""
@@ -97,9 +99,7 @@ def with_structure(small: Path, folder: Path, structure: Structure) -> Path:
             ]
     tokenizer.pre_tokenizer = parts[0] if len(parts) == 1 else pre_tokenizers.Sequence(parts)
     if structure.adds_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", KEPT)]
-        )
+        tokenizer.post_processor = BEGINS
     tokenizer.save(str(file))
     content = json.loads(file.read_text(encoding="utf-8"))
     change_json(file, model=content["model"] | {"ignore_merges": structure.ignore_merges})
@@ -154,61 +154,34 @@ def test_another_name_would_give_other_ids(other: str, small: Path, tools: Toolc
     assert differing(tools, folder, vocabulary_gguf(tmp_path / "v.gguf", folder, other), 2_000)
 
 
+def in_turn(*parts: Any) -> Any:
+    """A pre-tokenizer of several."""
+    return pre_tokenizers.Sequence(list(parts))
+
+
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+GPT2_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
 @pytest.mark.parametrize(
-    ("change", "output"),
+    ("place", "value", "output"),
     [
-        (
-            lambda one: setattr(
-                one,
-                "pre_tokenizer",
-                pre_tokenizers.Sequence(
-                    [
-                        pre_tokenizers.Split(Regex(r"\w+"), "isolated"),
-                        pre_tokenizers.ByteLevel(False, use_regex=False),
-                    ]
-                ),
-            ),
-            "its patterns",
-        ),
-        (
-            lambda one: setattr(one, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
-            '"add_prefix_space": true',
-        ),
-        (
-            lambda one: setattr(
-                one,
-                "pre_tokenizer",
-                pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(False)]),
-            ),
-            "Whitespace",
-        ),
-        (
-            lambda one: setattr(
-                one,
-                "pre_tokenizer",
-                pre_tokenizers.Sequence([pre_tokenizers.Digits(False), pre_tokenizers.ByteLevel(False)]),
-            ),
-            '"individual_digits": false',
-        ),
-        (lambda one: setattr(one, "normalizer", normalizers.Lowercase()), "normalizer Lowercase"),
-        (lambda one: setattr(one.model, "end_of_word_suffix", "</w>"), "model.end_of_word_suffix"),
-        (
-            lambda one: setattr(
-                one,
-                "post_processor",
-                processors.TemplateProcessing(
-                    single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", KEPT)]
-                ),
-            ),
-            "beginning of text",
-        ),
+        ("pre_tokenizer", in_turn(pre_tokenizers.Split(Regex(r"\w+"), "isolated"), BYTES), "its patterns"),
+        ("pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True), '"add_prefix_space": true'),
+        ("pre_tokenizer", in_turn(pre_tokenizers.Whitespace(), GPT2_BYTES), "Whitespace"),
+        ("pre_tokenizer", in_turn(pre_tokenizers.Digits(False), GPT2_BYTES), '"individual_digits": false'),
+        ("normalizer", normalizers.Lowercase(), "normalizer Lowercase"),
+        ("model.end_of_word_suffix", "</w>", "model.end_of_word_suffix"),
+        ("post_processor", BEGINS, "beginning of text"),
     ],
+    ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_a_structure_that_llama_cpp_lacks_is_refused(
-    change: Any, output: str, small: Path, tools: Toolchain, tmp_path: Path
+    place: str, value: Any, output: str, small: Path, tools: Toolchain, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer.from_file(str(small / "tokenizer.json"))
-    change(tokenizer)
+    *above, last = place.split(".")
+    setattr(getattr(tokenizer, above[0]) if above else tokenizer, last, value)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(DataError, match="Q-LLAMACPP-012") as caught:
         find_pre_tokenizer(tmp_path, tools)
