@@ -19,12 +19,12 @@ from typing import Any
 
 import httpx
 import needed
-import numpy as np
 import pytest
 import tiny
 import yaml
 from golden import Golden
 from make import ended, ran
+from rigged import rigged
 
 from pipeline.commands import chat as chatting
 from pipeline.commands.project import Project
@@ -40,24 +40,7 @@ from pipeline.serve.client import Piece, parse_line
 from pipeline.serve.key import KEY_FILE, new_key, read_key
 from pipeline.serve.smoke import Reply, held_out_prompts, judge
 
-HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 QUESTION = [{"role": "user", "content": "say it"}]
-
-
-def rigged(file: Path, *, stops: bool) -> Path:
-    """A model that answers "he" and ends its turn, or says "he" until it is cut off.
-
-    The blocks add nothing, so the last token alone decides: the output row of "he" likes +1 embeddings, the
-    row of the end of turn -1; only "he" itself has -1, and only where the model `stops`.
-    """
-    embedding, output = np.ones((TOKENS, HIDDEN), np.float16), np.zeros((TOKENS, HIDDEN), np.float16)
-    embedding[HE] = -1 if stops else 1
-    output[HE], output[END] = 1, -1
-    nothing = {
-        "blk.0.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float16),
-        "blk.0.ffn_down.weight": np.zeros((HIDDEN, 64), np.float16),
-    }
-    return tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **nothing})
 
 
 @pytest.fixture(scope="module")
@@ -366,18 +349,6 @@ def test_each_start_has_a_key_of_its_own_that_only_its_owner_can_read(tmp_path: 
     assert elsewhere.read_text().strip() != read_key(path)
 
 
-@pytest.mark.parametrize("kind", ["link", "named pipe"])
-def test_a_key_file_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
-    path = new_key(tmp_path)
-    if kind == "link":
-        path.symlink_to(path.rename(tmp_path / "elsewhere"))
-    else:
-        path.unlink()
-        os.mkfifo(path)
-    with pytest.raises(ConfigError, match="Q-SERVE-014"):
-        read_key(path)
-
-
 @contextmanager
 def anothers_server(status: str) -> Iterator[tuple[int, list[str]]]:
     """The port where a process of another user answers so to all; what it was sent, when the body is over."""
@@ -424,22 +395,22 @@ def test_a_port_that_another_user_takes_while_ours_starts_gets_no_key(
     assert not any(read_key(key_file) in text for text in sent)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\xff\xfe",
-        "schlüssel-schlüssel".encode(),
-        b"short",
-        b"two-lines-of-a-key\nand-the-other-line\n",
-        b"with a space in it",
-        b"\n",
-        None,
-    ],
-)
-def test_a_key_that_is_none(params: Params, tmp_path: Path, content: bytes | None) -> None:
-    path = new_key(tmp_path)
-    path.unlink()
-    path.mkdir() if content is None else path.write_bytes(content)
+NO_KEY: dict[str, Callable[[Path], object]] = {
+    "no UTF-8": lambda path: path.write_bytes(b"\xff\xfe"),
+    "no ASCII": lambda path: path.write_bytes("schlüssel-schlüssel".encode()),
+    "short": lambda path: path.write_bytes(b"short"),
+    "two lines": lambda path: path.write_bytes(b"two-lines-of-a-key\nand-the-other-line\n"),
+    "a space": lambda path: path.write_bytes(b"with a space in it"),
+    "empty": lambda path: path.write_bytes(b"\n"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a link": lambda path: path.symlink_to(path.rename(path.with_name("elsewhere"))),
+    "a named pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("kind", NO_KEY)
+def test_a_key_that_is_none(params: Params, tmp_path: Path, kind: str) -> None:
+    NO_KEY[kind](new_key(tmp_path))
     with pytest.raises(ConfigError, match="Q-SERVE-014"):
         chatting.main(params, tmp_path, None)
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tiny
 from families import byte_folder
+from rigged import END, START, rigged
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.products import ModelFiles
@@ -19,25 +18,8 @@ from pipeline.stages.parity import behavior
 from pipeline.stages.parity.behavior import Answer, answers_end, behavior_checks, no_markers, questions
 from pipeline.stages.parity.check import Measure
 
-HE, START, END, TOKENS, HIDDEN = 256, 259, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 F16, LEVEL = "model-F16.gguf", "model-Q4_0.gguf"
 ROWS = [{"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "he"}]}] * 3
-
-
-def rigged(file: Path, says: int = HE, *, stops: bool = True, weight: float = 1) -> Path:
-    """A model that says one token, once or without end.
-
-    The blocks add nothing, so the last token alone decides: the output row of `says` likes +1 embeddings, the
-    row of the end of turn -1; only `says` itself has -1, and only where the model `stops`.
-    """
-    embedding, output = np.ones((TOKENS, HIDDEN), np.float16), np.zeros((TOKENS, HIDDEN), np.float16)
-    embedding[says] = -1 if stops else 1
-    output[says], output[END] = weight, -weight
-    nothing = {
-        "blk.0.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float16),
-        "blk.0.ffn_down.weight": np.zeros((HIDDEN, 64), np.float16),
-    }
-    return tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **nothing})
 
 
 @pytest.fixture
