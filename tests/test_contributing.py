@@ -161,6 +161,7 @@ assert Path("params.lock.yaml").read_text() == lock_text(load_params(Path("param
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", USES)
 def test_a_change_that_contributing_shows_applies_and_works(tmp_path: Path, name: str) -> None:
     diff = SHOWN[name]

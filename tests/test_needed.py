@@ -32,6 +32,7 @@ def test_plain():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_skips_are_counted_and_run_later(tmp_path: Path, workers: str) -> None:
     programs = tmp_path / "bin"

@@ -171,6 +171,7 @@ def online(served: Path, tools: Toolchain, tmp_path: Path) -> Iterator[Path]:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_the_served_model_is_asked_and_its_adapter_weakened(online: Path) -> None:
     listed = quench("status", "--root", online)
     assert listed.exit_code == 0 and listed.stdout.splitlines()[1:] == [

@@ -230,6 +230,7 @@ def test_a_password_in_an_index_address_is_in_no_log_note_or_sentence(
     assert all("https://****@host/simple" in text for text in written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("installer", ["uv", "pip"])
 def test_what_is_no_wheel_is_built_with_what_is_installed(tmp_path: Path, installer: str) -> None:
     """By setuptools of this environment: there is no index that could give another."""

@@ -81,6 +81,7 @@ def judge(root: Path, *words: object) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 def test_a_broken_file_loses_and_answers_are_kept(
     model: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ def without_times(path: Path) -> list:
     return [{key: value for key, value in json.loads(line).items() if key not in measured} for line in lines]
 
 
+@pytest.mark.slow
 def test_a_transfer_that_is_cut_goes_on_where_it_was(card: Card, tmp_path: Path) -> None:
     """Both ways; what came home is a whole checkpoint."""
     run, line, home = "0123456789abcdef", SshConnection("card", PYTHON, card.config), tmp_path / "home"

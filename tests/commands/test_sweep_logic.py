@@ -159,7 +159,8 @@ def test_a_sweep_ends_with_a_winner_and_the_command_that_applies_it(
     assert report["verdict"]["sentence"] in page and page.count("<svg") == 1
 
 
-@pytest.mark.parametrize("killed_at", [pytest.param(1, marks=pytest.mark.slow), 10])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_at", [1, 10])
 def test_a_sweep_that_is_killed_tries_the_same_and_finds_the_same(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, killed_at: int
 ) -> None:

@@ -279,6 +279,7 @@ def test_no_damage_is_read_whole(tmp_path: Path) -> None:
             assert read(tmp_path / f"a{suffix}{packing}", pack(make(ROWS)))[""] == count, suffix
 
 
+@pytest.mark.slow
 def test_3000_damaged_files() -> None:
     figures = figures_of(seed=1, count=3000)
     check(figures)

@@ -127,6 +127,7 @@ def deaths() -> Iterator[Any]:
         yield pytest.param(seed, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", deaths())
 def test_killed_anywhere(seed: int, project: Path, unbroken: Path, tmp_path: Path) -> None:
     root = copy(project, tmp_path)
@@ -176,12 +177,13 @@ def test_killed_three_times(project: Path, unbroken: Path, tmp_path: Path) -> No
     same_as(unbroken, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("death", "done"),
     [
-        pytest.param(Death("signal", 12), 5, id="mid-step", marks=pytest.mark.slow),
-        pytest.param(Death("signal", 15), 7, id="step's start", marks=pytest.mark.slow),
-        pytest.param(Death("evaluated", 1), 3, id="just after an evaluation", marks=pytest.mark.slow),
+        pytest.param(Death("signal", 12), 5, id="mid-step"),
+        pytest.param(Death("signal", 15), 7, id="step's start"),
+        pytest.param(Death("evaluated", 1), 3, id="just after an evaluation"),
         pytest.param(Death("evaluation", 2), 6, id="evaluating"),
     ],
 )
@@ -226,6 +228,7 @@ def test_early_stopping_survives_a_kill(project: Path, tmp_path: Path) -> None:
     assert wholes[0] == wholes[1]
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_is_set_aside(project: Path, unbroken: Path, tmp_path: Path) -> None:
     root = copy(project, tmp_path)
     assert run(root, Death("step", 4 * SAVE_STEPS + 1)) == -signal.SIGKILL

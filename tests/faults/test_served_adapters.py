@@ -262,6 +262,7 @@ def quench(root: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "title", "name"),
     [

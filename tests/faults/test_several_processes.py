@@ -104,6 +104,7 @@ def alone(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(project: Path, alone: Path, tmp_path: Path) -> None:
     root = copy(project, tmp_path)
     assert run(root, 2) == [0, 0], log(root)[-2000:] + log(root, 1)[-2000:]
@@ -126,12 +127,13 @@ def test_one_of_two_is_killed(died: int, project: Path, alone: Path, tmp_path: P
     same_as(alone, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "death", "done"),
     [
         pytest.param(1, Death("signal", 3), 1, id="one that follows"),
-        pytest.param(0, Death("evaluation", 2), 4, id="rank 0 evaluates", marks=pytest.mark.slow),
-        pytest.param(1, Death("evaluation", 2), 4, id="the other evaluates", marks=pytest.mark.slow),
+        pytest.param(0, Death("evaluation", 2), 4, id="rank 0 evaluates"),
+        pytest.param(1, Death("evaluation", 2), 4, id="the other evaluates"),
     ],
 )
 def test_a_signal_to_one_stops_all(

@@ -196,6 +196,7 @@ def test_more_than_the_adapter_is_a_bug_by_name(root: Path, monkeypatch: pytest.
         main(["train", "--root", str(root)])
 
 
+@pytest.mark.slow
 def test_rows_that_a_resume_repeats_are_named(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

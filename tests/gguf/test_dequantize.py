@@ -134,9 +134,10 @@ def test_every_tensor_of_a_real_file() -> None:
     assert check_file(real_file()) == {"F32", "Q4_1", "Q8_0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "types"),
-    [("Q4_K_M", {"Q4_K", "Q5_0"}), pytest.param("Q5_K_M", {"Q5_K", "Q5_1"}, marks=pytest.mark.slow)],
+    [("Q4_K_M", {"Q4_K", "Q5_0"}), ("Q5_K_M", {"Q5_K", "Q5_1"})],
 )
 def test_every_tensor_of_a_mixed_file(level: str, types: set[str], tools: Toolchain, tmp_path: Path) -> None:
     run_tool(
@@ -190,11 +191,13 @@ def run(script: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @TRITON
 def test_the_kernels_are_gguf_in_tritons_interpreter() -> None:
     assert run(INTERPRET, TRITON_INTERPRET="1") == "equal\n"
 
 
+@pytest.mark.slow
 @TRITON
 def test_the_compiled_kernels_round_to_the_nearest_bfloat16(tmp_path: Path) -> None:
     """Read off the code for a GPU, which needs none."""

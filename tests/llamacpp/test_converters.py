@@ -16,6 +16,7 @@ from pipeline.llamacpp.tools import Toolchain
 pytestmark = pytest.mark.usefixtures("whole_converters")
 
 
+@pytest.mark.slow
 def test_the_given_name_and_fields_win(tools: Toolchain, tmp_path: Path) -> None:
     model, file = cut_models(tools) / "hf", tmp_path / "x.gguf"
     wanted = {
@@ -39,6 +40,7 @@ def test_the_given_name_and_fields_win(tools: Toolchain, tmp_path: Path) -> None
     assert header.fields.keys() - plain.fields.keys() == {"quench.x", "general.base_model.count"}
 
 
+@pytest.mark.slow
 def test_an_unknown_vocabulary_without_a_name_fails_and_leaves_what_was_there(
     tools: Toolchain, tmp_path: Path
 ) -> None:
@@ -50,6 +52,7 @@ def test_an_unknown_vocabulary_without_a_name_fails_and_leaves_what_was_there(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "x.gguf"]
 
 
+@pytest.mark.slow
 def test_biases_norms_and_a_head_of_its_own_are_converted(tools: Toolchain, tmp_path: Path) -> None:
     import torch
 

@@ -119,6 +119,7 @@ def test_published_tokenizers_are_known_by_hash(tools: Toolchain, tmp_path: Path
     assert find_pre_tokenizer(smollm_folder(tmp_path / "smollm"), tools) == PreTokenizer("smollm", "hash")
 
 
+@pytest.mark.slow
 def test_an_added_token_leaves_the_hash_and_becomes_one_id(tools: Toolchain, tmp_path: Path) -> None:
     folder = qwen_folder(tmp_path, tools)
     add_token(folder / "tokenizer.json", "<ticket>")

@@ -212,9 +212,8 @@ def test_gradients_are_those_of_plain_torch(base: Path, quantization: str, exper
     compare_gradients(model, train, own, IDS)
 
 
-@pytest.mark.parametrize(
-    "kind", ["Qwen2Moe", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_on_a_ggufs_blocks_are_those_of_plain_torch(
     kind: str, tools: Toolchain, tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_tensors_after_a_step(base: Callable[[str], Path], kind: str, changed: d
     check_step(base(kind), trained_on(kind, **changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "changed"),
     [

@@ -270,6 +270,7 @@ def test_a_reference_and_other_answers_cost_forwards() -> None:
 # --- what fits ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @drawn(deadline=None)  # the first draw imports, and the machine may be busy
 @given(
     room=st.integers(2 * GIB, 80 * GIB),

@@ -181,6 +181,7 @@ def test_a_scale_that_is_none(scale: str) -> None:
         parse_adapter(f"a.gguf={scale}")
 
 
+@pytest.mark.slow
 def test_the_command_serves_the_adapter_on_the_base(finished: Path, tmp_path: Path) -> None:
     """The untrained tiny model's answer is cut off after few tokens: exit 5 says it was served and asked."""
     # what serve leaves in the shared project would have another process make that again, while it is in use

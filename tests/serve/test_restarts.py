@@ -96,6 +96,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.tiny_gguf(tmp_path_factory.mktemp("restarts") / "tiny.gguf")
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_ended(tools: Toolchain, model: Path) -> None:
     """The grammar keeps the loop that all answers come from busy; measured: for hours."""
     with serving(Llama(tools), ModelFiles(model), ctx_size=256, parallel=2) as server:
@@ -178,6 +179,7 @@ def test_kill_9_restarts_it(tmp_path: Path) -> None:
         assert "SIGSEGV" in lines_until(process, "restart 2 of at most 5")
 
 
+@pytest.mark.slow
 def test_a_second_serve_takes_nothing_from_the_first_and_a_log_may_vanish(tmp_path: Path) -> None:
     with started(tmp_path) as (process, command, _):
         second = ended(command, cwd=PROJECT, timeout=60)
@@ -189,6 +191,7 @@ def test_a_second_serve_takes_nothing_from_the_first_and_a_log_may_vanish(tmp_pa
         lines_until(process, "answers again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_no_server_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
     with started(tmp_path) as (process, _, _):

@@ -549,14 +549,15 @@ def edited(project: Project) -> Iterator[Callable[[str, Edit], None]]:
 MERGED = set(stages_in("merged"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "planned"),
     [
         ("a comment", set()),
-        pytest.param("publishing", MERGED, marks=pytest.mark.slow),
-        pytest.param("the loss of GRPO", set(), marks=pytest.mark.slow),
-        pytest.param("the rule of lengths", MERGED - {"base"}, marks=pytest.mark.slow),
-        pytest.param("a style sheet", {"report"}, marks=pytest.mark.slow),
+        ("publishing", MERGED),
+        ("the loss of GRPO", set()),
+        ("the rule of lengths", MERGED - {"base"}),
+        ("a style sheet", {"report"}),
     ],
 )
 def test_both_tools_run_the_same_stages_after_an_edit(

@@ -428,6 +428,7 @@ def test_after_dvc_snakemake_has_nothing_to_do(fresh_toy: Path, built_toy: Path,
     toy.agree()
 
 
+@pytest.mark.slow
 def test_pulled_clone_with_any_dates_has_nothing_to_do(clone: Toy) -> None:
     """Behavior 3. The base's weights are not kept by DVC: nobody fetches them before a stage needs them."""
     clone._repo(lambda repo: repo.pull())
@@ -441,6 +442,7 @@ def test_pulled_clone_with_any_dates_has_nothing_to_do(clone: Toy) -> None:
     clone.agree()
 
 
+@pytest.mark.slow
 def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path) -> None:
     """Behavior 11; no raw data at all is said first."""
     done = clone.snakemake("-n")
@@ -451,6 +453,7 @@ def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path
     assert re.search(r"`dvc pull`.* 7 artifacts ", clone.snakemake("-n").stderr)
 
 
+@pytest.mark.slow
 def test_base_fetched_again_runs_only_what_is_stale(clone: Toy) -> None:
     """A pulled clone lacks the base's weights; a change that needs them must not train again."""
     clone._repo(lambda repo: repo.pull())
@@ -460,6 +463,7 @@ def test_base_fetched_again_runs_only_what_is_stale(clone: Toy) -> None:
     assert clone.ran() == ["base", "merge"]
 
 
+@pytest.mark.slow
 def test_changed_parameter_and_back(toy: Toy, tmp_path: Path) -> None:
     """Behaviors 4 and 6."""
     follows = ["merge", "quantize", "quantize", "report"]
@@ -481,6 +485,7 @@ def test_changed_parameter_and_back(toy: Toy, tmp_path: Path) -> None:
     other.agree()
 
 
+@pytest.mark.slow
 def test_edited_code_runs_or_is_accepted(toy: Toy) -> None:
     """Behavior 5."""
     follows = ["merge", "quantize", "quantize", "report", "train"]
@@ -495,6 +500,7 @@ def test_edited_code_runs_or_is_accepted(toy: Toy) -> None:
     toy.agree()
 
 
+@pytest.mark.slow
 def test_lost_outputs_come_back_alone(toy: Toy) -> None:
     """Behavior 7, by either tool."""
     before = toy.bytes()
@@ -512,6 +518,7 @@ def test_lost_outputs_come_back_alone(toy: Toy) -> None:
     toy.agree()
 
 
+@pytest.mark.slow
 def test_touched_input_means_nothing(toy: Toy) -> None:
     """Behavior 8, a date in the future included; settling twice writes nothing."""
     for name in ("data/raw", "data/raw/a.jsonl", "train.txt", "params.yaml"):
@@ -525,6 +532,7 @@ def test_touched_input_means_nothing(toy: Toy) -> None:
     assert settle(toy.root).dated == 0
 
 
+@pytest.mark.slow
 def test_changed_raw_data_is_recorded(toy: Toy) -> None:
     """New rows are curated, and `data/raw.dvc` follows, as with `dvc repro`."""
     (toy.root / "data/raw/a.jsonl").write_text("other rows\n")
@@ -691,10 +699,11 @@ def spared(done: subprocess.CompletedProcess[str]) -> list[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "rerun"),
     [
-        pytest.param("rows\n", ["curate"], marks=pytest.mark.slow),
+        ("rows\n", ["curate"]),
         ("other rows\n", ["curate", "train", *AFTER_TRAIN]),
     ],
 )
@@ -731,6 +740,7 @@ def test_what_the_cache_has_lost_is_built(toy: Toy, lost: str, rerun: list[str])
     assert toy.bytes() == before
 
 
+@pytest.mark.slow
 def test_who_asks_for_a_run_gets_one(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forced by Snakemake's or DVC's flag, or started by hand; a preset `QUENCH_REUSE` changes nothing."""
     monkeypatch.setenv("QUENCH_REUSE", "1")
@@ -821,6 +831,7 @@ def test_killed_while_outputs_come_back(toy: Toy) -> None:
 # ---- bytes that changed behind their date (more in tests/workflow/test_integrity.py)
 
 
+@pytest.mark.slow
 def test_damage_is_planned_around_and_recovered(toy: Toy) -> None:
     """A file that changed behind its date comes back from the cache; one whose copy there is damaged too is
     made again; nothing else runs.
@@ -898,6 +909,7 @@ def test_settings_that_no_stage_would_see_are_refused(toy: Toy, words: list[str]
     assert toy.ran() == before and (toy.root / "params.yaml").read_bytes() == settings
 
 
+@pytest.mark.slow
 def test_a_setting_given_to_either_tool_is_params_yamls(toy: Toy) -> None:
     before = toy.ran()
     done = toy.snakemake("--config", "train={r: 4}")
@@ -925,6 +937,7 @@ def test_failed_recording_fails_the_stage(toy: Toy) -> None:
     record("no-such-stage", toy.root)  # no stage of dvc.yaml: nothing to record
 
 
+@pytest.mark.slow
 def test_other_uses_of_snakemake_still_work(toy: Toy) -> None:
     locks = toy.root / ".snakemake/locks"
     locks.mkdir(exist_ok=True)

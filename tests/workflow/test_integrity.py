@@ -192,6 +192,7 @@ def test_sixty_random_flips_are_all_found(project: Path) -> None:
         assert file.exists() == (file not in damaged)
 
 
+@pytest.mark.slow
 def test_a_stage_refuses_what_is_not_in_the_record_and_the_remedy_recovers(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,6 +325,7 @@ def test_what_another_process_read_is_not_believed(project: Path) -> None:
     assert "convert" in settle(project).stale
 
 
+@pytest.mark.slow
 def test_raw_data_may_be_edited_but_not_behind_its_date(project: Path) -> None:
     """Also where only DVC has read it, as after `dvc repro`."""
     raw = project / "data/raw/file"
@@ -443,6 +445,7 @@ def test_somebodys_own_stage_does_not_switch_the_checks_off(project: Path, own: 
         verify_inputs("quantize@Q4_K_M", project)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -514,6 +517,7 @@ def test_verify_of_what_can_only_be_read_is_a_sentence(project: Path) -> None:
     assert code == MachineError.exit_code and str(project) in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["serve", "ship"])
 def test_what_another_params_file_made_is_handed_out_with_a_word(project: Path, verb: str) -> None:
     """dvc.lock is about params.yaml only: with another file a stage writes to the same places, unrecorded."""
@@ -529,13 +533,14 @@ def refused(root: Path) -> None:
         verify_outputs([root / "models"], root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "find"),
     [
         ("symlink", damage_found),
         ("hardlink", refused),
-        pytest.param("symlink", refused, marks=pytest.mark.slow),
-        pytest.param("hardlink", damage_found, marks=pytest.mark.slow),
+        ("symlink", refused),
+        ("hardlink", damage_found),
     ],
 )
 def test_where_file_and_cache_are_one_damage_is_in_both_and_snakemake_recovers_it(

@@ -62,6 +62,7 @@ def test_a_folder_with_content_is_left_alone(made: Path, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.slow
 def test_inside_a_repository_no_other_one_is_made(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     assert invoke("new", tmp_path / "models" / "one").exit_code == 0
@@ -107,6 +108,7 @@ def have_run(root: Path, *stages: str) -> None:
     (root / "dvc.lock").write_text(yaml.safe_dump({"stages": {stage: {} for stage in stages}}))
 
 
+@pytest.mark.slow
 def test_other_code_runs_nothing_before_an_upgrade(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused() -> bool:
         code, said = main(["code", "--root", str(root)]), capsys.readouterr().err

@@ -68,6 +68,7 @@ def is_recorded(root: Path) -> bool:
     return (root / "dvc.lock").is_file() and "  curate:" in (root / "dvc.lock").read_text()
 
 
+@pytest.mark.slow
 def test_what_a_job_finished_is_recorded_by_another_process(
     curated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_failed_job_is_shown_with_its_exit_code(
     finish_workflow(project, failed=True)  # said once
 
 
+@pytest.mark.slow
 def test_a_stage_that_runs_again_forgets_what_an_earlier_job_left(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -252,6 +252,7 @@ def hub(llama_folder, monkeypatch):
         yield server
 
 
+@pytest.mark.slow
 def test_the_hub_is_asked_through_hf_endpoint_by_the_stage_itself(llama_folder, tmp_path):
     params = tiny.tiny_params(llama_folder)
     params["base"] |= {"model": REPO, "revision": COMMIT, "file": None}

@@ -109,6 +109,7 @@ def test_a_gguf_that_would_lose_something_is_refused(
     assert not (tmp_path / "models/base").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["gguf", "nf4"])
 def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
     gguf_file: Path, tmp_path: Path, tools: Toolchain, quantization: Literal["gguf", "nf4"]
@@ -153,6 +154,7 @@ def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str
         Base.model_validate(tiny_params["base"] | {"level": "Q4_K_M"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_settings_of_other_families_are_read_whole(
     name: str, bring: Bring, tmp_path: Path, tools: Toolchain

@@ -106,6 +106,7 @@ def run_few(model: Path, root: Path, text: str) -> None:
     run(model, root, text, find_toolchain())
 
 
+@pytest.mark.slow
 def test_the_file_has_the_types_that_were_chosen_and_at_most_its_budget(
     tools: Toolchain, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_the_file_has_the_types_that_were_chosen_and_at_most_its_budget(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny-0.85MB.gguf", "val.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_tensor_that_matters_gets_more_bits_than_its_like(
     planted: Path, tools: Toolchain, tmp_path: Path
 ) -> None:

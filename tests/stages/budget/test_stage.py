@@ -30,6 +30,7 @@ def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return root
 
 
+@pytest.mark.slow
 def test_a_budget_is_a_level_of_the_project(project: Path) -> None:
     run_stages(project, ("budget@5.5bpw", "evaluate@5.5bpw", "report"))
     record = json.loads((project / "reports/budget/5.5bpw.json").read_text(encoding="utf-8"))

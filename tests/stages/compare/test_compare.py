@@ -501,6 +501,7 @@ def do_job(root: Path, job: str) -> None:
     assert run_here([job, "--root", str(root)]) == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_was_killed_in_its_training_ends_in_the_same_bytes(
     ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

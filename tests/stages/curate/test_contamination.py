@@ -131,6 +131,7 @@ def grams(run: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [run[i : i + len(run) - 4] for i in range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_leaks_are_those_of_a_comparison_of_all_rows(seed: int, tmp_path: Path) -> None:
     """Rows that share runs of 5 words less than `N` to 5 more with one, three or thirty others: of the
@@ -160,6 +161,7 @@ def test_leaks_are_those_of_a_comparison_of_all_rows(seed: int, tmp_path: Path) 
         assert source in project.lines("test") and every[source - 1] & every[reject["line"] - 1]
 
 
+@pytest.mark.slow
 def test_what_many_rows_say_is_a_leak_of_a_named_file_only(tmp_path: Path) -> None:
     """A run counts against the test split unless 5 % of rows (20+) say it: 25 of 30 or 425, not of 600."""
     for others, counts in ((575, True), (400, False), (5, False)):

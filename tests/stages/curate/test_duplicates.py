@@ -117,6 +117,7 @@ def edited(dice: random.Random, row: Row) -> Row:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_duplicates_and_relatives_are_those_of_a_comparison_of_all_pairs(seed: int, tmp_path: Path) -> None:
     """But for pairs so near a threshold that an estimate may err, which are left out."""

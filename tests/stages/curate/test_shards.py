@@ -131,6 +131,7 @@ MANY_RULES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [
@@ -277,6 +278,7 @@ def test_what_was_made_of_other_inputs_is_not_used_and_goes(small: Project, chan
     assert sharded(small, now, 2) == expected
 
 
+@pytest.mark.slow
 def test_whichever_job_is_killed_the_same_command_goes_on_to_the_same_bytes(small: Project) -> None:
     small.run(**SHARES)
     expected = small.outputs()

@@ -82,6 +82,7 @@ def test_test_does_not_change_with_the_share_of_val_nor_val_with_that_of_test(tm
     assert found[0][1] == found[2][1] and len(found[0][1]) == 20
 
 
+@pytest.mark.slow
 def test_most_rows_stay_when_others_come_or_their_order_changes(tmp_path: Path) -> None:
     """Of several files as of one."""
     rows, shares = numbered(2000), {"val_fraction": 0.1, "test_fraction": 0.2}

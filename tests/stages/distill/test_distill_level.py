@@ -172,6 +172,7 @@ def test_a_level_of_another_build_is_not_refined(ready: Path, tmp_path: Path) ->
         main(load_params(root / "params.yaml"), root, Q4_0)
 
 
+@pytest.mark.slow
 def test_chats_of_data_distill_are_curated_and_learned_from(
     ready: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def write(folder: Path, **changed: object) -> None:
     (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(task))
 
 
+@pytest.mark.slow
 def test_local_tasks_are_scored_through_the_server(
     server: Server, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +172,7 @@ def test_an_unreadable_file_is_named(folder: Path) -> None:
         load(["hellaswag"], folder)
 
 
+@pytest.mark.slow
 def test_an_unknown_task_is_refused_with_those_found(server: Server, folder: Path) -> None:
     with pytest.raises(ConfigError, match="Q-EVALUATE-009"):
         run_harness(server, ["hellaswag"], folder)
@@ -178,6 +180,7 @@ def test_an_unknown_task_is_refused_with_those_found(server: Server, folder: Pat
         run_harness(server, ["hellaswag"], folder / "elsewhere")
 
 
+@pytest.mark.slow
 def test_a_failure_is_not_taken_for_an_empty_answer(server: Server, folder: Path) -> None:
     write(folder, doc_to_text="{{question * 50}}")
     with pytest.raises(ToolError, match=r"Q-EVALUATE-010.*Status code: 400, Response text: .*context"):

@@ -45,6 +45,7 @@ def measure(
     )
 
 
+@pytest.mark.slow
 def test_the_matrix_its_record_and_the_levels_that_use_it(
     made: Path, tools: Toolchain, tmp_path: Path
 ) -> None:

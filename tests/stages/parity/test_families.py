@@ -65,6 +65,7 @@ def test_a_family_keeps_everything_on_its_way(
     assert len(checks) >= 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_of_a_family_counts(
     name: str, tools: Toolchain, tiny_params: dict[str, Any], tmp_path: Path

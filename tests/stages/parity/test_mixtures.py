@@ -37,7 +37,9 @@ PARTS = ["gate_proj", "up_proj", "down_proj"]
 TRAINED = {"Qwen2Moe": PARTS, "Qwen3Moe": [*PARTS, "router"], "Mixtral": [*PARTS, "router"]}
 MERGED = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity")
 SERVED = ("base", "curate", "preprocess", "train", "lora", "parity")
-KINDS = ["Qwen2Moe", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Mixtral", "Qwen3Moe"))]
+KINDS = ("Qwen2Moe", "Mixtral", "Qwen3Moe")
+
+pytestmark = pytest.mark.slow
 
 
 def merged_project(kind: str, tools: Toolchain) -> Path:
@@ -111,7 +113,6 @@ def routers(folder: Path) -> list[Any]:
     return [read_rows(stored[name]).float().numpy() for name in names]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "Qwen2Moe", "Mixtral"])
 def test_experts_trained_on_a_ggufs_blocks_are_served_as_an_adapter(kind: str, tools: Toolchain) -> None:
     project = served_project(kind, tools)
@@ -128,7 +129,7 @@ def shifted(rows: Any) -> Any:
     return np.roll(rows, len(rows) // EXPERTS, axis=0)
 
 
-@pytest.mark.parametrize("kind", ["Qwen2Moe", pytest.param("Mixtral", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["Qwen2Moe", "Mixtral"])
 def test_experts_shifted_by_one_in_the_merged_models_file_are_caught(
     tools: Toolchain, tmp_path: Path, kind: str
 ) -> None:
@@ -159,7 +160,6 @@ def test_experts_shifted_by_one_in_the_adapters_file_are_caught(
 # --- resume -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_run_that_was_killed_ends_in_the_same_bytes(
     tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def measure(tools: Toolchain, tmp_path: Path) -> Measure:
     return run
 
 
+@pytest.mark.slow
 def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolchain) -> None:
     template = (tools.source / "models" / "templates" / TOOLS_AND_REASONING).read_text(encoding="utf-8")
     check = measure(template, conversations=made())

@@ -300,7 +300,8 @@ def test_with_a_weight_of_one_it_is_sft(project: Path, tmp_path: Path) -> None:
     assert tuned["method"] == "sft" and "teacher" not in tuned
 
 
-@pytest.mark.parametrize("weight", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [0.0, 0.4])
 def test_a_run_that_was_killed_ends_in_the_same_bytes(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: float
 ) -> None:

@@ -120,6 +120,7 @@ def test_prompts_are_what_stands_before_the_answer_and_scorers_get_the_rest(proj
     assert ("Say a vowel, please?", "a") in [(one["prompt"], one["reference"]) for one in questions]
 
 
+@pytest.mark.slow
 def test_the_reward_rises_and_rounds_say_what_was_drawn(project: Path, tmp_path: Path) -> None:
     report = run(project, tmp_path, max_steps=24, save_steps=24, eval_steps=24, learning_rate=5e-2)
     measured = [row["measures"] for row in steps(report)]
@@ -181,12 +182,13 @@ def test_advantages_and_the_weight_of_a_token_are_those_of_the_settings(
         assert first["grad_norm"] == pytest.approx(factor * plain["grad_norm"], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "call"),
     [
         ("trainer:GrpoTrainer.losses", 7),
-        pytest.param("trainer:GrpoTrainer.losses", 9, marks=pytest.mark.slow),
-        pytest.param("rollouts:OwnSource.draw", 2, marks=pytest.mark.slow),
+        ("trainer:GrpoTrainer.losses", 9),
+        ("rollouts:OwnSource.draw", 2),
         ("rollouts:OwnSource.draw", 3),
     ],
 )
@@ -277,6 +279,7 @@ def test_completions_that_are_all_empty_end_in_one_sentence(
         run(project, tmp_path, **SHORT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tuner", ["lora", "scales"])
 def test_llama_server_draws_with_what_was_learned(
     project: Path, tmp_path: Path, tools: Any, tuner: str
@@ -299,6 +302,7 @@ def test_llama_server_draws_with_what_was_learned(
     assert fmean(moved) > 3 * measured[2]["gap"]  # the base alone would be as far off as it has moved
 
 
+@pytest.mark.slow
 def test_a_base_in_nf4_is_drawn_with_its_own_gguf(
     tiny_qwen2: Path, tmp_path: Path, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

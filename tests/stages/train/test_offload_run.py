@@ -15,6 +15,7 @@ from pipeline.stages.train.assembly import check_settings
 RUN: dict[str, Any] = {"max_steps": 4, "gradient_checkpointing": True, "sample_rows": 1}
 
 
+@pytest.mark.slow
 def test_the_adapter_is_that_of_a_run_without_it_resumed_or_not(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

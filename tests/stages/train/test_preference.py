@@ -61,6 +61,7 @@ def a_run(prepared: Path, root: Path, method: str, **changes: Any) -> dict[str, 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "first"), [("dpo", math.log(2)), ("ipo", 25.0), ("kto", 0.5), ("orpo", None), ("simpo", None)]
 )

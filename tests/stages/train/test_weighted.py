@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from preferences import ANSWERS, says, settings, tokens_of, user
 from pyarrow import parquet
 from train_runs import train_in
@@ -37,6 +38,7 @@ def rewarded(answer: str, reward: float) -> dict[str, Any]:
     return {"kind": "chat", "messages": [user("What is it?"), says(answer)], "reward": reward}
 
 
+@pytest.mark.slow
 def test_equal_rewards_give_plain_sfts_bytes_and_others_do_not(prepared: Path, tmp_path: Path) -> None:
     plain = adapter(prepared, tmp_path / "plain", [None] * ROWS)
     assert adapter(prepared, tmp_path / "equal", [-0.5] * ROWS) == plain
@@ -62,6 +64,7 @@ def test_a_step_of_chats_that_weigh_nothing_is_no_fault(prepared: Path, tmp_path
     assert any(losses)
 
 
+@pytest.mark.slow
 def test_a_style_of_reward_0_is_gone_and_is_there_without_weights(prepared: Path, tmp_path: Path) -> None:
     """Two in three answers have the style. (On a pretrained model: tests/test_learned.py.)"""
     plain, chatty = "Four.", "Well, my friend"
