@@ -264,7 +264,7 @@ class Session:
         import unit_tier
         from _pytest.runner import runtestprotocol
 
-        sys.setprofile(None)
+        sys.settrace(None)
         gc.unfreeze()  # what is frozen is not listed
         at_import, reaching, cost = set(self.reached), {}, {}
         items = [item for item in session.items if not item.name.startswith(LEFT_OUT)]
@@ -274,11 +274,11 @@ class Session:
             for cache in caches:
                 cache.cache_clear()
             self.reached, start = set(), time.process_time()
-            sys.setprofile(self.see)
-            threading.setprofile(self.see)  # a merge computes tensors in threads
+            sys.settrace(self.see)
+            threading.settrace(self.see)  # a merge computes tensors in threads
             reports = runtestprotocol(item, log=False, nextitem=after)
-            sys.setprofile(None)
-            threading.setprofile(None)
+            sys.settrace(None)
+            threading.settrace(None)
             if all(report.passed for report in reports):
                 reaching[item], cost[item] = self.reached, time.process_time() - start
         self.passed = [item.nodeid for item in sorted(reaching, key=lambda item: cost[item])]
@@ -373,7 +373,7 @@ def judged(
     def session() -> str:
         plugin = Session(sources, changes, 0 if tier else MOST_SECONDS)
         here = str(Path.cwd()), str(PROJECT / "benchmarks")
-        sys.setprofile(plugin.see)
+        sys.settrace(plugin.see)
         run_pytest([*tier, *tests], plugin)
         libraries = [
             name
