@@ -162,14 +162,14 @@ def test_reports_about_other_files_are_refused(way: str, tmp_path: Path, snapsho
 )
 def test_what_can_not_be_shipped_is_refused(way: str, model: str, tmp_path: Path) -> None:
     _, write, params, _ = WAYS[way]
-    with pytest.raises(ConfigError, match="Q-SHIP-011"):
+    with pytest.raises(ConfigError, match="Q-SHIP-011: "):
         command.main(Project(params(), write(tmp_path / "project")), model, None, None)
 
 
 def test_what_was_not_measured_or_is_gone_is_refused(tmp_path: Path) -> None:
     root, params = shipping.write_project(tmp_path / "merged"), shipping.params()
     models = params.evaluate.model_copy(update={"models": ["F16", "Q5_K_M"]})
-    with pytest.raises(ConfigError, match="Q-SHIP-012"):
+    with pytest.raises(ConfigError, match="Q-SHIP-012: "):
         command.main(Project(params.model_copy(update={"evaluate": models}), root), "Q4_K_M", None, None)
     (root / LEVEL).unlink()
     with pytest.raises(DataError, match="Q-SERVE-002"):

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import MAX_DEPTH, BadLine, dump_line, parse_line
 from pipeline.stages.curate.reading import files
-from pipeline.stages.curate.reading.containers import is_cut_anywhere, raw_lines
+from pipeline.stages.curate.reading.containers import BLOCK, Part, is_cut_anywhere, raw_lines
 from pipeline.stages.curate.reading.files import files_below, refusal, size
 
 Items = list[tuple[int, int | None, bytes | str]]
@@ -221,15 +221,6 @@ def test_a_bad_header_is_told_once_and_why(tmp_path: Path, data: bytes, words: s
     assert "newline=" not in str(row)
 
 
-def test_a_bad_record_is_told_in_our_words(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b'a,b\nx\ry,z\n"x"y,z\n')
-    rows = raw_lines(tmp_path / "a.csv", "a.csv", max_line_bytes=100, notes=Counter())
-    assert [str(row) for _, _, row in rows] == [
-        "a line ends with CR alone: write LF or CRLF",
-        "something stands between a quote and the next comma",
-    ]
-
-
 @settings(max_examples=draws(50))
 @given(
     st.lists(
@@ -267,6 +258,17 @@ def test_a_cell_may_be_as_long_as_a_line(tmp_path: Path) -> None:
 def test_plain_lines_are_cut_anywhere(tmp_path: Path, name: str, data: bytes, is_cut: bool) -> None:
     (tmp_path / name).write_bytes(data)
     assert is_cut_anywhere(tmp_path / name, name, 100) is is_cut
+
+
+def test_a_part_ends_where_the_next_begins(tmp_path: Path) -> None:
+    file, parts = tmp_path / "a.jsonl", (Part(0, 3, 0), Part(3, 7, 1), Part(7, 0, 2))
+    file.write_bytes(b"{}\n[1]\n{}\n{}\n")
+    rows = [
+        row
+        for part in parts
+        for row in raw_lines(file, file.name, max_line_bytes=9, notes=Counter(), part=part)
+    ]
+    assert rows == [(1, 0, b"{}"), (2, 3, b"[1]"), (3, 7, b"{}"), (4, 10, b"{}")]
 
 
 def parquet(rows: Iterable[dict[str, Any]], schema: pyarrow.Schema | None = None, **options: Any) -> bytes:
@@ -498,6 +500,20 @@ def test_a_large_array_is_read_block_by_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "element",
+    [
+        b'"%s\\"y"' % (b"x" * (BLOCK - 3)),  # the block ends between a backslash and its quote
+        b'"%s"' % (b"[" * 3 * BLOCK),
+        b"1" * 5000,  # more digits than Python reads, and JSON all the same
+    ],
+    ids=["escape", "brackets", "digits"],
+)
+def test_an_element_may_lie_across_blocks(tmp_path: Path, element: bytes) -> None:
+    items = read_bytes(tmp_path, "a.json", b"[%s,\n{}]" % element, max_line_bytes=4 * BLOCK)
+    assert items == [(1, 1, element), (2, len(element) + 3, b"{}")]
+
+
+@pytest.mark.parametrize(
     ("name", "code"),
     [("a.jsonl", None), ("a.NDJSON.gz", None), ("a.json.zst", None), ("a.csv", None), ("a.b.parquet", None)]
     + [
@@ -506,7 +522,8 @@ def test_a_large_array_is_read_block_by_block(tmp_path: Path) -> None:
     ],
 )
 def test_files_are_known_by_their_suffix(tmp_path: Path, name: str, code: str | None) -> None:
-    (tmp_path / name).write_bytes(b"")
+    (tmp_path / name).write_bytes(b"abc")
+    assert size(tmp_path / name) == 3
     why = refusal(tmp_path / name)
     assert (why and why.code) == code
 
@@ -610,11 +627,6 @@ def test_a_folder_without_data_is_told(project: Project) -> None:
 def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, use: Callable[[Path], object]) -> None:
     with pytest.raises(DataError, match=r"Q-CORE-009: .*gone\.jsonl .*\(No such file or directory\)"):
         use(tmp_path / "gone.jsonl")
-
-
-def test_size_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b"abc")
-    assert size(tmp_path / "a.jsonl") == 3
 
 
 def test_a_file_that_breaks_while_it_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

