@@ -204,7 +204,7 @@ def forked(judge: Callable[[], str], seconds: float) -> str:
             os._exit(0)
     os.close(writer)
     said = b""
-    while select.select([reader], [], [], 60 + 20 * seconds)[0] and (part := os.read(reader, 1 << 16)):
+    while select.select([reader], [], [], 60 + 4 * seconds)[0] and (part := os.read(reader, 1 << 16)):
         said += part
     os.kill(pid, signal.SIGKILL)  # who has written all is not waited for
     os.waitpid(pid, 0)
