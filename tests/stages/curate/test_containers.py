@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import MAX_DEPTH, BadLine, dump_line, parse_line
 from pipeline.stages.curate.reading import files
-from pipeline.stages.curate.reading.containers import BLOCK, Part, is_cut_anywhere, raw_lines
+from pipeline.stages.curate.reading.containers import BLOCK, Part, is_cut_anywhere, parsed, raw_lines
 from pipeline.stages.curate.reading.files import files_below, refusal, size
 
 Items = list[tuple[int, int | None, bytes | str]]
@@ -37,6 +37,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
 BOM = b"\xef\xbb\xbf"
+BLOCK = 1 << 16  # bytes of an array that are read at a time
 
 
 def read(path: Path, max_line_bytes: int = 100, notes: Counter[str] | None = None) -> Items:
@@ -262,13 +263,14 @@ def test_plain_lines_are_cut_anywhere(tmp_path: Path, name: str, data: bytes, is
 
 def test_a_part_ends_where_the_next_begins(tmp_path: Path) -> None:
     file, parts = tmp_path / "a.jsonl", (Part(0, 3, 0), Part(3, 7, 1), Part(7, 0, 2))
-    file.write_bytes(b"{}\n[1]\n{}\n{}\n")
-    rows = [
-        row
-        for part in parts
-        for row in raw_lines(file, file.name, max_line_bytes=9, notes=Counter(), part=part)
-    ]
-    assert rows == [(1, 0, b"{}"), (2, 3, b"[1]"), (3, 7, b"{}"), (4, 10, b"{}")]
+    file.write_bytes(b"{}\n[1]\n\n{}\n")
+    options: dict[str, Any] = {"max_line_bytes": 9, "notes": Counter()}
+    rows = [row for part in parts for row in raw_lines(file, file.name, part=part, **options)]
+    bytes_of_rows = [(row.number, row.offset, row.raw) for row in rows]
+    assert bytes_of_rows == [(1, 0, b"{}"), (2, 3, b"[1]"), (3, 7, b""), (4, 8, b"{}")]
+    assert parsed(rows[0].data) == {}
+    with pytest.raises(BadLine):
+        parsed(rows[2].data)
 
 
 def parquet(rows: Iterable[dict[str, Any]], schema: pyarrow.Schema | None = None, **options: Any) -> bytes:
@@ -288,9 +290,8 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
     items = read_bytes(tmp_path, "a.parquet", parquet(rows, row_group_size=7), max_line_bytes=1000)
     assert [(number, offset) for number, offset, _ in items] == [(number, None) for number in range(1, 101)]
     assert json.loads(items[0][2]) == {"messages": turns, "n": 2**60, "score": 0.5}
-    assert [json.loads(row) for _, _, row in items[1:]] == [
-        {"messages": []}
-    ] * 99  # the first row has no label, so its column is unknown
+    # the first row has no label, so its column is unknown
+    assert [json.loads(row) for _, _, row in items[1:]] == [{"messages": []}] * 99
 
 
 @pytest.mark.parametrize(
@@ -305,9 +306,8 @@ def test_what_json_has_no_form_for_rejects_its_row_alone(
     tmp_path: Path, value: object, kind: pyarrow.DataType, code: str
 ) -> None:
     schema = pyarrow.schema([("a", pyarrow.struct([("b", kind)]))])
-    items = read_bytes(
-        tmp_path, "a.parquet", parquet([{"a": {"b": None}}, {"a": {"b": value}}, {"a": None}], schema)
-    )
+    data = parquet([{"a": {"b": None}}, {"a": {"b": value}}, {"a": None}], schema)
+    items = read_bytes(tmp_path, "a.parquet", data)
     assert [row for _, _, row in items] == [b'{"a":{}}', code, b"{}"]
 
 
@@ -384,9 +384,8 @@ def test_cells_of_parquet_are_nested_as_deep_as_lines(tmp_path: Path, deeper: in
 
 def test_columns_of_parquet_with_one_name(tmp_path: Path) -> None:
     sink = io.BytesIO()
-    pyarrow.parquet.write_table(
-        pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"]), sink
-    )
+    table = pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
+    pyarrow.parquet.write_table(table, sink)
     assert read_bytes(tmp_path, "a.parquet", sink.getvalue()) == [(1, None, "bad_header")]
 
 
