@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import MAX_DEPTH, BadLine, dump_line, parse_line
 from pipeline.stages.curate.reading import files
-from pipeline.stages.curate.reading.containers import BLOCK, Part, is_cut_anywhere, parsed, raw_lines
+from pipeline.stages.curate.reading.containers import Part, is_cut_anywhere, parsed, raw_lines
 from pipeline.stages.curate.reading.files import files_below, refusal, size
 
 Items = list[tuple[int, int | None, bytes | str]]
