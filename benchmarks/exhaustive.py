@@ -28,9 +28,8 @@ PROPERTIES = "properties"
 
 def left_out() -> dict[str, list[str]]:
     """pytest's arguments for each thing that CI leaves out, by its name."""
-    words = {
-        file: file.read_text(encoding="utf-8") for file in sorted((PROJECT / "tests").rglob("test_*.py"))
-    }
+    tests = sorted((PROJECT / "tests").rglob("test_*.py"))
+    words = {file: file.read_text(encoding="utf-8") for file in tests}
     files = [str(file.relative_to(PROJECT)) for file, text in words.items() if "mark.exhaustive" in text]
     drawn = [str(file.relative_to(PROJECT)) for file, text in words.items() if "from draws import" in text]
     every = ["--hypothesis-profile", "exhaustive", "-m", "not gpu and not slow", *drawn]
@@ -50,9 +49,7 @@ def seen(arguments: Sequence[str]) -> dict[str, Any]:
         "minutes": round((time.monotonic() - started) / 60, 1),
         **counts,
         "exit_code": code,
-        "commit": subprocess.run(
-            commit, cwd=PROJECT, capture_output=True, text=True, check=False
-        ).stdout.strip(),
+        "commit": subprocess.check_output(commit, cwd=PROJECT, text=True).strip(),
     }
 
 

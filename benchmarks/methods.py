@@ -51,9 +51,8 @@ def project(folder: Path, method: str, steps: int) -> Path:
 
 def run(*words: Any) -> None:
     """Run a Python program; its output is shown if it fails."""
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
 

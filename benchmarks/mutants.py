@@ -7,7 +7,7 @@ statement left out. Sentences (text with a space, f-strings) stay: tests assert 
 function is made in a fork of a pytest session that has collected the tests, and only tests that call the
 function run; a change of what an import computes is made before pytest collects, which takes seconds for each
 (`--functions` leaves these out, and the record says so). Tests that fail judge nothing, nor do those that
-`--unit` skips, except in the rooms of `BEYOND_UNIT`: there all fast tests judge, the cheapest first until
+`--unit` skips in the rooms of `UNIT`; in the others all fast tests judge, the cheapest first until
 `MOST_SECONDS` are spent on a mutant. What crashes or does not end is counted as survived.
 
 Killed and total of each module, with the names of the survivors, go into benchmarks/results/mutants.json.
@@ -47,6 +47,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 RECORD = "benchmarks/results/mutants.json"
 CURATE, TRAIN, PARITY = (f"pipeline/stages/{stage}" for stage in ("curate", "train", "parity"))
 OF_PARITY = ("_checks.py", ".py::test_a_check_that_compared_nothing_has_not_passed")
+OF_MERGING = "tests/metrics/test_adapter_norms.py::test_a_bent_adapter_config_is_a_sentence"
 OF_INPUTS = """
 curate.py::test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written
 curate.py::test_raw_text_holds_no_control_token_and_markup_may curate.py::test_the_report_counts_per_file
@@ -56,51 +57,58 @@ curate.py::test_names_are_found_however_their_file_is_saved
 contamination.py::test_a_guarded_file_that_can_not_be_read
 contamination.py::test_guarded_files_of_every_container
 """
+
+
+def named(start: str, names: str) -> list[str]:
+    """Python files by the last part of their names."""
+    return [f"{start}{name}.py" for name in names.split()]
+
+
 ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that judge them
     "gate": (["pipeline/gate"], ["tests/gate", "tests/metrics/test_level_limits.py"]),
     "jsonl": (["pipeline/core/jsonl.py"], ["tests/core/test_jsonl.py"]),
     "chat": (["pipeline/chat/rows.py"], ["tests/chat/test_rows.py"]),
-    "metrics": (
-        [f"pipeline/metrics/{name}.py" for name in ("paired", "score", "scorers", "text", "level_limits")],
-        ["tests/metrics"],
-    ),
+    "metrics": (named("pipeline/metrics/", "paired score scorers text level_limits"), ["tests/metrics"]),
     "reading": (
         [f"{CURATE}/reading"],
-        [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("containers", "formats")]
-        + [f"tests/{CURATE[9:]}/test_shards.py::test_shards_read_every_line_once_under_its_number"],
+        [
+            *named(f"tests/{CURATE[9:]}/test_", "containers formats"),
+            f"tests/{CURATE[9:]}/test_shards.py::test_shards_read_every_line_once_under_its_number",
+        ],
     ),
     "inputs": ([f"{CURATE}/inputs.py"], [f"tests/{CURATE[9:]}/test_{name}" for name in OF_INPUTS.split()]),
     "redaction": (
-        [f"{CURATE}/rules/{name}.py" for name in ("redaction", "secrets", "personal", "shape")]
-        + [f"{CURATE}/rules/key_formats.py"],
-        [f"tests/{CURATE[9:]}/test_{name}.py" for name in ("redaction", "secrets", "personal", "cleaning")]
-        + [f"tests/{CURATE[9:]}/test_reasoning.py"],
+        named(f"{CURATE}/rules/", "redaction secrets personal shape key_formats"),
+        named(f"tests/{CURATE[9:]}/test_", "redaction secrets personal cleaning reasoning"),
     ),
     "planning": (["pipeline/planning"], ["tests/planning"]),
-    "monitoring": ([f"{TRAIN}/monitoring", f"{TRAIN}/grpo/rules.py"], [f"tests/{TRAIN[9:]}"]),
+    "monitoring": (
+        [f"{TRAIN}/monitoring", f"{TRAIN}/grpo/rules.py"],
+        named(f"tests/{TRAIN[9:]}/test_", "monitor samples"),
+    ),
     "gguf": (["pipeline/gguf"], ["tests/gguf", "tests/models/test_scaled_linear.py"]),
     "merging": (
         ["pipeline/models/merging"],
-        [f"tests/models/test_merging{part}.py" for part in ("", "_nf4")]
-        + ["tests/metrics/test_adapter_norms.py::test_a_bent_adapter_config_is_a_sentence"],
+        [*named("tests/models/test_", "merging merging_nf4"), OF_MERGING],
     ),
     "ship": (["pipeline/ship"], ["tests/ship"]),
     "parity": (  # what needs no process
-        [f"{PARITY}/{name}.py" for name in ("check", "hand_overs", "rewrites", "corpus", "conversations")],
+        named(f"{PARITY}/", "check hand_overs rewrites corpus conversations"),
         [f"tests/{PARITY[9:]}/test_parity{name}" for name in OF_PARITY],
     ),
-    "served": (
-        [f"{PARITY}/{name}.py" for name in ("text", "tokens", "special_tokens", "outputs")],
-        [f"tests/{PARITY[9:]}"],
+    "served": (named(f"{PARITY}/", "text tokens special_tokens outputs"), [f"tests/{PARITY[9:]}"]),
+    "code": (
+        named("pipeline/workflow/", "syntax package sources"),
+        ["tests/workflow/test_code_keys.py", "-k", "not both_tools and not what_a_stage_runs"],
     ),
     "workflow": (
-        [f"pipeline/workflow/{name}.py" for name in ("syntax", "package", "sources", "hashes", "stages")]
-        + [f"pipeline/workflow/{name}.py" for name in ("cluster", "cleanup", "record", "ledger", "settle")],
-        ["tests/workflow"],
+        named("pipeline/workflow/", "stages cluster cleanup record ledger"),
+        named("tests/workflow/test_", "graphs cluster leftovers scraps record settings"),
     ),
+    "settling": (named("pipeline/workflow/", "hashes settle"), ["tests/workflow/test_integrity.py"]),
 }
-BEYOND_UNIT = ("inputs", "gguf", "merging", "ship", "parity", "served", "workflow")  # need torch, processes
-MOST_SECONDS = 15  # of CPU time of tests on a mutant, in these rooms
+UNIT = ("gate", "jsonl", "chat", "metrics", "reading", "redaction", "planning")  # without torch, processes
+MOST_SECONDS = 15  # of CPU time of tests on a mutant, in the other rooms
 LEFT_OUT = "test_our_own_code"  # reads the project's sources, which a mutant changes
 PAIRS = (
     "Lt LtE, Gt GtE, Eq NotEq, Is IsNot, In NotIn, And Or, Add Sub, Mult Div, BitOr BitAnd, Break Continue"
@@ -270,7 +278,8 @@ class Session:
         items = [item for item in session.items if not item.name.startswith(LEFT_OUT)]
         caches = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
         caches = [one for one in caches if str(one.__module__).startswith("pipeline")]
-        for item, after in zip(items, [*items[1:], None], strict=True):
+        # the last one leaves what the session has set up, which forks then find
+        for item, after in zip(items, [*items[1:], items[0] if items[1:] else None], strict=True):
             for cache in caches:
                 cache.cache_clear()
             self.reached, start = set(), time.process_time()
@@ -283,9 +292,7 @@ class Session:
                 reaching[item], cost[item] = self.reached, time.process_time() - start
         self.passed = [item.nodeid for item in sorted(reaching, key=lambda item: cost[item])]
         self.files = {
-            module: sorted(
-                {item.nodeid.split("::")[0] for item, those in reaching.items() if module in dict(those)}
-            )
+            module: sorted({item.location[0] for item, those in reaching.items() if module in dict(those)})
             for module in self.code
         }
         gc.unfreeze()  # each file of tests freezes what it loaded
@@ -303,11 +310,8 @@ class Session:
                 continue
             chosen = [item for item in reaching if key in reaching[item]]
             chosen.sort(key=lambda item: (-kills.get(item.nodeid, 0), cost[item]))
-            if self.most_seconds:
-                spent = accumulate(cost[item] for item in chosen)
-                chosen = [
-                    item for item, so_far in zip(chosen, spent, strict=True) if so_far < self.most_seconds
-                ]
+            spent = accumulate(cost[item] for item in chosen)
+            chosen = [item for item, so_far in zip(chosen, spent, strict=True) if so_far < self.most_seconds]
             old, new = self.code[mutant.module], codes(mutant.code)
 
             def judge(chosen: list = chosen, old: dict = old, new: dict = new) -> str:
@@ -320,7 +324,8 @@ class Session:
                         if before.co_freevars != changed.co_freevars:
                             return "later"
                         function.__code__ = changed
-                for item, after in zip(chosen, [*chosen[1:], None], strict=True):
+                session._setupstate.teardown_exact(chosen[0])
+                for item, after in zip(chosen, [*chosen[1:], chosen[0]], strict=True):
                     if not all(report.passed for report in runtestprotocol(item, log=False, nextitem=after)):
                         return item.nodeid
                 return "survived"
@@ -371,7 +376,7 @@ def judged(
     changes = [mutant for module, text in sources.items() for mutant in mutants(module, text)]
 
     def session() -> str:
-        plugin = Session(sources, changes, 0 if tier else MOST_SECONDS)
+        plugin = Session(sources, changes, float("inf") if tier else MOST_SECONDS)
         here = str(Path.cwd()), str(PROJECT / "benchmarks")
         sys.settrace(plugin.see)
         run_pytest([*tier, *tests], plugin)
@@ -384,7 +389,7 @@ def judged(
 
     verdicts, passed, files, libraries = json.loads(forked(session, 1 << 20))
     verdicts = dict(verdicts)
-    for name in libraries:  # once, and not in each fork
+    for name in () if only_functions else libraries:  # once, and not in each fork
         with suppress(Exception):
             importlib.import_module(name)
     for number, mutant in enumerate(changes):
@@ -423,7 +428,7 @@ def main() -> None:
             for module in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
             if not given.modules or str(module) in given.modules
         }
-        verdicts = judged(tests, sources, given.functions, [] if given.room in BEYOND_UNIT else ["--unit"])
+        verdicts = judged(tests, sources, given.functions, ["--unit"] if given.room in UNIT else [])
         os.chdir(PROJECT)
     record = json.loads((PROJECT / RECORD).read_text()) if (PROJECT / RECORD).exists() else {}
     for module in sources:

@@ -100,7 +100,6 @@ def counts_by_name() -> dict[str, dict[str, int]]:
     """How many test functions name each key, verb and error id."""
     files = sorted((PROJECT / "tests").rglob("test_*.py"))
     tests = [said for file in files for said in named(file)]
-
     keys = [place for place, key in keys_of(Params) if not group_of(key)]
     wanted = {
         "keys": {".".join(key): [{key[-1]}, {".".join(key)}] for key in keys},

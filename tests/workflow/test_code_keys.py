@@ -418,9 +418,10 @@ def test_a_file_that_comes_is_code_unless_an_editor_left_it(
     else:
         path.write_text("text")
     monkeypatch.setattr("pipeline.workflow.package.PACKAGE", package)
-    after = changed(Package())
-    path.unlink()
-    assert after == expected
+    try:
+        assert changed(Package()) == expected
+    finally:
+        path.unlink()
 
 
 def test_keys_that_can_not_be_written_are_the_machines_fault(
