@@ -98,10 +98,9 @@ def byte_folder(folder: Path, template: str = tiny.CHATML) -> Path:
     config; the folder.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     folder.mkdir(parents=True, exist_ok=True)
-    words = [*sorted(bytes_to_unicode().values()), "he", "ll"]
+    words = [*tiny.BYTE_LETTERS, "he", "ll"]
     tokenizer = Tokenizer(
         models.BPE({word: number for number, word in enumerate(words)}, [("h", "e"), ("l", "l")])
     )
