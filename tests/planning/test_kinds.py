@@ -56,6 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
         ),
         "shape": published("qwen3-1.7b"),
     },
+    "dora-without-dropout": {"train": training(lora_variants=["dora"])},
     "every-second-recomputed": {
         "train": training(gradient_checkpointing=2, offload="embeddings"),
         "length": 777,

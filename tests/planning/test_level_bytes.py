@@ -88,13 +88,14 @@ SENSITIVE = {*range(4), 6, 9, 12, 15, 18, 21, 24, 27, *range(28, 32)}
         ("IQ3_M", "ffn_down", "Q4_K", range(4)),
         ("IQ3_XS", "ffn_up", "IQ3_XXS", range(4, 28)),
         ("IQ4_XS", "attn_v", "Q5_K", range(32)),
+        ("IQ3_M", "ffn_down_exps", "Q4_K", SENSITIVE),
     ],
 )
 def test_some_layers_have_another_type(
     level: str, tensor: str, ggml_type: str, layers: Iterable[int]
 ) -> None:
     """Of 32 layers with four heads to a key: the first eighth, the last one and every third between."""
-    shape = published("llama-3.1-8b")
+    shape = MIXTRAL if tensor.endswith("_exps") else published("llama-3.1-8b")
     types = [tensor_type(shape, level, tensor, 4096, layer) for layer in range(shape.layers)]
     assert {layer for layer, name in enumerate(types) if name == ggml_type} == {*layers}
 
@@ -103,6 +104,7 @@ def test_some_layers_have_another_type(
     ("shape", "level", "tensor", "columns", "ggml_type"),
     [
         (SMOLLM2, "bf16", "attn_q", 576, "BF16"),
+        (SMOLLM2, "F32", "attn_q", 576, "F32"),
         (SMOLLM2, "Q4_K_M", "token_embd", 576, "Q8_0"),  # which is the output too, and no multiple of 256
         (SMOLLM2, "Q4_K_M", "token_embd", 512, "Q6_K"),
         (SMOLLM2, "Q4_K_M", "attn_q", 576, "Q5_0"),
