@@ -237,6 +237,8 @@ def test_what_stage_base_made_is_read(tmp_path: Path) -> None:
         record.write_text(json.dumps(facts))
         with pytest.raises(ConfigError, match="Q-PLANNING-001"):
             find_shape(params, tmp_path)  # it is another one that is here
+        with pytest.raises(ConfigError, match="Q-PLANNING-001"):
+            find_quantized(params, shape, tmp_path)
     for damaged in ("{", "[]", '{"model": "mine.gguf"}'):
         record.write_text(damaged)
         with pytest.raises(DataError, match="Q-PLANNING-002"):
@@ -321,6 +323,12 @@ def test_the_command_plans_the_base_that_is_here(tmp_path: Path) -> None:
     assert parameters("--config", folder / "config.json") == tiny
     write_params(tmp_path, "qwen2.5-0.5b", base={"model": "models/base", "revision": None})
     assert parameters() == tiny
+    write_params(tmp_path, "qwen2.5-0.5b", base={"model": "models/Qwen2.5-0.5B", "revision": None})
+    assert parameters() == 494_032_768  # a folder that is not here yet, by its name
+    record.write_text(json.dumps({"model": "models/Qwen2.5-0.5B", "revision": None}))
+    assert parameters() == tiny
+    (folder / "config.json").unlink()
+    assert parameters() == 494_032_768
 
 
 # --- work ---------------------------------------------------------------------------------------------------

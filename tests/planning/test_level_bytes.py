@@ -120,6 +120,9 @@ def test_some_layers_have_another_type(
         (MIXTRAL, "IQ2_S", "attn_output", 4096, "IQ3_S"),
         (MIXTRAL, "IQ3_M", "ffn_down_exps", 4096, "Q4_K"),
         (MIXTRAL, "Q2_K", "ffn_down_exps", 4096, "Q3_K"),
+        (published("qwen1.5-moe-a2.7b-chat"), "Q4_K_M", "ffn_down_shexp", 5632, "Q6_K"),
+        (QWEN_7B, "Q2_K", "attn_v", 3584, "Q4_K"),
+        (published("llama-3.2-3b"), "Q2_K", "attn_v", 3072, "Q3_K"),  # three heads to a key
     ],
 )
 def test_a_tensor_has_the_type_that_llama_quantize_gives_it(
