@@ -46,6 +46,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = "benchmarks/results/mutants.json"
 CURATE, TRAIN, PARITY = (f"pipeline/stages/{stage}" for stage in ("curate", "train", "parity"))
+TRAINED = f"tests/{TRAIN[9:]}/test_"
 OF_PARITY = ("_checks.py", ".py::test_a_check_that_compared_nothing_has_not_passed")
 OF_MERGING = "tests/metrics/test_adapter_norms.py::test_a_bent_adapter_config_is_a_sentence"
 OF_INPUTS = """
@@ -82,10 +83,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         named(f"tests/{CURATE[9:]}/test_", "redaction secrets personal cleaning reasoning"),
     ),
     "planning": (["pipeline/planning"], ["tests/planning"]),
-    "monitoring": (
-        [f"{TRAIN}/monitoring", f"{TRAIN}/grpo/rules.py"],
-        named(f"tests/{TRAIN[9:]}/test_", "monitor samples"),
-    ),
+    "monitoring": ([f"{TRAIN}/monitoring", f"{TRAIN}/grpo/rules.py"], named(TRAINED, "monitor samples")),
     "gguf": (["pipeline/gguf"], ["tests/gguf", "tests/models/test_scaled_linear.py"]),
     "merging": (
         ["pipeline/models/merging"],
@@ -242,8 +240,9 @@ def few_draws() -> None:
     import hypothesis
 
     draws.SHARE = 1 << 20
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # what fails need not be made small
     few = {"deadline": None, "database": None, "derandomize": True, "max_examples": draws.LEAST}
-    hypothesis.settings.register_profile("mutants", **few)
+    hypothesis.settings.register_profile("mutants", phases=phases, **few)
     hypothesis.settings.load_profile("mutants")
 
 

@@ -47,7 +47,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dora-norms-half-frozen": {
         "train": training(
             lora_variants=["dora"],
-            modules_to_save=["norm", "q_norm", "input_layernorm"],
+            modules_to_save=["norm", "q_norm", "k_norm", "input_layernorm", "post_attention_layernorm"],
             layers="14-",
             loss="chunked",
             lora_dropout=0.1,
@@ -58,7 +58,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "dora-without-dropout": {"train": training(lora_variants=["dora"])},
     "every-second-recomputed": {
-        "train": training(gradient_checkpointing=2, offload="embeddings"),
+        "train": training(gradient_checkpointing=2, offload="embeddings", layers="7-"),
         "length": 777,
     },
     "gguf": {"train": training(**GGUF), "level": "Q4_K_M", "room": 5 * GIB, "length": 4096}
