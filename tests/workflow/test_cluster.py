@@ -11,7 +11,17 @@ from make import script
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.workflow import cluster
-from pipeline.workflow.cluster import wait_for_jobs
+from pipeline.workflow.cluster import (
+    FINISHED,
+    REMOTE,
+    Failure,
+    Receipt,
+    leave,
+    leave_failure,
+    receipts,
+    take_failures,
+    wait_for_jobs,
+)
 from pipeline.workflow.shards import PHASES
 from pipeline.workflow.stages import table
 
@@ -47,6 +57,12 @@ def test_jobs_are_told_by_their_folder(tmp_path: Path, monkeypatch: pytest.Monke
     wait_for_jobs(tmp_path, is_dry_run=True)
 
 
+def test_a_job_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(tmp_path, monkeypatch, f"echo '17|RUNNING|rule_train|{RUN}|{tmp_path}'")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    wait_for_jobs(tmp_path, is_dry_run=True)
+
+
 def test_no_answer_is_not_taken_for_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(tmp_path, monkeypatch, "echo slurmctld is away >&2; exit 1")
     with pytest.raises(ToolError, match=r"Q-WORKFLOW-030.*slurmctld is away"):
@@ -68,6 +84,31 @@ def test_a_run_waits_until_it_is_interrupted_or_they_are_gone(
     answer(tmp_path, monkeypatch, f"echo >> {tmp_path}/asked; [ $(wc -l < {tmp_path}/asked) -gt 2 ] || {job}")
     wait_for_jobs(tmp_path, is_dry_run=False)
     assert len((tmp_path / "asked").read_text()) == 3
+
+
+def test_what_jobs_leave_is_taken_by_name_and_what_is_torn_is_none(tmp_path: Path) -> None:
+    done = [Receipt(name, "a hash", {"data/raw": "1"}, {"data/final": "2"}) for name in ("curate", "train")]
+    failed = Failure("merge", "Q-CORE-004: the disk is full", 6)
+    for left in (done[1], failed, done[0]):
+        leave(left, tmp_path)
+    for name, text in (("torn", "{"), ("older", '{"stage": "base"}'), (".hidden", "{}")):
+        (tmp_path / FINISHED / f"{name}.json").write_text(text)
+    assert receipts(tmp_path) == done
+    assert take_failures(tmp_path) == [failed]
+    assert take_failures(tmp_path) == [] and receipts(tmp_path) == done
+
+
+@pytest.mark.parametrize(
+    ("remote", "folder", "left"),
+    [("1", ".dvc", 1), ("1", "data", 0), ("", ".dvc", 0), ("0", ".dvc", 0)],
+)
+def test_only_a_job_elsewhere_leaves_its_error_for_the_main_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: str, folder: str, left: int
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.setenv(REMOTE, remote)
+    leave_failure("train", "Q-TRAIN-001: no rows", 3, tmp_path)
+    assert take_failures(tmp_path) == [Failure("train", "Q-TRAIN-001: no rows", 3)] * left
 
 
 GPU = {"slurm": "gpu"}  # a profile's name for the resource
