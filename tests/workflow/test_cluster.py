@@ -49,6 +49,7 @@ def test_jobs_are_told_by_their_folder(tmp_path: Path, monkeypatch: pytest.Monke
         f"20|PENDING|(null)|{RUN}|{tmp_path}",  # a group of rules
     )
     answer(tmp_path, monkeypatch, "\n".join(f"echo '{line}'" for line in lines))
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(sleep=interrupt))  # a dry run never waits
     with pytest.raises(MachineError) as waiting:
         wait_for_jobs(tmp_path, is_dry_run=True)
     assert waiting.value.id == "Q-WORKFLOW-011" and "train" in waiting.value.sentence
@@ -70,7 +71,7 @@ def test_no_answer_is_not_taken_for_no_jobs(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_run_waits_until_it_is_interrupted_or_they_are_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.01)
     job = f"echo '17|RUNNING|rule_train|{RUN}|{tmp_path}'"
@@ -79,11 +80,12 @@ def test_a_run_waits_until_it_is_interrupted_or_they_are_gone(
         patch.setattr(cluster, "time", SimpleNamespace(sleep=interrupt))  # not the one that subprocess uses
         with pytest.raises(SystemExit) as end:
             wait_for_jobs(tmp_path, is_dry_run=False)
-    assert end.value.code == 130
+    assert end.value.code == 130 and "job 17" in capsys.readouterr().err
     # the third answer is that there is no job
     answer(tmp_path, monkeypatch, f"echo >> {tmp_path}/asked; [ $(wc -l < {tmp_path}/asked) -gt 2 ] || {job}")
     wait_for_jobs(tmp_path, is_dry_run=False)
     assert len((tmp_path / "asked").read_text()) == 3
+    assert capsys.readouterr().err.count("job 17") == 1  # said once
 
 
 def test_what_jobs_leave_is_taken_by_name_and_what_is_torn_is_none(tmp_path: Path) -> None:
