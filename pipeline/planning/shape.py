@@ -22,13 +22,7 @@ SIZES = (
     "max_position_embeddings",
 )
 KEYS = (*SIZES, "vocab_size", "tie_word_embeddings")
-MIXTURE_KEYS = (  # and of a mixture's, as many as it has
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "shared_expert_intermediate_size",
-)
+MIXTURE_KEYS = (*ROUTING, "norm_topk_prob")  # and of a mixture's, as many as it has
 ROUTED = "experts."  # before the names of a routed expert's linears
 TENSORS = {  # the GGUF's names of a layer's linears, without their `ending`
     "q_proj": "attn_q",
