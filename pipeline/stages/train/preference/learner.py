@@ -24,8 +24,8 @@ FALLEN_NATS = 1.0  # by so much a chosen answer may have become less likely
 
 
 def learning_rate(run: Run) -> Check:
-    """The peak learning rate: usual is a fraction of what is usual for chats, unless the tuner has none."""
-    if run.settings.tuner not in RATES:
+    """The peak learning rate: usual is a fraction of what is usual for chats, for tuners without their own."""
+    if run.settings.tuner in run_rules.RATES.keys() - RATES.keys():
         return run_rules.learning_rate(run)
     cause = "a higher one makes the chosen answers less likely too"
     return run_rules.usual_rate(run, RATES, cause, run.settings.method)
