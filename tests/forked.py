@@ -94,11 +94,12 @@ def converters_in_forks(patch: Any) -> Iterator[None]:
             return subprocess.run(command, **how)
         environment = how["env"]
         paths = environment["PYTHONPATH"]
-        if paths not in servers or servers[paths].server.poll() is not None:  # ended by a test, or for memory
-            servers[paths] = Forked(environment, "converters")
-        return servers[paths].run(
-            *map(str, command[place:]), cwd=how["cwd"] or Path.cwd(), environment=environment
-        )
+        words, cwd = [str(word) for word in command[place:]], how["cwd"] or Path.cwd()
+        if paths in servers:
+            with suppress(ConnectionRefusedError):  # ended by a test, or for memory
+                return servers[paths].run(*words, cwd=cwd, environment=environment)
+        servers[paths] = Forked(environment, "converters")
+        return servers[paths].run(*words, cwd=cwd, environment=environment)
 
     patch.setattr(tools, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": run}))
     yield

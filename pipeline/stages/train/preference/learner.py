@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from pipeline.chat.answers import CHOSEN, REJECTED
 from pipeline.config.methods import METHODS, SFT_WEIGHT
+from pipeline.config.tuners import RATES as SFT_RATES
 from pipeline.config.tuners import Rate, TunerName
 from pipeline.core.checks import Check
 from pipeline.stages.train.checkpoints import REFERENCE
@@ -24,8 +25,8 @@ FALLEN_NATS = 1.0  # by so much a chosen answer may have become less likely
 
 
 def learning_rate(run: Run) -> Check:
-    """The peak learning rate: usual is a fraction of what is usual for chats, for tuners without their own."""
-    if run.settings.tuner in run_rules.RATES.keys() - RATES.keys():
+    """The peak learning rate: a fraction of what is usual for chats, for a tuner without its own too."""
+    if run.settings.tuner in SFT_RATES.keys() - RATES.keys():
         return run_rules.learning_rate(run)
     cause = "a higher one makes the chosen answers less likely too"
     return run_rules.usual_rate(run, RATES, cause, run.settings.method)
