@@ -105,7 +105,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
     ),
     "settling": (named("pipeline/workflow/", "hashes settle"), ["tests/workflow/test_integrity.py"]),
 }
-UNIT = ("gate", "jsonl", "chat", "metrics", "reading", "redaction", "planning")  # without torch, processes
+UNIT = ("gate", "jsonl", "chat", "metrics", "planning")  # without torch, processes
 MOST_SECONDS = 15  # of CPU time of tests on a mutant, in the other rooms
 LEFT_OUT = "test_our_own_code"  # reads the project's sources, which a mutant changes
 PAIRS = (

@@ -82,6 +82,17 @@ def test_what_a_file_is_made_of(fields: dict[str, Any], fallbacks: dict[str, int
     }
 
 
+def test_a_header_is_what_the_gguf_package_reads(gguf_file: Path) -> None:
+    from gguf import GGUFReader
+
+    header, reader = read_header(gguf_file), GGUFReader(gguf_file)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert header.fields == {name: value for name, value in fields.items() if not name.startswith("GGUF.")}
+    assert header.tensors == {
+        tensor.name: (tuple(tensor.shape.tolist()), int(tensor.tensor_type)) for tensor in reader.tensors
+    }
+
+
 def test_what_stands_in_for_a_file_says_why(tmp_path: Path) -> None:
     write_not_made(tmp_path / "x.gguf", "convert.type")
     fields = {"general.architecture": "none", "quench.not_made": "convert.type"}

@@ -389,6 +389,16 @@ def test_nothing_to_train_or_measure_on_is_one_sentence(
     assert project.outputs() == {}
 
 
+def test_a_failed_run_leaves_the_last_one(tmp_path: Path) -> None:
+    project = Project(tmp_path, {"a.jsonl": lines(GOOD)})
+    project.run()
+    before = project.outputs()
+    (project.raw / "a.jsonl").write_bytes(b"broken")
+    with pytest.raises(DataError, match="Q-CURATE-"):
+        project.run()
+    assert project.outputs() == before
+
+
 @pytest.mark.parametrize("base", [None, "{", "{}", "[]", '{"added_tokens": null}', '{"added_tokens": [1]}'])
 def test_a_missing_or_odd_base_record_is_one_sentence(tmp_path: Path, base: str | None) -> None:
     project = Project(tmp_path, {"a.jsonl": lines(GOOD)})
