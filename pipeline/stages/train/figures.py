@@ -30,7 +30,6 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "loss_first": steps[0]["loss"],
         "loss_last": steps[-1]["loss"],
         "peak_memory_bytes": peak_memory(),
-        "eval_loss": last_evaluation(trainer, rows).get("eval_loss"),
     }
 
 

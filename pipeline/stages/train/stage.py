@@ -95,10 +95,12 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
         finish(checkpoints, record)
         for made in (TEACHER, REFERENCE, ROLLOUTS):
             remove(checkpoints / made)
+    evaluation = last_evaluation(trainer, rows)
     return summary(trainer, rows) | {
         "method": settings.method,
+        "eval_loss": evaluation.get("eval_loss"),
         **learned,
-        **learner.figures(rows, last_evaluation(trainer, rows)),
+        **learner.figures(rows, evaluation),
         "proven": proven,
         "inputs": record,
         "resumed_from": start.name if start else None,
