@@ -18,9 +18,9 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipeline.config.faults import nearest
 from pipeline.config.gone import BESIDE, GONE, TAKEN, other_source, predecessors, reasons
-from pipeline.config.params import Params, checked, read_params
+from pipeline.config.params import Params, Read, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import as_yaml, change, value_at, without
+from pipeline.config.text import as_yaml, change, completed, line_end, value_at, without
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import read_strict, read_value
@@ -67,13 +67,16 @@ def override(file: Path, given: Given) -> list[str]:
     before, values = read.params.model_dump(mode="json"), deepcopy(read.values)
     for place, value in given.items():
         put(values, place, value)
-    after = checked(file, values, {}).model_dump(mode="json")
+    wanted = Read(checked(file, values, {}), read.values, read.lines)
+    after = wanted.params.model_dump(mode="json")
     changed = [place for place in given if value_at(before, place) != value_at(after, place)]
     if changed:
-        names = ", ".join(".".join(place) for place in changed)
-        _write(
-            file, _with(_text(file), given), values, f"{names} can't be put into the text of {file}: edit it"
-        )
+        names, text = ", ".join(".".join(place) for place in changed), _text(file)
+        problem = f"{names} can't be put into the text of {file}: edit it"
+        try:
+            _write(file, completed(text, wanted, set(given), changed=set(given)), values, problem)
+        except ConfigError:  # keys share lines
+            _write(file, _with(text, given), values, problem)
     return [change(place, before, after) for place in changed]
 
 
@@ -140,14 +143,14 @@ def _with(text: str, given: Given, dropped: Sequence[Key] = ()) -> str:
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.preserve_quotes, yaml.width = True, 1 << 16
-    values = yaml.load(text) or {}
+    values = yaml.load(text.replace(line_end(text), "\n")) or {}
     for place in dropped:
         value_at(values, place[:-1]).pop(place[-1])
     for place, value in given.items():
         put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)
     written = StringIO()
     yaml.dump(values, written)
-    return written.getvalue()
+    return written.getvalue().replace("\n", line_end(text))
 
 
 def _write(file: Path, text: str, values: Any, problem: str) -> None:

@@ -60,13 +60,15 @@ def left_out(values: Any, needed: Set[Key] | None = None) -> list[Key]:
     return [place for place in places if not any(place[:end] in places for end in range(1, len(place)))]
 
 
-def completed(text: str, read: Read, needed: Set[Key] | None = None) -> str:
+def completed(text: str, read: Read, needed: Set[Key] | None = None, changed: Set[Key] = frozenset()) -> str:
     """`text`, from which `read` was read, with what it leaves out (of the keys `needed`, if they are given)
-    put in; the rest stays as it was.
+    put in, and with the values of `read.params` behind the keys `changed`; the rest stays as it was. Changed
+    keys that share a line with others are left to the caller to find.
     """
-    end = "\r\n" if "\r\n" in text else "\n"
+    end = line_end(text)
     rows, values = text.removesuffix(end).split(end), read.params.model_dump(mode="json")
-    lines, blocks = read.lines, []
+    lines = read.lines
+    edits = [_behind(place, value_at(values, place), rows, lines) for place in changed & lines.keys()]
     for number, place in enumerate(left_out(read.values, needed)):
         more = _more_indent(place, rows, lines)
         block = [
@@ -75,18 +77,17 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None) -> str:
             if below[: len(place)] == place
             for line in _entry(below, field, values)
         ]
+        after = _end_of_sibling(place, rows, lines)
         # a section's own keys come before the next section
-        blocks.append(
-            (
-                _end_of_sibling(place, rows, lines),
-                -len(place),
-                number,
-                ["", *block] if len(place) == 1 else block,
-            )
-        )
-    for after, *_, block in sorted(blocks, reverse=True):  # from the end, so that line numbers hold
-        rows[after:after] = block
+        edits.append((after, -len(place), number, after, ["", *block] if len(place) == 1 else block))
+    for first, *_, last, block in sorted(edits, reverse=True):  # from the end, so that line numbers hold
+        rows[first:last] = block
     return end.join(rows) + end
+
+
+def line_end(text: str) -> str:
+    """What ends the lines of a file's `text`."""
+    return "\r\n" if "\r\n" in text else "\n"
 
 
 def without(text: str, lines: Mapping[Place, int], places: Sequence[Key]) -> str:
@@ -96,11 +97,7 @@ def without(text: str, lines: Mapping[Place, int], places: Sequence[Key]) -> str
     rows = text.split("\n")
     drop: set[int] = set()
     for place in places:
-        first = lines[place]
-        later = (line for other, line in lines.items() if line > first and other[: len(place)] != place)
-        last = min(later, default=len(rows) + 1) - 1
-        while last > first and (not rows[last - 1].strip() or rows[last - 1].lstrip().startswith("#")):
-            last -= 1  # what stands above the next key
+        first, last = lines[place], _last_line(place, rows, lines)
         while first > 1 and rows[first - 2].lstrip().startswith("#"):
             first -= 1
         drop.update(range(first, last + 1))
@@ -114,23 +111,34 @@ def value_at(values: Any, place: Key) -> Any:
     return values
 
 
+def _behind(
+    place: Key, value: Any, rows: list[str], lines: Mapping[Place, int]
+) -> tuple[int, int, int, int, list[str]]:
+    """The edit of `completed` that puts a value behind a key, before the comment in the key's line."""
+    name, _, rest = rows[lines[place] - 1].partition(":")
+    comment = re.search(r"(\s+#.*)?$", rest)
+    row = f"{name}: {as_yaml(value)}{comment[0] if comment else ''}"
+    return lines[place] - 1, 0, 0, _last_line(place, rows, lines), [row]
+
+
+def _last_line(place: Key, rows: Sequence[str], lines: Mapping[Place, int]) -> int:
+    """The number of the last line of what stands at a place: what follows are comments of the next key."""
+    later = (line for other, line in lines.items() if line > lines[place] and other[: len(place)] != place)
+    last = min(later, default=len(rows) + 1) - 1
+    while last > lines[place] and (not rows[last - 1].strip() or rows[last - 1].lstrip().startswith("#")):
+        last -= 1
+    return last
+
+
 def _end_of_sibling(place: Key, rows: list[str], lines: dict[Place, int]) -> int:
     """The number of lines up to the end of what stands before `place` in the schema: the nearest key of the
     same section that is there.
     """
     siblings = _siblings(place)
     before = [other for other in siblings[: siblings.index(place)] if other in lines]
-    if not before:
-        return lines[place[:-1]] if place[:-1] else len(rows)
-    starts = [
-        line
-        for other, line in lines.items()
-        if line > lines[before[-1]] and other[: len(before[-1])] != before[-1]
-    ]
-    end = min(starts, default=len(rows) + 1) - 1
-    while not rows[end - 1].strip() or rows[end - 1].lstrip().startswith("#"):
-        end -= 1  # the comment above the next key, or the end of the file
-    return end
+    if before:
+        return _last_line(before[-1], rows, lines)
+    return lines[place[:-1]] if place[:-1] else len(rows)
 
 
 def _siblings(place: Key) -> list[Key]:

@@ -62,12 +62,41 @@ def test_the_file_has_it_and_keeps_its_text(file: Path) -> None:
     params, text = load_params(file), file.read_text()
     assert (params.train.learning_rate, params.train.r, params.train.target_modules) == (1e-4, 8, ["q_proj"])
     assert params.report.gate.max_kld == 0.1
-    assert [line.strip() for line in text.splitlines() if line.strip().startswith("#")] == [
-        "# mine",
-        "# small",
-    ]
-    assert "# peak" in text
-    assert '  name: "demo"\n' in text
+    assert "  # small\n  learning_rate: 1.0e-4  # peak\n" in text and 'convert:\n  name: "demo"\n' in text
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "gone", "new"),
+    [
+        ("train:\n    r: 8     # rank\n", "train.r=9", ["    r: 8     # rank"], "    r: 9     # rank"),
+        (
+            "train:\n    r: 8\n\n# next\nserve:\n    port: 8082\n",
+            "train.loss=chunked",
+            [],
+            "    loss: chunked",
+        ),
+        ("train:\r\n  r: 8  # rank\r\n", "train.r=9", ["  r: 8  # rank\r"], "  r: 9  # rank\r"),
+        ("# a\r\ntrain: {r: 8}\r\n", "train.r=9", ["train: {r: 8}\r"], "train: {r: 9}\r"),
+        (
+            "quantize:\n    levels:\n        - Q5_K_M\n        - Q4_K_M\n# next\n",
+            "quantize.levels=[Q4_K_M, Q5_K_M]",
+            ["    levels:", "        - Q5_K_M", "        - Q4_K_M"],
+            "    levels: [Q4_K_M, Q5_K_M]",
+        ),
+    ],
+)
+def test_other_lines_stay_as_they_were(
+    text: str, word: str, gone: list[str], new: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_bytes(text.encode())
+    override(file, from_words([word]))
+    before, now = text.split("\n"), file.read_bytes().decode().split("\n")
+    assert [line for line in before if line not in now] == gone and new in now
+    stay = [line for line in before if line not in gone]
+    assert [line for line in now if line in stay] == stay
+    if "# next" in stay:
+        assert now.index(new) < now.index("# next")
 
 
 def test_a_whole_file_changes_in_one_line(tmp_path: Path) -> None:
@@ -226,6 +255,14 @@ def test_a_former_setting_that_can_not_become_the_new_one_stays(mixed: str, tmp_
     with pytest.raises(ConfigError, match=r"Q-CONFIG-005: train\.\w+ \(line 2\) can't become train\."):
         upgraded(file)
     assert file.read_text() == text
+
+
+def test_a_section_that_is_gone_with_a_key_that_never_was_is_left_to_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text("imatrix: {tokens: 5, chunks: 3}\n")
+    for work in (load_params, upgraded):
+        with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  imatrix: is gone: .* \(take it out\)"):
+            work(file)
 
 
 def test_what_stands_beside_former_settings_stays(tmp_path: Path) -> None:
