@@ -45,6 +45,8 @@ GONE: Mapping[str, Gone] = {
     "train.use_rslora": Gone(False, VARIANTS, "train.lora_variants"),
     "train.use_dora": Gone(False, VARIANTS, "train.lora_variants"),
     "train.init_lora_weights": Gone("default", VARIANTS, "train.lora_variants"),
+    "train.alpha_pattern": Gone({}, "train.lora_alpha is one for all linears"),
+    "train.eva_rows": Gone(32, "an adapter starts at random, or as train.lora_variants says"),
     "train.loraplus_lr_ratio": Gone(
         None, "train.lora_variants names lora_plus, whose ratio is 16", "train.lora_variants"
     ),
@@ -102,6 +104,7 @@ GONE: Mapping[str, Gone] = {
     "compare.scales_learning_rate": Gone(5.0e-3, "scales learn a task at 5.0e-3"),
     "compare.rows": Gone(200, "each strategy answers 200 held-out rows"),
     "parity.max_kld_exact": Gone(1.0e-3, "where nothing may be lost 0.001 nats are allowed"),
+    "parity.max_kld_trained": Gone("auto", "the merge chooses the base that is closer to the trained model"),
     "parity.min_same_top_served": Gone(0.99, "what is served has the same first choice at 99 % of positions"),
     "parity.strings": Gone(100000, "500 strings for each of parity.conversations are tokenized"),
     "parity.prompts": Gone(4, "each GGUF is asked the prompts of parity.rows"),
