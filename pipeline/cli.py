@@ -40,6 +40,11 @@ FORMER = {  # verbs of 0.1.0
     "verify": "model verify",
     "verify-bundle": "ship --check DIR",
 }
+GONE = {
+    "export-lora": "the merged model's files are the base with its adapter (docs/merging.md)",
+    "load": "llama.cpp's tools/server/bench measures a server under load",
+    "split": "llama-gguf-split cuts a GGUF into parts (docs/merging.md)",
+}
 
 
 class Sentences(WholeLines):
@@ -59,10 +64,14 @@ class Sentences(WholeLines):
             return super().main(*given, **named)
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """The verb `name` (called by Typer). Raises `ConfigError` for one that has another name now."""
+        """The verb `name` (called by Typer). Raises `ConfigError` for one that has another name now, or is
+        gone.
+        """
         if name in FORMER:
             names = " or ".join(f"`quench {verb}`" for verb in FORMER[name].split(" or "))
             raise ConfigError("Q-COMMANDS-039", f"`quench {name}` is called {names} now")
+        if name in GONE:
+            raise ConfigError("Q-COMMANDS-039", f"`quench {name}` is gone: {GONE[name]}")
         return super().get_command(ctx, name)
 
     def invoke(self, ctx: Any) -> Any:

@@ -121,9 +121,11 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
         (["ship", "--check", "nowhere", "--sign", "quench.key"], 2, "no --to, --sign or --params"),
         (["serve", "Q4_K_M", "--scale", "a=0"], 2, "--scale starts no server"),
         (["run", "sweep"], 2, "give one SPACE"),
+        (["run", "train", "-n"], 2, "Q-CONFIG-001: "),
         (["run", "train", "--json"], 2, "run sweep SPACE"),
         (["doctor", "explian"], 2, "No such command"),
         (["plan", "--serve"], 2, "Q-COMMANDS-039: "),
+        (["split", "model.gguf"], 2, "Q-COMMANDS-039: "),
         (["bake"], 2, "No such command"),
     ],
 )

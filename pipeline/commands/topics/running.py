@@ -75,6 +75,8 @@ def run(
         return
     if name or as_json:
         raise typer.BadParameter("--name and --json are for quench run sweep SPACE")
+    if not (root / "params.yaml").exists():  # Snakemake would miss its Snakefile
+        load(None, root)
     sections: dict[str, Any] = {}
     for place, value in from_words(settings).items():
         put(sections, place, value)
