@@ -127,7 +127,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Begin the unit tier after xdist's own processes, and `uname`, have been started."""
+    """Begin the unit tier after xdist's own processes, and `uname`, have been started. Until all is collected
+    nothing is looked through for garbage, which takes a sixth of that time.
+    """
+    gc.disable()
     if session.config.getoption("--unit") and (
         os.environ.get("PYTEST_XDIST_WORKER") or not session.config.getoption("numprocesses")
     ):
@@ -140,6 +143,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(hookwrapper=True)

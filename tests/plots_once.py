@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+PLOTS = {
+    "training_plots": "training_plots",
+    "quality_plot": "quality_plot",
+    "differences_plot": "comparisons",
+}
 DRAWN: dict[str, Any] = {}
 
 
@@ -29,8 +34,8 @@ def once(draw: Callable[..., Any]) -> Callable[..., Any]:
 def plots_once() -> Iterator[None]:
     """The same figures are the same plots."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("training_plots", "quality_plot"):
-            module = import_module(f"pipeline.stages.report.{name}")
+        for name, where in PLOTS.items():
+            module = import_module(f"pipeline.stages.report.{where}")
             patch.setattr(module, name, once(getattr(module, name)))
         yield
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -39,6 +40,12 @@ def compare_scores(first: Sequence[float], second: Sequence[float], seed: int = 
         raise ValueError(
             f"{len(first)} scores and {len(second)}: the same rows of both are wanted, one at least"
         )
+    return _compared(tuple(first), tuple(second), seed)
+
+
+# a report compares the same models for its verdicts, its choice and its tables
+@lru_cache(maxsize=256)
+def _compared(first: tuple[float, ...], second: tuple[float, ...], seed: int) -> Difference:
     differences = 100 * (np.array(second, dtype=np.float64) - np.array(first, dtype=np.float64))
     low, high = interval(differences.tolist(), seed) if len(first) > 1 else (-100.0, 100.0)
     if {*first, *second} <= {0.0, 1.0}:
