@@ -10,6 +10,8 @@ else, it is refused, so that it means the same to every reader. Numbers that onl
 import re
 import stat
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
     place, for what can't be read.
     """
     try:
-        return _Reader(_text(path)).document()
+        return deepcopy(_document(_text(path)))
     except OSError as error:
         raise ConfigError(
             "Q-CONFIG-001",
@@ -80,9 +82,15 @@ def read_strict(path: Path) -> tuple[Any, dict[Place, int]]:
 def read_value(text: str, where: str) -> Any:
     """A value as it would stand in a file. Raises `ConfigError`, naming `where`, if it can't be read."""
     try:
-        return _Reader(text).document()[0]
+        return deepcopy(_document(text)[0])
     except Fault as fault:
         raise ConfigError("Q-CONFIG-002", f"{safe(where, 120)}: {fault}") from None
+
+
+# the library takes 15 ms for a params.yaml, and a command or stage reads it several times
+@lru_cache(maxsize=32)
+def _document(text: str) -> tuple[Any, dict[Place, int]]:
+    return _Reader(text).document()
 
 
 def _text(path: Path) -> str:

@@ -268,7 +268,10 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path):
     commit = "7ae557604adf67be50417f59c2c2f167def9a775"
     file.write_text(f"[2e-4, 1.0e-3, .5, 0o17, 0x1F, -3, ~, null, true, 1.0, {commit}, a_b]")
     wanted = [2e-4, 1e-3, 0.5, 15, 31, -3, None, None, True, 1.0, commit, "a_b"]
-    assert read_strict(file)[0] == wanted
+    for _ in range(2):  # what becomes of the values is nothing to the next one who reads the file
+        values = read_strict(file)[0]
+        assert values == wanted
+        values.clear()
 
 
 def test_a_learning_rate_may_be_written_2e_4_and_dvc_reads_it_so_too(load):
