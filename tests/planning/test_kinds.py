@@ -17,8 +17,9 @@ from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.plan import BASE, CACHE, Plan, own_bytes
 from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import wants_gpu
+from pipeline.planning.shape import Shape
 
-GGUF = {"quantization": "gguf"}
+GGUF, QWEN_MOE = {"quantization": "gguf"}, published("qwen1.5-moe-a2.7b-chat")
 LEVELS = ["Q4_K_M", "Q5_K_M", "4.5bpw"]
 EXPERTS = {"r": 16, "target_modules": ["q_proj"], "experts": ["gate_proj", "up_proj", "down_proj"]}
 WITH_ROUTER = {"experts": [*EXPERTS["experts"], "router"]}
@@ -56,7 +57,7 @@ KINDS: dict[str, dict[str, Any]] = {
         ),
         "shape": published("qwen3-1.7b"),
     },
-    "dora-without-dropout": {"train": training(lora_variants=["dora"])},
+    "dora-without-dropout": {"train": training(lora_variants=["dora"], lora_dropout=0.0)},
     "every-second-recomputed": {
         "train": training(gradient_checkpointing=2, offload="embeddings", layers="7-"),
         "length": 777,
@@ -74,7 +75,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mixture": {"train": training(**EXPERTS, loss="auto"), "shape": MIXTURE, "room": 16 * GIB},
     "mixture-trains-its-router": {
         "train": training(**EXPERTS | WITH_ROUTER, loss="chunked", lora_dropout=0.05),
-        "shape": published("qwen1.5-moe-a2.7b-chat"),
+        "shape": QWEN_MOE,
     },
     "cpu": {"train": demo_training(), "shape": SMOLLM2, "device": "cpu", "levels": ["Q4_K_M"]},
     "cpu-with-dropout": {
@@ -159,6 +160,24 @@ def test_a_mixture_is_planned_by_what_its_experts_take() -> None:
     # recomputed: the adapter's products a fourth time
     more = all_of_them.flops_per_token - attention_alone.flops_per_token
     assert more == in_experts * 8 // 128 * 8
+
+
+@pytest.mark.parametrize(
+    ("shape", "path", "width"),
+    [
+        (QWEN_7B, "self_attn.q_proj", 3584 + 3584),
+        (QWEN_7B, "self_attn.k_proj", 3584 + 512),
+        (QWEN_7B, "self_attn.v_proj", 3584 + 512),
+        (QWEN_7B, "self_attn.o_proj", 3584 + 3584),
+        (QWEN_7B, "mlp.down_proj", 18_944 + 3584),
+        (QWEN_MOE, "mlp.shared_expert.up_proj", 2048 + 5632),
+        (QWEN_MOE, "mlp.shared_expert_gate", 2048 + 1),
+        (QWEN_MOE, r"mlp.experts.\d+.down_proj", 60 * (1408 + 2048)),
+    ],
+)
+def test_a_pattern_has_to_match_the_path_in_transformers_model(shape: Shape, path: str, width: int) -> None:
+    plan = plan_of(training(target_modules=rf"model\.layers\.3\.{path}", r=16, loss="chunked"), shape)
+    assert parts(plan)["LoRA"] == 4 * 16 * width
 
 
 def test_qwen_7b_on_q4_k_m() -> None:
@@ -333,6 +352,13 @@ def test_changes_are_advised_from_the_cheapest_on(
     kind = {"quantization": "gguf"} if "level" in given_ else {}
     plan = plan_of(training(**kind, **changed), **{"length": 4096} | given_)
     assert [one.change for one in plan.memory_reductions][-len(changes) :] == changes
+
+
+def test_a_card_of_just_as_many_bytes_is_large_enough() -> None:
+    needed = plan_of().memory.total
+    just, short = (plan_of(room=needed - missing) for missing in (0, 1))
+    assert just.fits and not just.memory_reductions and not short.fits and short.memory_reductions
+    assert plan_of(room=400 * GIB).longest_row == QWEN_7B.positions
 
 
 def test_as_few_layers_are_offloaded_as_fit() -> None:

@@ -71,6 +71,7 @@ def test_a_recipe_fits_the_card_that_the_readme_names(recipe: str, tmp_path: Pat
 def test_json_holds_every_part_in_bytes(tmp_path: Path) -> None:
     found = plan_json(*EIGHT, "--tflops", "20", "--root", tmp_path)
     assert sum(part["bytes"] for part in found["memory"].values() if part["at_peak"]) == found["total_bytes"]
+    assert all(part["source"] for part in found["memory"].values())
     assert found["fits"] and found["card"]["memory"] == 8 * GIB and not found["tflops_assumed"]
     assert found["work"] is None and found["seconds"] is None  # not measured: nothing is tokenized here
     assert {"parameters", "device", "loss", "tokens_per_forward", "allocated_bytes", "longest_row"} <= set(

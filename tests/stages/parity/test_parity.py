@@ -12,7 +12,6 @@ import yaml
 from gguf_edit import change_tensors, without
 
 from pipeline.__main__ import main
-from pipeline.stages.parity.check import count_check
 
 
 @pytest.fixture
@@ -63,11 +62,3 @@ def test_weights_are_judged_also_where_llama_cpp_refuses_the_file(project: Path)
     assert "output_norm.weight" in checks["weights_gguf"]["detail"]
     assert checks["text_template"]["verdict"] == checks["tokens_corpus"]["verdict"] == "not measured"
     assert "llama-server ended" in checks["text_template"]["detail"]
-
-
-def test_a_check_that_compared_nothing_has_not_passed() -> None:
-    assert count_check("X", "x", 0, 0, "").verdict == "not measured"
-    assert count_check("X", "x", 0, 1, "", "why").remedy == ""
-    failed = count_check("X", "x", 2, 3, "here", "why")
-    assert "here" in failed.sentence
-    assert (failed.verdict, failed.figure, failed.remedy) == ("fail", 2.0, "why")

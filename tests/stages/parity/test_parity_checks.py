@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from families import byte_folder
 from parity_outputs import LIMITS, OTHER, THIRD, halves, output
 
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.sections import Parity
+from pipeline.config.sections import AUTO, Parity
 from pipeline.core.checks import Check
-from pipeline.core.errors import ToolError
+from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import json_hash
-from pipeline.stages.parity.check import Probe, measured
+from pipeline.metrics.divergence import compare
+from pipeline.metrics.level_limits import level_limit
+from pipeline.stages.parity.check import Measure, Probe, count_check, measured
 from pipeline.stages.parity.conversations import Conversation, chosen, made
 from pipeline.stages.parity.corpus import strings, unicode_runs
 from pipeline.stages.parity.hand_overs import gguf_check, level_bound, level_check, lora_check, merge_checks
@@ -48,6 +51,30 @@ def test_what_is_measured_and_what_is_not(capsys: pytest.CaptureFixture[str]) ->
     assert "deep" in capsys.readouterr().err
     with pytest.raises(ToolError, match="Q-TEST-001: "):
         measured([sound, refused], "standard")
+
+
+def test_a_check_that_compared_nothing_has_not_passed() -> None:
+    assert count_check("X", "x", 0, 0, "").verdict == "not measured"
+    passed, failed = count_check("X", "x", 0, 1, "", "why"), count_check("X", "x", 2, 3, "here", "why")
+    assert (passed.verdict, passed.figure, passed.limit, passed.remedy) == ("pass", 0.0, 0.0, "")
+    assert failed.sentence.endswith("here")
+    assert (failed.verdict, failed.figure, failed.remedy, failed.unit) == ("fail", 2.0, "why", "differences")
+
+
+def test_logits_are_compared_on_held_out_chats_that_fit(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(byte_folder(tmp_path))
+    short, long = (
+        [{"role": "user", "content": "a" * length}, {"role": "assistant", "content": "b"}]
+        for length in (9, 4000)
+    )
+
+    def prompts(*chats: Any) -> list[str]:
+        measure: Any = Measure([{"messages": chat} for chat in chats], Parity(rows=2), None, tmp_path)
+        return [tokenizer.decode(prompt.ids) for prompt in measure.prompts(tokenizer)]
+
+    assert prompts(long, short, short, short) == prompts(short) * 2
+    with pytest.raises(DataError, match="Q-PARITY-003"):
+        prompts(long)
 
 
 def test_a_report_is_about_the_same_conversations_as_the_last() -> None:
@@ -126,6 +153,7 @@ BOTH = ["outputs_sixteen", "outputs_trained"]
     [
         ("16-bit", {}, [], ""),
         ("nf4", {}, [], ""),
+        ("nf4", {"as_trained": STRANGE}, [], ""),
         ("16-bit", {"merged": OTHER, "untuned": OTHER}, BOTH, "the adapter was not merged"),
         ("16-bit", {"merged": OTHER, "trained": OTHER}, ["outputs_sixteen"], "merged into the NF4 base"),
         ("nf4", {"merged": OTHER, "sixteen": OTHER}, ["outputs_trained"], "merged into the 16-bit base"),
@@ -145,13 +173,15 @@ def test_causes_of_a_merge_that_lost_something(
     assert all(cause in checks[key].remedy for key in failed)
     for check in checks.values():
         assert check.figure is not None and np.isfinite(list(check.figures.values())).all()
+        assert "nan" not in check.sentence
 
 
 @pytest.mark.parametrize(
     ("check", "cause"),
     [
         (lambda: gguf_check(output(gguf=OTHER, untuned=OTHER), "X"), "is the untuned base"),
-        (lambda: gguf_check(output(merged=OTHER), "X"), "the merged model is not"),
+        (lambda: gguf_check(output(merged=OTHER, trained=THIRD), "X"), "the merged model is not"),
+        (lambda: gguf_check(output(merged=OTHER, sixteen=THIRD), "X"), "the merged model is not"),
         (lambda: gguf_check(output(gguf=OTHER), "X"), "another model or is damaged"),
         (lambda: level(DAMAGED, OTHER), "may be damaged"),
         (lambda: level(UNKNOWN, OTHER), "may be damaged"),
@@ -166,32 +196,57 @@ def test_causes_of_a_gguf_that_lost_something(check: Callable[[], Any], cause: s
     assert cause in check().remedy
 
 
+@pytest.mark.parametrize(
+    ("gguf", "figure", "unit"),
+    [(STRANGE, 8.0, "positions"), ([halves(8, 51)], 1.0, "tokens"), ([halves(8, 47)], 3.0, "tokens")],
+)
+def test_logits_that_can_not_be_compared_are_counted(gguf: Any, figure: float, unit: str) -> None:
+    check = gguf_check(output(gguf=gguf), "X")
+    assert (check.verdict, check.figure, check.limit, check.unit) == ("fail", figure, 0.0, unit)
+
+
 # --- rounding that was asked for ---
 
 
 def test_what_a_level_costs_is_a_warning_where_its_weights_passed() -> None:
     found = level(SOUND, OTHER)
     assert (found.verdict, found.limit) == ("warn", 0.7)
-    assert found.figure is not None and found.figure > 0.7
+    assert found.figure is not None and found.figure > 0.7 and found.unit == "nats"
+    assert found.figures.keys() == {"nmse", "kld_max", "same_top", "positions", "kld_trained"}
     assert "report.gate.max_kld" in found.remedy
+    at_the_limit = SimpleNamespace(max_kld_level=found.figure)
+    assert level(DAMAGED, OTHER, at_the_limit).verdict == "pass"
+    published = level(SOUND, OTHER, SimpleNamespace(max_kld_level=AUTO))
+    assert (published.verdict, published.limit) == ("warn", level_limit("Q4_K_M", None).kld)
+    without_training = gguf_check(output(as_trained=STRANGE), "X")
+    assert without_training.verdict == "pass" and "kld_trained" not in without_training.figures
 
 
 def test_where_weights_were_not_checked_the_divergence_is_the_evidence_and_that_is_said() -> None:
     assert "not checked (said)" in level(UNKNOWN, OTHER).sentence
+    assert "not checked, so" in level(None, OTHER).sentence
+    assert "did not pass" in level(DAMAGED, OTHER).sentence
     assert level(UNKNOWN, output().gguf).verdict == "pass"
 
 
 @pytest.mark.parametrize(
-    ("merge_base", "models", "warned"),
-    [("16-bit", {"trained": OTHER}, "outputs_trained"), ("nf4", {"sixteen": OTHER}, "outputs_sixteen")],
+    ("merge_base", "models", "warned", "advised"),
+    [
+        ("16-bit", {"trained": OTHER}, "outputs_trained", ("merge.base to nf4 or", "max_kld_trained")),
+        ("nf4", {"sixteen": OTHER}, "outputs_sixteen", ("merge.base to 16-bit or", "16-bit base is meant")),
+    ],
 )
 def test_what_nf4_costs_is_a_warning_where_the_merged_weights_passed(
-    merge_base: str, models: dict[str, Any], warned: str
+    merge_base: str, models: dict[str, Any], warned: str, advised: tuple[str, str]
 ) -> None:
-    checks = merge_checks(output(**models, weights={"weights_merged": SOUND}, nf4=SOUND), merge_base)
+    outputs = output(**models, as_trained=THIRD, weights={"weights_merged": SOUND}, nf4=SOUND)
+    checks = merge_checks(outputs, merge_base)
     wanted = dict.fromkeys(BOTH, "pass") | {warned: "warn"}
     assert {key: check.verdict for key, check in checks.items()} == wanted
-    assert "merge.base" in checks[warned].remedy
+    assert all(words in checks[warned].remedy for words in advised)
+    assert checks[warned].limit == level_limit("nf4", None).kld
+    rounding = compare(outputs.as_trained, outputs.trained).kld
+    assert f"{rounding:.2g} nats" in checks["outputs_trained"].sentence
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,9 @@ def test_an_error_inside_leaves_the_model_as_it_was(make: Callable[[], Any]) -> 
 
 
 class Fixed:
-    """A model that says `says`, token by token; `calls` holds the numbers of ids that it was shown."""
+    """A model that says `says`, token by token, as long as it is given what it knows of those before; `calls`
+    holds the numbers of ids that it was shown.
+    """
 
     device = "cpu"
 
@@ -138,7 +140,7 @@ class Fixed:
         output = past_key_values or 0
         self.calls.append(input_ids.shape[1])
         logits = torch.nn.functional.one_hot(torch.tensor([[self.says[output]]]), tiny.ROWS).float()
-        return CausalLMOutputWithPast(logits=logits, past_key_values=output + 1)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=output + 1 if use_cache else None)
 
 
 def test_it_answers_the_first_turn_and_stops_at_the_end_of_turn(tokenizer: Any) -> None:
@@ -148,13 +150,16 @@ def test_it_answers_the_first_turn_and_stops_at_the_end_of_turn(tokenizer: Any) 
     ids, labels = encoded(tokenizer)
     model = Fixed([*tokenizer("It is 6.")["input_ids"], tokenizer.eos_token_id, 0, 0])
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    (found,) = sample(model, tokenizer, [(ids, labels)], max_new_tokens=20)
+    found, as_long_as_allowed = (
+        sample(model, tokenizer, [(ids, labels)], max_new_tokens=most)[0] for most in (20, 6)
+    )
+    assert found == as_long_as_allowed
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
     assert found["prompt"].endswith("<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n")
     assert (found["answer"], found["reference"]) == ("It is 6.", "It is 5.")
     first = next(place for place, label in enumerate(labels) if label != IGNORED)
-    assert model.calls == [first, 1, 1, 1, 1, 1]
+    assert model.calls == [first, 1, 1, 1, 1, 1] * 2
 
 
 def test_what_was_cut_shows_it(tokenizer: Any) -> None:
@@ -166,6 +171,10 @@ def test_what_was_cut_shows_it(tokenizer: Any) -> None:
     assert found["prompt"].startswith("…")
     assert len(found["prompt"]) == 600 + 1
     assert "why?" in found["prompt"]
+    fitting = tokenizer(tokenizer.decode(ids)[:600])["input_ids"]
+    assert len(tokenizer.decode(fitting)) == 600
+    (found,) = sample(model, tokenizer, [([*fitting, 0], [IGNORED] * len(fitting) + [0])], max_new_tokens=3)
+    assert found["prompt"] == tokenizer.decode(fitting)
 
 
 def test_a_text_without_a_question_is_continued_from_its_first_token(tokenizer: Any) -> None:
