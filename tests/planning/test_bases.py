@@ -111,7 +111,7 @@ def test_a_config_that_cant_be_is_refused(changed: dict[str, Any], error: Any, i
             {"small_weights": 2 * (512 + 2 * 256 + 40 + 80 + 256) + 40},
         ),
         ({"model_type": "llama"}, {"small_weights": 2 * 80 + 40}),
-        ({"model_type": "llama", "mlp_bias": True}, {"small_weights": 2 * (80 + 140) + 40}),
+        ({"model_type": "llama", "mlp_bias": True, "attention_bias": True}, {"small_weights": 2 * 340 + 40}),
         ({"num_key_value_heads": None}, {"kv_heads": 4}),
         ({"tie_word_embeddings": True, "max_position_embeddings": 9}, {"tied": True, "positions": 9}),
         (
@@ -123,12 +123,17 @@ def test_a_config_that_cant_be_is_refused(changed: dict[str, Any], error: Any, i
             },
         ),
         (
+            {"model_type": "qwen2_moe", **MOE, "shared_expert_intermediate_size": 72, "qkv_bias": False},
+            {"small_weights": 2 * (80 + 160) + 40},
+        ),
+        (
             {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
             {"routing": Routing(4, 2, 50, shared=0, normalized=True), "intermediate": 100},
         ),
         (
-            {"model_type": "qwen3_moe", **MOE, "norm_topk_prob": True},
-            {"routing": Routing(4, 3, 24, shared=0, normalized=True), "intermediate": 72},
+            {"model_type": "qwen3_moe", **MOE, "norm_topk_prob": True, "attention_bias": True},
+            {"routing": Routing(4, 3, 24, shared=0, normalized=True), "intermediate": 72}
+            | {"small_weights": 2 * (80 + 20 + 120 + 160) + 40},
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Every planner over every kind of base and training: the figures as text, and what they are by hand."""
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -165,9 +166,7 @@ def test_a_mixture_is_planned_by_what_its_experts_take() -> None:
 @pytest.mark.parametrize(
     ("shape", "path", "width"),
     [
-        (QWEN_7B, "self_attn.q_proj", 3584 + 3584),
-        (QWEN_7B, "self_attn.k_proj", 3584 + 512),
-        (QWEN_7B, "self_attn.v_proj", 3584 + 512),
+        (QWEN_7B, "self_attn.[qkv]_proj", 3 * 3584 + 3584 + 2 * 512),
         (QWEN_7B, "self_attn.o_proj", 3584 + 3584),
         (QWEN_7B, "mlp.down_proj", 18_944 + 3584),
         (QWEN_MOE, "mlp.shared_expert.up_proj", 2048 + 5632),
@@ -359,6 +358,8 @@ def test_a_card_of_just_as_many_bytes_is_large_enough() -> None:
     just, short = (plan_of(room=needed - missing) for missing in (0, 1))
     assert just.fits and not just.memory_reductions and not short.fits and short.memory_reductions
     assert plan_of(room=400 * GIB).longest_row == QWEN_7B.positions
+    first = plan_of(training(**TWO), room=5 * GIB).memory_reductions[0]
+    assert plan_of(training(**TWO), room=first.total).memory_reductions == (replace(first, enough=True),)
 
 
 def test_as_few_layers_are_offloaded_as_fit() -> None:

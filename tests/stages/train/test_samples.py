@@ -117,9 +117,7 @@ def test_an_error_inside_leaves_the_model_as_it_was(make: Callable[[], Any]) -> 
 
 
 class Fixed:
-    """A model that says `says`, token by token, as long as it is given what it knows of those before; `calls`
-    holds the numbers of ids that it was shown.
-    """
+    """A model that says `says`, a token a call, by its cache; `calls` has the numbers of ids it was shown."""
 
     device = "cpu"
 
