@@ -82,6 +82,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         named(f"tests/{CURATE[9:]}/test_", "redaction secrets personal cleaning reasoning"),
     ),
     "planning": (["pipeline/planning"], ["tests/planning"]),
+    "packed": (["pipeline/planning/quantized.py"], named("tests/planning/test_", "bases kinds")),  # files too
     "monitoring": ([f"{TRAIN}/monitoring", f"{TRAIN}/grpo/rules.py"], named(TRAINED, "monitor samples")),
     "gguf": (["pipeline/gguf"], ["tests/gguf", "tests/models/test_scaled_linear.py"]),
     "merging": (

@@ -11,8 +11,8 @@ from pipeline.planning.shape import Shape, read_shape
 LAYERS, VOCABULARY = 16, 261
 
 
-def shaped(hidden: int, inner: int, tied: bool, kv_heads: int) -> Shape:
-    """A Llama of `LAYERS` layers and four heads."""
+def shaped(hidden: int, inner: int, tied: bool, kv_heads: int, biased: bool = False) -> Shape:
+    """A Llama of `LAYERS` layers and four heads, whose linears have biases if `biased`."""
     config = {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -22,6 +22,8 @@ def shaped(hidden: int, inner: int, tied: bool, kv_heads: int) -> Shape:
         "num_hidden_layers": LAYERS,
         "vocab_size": VOCABULARY,
         "tie_word_embeddings": tied,
+        "attention_bias": biased,
+        "mlp_bias": biased,
     }
     return read_shape(config)
 

@@ -22,7 +22,7 @@ from pipeline.models.experts.recognize import Routing
 from pipeline.planning import weights
 from pipeline.planning.base import PUBLISHED, find_quantized, find_shape, published_shape
 from pipeline.planning.duration import run_of, work_in
-from pipeline.planning.quantized import QuantizedBase, quantized_level
+from pipeline.planning.quantized import QuantizedBase, quantized_file, quantized_level
 from pipeline.planning.shape import Shape, load_shape, read_shape
 
 # parameters as each model's page on the Hugging Face Hub counts them
@@ -146,7 +146,7 @@ def test_the_shape_of_a_config(changed: dict[str, Any], expected: dict[str, Any]
 def test_a_file_that_is_not_a_config_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(DataError, match="Q-PLANNING-006"):
+    with pytest.raises(DataError, match="Q-PLANNING-006: "):
         load_shape(tmp_path / "config.json")
 
 
@@ -182,7 +182,7 @@ def level_file(
 ) -> tuple[Path, Shape, str]:
     """A GGUF of zeros that llama-quantize made, the shape of its model, and its level."""
     tied, level = request.param
-    folder, shape = tmp_path_factory.mktemp(level), shaped(256, 512, tied=tied, kv_heads=2)
+    folder, shape = tmp_path_factory.mktemp(level), shaped(256, 512, tied, kv_heads=2, biased=not tied)
     quantize_gguf(Llama(tools), written(folder / "f16.gguf", shape), folder / "model.gguf", level)
     return folder / "model.gguf", shape, level
 
@@ -240,21 +240,23 @@ def test_what_stage_base_made_is_read(tmp_path: Path) -> None:
     for key, other in (("level", "Q8_0"), ("model", "another"), ("sha256", "0"), ("tie", "keep")):
         facts = {"model": "mine.gguf", "revision": None, key: other}
         record.write_text(json.dumps(facts))
-        with pytest.raises(ConfigError, match="Q-PLANNING-001"):
+        with pytest.raises(ConfigError, match="Q-PLANNING-001: "):
             find_shape(params, tmp_path)  # it is another one that is here
-        with pytest.raises(ConfigError, match="Q-PLANNING-001"):
+        with pytest.raises(ConfigError, match="Q-PLANNING-001: "):
             find_quantized(params, shape, tmp_path)
     for damaged in ("{", "[]", '{"model": "mine.gguf"}'):
         record.write_text(damaged)
-        with pytest.raises(DataError, match="Q-PLANNING-002"):
+        with pytest.raises(DataError, match="Q-PLANNING-002: "):
             find_shape(params, tmp_path)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.gguf").write_bytes(b"GGUF")
     params = write_gguf_params(tmp_path, base=mine())
-    with pytest.raises(DataError, match="Q-PLANNING-002"):
+    with pytest.raises(DataError, match="Q-PLANNING-002: "):
         find_shape(params, tmp_path)
+    with pytest.raises(DataError, match="Q-PLANNING-002: "):
+        quantized_file(tmp_path / "none.gguf")
 
 
 HUB = {"model": "Qwen/Qwen2.5-7B-Instruct-GGUF", "revision": "a" * 40}
@@ -277,10 +279,10 @@ def test_before_a_download_the_names_level_counts(tmp_path: Path, file: str, lev
     assert find_quantized(params, QWEN_7B, tmp_path) == quantized_level(QWEN_7B, level)
 
 
-@pytest.mark.parametrize("file", ["model.gguf", "x-Q4_K_L.gguf", "xQ4_0.gguf"])
+@pytest.mark.parametrize("file", ["model.gguf", "x-Q4_K_L.gguf", "xQ4_0.gguf", "Q8_0/model.gguf"])
 def test_a_name_without_a_level_is_refused(tmp_path: Path, file: str) -> None:
     params = write_gguf_params(tmp_path, base=HUB | {"file": file})
-    with pytest.raises(ConfigError, match="Q-PLANNING-001"):
+    with pytest.raises(ConfigError, match="Q-PLANNING-001: "):
         find_quantized(params, QWEN_7B, tmp_path)
 
 
@@ -364,5 +366,5 @@ def test_work_is_read_from_what_preprocess_wrote(tmp_path: Path, name: str) -> N
     assert work_in(tmp_path, TRAIN) == run_of(TRAIN, 80, 80_000)
     for damaged in ("{", "{}", '{"splits": {"train": {"packed_rows": 0, "tokens": 9}}}'):
         (tmp_path / name).write_text(damaged)
-        with pytest.raises(DataError, match="Q-PLANNING-004"):
+        with pytest.raises(DataError, match="Q-PLANNING-004: "):
             work_in(tmp_path, TRAIN)

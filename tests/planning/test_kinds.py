@@ -183,7 +183,9 @@ def test_qwen_7b_on_q4_k_m() -> None:
     base = quantized_level(QWEN_7B, "Q4_K_M")
     assert base.embeddings == 152_064 * 3584 // 256 * 144  # Q4_K
     assert base.head == 152_064 * 3584 // 256 * 210  # Q6_K
-    found = parts(plan_of(training(**GGUF), quantized=base))
+    plan = plan_of(training(**GGUF), quantized=replace(base, made_from=77))
+    assert plan.disk[BASE] == base.file + 77
+    found = parts(plan)
     both = found["quantized linears"] + found["embeddings and head"]
     assert both == pytest.approx(4_683_073_536, rel=0.002)  # of the published file
     block = 32 * 2**20 // 18_944 * 18_944  # down_proj: whole rows in at most 32 Mi weights

@@ -29,6 +29,7 @@ from pipeline.stages.parity.hand_overs import gguf_check, level_bound, level_che
 from pipeline.stages.parity.rewrites import Rewrites
 
 BY_HAND = 1579  # strings of the corpus
+UNUSED: Any = None
 SOUND, DAMAGED, UNKNOWN = (Check("W", verdict, "said") for verdict in ("pass", "fail", "not measured"))
 
 
@@ -63,18 +64,16 @@ def test_a_check_that_compared_nothing_has_not_passed() -> None:
 
 def test_logits_are_compared_on_held_out_chats_that_fit(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(byte_folder(tmp_path))
-    short, long = (
-        [{"role": "user", "content": "a" * length}, {"role": "assistant", "content": "b"}]
-        for length in (9, 4000)
-    )
 
-    def prompts(*chats: Any) -> list[str]:
-        measure: Any = Measure([{"messages": chat} for chat in chats], Parity(rows=2), None, tmp_path)
-        return [tokenizer.decode(prompt.ids) for prompt in measure.prompts(tokenizer)]
+    def prompts(*lengths: int) -> list[str]:
+        asked = [{"role": "user", "content": "a" * length} for length in lengths]
+        rows: Any = [{"messages": [turn, {"role": "assistant", "content": "b"}]} for turn in asked]
+        prompts = Measure(rows, Parity(rows=2), UNUSED, tmp_path).prompts(tokenizer)
+        return [tokenizer.decode(prompt.ids) for prompt in prompts]
 
-    assert prompts(long, short, short, short) == prompts(short) * 2
-    with pytest.raises(DataError, match="Q-PARITY-003"):
-        prompts(long)
+    assert prompts(4000, 9, 9, 9) == prompts(9) * 2
+    with pytest.raises(DataError, match="Q-PARITY-003: "):
+        prompts(4000)
 
 
 def test_a_report_is_about_the_same_conversations_as_the_last() -> None:

@@ -148,10 +148,8 @@ def test_it_answers_the_first_turn_and_stops_at_the_end_of_turn(tokenizer: Any) 
     ids, labels = encoded(tokenizer)
     model = Fixed([*tokenizer("It is 6.")["input_ids"], tokenizer.eos_token_id, 0, 0])
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    found, as_long_as_allowed = (
-        sample(model, tokenizer, [(ids, labels)], max_new_tokens=most)[0] for most in (20, 6)
-    )
-    assert found == as_long_as_allowed
+    found, just_ended = (sample(model, tokenizer, [(ids, labels)], most)[0] for most in (20, 6))
+    assert found == just_ended
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
     assert found["prompt"].endswith("<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n")
@@ -170,7 +168,6 @@ def test_what_was_cut_shows_it(tokenizer: Any) -> None:
     assert len(found["prompt"]) == 600 + 1
     assert "why?" in found["prompt"]
     fitting = tokenizer(tokenizer.decode(ids)[:600])["input_ids"]
-    assert len(tokenizer.decode(fitting)) == 600
     (found,) = sample(model, tokenizer, [([*fitting, 0], [IGNORED] * len(fitting) + [0])], max_new_tokens=3)
     assert found["prompt"] == tokenizer.decode(fitting)
 
