@@ -127,3 +127,9 @@ def faults_of(bundle: Path, damages: dict[str, Callable[[Path], object]], scratc
         lines.append(f"{case}: {text}\n")
         shutil.rmtree(folder)
     return "".join(lines)
+
+
+def printed(card: str) -> dict[str, Any]:
+    """The provenance that a card prints."""
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.*)` \|$", card, re.MULTILINE)
+    return {key: json.loads(value) for key, value in rows}

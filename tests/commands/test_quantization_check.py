@@ -2,9 +2,9 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,9 @@ import yaml
 from draws import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make import quench
+from make import change_params, quench
 from tiny import untied_qwen2
 
-from pipeline.commands.quantization_check.adapters import (
-    put_adapter,
-    random_adapter,
-    saved_adapters,
-    swap_line,
-)
 from pipeline.commands.quantization_check.checks import (
     compare_logits,
     measure_training,
@@ -30,19 +24,17 @@ from pipeline.commands.quantization_check.checks import (
     output_check,
     planned_training,
 )
-from pipeline.commands.quantization_check.command import quantization_check
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
-from pipeline.core.errors import ConfigError, DataError, GateError
+from pipeline.core.errors import GateError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.places import PROJECT
 from pipeline.metrics.level_limits import PUBLISHED_KLD
-from pipeline.models.finite import adapter_is_finite, finite_record, nf4_linears, outputs_watched
+from pipeline.models.finite import adapter_is_finite, finite_record, outputs_watched
 from pipeline.models.nf4_weights import nf4_check, weight_lines
 from pipeline.models.qlora import load_quantized
 from pipeline.models.tensors import tensor_bytes
 from pipeline.models.tuners import put_tuner
-from pipeline.models.tuners.lora import lora_config
 from pipeline.planning.shape import load_shape
 from pipeline.stages.train.checkpoints import publish_checkpoint
 
@@ -59,17 +51,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapted(base: Path, train: Training = NF4) -> Any:
-    return random_adapter(load_quantized(base, train), lora_config(train), "default", 0)
-
-
-def test_norms_that_train_whole_are_put_on_as_training_does(base: Path, tmp_path: Path) -> None:
-    asked = NF4.model_copy(update={"modules_to_save": ["norm"]})
-    given: dict[str, Any] = {"base": base, "rows": ROWS, "settings": asked, "shape": None}
-    assert quantization_check(adapter=None, **given).lines["lora_finite"].verdict == "pass"
-    trained = put_tuner(load_quantized(base, asked), asked)
-    trained.save_pretrained(tmp_path / "adapter")
-    found = quantization_check(adapter=tmp_path / "adapter", **given)
-    assert found.lines["lora_finite"].verdict == "pass"
+    return put_tuner(load_quantized(base, train), train)
 
 
 # --- finite -------------------------------------------------------------------------------------------------
@@ -89,7 +71,8 @@ def test_a_sound_model_is_counted(base: Path) -> None:
 
 def test_a_scale_that_is_no_number_names_its_linear(base: Path) -> None:
     model = adapted(base)
-    nf4_linears(model)[DOWN].weight.quant_state.state2.absmax[0] = float("nan")
+    down = model.get_base_model().get_submodule(DOWN)
+    down.weight.quant_state.state2.absmax[0] = float("nan")
     with pytest.raises(GateError) as refused:
         finite_record(model)
     assert refused.value.id == "Q-MODELS-008" and DOWN in refused.value.sentence
@@ -191,7 +174,7 @@ def test_weights_are_compared_with_the_file(base: Path, tmp_path: Path) -> None:
     lines = weight_lines(model, base)
     assert {line.verdict for line in lines.values()} == {"pass"}
     assert lines["nf4_weights"].figure == pytest.approx(0.009, abs=0.004)  # NF4's own error on normal weights
-    nf4_linears(model)[DOWN].weight.data[:200] = 0
+    model.get_submodule(DOWN).weight.data[:200] = 0
     assert {(line.verdict, DOWN in line.sentence) for line in weight_lines(model, base).values()} == {
         ("fail", True)
     }
@@ -226,7 +209,7 @@ def blocks_swapped(linear: Any) -> None:
 )
 def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refuses: str) -> None:
     model = load_quantized(base, NF4)
-    damage(nf4_linears(model)[DOWN])
+    damage(model.get_submodule(DOWN))
     line = weight_lines(model, base)[refuses]
     assert (line.verdict, DOWN in line.sentence) == ("fail", True)
     assert nf4_check(model, base).verdict == "fail"  # what parity asks
@@ -262,84 +245,6 @@ def test_a_tensor_that_is_there_twice_counts_once() -> None:
     assert tensor_bytes([table, table, torch.zeros(3)]) == 80 + 12
 
 
-# --- switching adapters -------------------------------------------------------------------------------------
-
-
-def saved(base: Path, folder: Path, seed: int, **changed: Any) -> Path:
-    settings = NF4.model_copy(update=changed)
-    random_adapter(load_quantized(base, settings), lora_config(settings), "default", seed).save_pretrained(
-        folder
-    )
-    return folder
-
-
-def test_saved_adapters_are_switched_where_two_are_there(base: Path, tmp_path: Path) -> None:
-    adapter = saved(base, tmp_path / "models/adapter", 1)
-    assert saved_adapters(tmp_path) == ()
-    for step, source in ((10, saved(base, tmp_path / "older", 2, r=2)), (20, adapter), (30, None)):
-        checkpoint = tmp_path / f"models/checkpoints/checkpoint-{step}"
-        if source:
-            publish_checkpoint(Path(shutil.copytree(source, tmp_path / f"written-{step}")), checkpoint, {})
-        else:
-            checkpoint.mkdir()  # torn
-    found = saved_adapters(tmp_path)
-    assert found == (adapter, tmp_path / "models/checkpoints/checkpoint-10")  # the newest whole one
-    line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, found)
-    assert (line.verdict, line.figure) == ("pass", 0.0)
-    assert "checkpoint-10" in line.sentence
-    twice = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
-    assert twice.verdict == "not measured"
-    assert saved_adapters(tmp_path, [adapter, tmp_path / "older"]) == (adapter, tmp_path / "older")
-    with pytest.raises(ConfigError) as alone:
-        saved_adapters(tmp_path, [adapter])
-    with pytest.raises(DataError) as other:
-        saved_adapters(tmp_path, [adapter, tmp_path / "models/base"])
-    assert (alone.value.id, other.value.id) == ("Q-COMMANDS-028", "Q-COMMANDS-029")
-
-
-def test_an_adapter_of_another_base_is_one_sentence(base: Path, tmp_path: Path) -> None:
-    adapter = saved(base, tmp_path / "adapter", 1)
-    settings = json.loads((adapter / "adapter_config.json").read_text())
-    # the saved matrices have another shape
-    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 3}))
-    with pytest.raises(DataError) as swapped:
-        swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS, (adapter, adapter))
-    with pytest.raises(DataError) as trained:
-        put_adapter(load_quantized(base, NF4), adapter, lora_config(NF4), "default", 0, trained=True)
-    assert (swapped.value.id, trained.value.id) == ("Q-COMMANDS-029", "Q-COMMANDS-027")
-
-
-def test_a_pattern_that_takes_for_ever_never_reaches_peft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.models.merging.adapter.MATCHING_SECONDS", 0.1)
-    settings = {"peft_type": "LORA", "rank_pattern": {"(.*.*.*.*)*x": 2}}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
-    model = SimpleNamespace(named_modules=lambda: [("model.layers.0.self_attn.q_proj", None)])
-    with pytest.raises(DataError, match="Q-MODELS-039"):
-        put_adapter(model, tmp_path, None, "default", 0)
-
-
-def test_full_memory_is_no_fault_of_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from peft import PeftModel
-
-    def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(PeftModel, "from_pretrained", full)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(torch.OutOfMemoryError):
-        put_adapter(SimpleNamespace(named_modules=list), tmp_path, None, "default", 0)
-
-
-def test_a_switch_that_does_nothing_is_seen(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from peft import PeftModel
-
-    monkeypatch.setattr(PeftModel, "set_adapter", lambda self, name: None)
-    line = swap_line(load_quantized(base, NF4), lora_config(NF4), ROWS)
-    assert (line.verdict, line.figure) == ("fail", 1.0)
-
-
 # --- the command --------------------------------------------------------------------------------------------
 
 
@@ -373,13 +278,19 @@ def test_the_command_measures_everything_on_a_sound_base(root: Path) -> None:
 def test_a_failed_check_ends_with_5_and_leaves_its_report(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where outputs differ too much, and switching adapters does nothing."""
+    from peft import PeftModel
+
     monkeypatch.setattr("pipeline.commands.quantization_check.checks.largest_kld", lambda _: 1e-12)
+    monkeypatch.setattr(PeftModel, "set_adapter", lambda self, name: None)
     result = quench(*NF4_OF, root, "--json")
     assert result.exit_code == 5
     assert "Q-COMMANDS-026: " in result.stderr
     report = json.loads(result.stdout)
     assert report == json.loads((root / "reports" / "quantization-check.json").read_text())
-    assert (report["verdict"], report["lines"]["output_divergence"]["verdict"]) == ("fail", "fail")
+    failed = {key: line["figure"] for key, line in report["lines"].items() if line["verdict"] == "fail"}
+    assert report["verdict"] == "fail" and failed.keys() == {"output_divergence", "adapter_swap"}
+    assert failed["adapter_swap"] == 1.0
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
@@ -404,3 +315,85 @@ def test_nothing_to_compare_is_one_sentence(root: Path, tiny_params: dict[str, A
     (root / "params.yaml").write_text(yaml.safe_dump(tiny_params))
     (root / "models/base").unlink()
     assert (quench(*NF4_OF, root).exit_code, "Q-CORE-001: " in quench(*NF4_OF, root).stderr) == (3, True)
+
+
+# --- saved adapters -----------------------------------------------------------------------------------------
+
+
+def saved(root: Path, folder: Path, seed: int, **changed: Any) -> Path:
+    """An adapter of the project's base that changes what it says."""
+    train = load_params(root / "params.yaml").training.model_copy(update=changed)
+    model = put_tuner(load_quantized(root / "models/base", train), train)
+    random = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if ".lora_" in name:
+            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=random) / weight.shape[1] ** 0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def lines_of(root: Path, *words: object) -> dict[str, Any]:
+    """The lines of a check that passes."""
+    result = quench(*NF4_OF, root, "--json", *words)
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout)["lines"])
+
+
+def refused(root: Path, *words: object) -> str:
+    """The id of the error that the check ends with."""
+    return re.findall(r"Q-[A-Z]+-\d+", quench(*NF4_OF, root, *words).stderr)[-1]
+
+
+def test_saved_adapters_are_switched_where_two_are_there(root: Path, tmp_path: Path) -> None:
+    adapter, older = saved(root, root / "models/adapter", 1), saved(root, tmp_path / "older", 2, r=2)
+    for step, source in ((10, older), (20, adapter), (30, None)):
+        checkpoint = root / f"models/checkpoints/checkpoint-{step}"
+        if source:
+            publish_checkpoint(Path(shutil.copytree(source, tmp_path / f"written-{step}")), checkpoint, {})
+        else:
+            checkpoint.mkdir()  # torn
+    switched = lines_of(root)["adapter_swap"]
+    assert (switched["verdict"], switched["figure"]) == ("pass", 0.0)
+    assert "models/adapter and checkpoints/checkpoint-10" in switched["detail"]  # the newest whole other one
+    twice = lines_of(root, "--adapter", adapter, "--adapter", adapter)["adapter_swap"]
+    assert twice["verdict"] == "not measured"
+    assert refused(root, "--adapter", adapter) == "Q-COMMANDS-028"
+    assert refused(root, "--adapter", adapter, "--adapter", root / "models/base") == "Q-COMMANDS-029"
+
+
+def test_norms_that_train_whole_are_put_on_as_training_does(root: Path) -> None:
+    change_params(root, train={"modules_to_save": ["norm"]})
+    assert lines_of(root)["lora_finite"]["verdict"] == "pass"
+    saved(root, root / "models/adapter", 1)
+    assert lines_of(root)["lora_finite"]["verdict"] == "pass"
+
+
+def test_an_adapter_of_another_base_is_one_sentence(root: Path, tmp_path: Path) -> None:
+    """Its matrices have another shape than its settings say."""
+    other = saved(root, tmp_path / "other", 1, r=3)
+    settings = json.loads((other / "adapter_config.json").read_text())
+    rank = load_params(root / "params.yaml").training.r
+    (other / "adapter_config.json").write_text(json.dumps(settings | {"r": rank}))
+    assert refused(root, "--adapter", other, "--adapter", other) == "Q-COMMANDS-029"
+    other.rename(root / "models/adapter")
+    assert refused(root) == "Q-COMMANDS-027"
+
+
+def test_a_pattern_that_takes_for_ever_never_reaches_peft(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.models.merging.adapter.MATCHING_SECONDS", 0.1)
+    file = saved(root, root / "models/adapter", 1) / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rank_pattern": {"(.*.*.*.*)*x": 2}}))
+    assert refused(root) == "Q-MODELS-039"
+
+
+def test_full_memory_is_no_fault_of_the_adapter(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import PeftModel
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    saved(root, root / "models/adapter", 1)
+    monkeypatch.setattr(PeftModel, "from_pretrained", full)
+    assert "Q-COMMANDS" not in quench(*NF4_OF, root).stderr

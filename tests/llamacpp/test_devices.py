@@ -1,5 +1,6 @@
 """Layers for the GPU: what llama.cpp lists, what fits its free memory, what a build for the CPU refuses."""
 
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from shaped_gguf import LAYERS, shaped, written
 
 from pipeline.core.errors import ConfigError
 from pipeline.gguf.file import kv_cache_bytes
-from pipeline.llamacpp.devices import Device, devices, fitting, gpu_layers, placement
+from pipeline.llamacpp.devices import devices, gpu_layers, placement
 from pipeline.llamacpp.tools import Toolchain
 
 NONE = "  (none)"
@@ -29,11 +30,10 @@ def build(folder: Path, *lines: str) -> Toolchain:
 
 def test_devices_are_as_llama_cpp_lists_them(tmp_path: Path) -> None:
     assert devices(build(tmp_path, NONE)) == []
-    assert devices(
-        build(tmp_path, CARD, "  Vulkan1: llvmpipe (LLVM 15.0.6, 256 bits) (24576 MiB, 1 MiB free)")
-    ) == [
-        Device("CUDA0", "NVIDIA GeForce RTX 4060", 8188 << 20, 7800 << 20),
-        Device("Vulkan1", "llvmpipe (LLVM 15.0.6, 256 bits)", 24576 << 20, 1 << 20),
+    slow = "  Vulkan1: llvmpipe (LLVM 15.0.6, 256 bits) (24576 MiB, 1 MiB free)"
+    assert [astuple(device) for device in devices(build(tmp_path, CARD, slow))] == [
+        ("CUDA0", "NVIDIA GeForce RTX 4060", 8188 << 20, 7800 << 20),
+        ("Vulkan1", "llvmpipe (LLVM 15.0.6, 256 bits)", 24576 << 20, 1 << 20),
     ]
 
 
@@ -45,14 +45,19 @@ def test_auto_takes_all_layers_that_fit_and_none_without_a_gpu(tmp_path: Path, m
     assert gpu_layers(build(tmp_path, full, CARD), model, "auto", tokens=512) == 99
 
 
-def test_layers_are_counted_with_their_part_of_the_cache(model: Path) -> None:
-    cache = kv_cache_bytes(model, 4096)
+def test_layers_are_counted_with_their_part_of_the_cache(tmp_path: Path, model: Path) -> None:
+    """Of a card with 1 GB that stays free."""
+    tokens = 1 << 20  # so that all take gigabytes, and a card's MiB are a small part of a layer
+    cache = kv_cache_bytes(model, tokens)
     assert cache
-    everything = (model.stat().st_size + cache) * 1.1
-    assert fitting(model, 4096, int(everything) + LAYERS) == 99
-    assert fitting(model, 4096, int(everything / 2)) == (LAYERS + 1) // 2
-    assert fitting(model, 4096, 0) == 0
-    assert fitting(model, 8192, int(everything / 2)) < (LAYERS + 1) // 2
+    everything = (model.stat().st_size + cache) * 1.1 / (1 << 20)  # MiB
+
+    def layers(room: float, tokens: int = tokens) -> int:
+        card = f"  CUDA0: a card (65536 MiB, {1024 + int(room)} MiB free)"
+        return gpu_layers(build(tmp_path, card), model, "auto", tokens=tokens)
+
+    assert (layers(everything + 1), layers(everything / 2 + 1), layers(0)) == (99, (LAYERS + 1) // 2, 0)
+    assert layers(everything / 2 + 1, 2 * tokens) < (LAYERS + 1) // 2
 
 
 def test_a_number_is_taken_as_it_is_or_refused(tmp_path: Path, model: Path) -> None:

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 from pipeline.config.sections import Training
 from pipeline.config.targets import is_routed, together
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.header import read_header
 from pipeline.gguf.sources import in_model
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.models.experts.recognize import TRAINABLE
 from pipeline.models.loading import load_model
 from pipeline.models.qlora import load_quantized
 from pipeline.models.quantized_linear import QuantizedLinear
@@ -232,7 +232,7 @@ def test_gradients_on_a_ggufs_blocks_are_those_of_plain_torch(
 
 def from_file(file: Path, own: Any) -> dict[str, torch.Tensor]:
     """The weights of transformers' own model out of a GGUF, by the package gguf alone."""
-    architecture = TRAINABLE[own.config.model_type]
+    architecture = read_header(file).fields["general.architecture"]
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names, (_, tensors) = gguf.get_tensor_name_map(number, 2), gguf_tensors(file)
     found = {}

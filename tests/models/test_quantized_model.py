@@ -26,7 +26,7 @@ from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.models.chunked_loss import check_head, chunked_loss
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
-from pipeline.models.quantized_model import in_order, load_gguf
+from pipeline.models.quantized_model import load_gguf
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
 from pipeline.models.tuners.lora import check_adapter, lora_config
 
@@ -187,16 +187,6 @@ def test_it_generates(levels: dict[str, Path]) -> None:
     answer = load(levels["Q4_K_M"]).generate(**asked)
     assert answer.shape[1] > 4
     assert torch.equal(answer, dense_model(load(levels["Q4_K_M"])).generate(**asked))
-
-
-def test_rows_go_back_to_where_the_converter_took_them_from() -> None:
-    rows = torch.arange(24).reshape(12, 2)
-    halves = [np.split(head, 2) for head in np.split(rows.numpy(), 3)]
-    heads = np.concatenate(
-        [np.stack(half, axis=1).reshape(-1, 2) for half in halves]
-    )  # as gguf_sources has it
-    assert not np.array_equal(heads, rows.numpy())
-    assert torch.equal(in_order(torch.from_numpy(heads), 3), rows)
 
 
 # --- what it refuses ----------------------------------------------------------------------------------------

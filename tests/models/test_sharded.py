@@ -24,7 +24,6 @@ import pipeline.models.sharded
 from pipeline.models.finite import finite_record
 from pipeline.models.offload import is_frozen_linear
 from pipeline.models.sharded import shard
-from pipeline.models.tensors import whole
 from pipeline.models.tuners import causal_model, tuner_on
 from pipeline.models.tuners.scales import unchanged_in_file
 
@@ -89,8 +88,10 @@ def compared(folder: Path, recipe: Any, out: Path) -> dict[str, Any]:
             with torch.no_grad():
                 one(torch.arange(24)[None], use_cache=False)
     found["whole"] = all(
-        torch.equal(whole(one.weight), other.weight.view(one.weight.shape))
-        for one, other in zip(linears(model), linears(plain), strict=True)
+        torch.equal(one.full_tensor() if isinstance(one, DTensor) else one, other.view(one.shape))
+        for one, other in zip(
+            *([linear.weight for linear in linears(each)] for each in (model, plain)), strict=True
+        )
     )
     found["finite"] = finite_record(model) == finite_record(plain)
     found["unchanged"] = unchanged_in_file(model) is unchanged_in_file(plain)

@@ -31,9 +31,8 @@ from pipeline.core.hashing import file_hash
 from pipeline.gate.records import Base
 from pipeline.gguf.provenance import provenance
 from pipeline.llamacpp.server_process import STACK_BYTES, environment
-from pipeline.ship import signature
 from pipeline.ship.bundle import SCRIPT, UNIT
-from pipeline.ship.card import claimed, front_matter
+from pipeline.ship.card import front_matter
 from pipeline.ship.verification import bundle_faults
 
 GGUF = "demo-Q4_K_M.gguf"
@@ -103,7 +102,7 @@ def test_the_card_is_one_that_hugging_face_reads(bundle: Path) -> None:
     assert found["pipeline_tag"] == "text-generation"
     assert "gguf" in found["tags"]
     assert "base_model" not in found  # a package is no address on the hub
-    assert claimed(body) == provenance(bundle / GGUF)
+    assert shipping.printed(body) == provenance(bundle / GGUF)
     assert f"| {GGUF} | `{file_hash(bundle / GGUF)}` |" in body
     assert "| Divergence | pass |" in body and "(this file)" in body
 
@@ -351,7 +350,7 @@ def test_keys_that_are_none_and_a_missing_library_are_sentences(
             bundle_faults(project / "models/bundle/demo-Q4_K_M", endless)
     monkeypatch.setitem(__import__("sys").modules, "model_signing", None)
     with pytest.raises(ToolError, match="Q-SHIP-009: "):
-        signature.sign(project, private)
+        command.main(Project(shipping.params(), project), "Q4_K_M", None, private)
 
 
 def replaced(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:

@@ -15,14 +15,13 @@ import tiny
 import tuned_inputs
 from golden import Golden
 from make import ended, ran
-from shipping import BILL, CARD, EVALUATION, SUMS, change, faults_of, script_environment, sum_again
+from shipping import BILL, CARD, EVALUATION, SUMS, change, faults_of, printed, script_environment, sum_again
 
 from pipeline.commands import ship as command
 from pipeline.commands.project import Project
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.provenance import BASE_FILE, provenance
 from pipeline.ship.bundle import SCRIPT
-from pipeline.ship.card import claimed
 from pipeline.ship.verification import bundle_faults
 
 BASE, LORA, TUNED = "model.gguf", "demo-lora.gguf", tuned_inputs.FILE
@@ -53,8 +52,8 @@ def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path) -> N
     modelfile = (bundle / "Modelfile").read_text()
     assert f"FROM ./{BASE}\n" in modelfile and f"ADAPTER ./{LORA}\n" in modelfile
     card, bill = (bundle / CARD).read_text(encoding="utf-8"), (bundle / BILL).read_text(encoding="utf-8")
-    assert claimed(card) == provenance(bundle / LORA)
-    assert claimed(card)[BASE_FILE] == file_hash(bundle / BASE)
+    assert printed(card) == provenance(bundle / LORA)
+    assert printed(card)[BASE_FILE] == file_hash(bundle / BASE)
     for name in (BASE, LORA):
         assert f"| {name} | `{file_hash(bundle / name)}` |" in card
     subject = json.loads(bill)["metadata"]["component"]
@@ -167,6 +166,6 @@ def test_the_bundle_of_a_tuned_file_holds_one_file_and_verifies(
     assert f"./{TUNED}" in modelfile and "ADAPTER" not in modelfile
     assert TUNED in script and "--lora" not in script
     card = (bundle / CARD).read_text(encoding="utf-8")
-    assert claimed(card) == provenance(bundle / TUNED)
-    assert claimed(card)[BASE_FILE] == file_hash(root / "models/base/model.gguf")
+    assert printed(card) == provenance(bundle / TUNED)
+    assert printed(card)[BASE_FILE] == file_hash(root / "models/base/model.gguf")
     assert TUNED in card and "LoRA" not in card and "None" not in card

@@ -1,5 +1,6 @@
 """Jobs that SLURM still has of a killed run, and what the profile asks SLURM for."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,21 +12,13 @@ from make import script
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
 from pipeline.workflow import cluster
-from pipeline.workflow.cluster import (
-    FINISHED,
-    REMOTE,
-    Failure,
-    Receipt,
-    leave,
-    leave_failure,
-    receipts,
-    take_failures,
-    wait_for_jobs,
-)
+from pipeline.workflow.cluster import leave_failure, wait_for_jobs
+from pipeline.workflow.remote import finish_workflow
 from pipeline.workflow.shards import PHASES
 from pipeline.workflow.stages import table
 
 SUBMITTED = ".snakemake/slurm_logs"  # Snakemake makes it before it submits a job
+FINISHED = ".quench/finished"
 RUN = "0b9c2f0e-6f1e-4c1d-9a43-6f1f0f6f3a11"  # how the plugin names the jobs of one run
 
 
@@ -88,16 +81,25 @@ def test_a_run_waits_until_it_is_interrupted_or_they_are_gone(
     assert capsys.readouterr().err.count("job 17") == 1  # said once
 
 
-def test_what_jobs_leave_is_taken_by_name_and_what_is_torn_is_none(tmp_path: Path) -> None:
-    done = [Receipt(name, "a hash", {"data/raw": "1"}, {"data/final": "2"}) for name in ("curate", "train")]
-    failed = Failure("merge", "Q-CORE-004: the disk is full", 6)
-    for left in (done[1], failed, done[0]):
-        leave(left, tmp_path)
-    for name, text in (("torn", "{"), ("older", '{"stage": "base"}'), (".hidden", "{}")):
+FAILURES = {
+    "train": {"stage": "train", "error": "Q-TRAIN-001: no rows", "exit_code": 3},
+    "merge": {"stage": "merge", "error": "Q-CORE-004: the disk is full", "exit_code": 6},
+}
+
+
+def test_what_failed_is_said_once_by_name_and_what_is_torn_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / FINISHED).mkdir(parents=True)
+    torn = {"torn": "{", "older": '{"stage": "base"}', ".hidden": json.dumps(FAILURES["merge"])}
+    for name, text in ({name: json.dumps(left) for name, left in FAILURES.items()} | torn).items():
         (tmp_path / FINISHED / f"{name}.json").write_text(text)
-    assert receipts(tmp_path) == done
-    assert take_failures(tmp_path) == [failed]
-    assert take_failures(tmp_path) == [] and receipts(tmp_path) == done
+    with pytest.raises(SystemExit) as end:
+        finish_workflow(tmp_path, failed=True)
+    assert end.value.code == 6
+    said = re.findall(r"^(\w+): (Q-\w+-\d+)", capsys.readouterr().err, re.MULTILINE)
+    assert said == [("merge", "Q-CORE-004"), ("train", "Q-TRAIN-001")]
+    finish_workflow(tmp_path, failed=True)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +110,10 @@ def test_only_a_job_elsewhere_leaves_its_error_for_the_main_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: str, folder: str, left: int
 ) -> None:
     (tmp_path / folder).mkdir()
-    monkeypatch.setenv(REMOTE, remote)
+    monkeypatch.setenv("QUENCH_REMOTE", remote)
     leave_failure("train", "Q-TRAIN-001: no rows", 3, tmp_path)
-    assert take_failures(tmp_path) == [Failure("train", "Q-TRAIN-001: no rows", 3)] * left
+    files = (tmp_path / FINISHED).glob("*")
+    assert [json.loads(file.read_text()) for file in files] == [FAILURES["train"]] * left
 
 
 GPU = {"slurm": "gpu"}  # a profile's name for the resource

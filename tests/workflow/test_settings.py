@@ -23,7 +23,7 @@ from pipeline.config.sections.values import keys_of
 from pipeline.config.text import left_out
 from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
-from pipeline.workflow.settings import complete, lock_values, need_settings, read_by_dvc
+from pipeline.workflow.settings import complete, need_settings, read_by_dvc
 
 FULL = full_params()
 READ_BY_DVC = read_by_dvc("merged")
@@ -142,7 +142,7 @@ def test_only_what_dvc_reads_is_put_into_a_short_file(project, seed):
 def test_the_lock_holds_every_setting_in_effect(project):
     root = project("train:\n  r: 8\n")
     need_settings(root, read_params(root / "params.yaml"))
-    held, params = lock_values(root), load_params(root / "params.yaml")
+    held, params = yaml.safe_load((root / "params.lock.yaml").read_text()), load_params(root / "params.yaml")
     assert left_out(held) == [] and held.pop("derived") == params.derived
     assert Params.model_validate(held) == params
 
@@ -157,7 +157,7 @@ def test_a_stage_that_dvc_runs_refuses_settings_that_are_not_recorded(project, m
     (root / "params.yaml").write_text(FULL.replace("  val_fraction: 0.03\n", "  val_fraction: 0.3\n"))
     assert main(["curate", "--root", str(root)]) == 2
     assert "Q-WORKFLOW-002" in capsys.readouterr().err
-    assert lock_values(root)["curate"]["val_fraction"] == 0.03
+    assert yaml.safe_load((root / "params.lock.yaml").read_text())["curate"]["val_fraction"] == 0.03
 
 
 def test_a_folder_that_dvc_does_not_record_keeps_its_file(tmp_path):
@@ -176,7 +176,7 @@ def test_a_stage_writes_the_settings_before_it_runs_and_dvc_reads_the_graph_then
     stage = subprocess.run(command, stderr=PIPE, text=True, check=False, cwd=PROJECT)
     assert stage.returncode == 3  # there are no inputs yet
     assert "quantize.levels" in stage.stderr and "train.r" not in stage.stderr
-    assert lock_values(tmp_path)["train"]["r"] == Params().train.r
+    assert yaml.safe_load((tmp_path / "params.lock.yaml").read_text())["train"]["r"] == Params().train.r
     with Repo(str(tmp_path)) as repo:
         names = {stage.name for stage in repo.index.stages}
     assert {f"quantize@{level}" for level in Params().quantize.levels} <= names

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from families import byte_folder
+from shaped_gguf import fewest_bytes
 from tiny import tiny_gguf
 
 from pipeline.config.budgets import Budget, parse_budget
@@ -13,14 +15,11 @@ from pipeline.config.levels import ModelName
 from pipeline.config.params import Params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.gguf.file import check_gguf
+from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.planning.budget import most_bytes
 from pipeline.stages.budget.search import is_closer, paired
-from pipeline.stages.budget.sizes import allocate, check_room, extremes, offered, prove, total
-
-NAMES = [f"blk.{layer}.{kind}.weight" for layer in range(3) for kind in ("attn_q", "ffn_up")]
-SIZES = {name: {"Q4_0": 18, "Q5_0": 22, "Q8_0": 34} for name in NAMES} | {"output_norm.weight": {"F32": 8}}
-DAMAGES = {name: {"Q4_0": 4.0, "Q5_0": 1.0, "Q8_0": 0.1} for name in NAMES}
+from pipeline.stages.budget.sizes import allocate, prove
+from pipeline.stages.budget.stage import Files, budget
 
 
 @pytest.mark.parametrize(
@@ -67,29 +66,30 @@ def test_what_serving_takes_is_left_out_of_the_memory() -> None:
     assert most("fits-1GB-at-1000", n_gpu_layers=0) == int((512 << 20) / 1.1 - 20_000)
 
 
-def test_sizes_are_those_of_a_real_file(tmp_path: Path) -> None:
+def test_what_is_not_as_it_was_chosen_is_refused(tmp_path: Path) -> None:
     file = tiny_gguf(tmp_path / "tiny.gguf")
-    header = check_gguf(file)
-    sizes = offered(header)
-    own = {name: list(each)[-1] for name, each in sizes.items()}
-    assert header.start + total(sizes, own) == file.stat().st_size
-    # rows of 32 and 64 weights hold no block of 256; norms have no choice
-    assert "Q4_0" in sizes["token_embd.weight"]
-    assert "Q4_K" not in sizes["token_embd.weight"]
-    assert list(sizes["output_norm.weight"]) == ["F32"]
     prove(file, {"token_embd.weight": "F16"}, file.stat().st_size)
     for types, most in (({"token_embd.weight": "Q8_0"}, None), ({}, file.stat().st_size - 1)):
         with pytest.raises(DataError, match="Q-BUDGET-005"):
             prove(file, types, most)
 
 
-@pytest.mark.parametrize(("most", "id"), [(-5, "002"), (10 + 115, "003"), (10 + 212, "004")])
-def test_a_budget_that_nothing_or_everything_fits_is_refused(most: int, id: str) -> None:
-    check_room("1GB", 10 + 116, 10, SIZES)
-    check_room("1GB", 10 + 211, 10, SIZES)
-    assert extremes(SIZES) == (116, 212)
-    with pytest.raises(ConfigError, match=f"Q-BUDGET-{id}"):
-        check_room("1GB", most, 10, SIZES)
+def test_a_budget_that_nothing_or_everything_fits_is_refused(tools: Toolchain, tmp_path: Path) -> None:
+    """Rows of 32 and 64 weights hold no block of 256, and norms have no choice."""
+    source, folder = tiny_gguf(tmp_path / "tiny.gguf"), byte_folder(tmp_path / "folder")
+    (tmp_path / "val.jsonl").touch()
+    target, scratch = tmp_path / "budget.gguf", tmp_path / "scratch"
+    files = Files(source, folder, folder, None, tmp_path / "val.jsonl", target, scratch)
+    least, most = fewest_bytes(source), source.stat().st_size
+    no_rows = "Q-BUDGET-007"  # the size is none of the reasons
+    for size, error in (
+        (least - 1, "Q-BUDGET-003"),
+        (least, no_rows),
+        (most - 1, no_rows),
+        (most, "Q-BUDGET-004"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=error):
+            budget(f"{size / 1e6:.6f}MB", files, Llama(tools), serve=Serve(), longest=256)
 
 
 def test_the_knapsack_is_the_best_of_all_allocations() -> None:
@@ -99,15 +99,14 @@ def test_the_knapsack_is_the_best_of_all_allocations() -> None:
         names = [f"blk.{number}.attn_q.weight" for number in range(5)]
         sizes = {name: {kind: dice.randrange(1, 99) * 32 for kind in kinds} for name in names}
         damages = {name: {kind: dice.random() for kind in kinds} for name in names}
-        sizes["output_norm.weight"] = {"F32": 64}
-        least, largest = extremes(sizes)
-        most = dice.randrange(least, largest + 1)
-        found = allocate(damages, sizes, most)
-        assert total(sizes, found) <= most
+        each_size = [each.values() for each in sizes.values()]
+        room = dice.randrange(sum(map(min, each_size)), sum(map(max, each_size)) + 1)
+        found = allocate(damages, sizes | {"output_norm.weight": {"F32": 64}}, room + 64)
+        assert sum(sizes[name][kind] for name, kind in found.items()) <= room
         best = min(
             sum(damages[name][kind] for name, kind in zip(names, each, strict=True))
             for each in itertools.product(kinds, repeat=5)
-            if total(sizes, dict(zip(names, each, strict=True))) <= most
+            if sum(sizes[name][kind] for name, kind in zip(names, each, strict=True)) <= room
         )
         assert sum(damages[name][kind] for name, kind in found.items()) == pytest.approx(best)
 

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import MAX_DEPTH, BadLine, dump_line, parse_line
 from pipeline.stages.curate.reading import files
-from pipeline.stages.curate.reading.containers import Part, is_cut_anywhere, parsed, raw_lines
+from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.stages.curate.reading.files import files_below, refusal, size
 
 Items = list[tuple[int, int | None, bytes | str]]
@@ -245,32 +245,6 @@ def test_a_cell_may_be_as_long_as_a_line(tmp_path: Path) -> None:
     """Longer than the csv module reads unless told to."""
     ((_, _, row),) = read_bytes(tmp_path, "a.csv", b"a\n" + b"x" * 150_000, max_line_bytes=200_000)
     assert json.loads(row) == {"a": "x" * 150_000}
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "is_cut"),
-    [
-        ("a.jsonl", b"{}\n{}\n", True),
-        ("a.jsonl.gz", gzip.compress(b"{}\n{}\n", mtime=0), False),
-        ("a.json", b"[\n{}\n]", False),
-        ("a.csv", b"a\n1\n", False),
-    ],
-)
-def test_plain_lines_are_cut_anywhere(tmp_path: Path, name: str, data: bytes, is_cut: bool) -> None:
-    (tmp_path / name).write_bytes(data)
-    assert is_cut_anywhere(tmp_path / name, name, 100) is is_cut
-
-
-def test_a_part_ends_where_the_next_begins(tmp_path: Path) -> None:
-    file, parts = tmp_path / "a.jsonl", (Part(0, 3, 0), Part(3, 7, 1), Part(7, 0, 2))
-    file.write_bytes(b"{}\n[1]\n\n{}\n")
-    options: dict[str, Any] = {"max_line_bytes": 9, "notes": Counter()}
-    rows = [row for part in parts for row in raw_lines(file, file.name, part=part, **options)]
-    bytes_of_rows = [(row.number, row.offset, row.raw) for row in rows]
-    assert bytes_of_rows == [(1, 0, b"{}"), (2, 3, b"[1]"), (3, 7, b""), (4, 8, b"{}")]
-    assert parsed(rows[0].data) == {}
-    with pytest.raises(BadLine):
-        parsed(rows[2].data)
 
 
 def parquet(rows: Iterable[dict[str, Any]], schema: pyarrow.Schema | None = None, **options: Any) -> bytes:

@@ -3,17 +3,22 @@
 import json
 import re
 import time
+from itertools import combinations
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from canonical import ROWS, check_row
+from curating import Project, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate.reading.formats import FORMATS, GROUPS, detect, to_row
+from pipeline.stages.curate.reading.formats import to_row
+
+AUTO, *FORMATS = get_args(get_args(Curate.model_fields["formats"].annotation)[1])
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "2 + 2?"}
@@ -313,16 +318,21 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
 def test_each_format_gives_the_canonical_form(
     format: str, value: dict[str, Any], row: dict[str, Any]
 ) -> None:
-    assert detect(value) == format
     assert read(value) == read(value, format) == row
     # the keys too are in their order, of which the id is made
     assert json.dumps(read(value)) == json.dumps(row)
 
 
-def test_every_format_is_tried_above() -> None:
-    assert set(READ) == set(FORMATS)
-    _, formats = get_args(Curate.model_fields["formats"].annotation)
-    assert {"auto", *FORMATS} == set(get_args(formats))
+def recognized(root: Path, rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, int]]:
+    """What the stage counts in a file of each format."""
+    report = Project(root, {f"{name}.jsonl": lines(*values) for name, values in rows.items()}).run()
+    return {name.removesuffix(".jsonl"): file["formats"] for name, file in report["files"].items()}
+
+
+def test_every_format_is_recognized(tmp_path: Path) -> None:
+    assert (AUTO, set(READ)) == ("auto", set(FORMATS))
+    rows = {name: [value for value, _ in cases] for name, cases in READ.items()}
+    assert recognized(tmp_path, rows) == {name: {name: len(cases)} for name, cases in READ.items()}
 
 
 ALIASES = """
@@ -540,7 +550,7 @@ SCRAPS = st.recursive(
 @given(
     st.dictionaries(
         st.sampled_from(
-            sorted({key for keys, _ in GROUPS for key in keys} | {"tools", "system", "history", "reward"})
+            sorted({key for cases in READ.values() for value, _ in cases for key in value} | {"reward"})
         ),
         SCRAPS,
         max_size=6,
@@ -556,17 +566,19 @@ def test_any_json_gives_a_canonical_row_or_a_reason(value: dict[str, Any]) -> No
     check_row({"id": row_id(row), **row})
 
 
-def test_what_the_docs_say_is_true() -> None:
+def test_what_the_docs_say_is_true(tmp_path: Path) -> None:
     page = (PROJECT / "docs/data-formats.md").read_text(encoding="utf-8")
     section = page.partition("## What is read")[2].partition("\n## ")[0]
     order = re.search(r"the first in this order is taken: ([^.]*)", section)
-    assert order and re.findall("`([a-z_]+)`", order[1]) == list(FORMATS)
-    shown = re.findall(r"^\*\*([a-z_]+)\*\*.*?```json\n(.*?)\n```", section, re.DOTALL | re.MULTILINE)
-    assert {name for name, _ in shown} == set(FORMATS)
-    for name, example in shown:
-        for line in example.splitlines():
-            assert detect(json.loads(line)) == name
-            read(json.loads(line))
+    names = re.findall("`([a-z_]+)`", order[1]) if order else []
+    found = re.findall(r"^\*\*([a-z_]+)\*\*.*?```json\n(.*?)\n```", section, re.DOTALL | re.MULTILINE)
+    shown = {name: [json.loads(line) for line in example.splitlines()] for name, example in found}
+    assert shown.keys() == set(names) == set(FORMATS)
+    assert recognized(tmp_path / "each", shown) == {name: {name: len(rows)} for name, rows in shown.items()}
+    pairs = {f"{one}-{other}": [shown[other][0] | shown[one][0]] for one, other in combinations(names, 2)}
+    assert recognized(tmp_path / "both", pairs) == {both: {both.partition("-")[0]: 1} for both in pairs}
+    for row in (row for rows in shown.values() for row in rows):
+        read(row)
 
 
 def test_the_row_that_the_docs_show_is_canonical() -> None:

@@ -1,7 +1,7 @@
 """parity checks.behavior: rigged models that end, never end or write control tokens, in real llama-server."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.stages.parity import behavior
-from pipeline.stages.parity.behavior import Answer, answers_end, behavior_checks, no_markers, questions
+from pipeline.stages.parity.behavior import behavior_checks
 from pipeline.stages.parity.check import Measure
 
 F16, LEVEL = "model-F16.gguf", "model-Q4_0.gguf"
@@ -61,29 +60,55 @@ def test_a_control_token_inside_an_answer_is_caught(
     assert check.remedy.startswith(f"{LEVEL} writes <|im_start|>")
 
 
-def test_a_spelled_marker_is_one_too(tmp_path: Path) -> None:
-    printed = Answer(True, "yes<|im_end|>", [65, END])
-    answers = {"m.gguf": [printed, replace(printed, text="yes")]}
-    tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
-    assert no_markers(answers, tokenizer).figure == 1.0
-    assert answers_end({"m.gguf": []}, 9).verdict == "not measured"
+class Canned:
+    """A server that says this, of 65 and the end of turn; `requests` are what it was asked."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.requests = text, list[dict[str, Any]]()
+
+    def post(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
+        self.requests.append(request)
+        tokens = {"content": [{"id": 65}, {"id": END}]}
+        return {"choices": [{"finish_reason": "stop", "message": {"content": self.text}, "logprobs": tokens}]}
 
 
-def test_questions_end_before_an_answer_and_fit(tmp_path: Path) -> None:
+@pytest.fixture
+def canned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Any, dict[str, Check]]]:
+    """The requests and the parity checks on rows where each server says this."""
     tokenizer = load_tokenizer(byte_folder(tmp_path / "folder"))
+
+    def run(rows: list[dict[str, Any]], text: str = "yes") -> tuple[Any, dict[str, Check]]:
+        server = Canned(text)
+        monkeypatch.setattr("pipeline.stages.parity.behavior.serving", lambda *_, **__: nullcontext(server))
+        given = Measure(rows, Parity(rows=2), Llama(Toolchain(tmp_path, tmp_path)), tmp_path)
+        checks = behavior_checks([ModelFiles(tmp_path / F16)], tokenizer, given)
+        return sorted(server.requests, key=lambda one: len(one["messages"])), checks
+
+    return run
+
+
+@pytest.mark.parametrize(("text", "written"), [("yes<|im_end|>", 2.0), ("yes", 0.0)])
+def test_a_spelled_marker_is_one_too(canned: Callable[..., Any], text: str, written: float) -> None:
+    _, checks = canned(ROWS, text)
+    assert checks["behavior_no_markers"].figure == written
+
+
+def test_questions_end_before_an_answer_and_fit(canned: Callable[..., Any]) -> None:
     user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "x" * 20}
     tool = {"type": "function", "function": {"name": "f"}}
     rows: list[dict[str, Any]] = [
-        {"messages": [user]},
+        {"messages": [user, answer, user]},
         {"messages": [answer]},
-        {"messages": [{"role": "user", "content": "q" * 300}, answer]},
+        {"messages": [{"role": "user", "content": "q" * 1020}, answer]},
         {"messages": [user, answer], "tools": [tool]},
         {"messages": [user, answer, user, answer]},
         {"messages": [user, answer]},
     ]
-    asked, budget = questions(rows, tokenizer, 2, 512)
-    assert [len(one["messages"]) for one in asked] == [1, 3]
-    assert asked[0]["tools"] == [tool]
-    assert budget == 2 * 20 + behavior.ROOM
-    assert questions(rows, tokenizer, 2, 128)[1] == 64
-    assert questions([], tokenizer, 2, 128)[0] == []
+    (first, second), _ = canned(rows)
+    assert [len(one["messages"]) for one in (first, second)] == [1, 3] and first["tools"] == [tool]
+    # twice the longest answer and some more, and half of the context at most
+    assert first["max_tokens"] == second["max_tokens"] == 2 * 20 + 64
+    (long,), _ = canned([{"messages": [user, answer | {"content": "x" * 600}]}])
+    assert long["max_tokens"] == 1024
+    nothing, checks = canned(rows[:3])
+    assert (nothing, checks["behavior_answers_end"].verdict) == ([], "not measured")

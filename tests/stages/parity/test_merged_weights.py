@@ -18,7 +18,7 @@ from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.models.merging.compute import Rows
 from pipeline.models.merging.nf4 import Nf4
-from pipeline.stages.parity.merged_weights import LIMIT, merged_weights, read_merge
+from pipeline.stages.parity.merged_weights import merged_weights
 
 HEAD = "lm_head.weight"
 BASE_WITH_ADAPTER, BIAS = (f"model.layers.0.self_attn.q_proj.{part}" for part in ("weight", "bias"))
@@ -62,7 +62,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> No
 def test_a_right_merge_passes(merge_base: str, made: Path) -> None:
     found = check(made, merge_base)
     assert found.verdict == "pass", found.sentence
-    assert found.figure is not None and 0.4 < found.figure <= LIMIT
+    assert found.figure is not None and found.limit is not None and 0.4 < found.figure <= found.limit < 0.6
     # of 27 tensors 14 are linears of the layers; the base is bfloat16, so rounding to float16 leaves none as
     # it was but those that fit
     assert found.figures["wrong"] == 0
@@ -87,8 +87,6 @@ def test_a_record_without_the_base_that_was_merged_into_is_refused(project: Path
     file = project / "merged/merge.json"
     file.unlink() if record is None else file.write_text(record)
     with pytest.raises(DataError, match="Q-PARITY-004") as error:
-        read_merge(project / "merged")
-    with pytest.raises(DataError, match="Q-PARITY-004"):
         check(project)
     assert "snakemake --force merge" in str(error.value)
 

@@ -13,6 +13,7 @@ from draws import draws
 from families import byte_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from preferences import user
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.products import ModelFiles
@@ -23,7 +24,7 @@ from pipeline.gguf.header import read_header
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.base.stage import find_in_package
-from pipeline.stages.parity.conversations import Conversation, user
+from pipeline.stages.parity.conversations import Conversation
 from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.text import served_texts
 from pipeline.stages.parity.tokens import corpus_ids, open_vocabulary, token_ids

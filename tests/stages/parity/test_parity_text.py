@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import tiny
 from families import byte_folder
+from preferences import user
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.stages.parity.conversations import Conversation, made, system, user
-from pipeline.stages.parity.text import forms, served_texts, template_text
+from pipeline.stages.parity.conversations import Conversation, made
+from pipeline.stages.parity.text import served_texts, template_text
 
 TOOLS_AND_REASONING = "Qwen-Qwen3-0.6B.jinja"
 DATED = "{{ '<|im_start|>system\nToday is ' + (date_string | default('1 May 2024')) + '.<|im_end|>\n' }}"
@@ -46,7 +47,7 @@ def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolc
     check = measure(template, conversations=made())
     assert check.verdict == "pass", check.sentence
     assert check.figures["compared"] >= 400
-    assert check.figures["left_out"] == 0
+    assert check.figures["left_out"] == 0 and len(made()) >= 200
     assert "3 with numbers" in check.sentence and "4 with a tool" in check.sentence
 
 
@@ -96,7 +97,10 @@ def test_a_beginning_of_text_is_there_once(measure: Measure) -> None:
 def test_what_can_not_be_compared_is_counted(measure: Measure) -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
     refuses += tiny.CHATML
-    conversations = [Conversation([system("Be brief."), user("Hi")]), Conversation([user("Hi")])]
+    conversations = [
+        Conversation([{"role": "system", "content": "Be brief."}, user("Hi")]),
+        Conversation([user("Hi")]),
+    ]
     check = measure(refuses, conversations=conversations)
     assert (check.verdict, check.figures["compared"], check.figures["left_out"]) == ("pass", 2.0, 2.0)
     assert "2 refused" in check.sentence
@@ -117,9 +121,8 @@ def test_its_own_way_excuses_nothing_else(measure: Measure) -> None:
     assert (check.verdict, check.figure, check.figures["rewritten"]) == ("fail", 2.0, 0.0)
 
 
-def test_every_conversation_is_asked_and_told() -> None:
-    """An answer at the end is followed by one more question, or llama-server would go on with it."""
-    turns = [user("a"), {"role": "assistant", "content": "b"}]
-    asked, told = ((len(one.messages), prompt) for one, prompt in forms([Conversation(turns)]))
-    assert (asked, told) == ((1, True), (3, False))
-    assert len(made()) >= 200
+def test_an_answer_at_the_end_is_not_gone_on_with(measure: Measure) -> None:
+    """llama-server would take it for one to be continued: one more question follows it."""
+    answered = [user("a"), {"role": "assistant", "content": "b"}]
+    check = measure(tiny.CHATML, conversations=[Conversation(answered)])
+    assert (check.verdict, check.figures["compared"], check.figures["rewritten"]) == ("pass", 2.0, 0.0)

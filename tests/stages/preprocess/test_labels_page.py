@@ -11,7 +11,7 @@ from tokenizer_folders import qwen_folder
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess.page import pieces, render_labels_page, tokens_html
+from pipeline.stages.preprocess.page import pieces, render_labels_page
 from pipeline.stages.preprocess.stage import preprocess
 
 Made = tuple[dict[str, Any], list[dict[str, Any]]]
@@ -76,15 +76,17 @@ def test_rejects_and_little_to_learn_are_told(made: Made) -> None:
     assert "packed rows of up to" not in page.text
 
 
-def test_tokens_are_escaped_marked_and_their_white_space_is_seen() -> None:
+def test_tokens_are_escaped_marked_and_their_white_space_is_seen(made: Made) -> None:
     def piece(text: str, trained: bool = False, special: bool = False, tokens: int = 1) -> dict[str, Any]:
         return {"text": text, "trained": trained, "special": special, "tokens": tokens}
 
     trained = piece("🙂", trained=True, tokens=3), piece("<|im_end|>", trained=True, special=True)
-    assert tokens_html([piece("<b> &"), piece("\n\t"), *trained]) == (
+    stats, (sample, *_) = made
+    shown = sample | {"pieces": [piece("<b> &"), piece("\n\t"), *trained]}
+    assert (
         "<i>&lt;b&gt;<u>·</u>&amp;</i><i><u>↵</u>\n<u>→</u>\t</i>"
-        '<mark><i title="3 tokens">🙂</i><b>&lt;|im_end|&gt;</b></mark>'
-    )
+        '<mark><i title="3 tokens">🙂</i><b>&lt;|im_end|&gt;</b></mark></pre>'
+    ) in render_labels_page(stats, [shown])
 
 
 def test_tokens_that_are_half_a_character_are_shown_together(tools: Toolchain, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pipeline.chat.tokens import IGNORED, load_tokenizer
 from pipeline.config.params import load_params
 from pipeline.config.sections import Training
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.monitoring.samples import sample, undisturbed
+from pipeline.stages.train.monitoring.samples import sample
 
 PARTS = (  # text, is it trained?
     ("<|im_start|>user\nWhat is 2 plus 3?<|im_end|>\n<|im_start|>assistant\n", False),
@@ -103,17 +103,20 @@ def test_the_next_training_step_is_bit_equal(make: Callable[[], Any], tokenizer:
     assert all(torch.equal(plain, watched) for plain, watched in zip(*steps, strict=True))
 
 
-def test_an_error_inside_leaves_the_model_as_it_was(make: Callable[[], Any]) -> None:
+def test_an_error_inside_leaves_the_model_as_it_was(make: Callable[[], Any], tokenizer: Any) -> None:
     import torch
 
-    model = make()
-    modes = [module.training for module in model.modules()]
-    with pytest.raises(RuntimeError, match="inside"), undisturbed(model):
+    def fail(*_: Any) -> None:
         assert not torch.is_grad_enabled()
         assert not any(module.training for module in model.modules())
         raise RuntimeError("inside")
-    assert [module.training for module in model.modules()] == modes
-    assert torch.is_grad_enabled()
+
+    model = make()
+    model.register_forward_pre_hook(fail)
+    before = state(model)
+    with pytest.raises(RuntimeError, match="inside"):
+        sample(model, tokenizer, [encoded(tokenizer)], max_new_tokens=4)
+    assert state(model) == before and torch.is_grad_enabled()
 
 
 class Fixed:

@@ -28,7 +28,7 @@ from pipeline.planning.duration import total_steps, warmup_steps
 from pipeline.stages.train.assembly import check_settings
 from pipeline.stages.train.journal import check_mean
 from pipeline.stages.train.loop import kind_of
-from pipeline.stages.train.proofs import check_learned, check_no_leaks, check_rows
+from pipeline.stages.train.proofs import check_learned, check_no_leaks
 from pipeline.stages.train.several.sharing import Sharing
 
 # --- the recipe ---------------------------------------------------------------------------------------------
@@ -199,15 +199,6 @@ def test_a_run_that_cannot_have_learned_is_refused(
 
 def test_a_healthy_run_passes() -> None:
     check_learned(OneWeight(0.1), [{"loss": 1.0}])
-
-
-def test_a_row_trained_twice_is_named() -> None:
-    rows = [
-        {"kind": "step", "step": step, "epoch": step / 4, "rows": [row]}
-        for step, row in enumerate((0, 1, 1, 3), start=1)
-    ]
-    with pytest.raises(GateError, match="Q-TRAIN-022"):
-        check_rows(rows, 4)
 
 
 def test_a_model_whose_packed_rows_see_each_other_is_refused(tiny_qwen2: Path) -> None:
