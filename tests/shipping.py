@@ -14,6 +14,7 @@ from make import script
 from parity_inputs import parity_report
 from report_inputs import change, put, write_inputs
 
+from pipeline import __version__
 from pipeline.config.params import Params, load_params
 from pipeline.core.hashing import file_hash, tree_hash
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
@@ -21,6 +22,7 @@ from pipeline.ship.verification import bundle_faults
 
 # what files of a bundle are called
 CARD, BILL, EVALUATION, SUMS = "README.md", "sbom.cdx.json", "evidence/evaluation.json", "SHA256SUMS"
+TEXTS = (CARD, "Modelfile", "serve.sh", "quench.service", BILL)
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-small.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]
 MODELS = ["base-F16", "F16", *LEVELS]
@@ -114,6 +116,32 @@ def sum_again(folder: Path) -> None:
     (folder / SUMS).write_text("".join(f"{file_hash(folder / name)}  {name}\n" for name in names))
 
 
+def forged(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Another file under this name, with every text and checksum changed to it."""
+
+    def damage(folder: Path) -> None:
+        file, total = folder / name, json.loads((folder / EVALUATION).read_text())["bytes"]
+        before, size = file_hash(file), file.stat().st_size
+        make(file)
+        change(folder / EVALUATION, bytes=total - size + file.stat().st_size)
+        for text in (CARD, BILL, EVALUATION, "evidence/parity.json"):
+            said = (folder / text).read_text(encoding="utf-8")
+            (folder / text).write_text(said.replace(before, file_hash(file)), encoding="utf-8")
+        sum_again(folder)
+
+    return damage
+
+
+def texts_of(bundle: Path) -> str:
+    """All that a bundle's reader is told, with names in place of the hashes of its files."""
+    texts = "".join(f"--- {name}\n{(bundle / name).read_text(encoding='utf-8')}" for name in TEXTS)
+    for file in bundle.glob("*.gguf"):
+        sha256 = file_hash(file)
+        texts = texts.replace(sha256, f"SHA256 of {file.name}").replace(sha256[:12], f"SHORT of {file.name}")
+    texts = re.sub(r"\b[0-9a-f]{64}\b", "OTHER SHA256", texts)
+    return re.sub(r"urn:uuid:[0-9a-f-]{36}", "UUID", texts).replace(__version__, "VERSION")
+
+
 def faults_of(bundle: Path, damages: dict[str, Callable[[Path], object]], scratch: Path) -> str:
     """What is found in a copy of the bundle after each damage, a line for each."""
     lines = []
@@ -123,7 +151,9 @@ def faults_of(bundle: Path, damages: dict[str, Callable[[Path], object]], scratc
         faults = bundle_faults(folder)
         assert faults, case
         text = re.sub(r"'[0-9a-f]{12}'…", "SHA", " / ".join(faults))
-        text = re.sub(r"(JSON can't be read) \(.*\)", r"\1", text)  # Python's own words
+        # words of Python, of the reader of GGUFs and of the schema's validator
+        text = re.sub(r"(JSON can't be read|complete GGUF) \(.*\)", r"\1", text)
+        text = re.sub(r"(of materials \([^:]*): .*\)", r"\1)", text)
         lines.append(f"{case}: {text}\n")
         shutil.rmtree(folder)
     return "".join(lines)

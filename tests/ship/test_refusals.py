@@ -5,6 +5,7 @@ is shipped, and each reason is a line.
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pipeline.config.params import Params
 from pipeline.config.tuners import SCALES_FILE
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.provenance import BASE_FILE, adapter_fields
+from pipeline.gguf.provenance import BASE_FILE, adapter_fields, provenance
 
 LEVEL, BASE, LORA = "models/gguf/demo-Q4_K_M.gguf", "models/base/model.gguf", "models/gguf/demo-lora.gguf"
 Spoil = Callable[[Path], object]
@@ -69,12 +70,25 @@ def missing(name: str) -> Spoil:
     return lambda root: (root / name).unlink()
 
 
-def other_model(root: Path) -> None:
-    """Another model's level under this one's name, with reports made for it."""
-    file = tiny.tiny_gguf(root / LEVEL, general__file_type=15, quench__adapter__sha256="00" * 32)
-    change(root / "reports/eval/Q4_K_M.json", sha256=file_hash(file), bytes=file.stat().st_size)
-    files = {path.name: file_hash(path) for path in (root / "models/gguf").iterdir()}
-    change(root / "reports/parity.json", files=files)
+def other_model(name: str, *, like_it: bool = True, **fields: Any) -> Spoil:
+    """The GGUF `name` says something else of itself, if `like_it` beside what it says; its reports follow."""
+
+    def spoil(root: Path) -> None:
+        own = {key.replace(".", "__"): value for key, value in provenance(root / name).items()}
+        file = tiny.tiny_gguf(root / name, general__file_type=15, **(own if like_it else {}) | fields)
+        report = root / f"reports/eval/{file.stem.removeprefix('demo-')}.json"
+        change(report, sha256=file_hash(file), bytes=file.stat().st_size)
+        files = json.loads((root / "reports/parity.json").read_text())["files"]
+        change(root / "reports/parity.json", files=files | {file.name: file_hash(file)})
+
+    return spoil
+
+
+def other_heritage(root: Path) -> None:
+    """What the tuned file says of a merge is not what its base says."""
+    shutil.rmtree(root)
+    tuned_inputs.write_project(root, quench__merge__sha256="5e" * 32)
+    other_model(f"models/gguf/{tuned_inputs.FILE}", quench__merge__sha256="6f" * 32)(root)
 
 
 def other_lora(root: Path) -> None:
@@ -102,7 +116,8 @@ MERGED: dict[str, Spoil] = {
     "other level": other_byte(LEVEL),
     "other adapter": trained_since(WEIGHTS),
     "other merge": changed("models/merged/merge.json", merge_base="16-bit"),
-    "other model": other_model,
+    "other model": other_model(LEVEL, like_it=False, quench__adapter__sha256="00" * 32),
+    "says more": other_model(LEVEL, quench__data__rows=7),
     "other answers": other_text("reports/eval/Q4_K_M.answers.jsonl", "{", "{ "),
     "other base": changed("reports/eval/base-F16.json", sha256="00" * 32),
     "no reference": missing("models/gguf/demo-F16.gguf"),
@@ -121,6 +136,7 @@ TUNED: dict[str, Spoil] = {
     "other scales": trained_since(SCALES_FILE),
     "other base": lambda root: tiny.tiny_gguf(root / BASE, general__name="another"),
     "other reports": other_reports,
+    "other heritage": other_heritage,
 }
 WAYS: dict[str, tuple[str, Callable[..., Path], Callable[..., Params], dict[str, Spoil]]] = {
     "merged": ("Q4_K_M", shipping.write_project, shipping.params, MERGED),
@@ -137,19 +153,17 @@ def printed(root: Path, params: Params, model: str) -> tuple[int, str]:
     return code, errors.getvalue().replace(str(root), "ROOT")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_reports_about_other_files_are_refused(way: str, tmp_path: Path, snapshot: Any) -> None:
+@pytest.mark.parametrize(
+    ("way", "case"), [(way, case) for way, (*_, spoils) in WAYS.items() for case in spoils]
+)
+def test_reports_about_other_files_are_refused(way: str, case: str, tmp_path: Path, snapshot: Any) -> None:
     model, write, params, spoils = WAYS[way]
-    said = []
-    for case, spoil in spoils.items():
-        root = write(tmp_path / case.replace(" ", "-"))
-        spoil(root)
-        strict = {"max_kld": 0.001} if spoil is as_it_is else {}
-        code, text = printed(root, params(**strict), model)
-        assert code == 5, case
-        assert not (root / "models/bundle").exists()
-        said.append(f"--- {case}\n{text}")
-    assert "".join(said) == snapshot(extension_class=Golden)
+    root, spoil = write(tmp_path), spoils[case]
+    spoil(root)
+    code, text = printed(root, params(**({"max_kld": 0.001} if spoil is as_it_is else {})), model)
+    assert code == 5
+    assert not (root / "models/bundle").exists()
+    assert text == snapshot(extension_class=Golden)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +196,17 @@ def test_what_was_not_measured_or_is_gone_is_refused(tmp_path: Path) -> None:
 
 def test_without_the_base_here_its_record_says_whether_a_tuned_file_is_of_it(tmp_path: Path) -> None:
     root = tuned_inputs.write_project(tmp_path)
-    (root / BASE).unlink()
     params = tuned_inputs.params(("tuned",))
 
     def reasons() -> str:
         return " ".join(command.prepare(params, root, "tuned")[1])
 
+    before = (root / BASE).read_bytes()
+    tiny.tiny_gguf(root / BASE, general__name="another")  # it is looked at though nothing is compared with it
+    assert "models/base.json" in reasons()
+    (root / BASE).write_bytes(before)
+    assert "models/base.json" not in reasons()
+    (root / BASE).unlink()
     assert "model.gguf" not in reasons()
     change(root / "models/base.json", files={"model.gguf": "0b" * 32})
     assert "model.gguf" in reasons()

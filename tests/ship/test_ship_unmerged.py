@@ -3,6 +3,7 @@ trained scales alone.
 """
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,7 +16,19 @@ import tiny
 import tuned_inputs
 from golden import Golden
 from make import ended, ran
-from shipping import BILL, CARD, EVALUATION, SUMS, change, faults_of, printed, script_environment, sum_again
+from shipping import (
+    BILL,
+    CARD,
+    EVALUATION,
+    SUMS,
+    change,
+    faults_of,
+    forged,
+    printed,
+    script_environment,
+    sum_again,
+    texts_of,
+)
 
 from pipeline.commands import ship as command
 from pipeline.commands.project import Project
@@ -40,11 +53,12 @@ def bundle(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made / "models/bundle/demo-adapter", tmp_path / "bundle"))
 
 
-def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path) -> None:
+def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path, snapshot: Any) -> None:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
     assert bundle_faults(bundle) == []
+    assert texts_of(bundle) == snapshot(extension_class=Golden)
     assert file_hash(bundle / BASE) == file_hash(made / "models/base/model.gguf")
     assert file_hash(bundle / LORA) == file_hash(made / "models/gguf" / LORA)
     done = ended(["sha256sum", "--check", "--strict", SUMS], cwd=bundle)
@@ -70,6 +84,7 @@ def test_the_serve_script_puts_the_adapter_on_its_base(bundle: Path, tmp_path: P
     words = ran([place / SCRIPT], env=script_environment(tmp_path), cwd="/").stdout.splitlines()
     assert words[words.index("--model") + 1] == str(place / BASE)
     as_csv = str(place / LORA).replace('"', '""')
+    assert words[words.index("--alias") + 1] == "demo-adapter"
     assert words[words.index("--lora") + 1] == f'"{as_csv}"'  # llama-server reads a row of CSV
 
 
@@ -99,24 +114,11 @@ def test_the_real_server_finds_both_files(bundle: Path, tmp_path: Path, tools: A
 # ---- a bundle of somebody else's
 
 
-def another_base(folder: Path) -> None:
+def another_base(file: Path) -> None:
     import numpy as np
 
-    (folder / BASE).unlink()
-    tiny.tiny_gguf(folder / BASE, tensors={"padding.weight": np.zeros((1, 32), np.float32)})
-
-
-def forged_all_but_the_provenance(folder: Path) -> None:
-    """Another base, with every text changed to it: the adapter's own GGUF still names its training base."""
-    before = file_hash(folder / BASE)
-    size = (folder / BASE).stat().st_size
-    another_base(folder)
-    after = file_hash(folder / BASE)
-    whole = json.loads((folder / EVALUATION).read_text())["bytes"]
-    change(folder / EVALUATION, bytes=whole - size + (folder / BASE).stat().st_size)
-    for path in folder.rglob("*"):
-        if path.is_file() and path.suffix in (".json", ".md"):
-            path.write_text(path.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
+    file.unlink()
+    tiny.tiny_gguf(file, tensors={"padding.weight": np.zeros((1, 32), np.float32)})
 
 
 def other_byte(folder: Path) -> None:
@@ -129,10 +131,30 @@ def summed_again(damage: Callable[[Path], object]) -> Callable[[Path], object]:
     return lambda folder: (damage(folder), sum_again(folder))
 
 
+def proven_alone(folder: Path) -> None:
+    change(folder / "evidence/parity.json", files={LORA: file_hash(folder / LORA)})
+
+
+def billed_alone(folder: Path) -> None:
+    metadata = json.loads((folder / BILL).read_text(encoding="utf-8"))["metadata"]
+    del metadata["component"]["components"]
+    change(folder / BILL, metadata=metadata)
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "another base": summed_again(another_base),
-    "forged": summed_again(forged_all_but_the_provenance),
+    "another base": summed_again(lambda folder: another_base(folder / BASE)),
+    # the adapter's own GGUF still names its training base
+    "forged": forged(BASE, another_base),
+    "cut base": forged(BASE, lambda file: os.truncate(file, 99)),
+    "cut LoRA": forged(LORA, lambda file: os.truncate(file, 99)),
+    "figures without an adapter": summed_again(lambda folder: change(folder / EVALUATION, lora=None)),
+    "figures of another adapter": summed_again(
+        lambda folder: change(folder / EVALUATION, lora={"sha256": 0})
+    ),
+    "parity of the LoRA alone": summed_again(proven_alone),
+    "bill of the LoRA alone": summed_again(billed_alone),
     "no LoRA": summed_again(lambda folder: (folder / LORA).unlink()),
+    "two LoRAs": summed_again(lambda folder: (folder / BASE).rename(folder / "second-lora.gguf")),
     "three GGUFs": summed_again(lambda folder: shutil.copy(folder / LORA, folder / "second-lora.gguf")),
     "changed after the sums": other_byte,
 }
@@ -149,17 +171,26 @@ def test_a_bundle_whose_files_do_not_belong_together_does_not_verify(
 
 @pytest.mark.parametrize(
     "of_the_base",
-    # a base may be a file that Quench made of another one: what it says of itself is no fault
-    [{}, {"quench__merge__sha256": "5e" * 32}],
+    [
+        {},
+        # a base may be a file that Quench made of another one: what it says of itself is no fault
+        {
+            "quench__merge__sha256": "5e" * 32,
+            "quench__llama_cpp__commit": "c0ffee",
+            "quench__llama_cpp__package": "0.3.1",
+            "quench__imatrix__file": "a|b`c\u200bd",  # what would end a cell of the card, or hide
+        },
+    ],
     ids=["plain", "made"],
 )
 def test_the_bundle_of_a_tuned_file_holds_one_file_and_verifies(
-    tmp_path: Path, of_the_base: dict[str, str]
+    tmp_path: Path, of_the_base: dict[str, str], snapshot: Any
 ) -> None:
     root = tuned_inputs.write_project(tmp_path / "project", **of_the_base)
     assert command.main(Project(tuned_inputs.params(), root), "Tuned", None, None) == 0
     bundle = root / "models/bundle/demo-tuned"
     assert bundle_faults(bundle) == []
+    assert texts_of(bundle) == snapshot(extension_class=Golden)
     assert [path.name for path in bundle.glob("*.gguf")] == [TUNED]
     assert file_hash(bundle / TUNED) == file_hash(root / "models/gguf" / TUNED)
     modelfile, script = ((bundle / name).read_text() for name in ("Modelfile", SCRIPT))
