@@ -162,9 +162,7 @@ class _Reader:
         """The value that `event` begins."""
         self.values += 1
         too_many = f"more than {MAX_VALUES:,} values: this is another file, or lists in it have to be shorter"
-        anchored = (
-            "anchors and aliases (&, *) are not read here: write the value out, or quote it if it is text"
-        )
+        anchored = "anchors and aliases (&, *) are not read: write the value out, or quote it if it is text"
         tagged = "tags (!) are not read here: remove it, or quote the value if it is text"
         for refused, words in (
             (self.values > MAX_VALUES, too_many),
