@@ -297,33 +297,33 @@ def test_strings_come_back_byte_for_byte(row: dict[str, str]) -> None:
         assert dump_line(parse_line(line)) == dump_line(row)
 
 
-FULL = 4 << 20  # bytes, the longest line
+LONG = 1 << 20  # bytes, a quarter of the longest line
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        b"[" * FULL,
-        b'[{"":' * (FULL // 5),
-        b"[" + b",".join([b"[" * 32 + b"]" * 32] * (FULL // 65)) + b"]",
-        b"[" + b",".join([b"[]"] * (FULL // 3)) + b"]",
-        b"{" + b",".join([b'"a":1'] * (FULL // 6)) + b"}",
-        b"[" + b",".join([b'{"a":1e30}'] * (FULL // 11)) + b"]",
-        b"[" + b",".join([b"9" * 4299] * (FULL // 4300)) + b"]",
-        b"1." + b"9" * FULL,
-        b'"' + b"\\u0022" * (FULL // 6) + b'"',
-        b'["' + b"\\b" * (FULL // 2) + b'"]',
-        b'"' * FULL,
-        b'"' + b"\\" * FULL,
-        b" " * FULL,
+        b"[" * LONG,
+        b'[{"":' * (LONG // 5),
+        b"[" + b",".join([b"[" * 32 + b"]" * 32] * (LONG // 65)) + b"]",
+        b"[" + b",".join([b"[]"] * (LONG // 3)) + b"]",
+        b"{" + b",".join([b'"a":1'] * (LONG // 6)) + b"}",
+        b"[" + b",".join([b'{"a":1e30}'] * (LONG // 11)) + b"]",
+        b"[" + b",".join([b"9" * 4299] * (LONG // 4300)) + b"]",
+        b"1." + b"9" * LONG,
+        b'"' + b"\\u0022" * (LONG // 6) + b'"',
+        b'["' + b"\\b" * (LONG // 2) + b'"]',
+        b'"' * LONG,
+        b'"' + b"\\" * LONG,
+        b" " * LONG,
     ],
     ids=lambda line: repr(line[:12]),
 )
-def test_the_longest_line_takes_seconds_not_hours(line: bytes) -> None:
-    # one or two seconds on an idle core, where a parser that goes back at every byte would take hours
+def test_a_long_line_takes_seconds_not_hours(line: bytes) -> None:
+    # half a second on an idle core, where a parser that goes back at every byte would take hours
     start = time.process_time()
     outcome(parse_value, line)
-    assert time.process_time() - start < 30
+    assert time.process_time() - start < 8
 
 
 @pytest.mark.parametrize(

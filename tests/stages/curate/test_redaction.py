@@ -441,8 +441,8 @@ def test_a_scrubbed_text_is_clean(pieces: list[str]):
 )
 def test_scrub_takes_no_more_than_linear_time(unit: str):
     start = time.process_time()
-    Redactor(names=("Ann Lee",)).scrub(unit * ((1 << 20) // len(unit)))
-    assert time.process_time() - start < 5  # 0.5 s at most; what is quadratic takes hours
+    Redactor(names=("Ann Lee",)).scrub(unit * ((1 << 18) // len(unit)))
+    assert time.process_time() - start < 2  # 0.4 s at most; what is quadratic takes minutes
 
 
 def test_no_secret_is_of_a_kind_of_personal_data():
