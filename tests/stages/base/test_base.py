@@ -369,8 +369,8 @@ def put(name, data):
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def doubling(times, then=0):
-    twice = {"type": "Replace", "pattern": {"String": "l"}, "content": "ll"}
+def doubling(times, then=0, by=2):
+    twice = {"type": "Replace", "pattern": {"String": "l"}, "content": "l" * by}
     same = {"type": "Replace", "pattern": {"Regex": "l"}, "content": "l"}
     return {"type": "Sequence", "normalizers": [twice] * times + [same] * then}
 
@@ -398,7 +398,7 @@ def pickled(folder):
         (edit("tokenizer_config.json", eos_token=None), "names no end-of-turn token"),
         (put("chat_template.jinja", b"{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"), "Q-CHAT-008"),
         (put("chat_template.jinja", b"{{ messages"), "Q-BASE-037"),
-        (edit("tokenizer.json", normalizer=doubling(40)), "Q-CHAT-009"),  # a terabyte
+        (edit("tokenizer.json", normalizer=doubling(3, by=9999)), "Q-CHAT-009.*GB of memory"),
         (edit("tokenizer.json", normalizer=doubling(12)), "Q-CHAT-009"),
         (edit("tokenizer.json", normalizer=doubling(14, then=1000)), "Q-CHAT-009.*more than 5 s"),
         (edit("config.json", vocab_size=200), "Q-BASE-013"),
