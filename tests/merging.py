@@ -166,3 +166,10 @@ KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
         2,
     ),
 }
+
+
+def is_nearest(rounded: Any, exact: Any, slack: Any = 0.0) -> bool:
+    """Whether no neighbor of the rounded numbers is nearer to the exact ones by more than `slack`."""
+    off, ends = (rounded.double() - exact).abs(), (float("inf"), float("-inf"))
+    neighbors = (torch.nextafter(rounded, torch.full_like(rounded, end)).double() for end in ends)
+    return all(bool((off <= (neighbor - exact).abs() + slack).all()) for neighbor in neighbors)

@@ -8,7 +8,6 @@ from pipeline.config.sections import Training
 from pipeline.core.hardware import main_memory
 from pipeline.models.tuners import causal_model
 from pipeline.planning.memory import plan_memory
-from pipeline.planning.quantized import QuantizedBase
 from pipeline.planning.setup import Setup
 from pipeline.planning.shape import Shape
 
@@ -87,7 +86,7 @@ def measured(model: Any, optimizer: Any) -> dict[str, int]:
     }
 
 
-def planned(shape: Shape, train: Training, packed: QuantizedBase | None = None) -> dict[str, int]:
+def planned(shape: Shape, train: Training, packed: Any = None) -> dict[str, int]:
     """The same by the planner: what stays, whatever the sequence."""
     setup = Setup(shape, train, 64, main_memory(), packed)
     parts = {part.name: part.bytes for part in plan_memory(setup).parts}

@@ -99,10 +99,10 @@ def served_limit() -> LevelLimit:
 
 def other_top(kld: float) -> float:
     """The share of positions with another first choice that goes with a mean KL divergence: `OTHER_TOP`,
-    straight on logarithms, at most 1.
+    straight on logarithms.
     """
     (low, below), (high, above) = next(
         (pair for pair in pairwise(OTHER_TOP) if kld <= pair[1][0]), OTHER_TOP[-2:]
     )
     power = log(above / below) / log(high / low)
-    return min(1.0, exp(log(below) + power * log(kld / low)))
+    return exp(log(below) + power * log(kld / low))

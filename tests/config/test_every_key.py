@@ -26,7 +26,7 @@ from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.server_command import Served, server_command
 from pipeline.ship.card import PrintedTools
 from pipeline.stages.curate.stage import curate
-from pipeline.stages.train.record import run_id, settings_part
+from pipeline.stages.train.record import describe, run_id
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.ledger import params_of
 
@@ -205,9 +205,10 @@ def test_another_value_acts_and_what_depends_on_it_runs_again(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", of("train"))
-def test_a_checkpoint_is_of_one_value(key: str) -> None:
+def test_a_checkpoint_is_of_one_value(key: str, tmp_path: Path) -> None:
     *way, last = key.split(".")[1:]
-    record = settings_part(changed(key).training)
+    (tmp_path / "source.gguf").touch()  # what a distillation learns from
+    record = describe(tmp_path, tmp_path, changed(key).training)["settings"]
     before = copy.deepcopy(record)
     place = before
     for part in way:

@@ -22,7 +22,7 @@ from pipeline.config.sections.values import group_of, keys_of
 from pipeline.core.errors import ConfigError
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import read_fast
-from pipeline.stages.train.record import settings_part
+from pipeline.stages.train.record import describe
 
 DEMO = yaml.safe_load(full_params())
 COMMIT = "a" * 40
@@ -528,11 +528,11 @@ def test_the_untuned_bases_gguf_is_made_if_something_needs_it(sections, made):
 
 
 @pytest.mark.parametrize(("rollouts", "kind"), [("llama-server", "BF16"), ("in-process", None)])
-def test_only_a_server_draws_rollouts_with_a_file(rollouts, kind):
+def test_only_a_server_draws_rollouts_with_a_file(tmp_path, rollouts, kind):
     sections = {"train": {"method": "grpo", "grpo": {"rollouts": rollouts}}, "convert": {"type": "BF16"}}
     params = Params.model_validate(sections | {"evaluate": {"models": ["BF16"]}})
     assert params.derived["rollout_type"] == kind
-    assert settings_part(params.training)["rollout_type"] == kind
+    assert describe(tmp_path, tmp_path, params.training)["settings"]["rollout_type"] == kind
 
 
 def test_loaded_params_are_frozen(load):

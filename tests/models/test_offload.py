@@ -17,7 +17,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.places import PROJECT
 from pipeline.models.chunked_loss import chunked_loss
 from pipeline.models.finite import finite_record
-from pipeline.models.offload import OffloadedWeight, Resident
+from pipeline.models.offload import OffloadedWeight
 from pipeline.models.qlora import load_quantized
 from pipeline.models.runtime import one_thread
 from pipeline.models.tuners import TUNERS, causal_model, put_tuner
@@ -52,7 +52,7 @@ def weights(model: Any) -> list[OffloadedWeight]:
     return [one for one in found if isinstance(one, OffloadedWeight)]
 
 
-def resident(model: Any) -> Resident:
+def resident(model: Any) -> Any:
     return weights(model)[0].resident
 
 

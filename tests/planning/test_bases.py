@@ -22,7 +22,7 @@ from pipeline.models.experts.recognize import Routing
 from pipeline.planning import weights
 from pipeline.planning.base import PUBLISHED, find_quantized, find_shape, published_shape
 from pipeline.planning.duration import run_of, work_in
-from pipeline.planning.quantized import QuantizedBase, quantized_file, quantized_level
+from pipeline.planning.quantized import quantized_file, quantized_level
 from pipeline.planning.shape import Shape, load_shape, read_shape
 
 # parameters as each model's page on the Hugging Face Hub counts them
@@ -187,7 +187,7 @@ def level_file(
     return folder / "model.gguf", shape, level
 
 
-def bytes_of(base: QuantizedBase | None) -> dict[str, Any]:
+def bytes_of(base: Any) -> dict[str, Any]:
     """What a level's computation and a file's header must agree on."""
     assert base
     names = ("linears", "embeddings", "head", "ggml_types", "layers", "tables")

@@ -21,7 +21,7 @@ from pipeline.llamacpp.converters import quantize_gguf
 from pipeline.llamacpp.tools import Llama
 from pipeline.models.offload import OffloadedWeight
 from pipeline.planning import base_kinds
-from pipeline.planning.quantized import QuantizedBase, quantized_file
+from pipeline.planning.quantized import quantized_file
 from pipeline.planning.shape import load_shape
 
 # odd widths on purpose: padding, blocks that are not full, scales below and above 256 to a linear
@@ -94,7 +94,7 @@ def trained_on(kind: str, **changed: Any) -> Training:
     return demo_training(**({"quantization": "gguf"} if kind in GGUF else {}) | changed)
 
 
-def file_of(folder: Path, train: Training) -> QuantizedBase | None:
+def file_of(folder: Path, train: Training) -> Any:
     return quantized_file(folder / MODEL_FILE) if train.quantization == "gguf" else None
 
 

@@ -27,7 +27,6 @@ from pipeline.stages.curate.rules import token_counter
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.shape import turns
 from pipeline.stages.curate.rules.template import ChatTemplate
-from pipeline.stages.curate.rules.token_counter import TokenCounter
 
 BUDGET = 120
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}}}
@@ -389,7 +388,7 @@ def test_a_broken_folder_is_one_sentence(folders: dict[str, Path], tmp_path: Pat
     folder = Path(shutil.copytree(folders["smollm"], tmp_path / "base"))
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(DataError, match=r"^Q-CHAT-001: ((?!Q-).)*$"):  # as the stages after curate say it
-        TokenCounter(folder)
+        Length(folder, 10, "split").parts(long_chat(1), [])
 
 
 def test_a_tokenizer_that_cuts_is_made_to_count_all(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -400,7 +399,7 @@ def test_a_tokenizer_that_cuts_is_made_to_count_all(folders: dict[str, Path], tm
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=16)
     tokenizer.save(str(folder / "tokenizer.json"))
-    counter = TokenCounter(folder)
+    counter = Length(folder, BUDGET, "split").counter
     assert (counter.count_by_tokenizer("word " * 99), counter.count_by_tokenizer("word")) == (100, 1)
 
 
@@ -422,7 +421,7 @@ def test_other_tokenizers_are_counted_whole(folders: dict[str, Path], tmp_path: 
         ({"normalizer": {"type": "NFKC"}}, False),
     ):
         file.write_text(json.dumps(own | changed), encoding="utf-8")
-        counter = TokenCounter(folder)
+        counter = Length(folder, BUDGET, "split").counter
         assert (counter.bounded, counter.words) == (bounded, None)
         assert (counter.bound(long_chat(1)) is not None) == bounded
         words = "a b <|im_end|> c"
@@ -530,7 +529,7 @@ def test_counting_stops_only_above_what_is_asked_for(rules: dict[str, Length], t
 def test_what_is_remembered_has_an_end(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_counter, "CACHED_SHAPES", 4)
     monkeypatch.setattr(token_counter, "CACHED_CHARACTERS", 100)
-    counter = TokenCounter(folders["smollm"])
+    counter = Length(folders["smollm"], BUDGET, "split").counter
     assert counter.words is not None
     for exchanges in range(1, 40):
         row = long_chat(1, exchanges, None)

@@ -18,14 +18,14 @@ from gguf_edit import (
     write_gguf,
 )
 from qwen2_variants import cut_models
+from tiny import tiny_gguf
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.gguf.tensors import NOISE, WORST_WEIGHT, GgufTensor, gguf_tensors
+from pipeline.gguf.tensors import NOISE, WORST_WEIGHT, gguf_tensors
 from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.parity.gguf_weights import gguf_weights
-from pipeline.stages.parity.level_file import given_by, of_other_types
-from pipeline.stages.parity.level_weights import block_noise, level_weights
+from pipeline.stages.parity.level_weights import level_weights
 
 UP, Q_BIAS, NORM = "blk.1.ffn_up.weight", "blk.0.attn_q.bias", "blk.0.attn_norm.weight"
 Change = Callable[[Path], None]
@@ -451,43 +451,37 @@ def test_types_given_by_name_are_no_other_level(
     assert check.verdict == "pass", check.sentence
 
 
-def test_a_level_from_before_its_tensors_types_were_given_is_named(light: Path) -> None:
-    level = light / "tiny-Q4_K_M.gguf"
-    check = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", {"blk.1.ffn_up": "Q6_K"})
-    assert (check.verdict, check.figure) == ("fail", 1.0)
-    assert check.sentence.startswith(UP) and "not Q6_K" in check.sentence
-    assert f"{level.name}`" in check.remedy
-    with pytest.raises(ConfigError, match="in no tensor name"):
-        level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", {"ffn_upp": "Q6_K"})
-
-
-F16, F32, Q4_K, Q5_0, Q6_K = 1, 0, 12, 6, 14  # ggml's numbers
+def test_a_type_that_short_rows_can_not_have_is_given_to_the_others(tools: Toolchain, tmp_path: Path) -> None:
+    wide = {f"blk.0.ffn_{name}.weight": halves(256, 32) for name in ("up", "gate")}
+    gguf = tiny_gguf(
+        tmp_path / "tiny-F16.gguf",
+        tensors=wide | {"blk.0.ffn_down.weight": halves(32, 256)},
+        llama__feed_forward_length=256,
+    )
+    level, types = tmp_path / "tiny-Q4_K_M.gguf", {"ffn": "Q6_K"}
+    quantize_gguf(Llama(tools), gguf, level, "Q4_K_M", Quantizing(tensor_types=types))
+    check = level_weights(gguf, level, "Q4_K_M", types)
+    assert check.verdict == "pass", check.sentence
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("tensor_types", "first", "count"),
     [
-        ({"a.weight": (Q6_K, 256), "a_norm.weight": (F32, 256)}, []),
-        ({"a.weight": (Q6_K, 256), "a2.weight": (Q5_0, 32)}, []),  # a short row
-        ({"a.weight": (Q6_K, 256), "a2.weight": (Q4_K, 256)}, ["a2.weight"]),
-        ({"a.weight": (Q4_K, 256), "a_norm.weight": (F32, 256)}, ["a.weight"]),
-        (
-            {"a.weight": (F16, 256), "a_norm.weight": (F32, 256)},
-            ["a.weight", "a_norm.weight"],
-        ),  # nothing has the type
+        ({"blk.1.ffn_up": "Q6_K"}, UP, 1.0),
+        ({"ffn_(up|down)": "Q6_K"}, "blk.0.ffn_down.weight", 3.0),  # the level itself has it of one of four
+        ({"attn_norm": "Q6_K"}, "blk.0.attn_norm.weight", 2.0),  # where nothing can have the type
     ],
 )
-def test_what_a_given_type_can_change(made: dict[str, tuple[int, int]], expected: list[str]) -> None:
-    after = {
-        name: GgufTensor(name, (4, columns), ggml_type, Path(), 0)
-        for name, (ggml_type, columns) in made.items()
-    }
-    before = {
-        name: GgufTensor(name, (4, columns), F32 if "norm" in name else F16, Path(), 0)
-        for name, (_, columns) in made.items()
-    }
-    types = {"a": "Q6_K"}
-    assert of_other_types(before, after, given_by(after, types), types) == expected
+def test_a_level_from_before_its_tensors_types_were_given_is_named(
+    light: Path, tensor_types: dict[str, str], first: str, count: float
+) -> None:
+    level = light / "tiny-Q4_K_M.gguf"
+    check = level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", tensor_types)
+    assert (check.verdict, check.figure) == ("fail", count), check.sentence
+    assert check.sentence.startswith(first) and "not Q6_K" in check.sentence
+    assert f"{level.name}`" in check.remedy
+    with pytest.raises(ConfigError, match="in no tensor name"):
+        level_weights(light / "tiny-F16.gguf", level, "Q4_K_M", {"ffn_upp": "Q6_K"})
 
 
 def test_noise_beyond_the_slack_fails(light: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,5 +502,6 @@ def test_the_table_of_noise_holds_for_normal_weights(ggml_type: str) -> None:
     rmse = float(np.linalg.norm(rounded - values) / np.linalg.norm(values))
     assert NOISE[ggml_type] / 3 < rmse < NOISE[ggml_type]
     block = gguf.GGML_QUANT_SIZES[number][0] if ggml_type != "BF16" else 1024
-    worst = float(block_noise(values.reshape(-1, block), rounded.reshape(-1, block)).shares().max())
+    errors, sizes = (np.abs(one).reshape(-1, block).max(axis=1) for one in (rounded - values, values))
+    worst = float((errors / sizes).max())
     assert WORST_WEIGHT[ggml_type] / 3 < worst <= WORST_WEIGHT[ggml_type]

@@ -1,6 +1,7 @@
 """The remaining parity check: the floor isn't arithmetic, the adapter has no effect, nothing can be told."""
 
 from math import isnan
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
 from pipeline.metrics.divergence import Divergence
 from pipeline.stages.parity.served_outputs import Divergences, bare_check, served_check
-from pipeline.stages.parity.unmerged_chain import LORA, TUNED, Made
+from pipeline.stages.parity.unmerged_chain import LORA, TUNED
 
 LIMITS = load_params(PROJECT / "recipes/demo-gguf.yaml").parity
 
@@ -80,7 +81,7 @@ def test_the_limits_of_what_is_served_are_those_of_the_settings(
     ],
 )
 @pytest.mark.parametrize("kld", [2.5, 0.5, float("nan")], ids=["no effect", "another run", "no number"])
-def test_what_is_at_fault_is_named_by_what_is_served(made: Made, file: str, again: str, kld: float) -> None:
+def test_what_is_at_fault_is_named_by_what_is_served(made: Any, file: str, again: str, kld: float) -> None:
     served = Divergence([kld], kld, kld, 0.5, kld, 10, 3 if isnan(kld) else 0, (4, 4))
     check = served_check(Divergences(served, found(0.008), found(2.8), found(0.002)), LIMITS, "rows", made)
     assert check.verdict == "fail" and check.name == made.title

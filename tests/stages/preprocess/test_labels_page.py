@@ -1,17 +1,16 @@
 """labels_page: the page shows what is trained, escapes what is said, and loads nothing."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from curating import chat
 from html_page import Page
-from tiny import WORDS
-from tokenizer_folders import qwen_folder
 
-from pipeline.chat.tokens import load_tokenizer
-from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess.page import pieces, render_labels_page
+from pipeline.core.jsonl import write_rows
+from pipeline.stages.preprocess.page import render_labels_page
 from pipeline.stages.preprocess.stage import preprocess
 
 Made = tuple[dict[str, Any], list[dict[str, Any]]]
@@ -89,13 +88,21 @@ def test_tokens_are_escaped_marked_and_their_white_space_is_seen(made: Made) -> 
     ) in render_labels_page(stats, [shown])
 
 
-def test_tokens_that_are_half_a_character_are_shown_together(tools: Toolchain, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(qwen_folder(tmp_path / "qwen", tools, WORDS))
-    plain = tokenizer.backend_tokenizer
-    text = "<|im_start|>user\n👩‍💻 naïve ½<|im_end|>\n"
-    ids = plain.encode(text).ids
-    found = pieces(ids, [False] * len(ids), plain)
-    assert "".join(piece["text"] for piece in found) == text
-    assert sum(piece["tokens"] for piece in found) == len(ids)
-    assert [piece["text"] for piece in found if piece["special"]] == ["<|im_start|>", "<|im_end|>"]
+def test_tokens_that_are_half_a_character_are_shown_together(prepared: Path, tmp_path: Path) -> None:
+    rows = Path(shutil.copytree(prepared / "data/final", tmp_path / "final"))
+    turns = [{"role": "system", "content": ""}, *chat("👩‍💻 naïve ½", "½ 東")["messages"]]
+    write_rows(rows / "train.jsonl", [{"id": "a", "kind": "chat", "messages": turns}])
+    _, (sample, *_) = preprocess(
+        rows_folder=rows,
+        base=prepared / "models/base",
+        tokens_folder=tmp_path / "tokens",
+        max_length=160,
+        packing=False,
+    )
+    found = sample["pieces"]
+    turn = "<|im_start|>{}\n{}<|im_end|>\n".format
+    shown = turn("system", "") + turn("user", "👩‍💻 naïve ½") + turn("assistant", "½ 東")
+    assert "".join(piece["text"] for piece in found) == shown
+    assert sum(piece["tokens"] for piece in found) == sample["tokens"]
+    assert [piece["text"] for piece in found if piece["special"]] == ["<|im_start|>", "<|im_end|>"] * 3
     assert any(piece["tokens"] > 1 for piece in found)

@@ -12,12 +12,12 @@ import pytest
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.ranks import Rank
 from pipeline.stages.train.several import group as module
-from pipeline.stages.train.several.group import Group, open_group
+from pipeline.stages.train.several.group import open_group
 
 HERE = "127.0.0.1"
 
 
-def parting(rank: Rank, body: Callable[[Group], Any]) -> tuple[Any, float]:
+def parting(rank: Rank, body: Callable[[Any], Any]) -> tuple[Any, float]:
     """What `body` returns or raises, and when the group was left."""
     found: Any = None
     try:
@@ -40,7 +40,7 @@ def two() -> Iterator[Callable[..., tuple[Future[Any], Future[Any]]]]:
 
 
 def test_nothing_to_do_is_heard_by_one_that_comes_late(two: Any) -> None:
-    def late(group: Group) -> Any:
+    def late(group: Any) -> Any:
         time.sleep(0.5)
         return group.follow(dict)
 
@@ -63,7 +63,7 @@ def test_one_with_other_inputs_is_refused_by_both(two: Any) -> None:
     assert [future.result(20)[0] for future in (first, second)] == ["Q-TRAIN-038"] * 2
 
 
-def failing(group: Group) -> None:
+def failing(group: Any) -> None:
     raise DataError("Q-TEST-001", "a file is missing here")
 
 

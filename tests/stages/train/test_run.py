@@ -11,7 +11,7 @@ from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import tree_hash
 from pipeline.core.places import PROJECT
-from pipeline.stages.train.record import device_name, run_id, settings_part
+from pipeline.stages.train.record import describe, run_id
 from pipeline.stages.train.run import RUN, find_start, finish
 
 RECORD: dict[str, Any] = {
@@ -42,18 +42,19 @@ def changed(**values: Any) -> dict[str, Any]:
     }
 
 
-def test_a_gpu_says_that_nf4_was_made_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_says_that_nf4_was_made_in_main_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the base is shared out; another device in the record is told, and the run goes on."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "a card")
     settings = load_params(PROJECT / "recipes/qwen2.5-7b-8gb.yaml").training
-    shared = settings.model_copy(update={"offload": "shared"})
-    assert (
-        device_name(settings) == device_name(shared.model_copy(update={"quantization": "gguf"})) == "a card"
-    )
-    elsewhere = [settings.model_copy(update={"offload": where}) for where in ("shared", "embeddings", 3)]
-    assert [settings_part(other) for other in elsewhere] == 3 * [settings_part(settings)]
-    assert device_name(shared) != "a card" and str(device_name(shared)).startswith("a card, ")
+
+    def described(**changed: Any) -> dict[str, Any]:
+        return describe(tmp_path, tmp_path, settings.model_copy(update=changed))
+
+    assert described()["device"] == described(offload="shared", quantization="gguf")["device"] == "a card"
+    elsewhere = [described(offload=where)["settings"] for where in ("shared", "embeddings", 3)]
+    assert elsewhere == 3 * [described()["settings"]]
+    assert described(offload="shared")["device"].startswith("a card, ")
 
 
 def test_checkpoints_of_nobody_are_neither_gone_on_from_nor_deleted(tmp_path: Path) -> None:
