@@ -82,12 +82,8 @@ def test_a_budget_that_nothing_or_everything_fits_is_refused(tools: Toolchain, t
     files = Files(source, folder, folder, None, tmp_path / "val.jsonl", target, scratch)
     least, most = fewest_bytes(source), source.stat().st_size
     no_rows = "Q-BUDGET-007"  # the size is none of the reasons
-    for size, error in (
-        (least - 1, "Q-BUDGET-003"),
-        (least, no_rows),
-        (most - 1, no_rows),
-        (most, "Q-BUDGET-004"),
-    ):
+    limits = {least - 1: "Q-BUDGET-003", least: no_rows, most - 1: no_rows, most: "Q-BUDGET-004"}
+    for size, error in limits.items():
         with pytest.raises((ConfigError, DataError), match=error):
             budget(f"{size / 1e6:.6f}MB", files, Llama(tools), serve=Serve(), longest=256)
 

@@ -97,10 +97,8 @@ def test_a_beginning_of_text_is_there_once(measure: Measure) -> None:
 def test_what_can_not_be_compared_is_counted(measure: Measure) -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
     refuses += tiny.CHATML
-    conversations = [
-        Conversation([{"role": "system", "content": "Be brief."}, user("Hi")]),
-        Conversation([user("Hi")]),
-    ]
+    system = user("Be brief.") | {"role": "system"}
+    conversations = [Conversation([system, user("Hi")]), Conversation([user("Hi")])]
     check = measure(refuses, conversations=conversations)
     assert (check.verdict, check.figures["compared"], check.figures["left_out"]) == ("pass", 2.0, 2.0)
     assert "2 refused" in check.sentence

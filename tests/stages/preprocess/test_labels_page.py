@@ -16,16 +16,14 @@ from pipeline.stages.preprocess.stage import preprocess
 Made = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
+def made_of(rows: Path, base: Path, folder: Path) -> Made:
+    return preprocess(rows_folder=rows, base=base, tokens_folder=folder, max_length=160, packing=True)
+
+
 @pytest.fixture(scope="module")
 def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("tokens") / "tokens"
-    return preprocess(
-        rows_folder=prepared / "data/final",
-        base=prepared / "models/base",
-        tokens_folder=folder,
-        max_length=160,
-        packing=True,
-    )
+    return made_of(prepared / "data/final", prepared / "models/base", folder)
 
 
 def test_the_page_is_whole_and_loads_nothing(made: Made) -> None:
@@ -92,13 +90,7 @@ def test_tokens_that_are_half_a_character_are_shown_together(prepared: Path, tmp
     rows = Path(shutil.copytree(prepared / "data/final", tmp_path / "final"))
     turns = [{"role": "system", "content": ""}, *chat("👩‍💻 naïve ½", "½ 東")["messages"]]
     write_rows(rows / "train.jsonl", [{"id": "a", "kind": "chat", "messages": turns}])
-    _, (sample, *_) = preprocess(
-        rows_folder=rows,
-        base=prepared / "models/base",
-        tokens_folder=tmp_path / "tokens",
-        max_length=160,
-        packing=False,
-    )
+    _, (sample, *_) = made_of(rows, prepared / "models/base", tmp_path / "tokens")
     found = sample["pieces"]
     turn = "<|im_start|>{}\n{}<|im_end|>\n".format
     shown = turn("system", "") + turn("user", "👩‍💻 naïve ½") + turn("assistant", "½ 東")

@@ -8,17 +8,27 @@ from training_logs import checkpoint as make
 
 from pipeline.core.errors import MachineError
 from pipeline.stages.train import checkpoints
-from pipeline.stages.train.checkpoints import TORN, checkpoints_in, defect, newest_verified, prune
+from pipeline.stages.train.checkpoints import TORN, checkpoints_in, defect, prune
+from pipeline.stages.train.run import RUN, find_start
 
-MARKER = "complete.json"
+MARKER, RECORD = "complete.json", {"settings": {}}
+
+
+@pytest.fixture(autouse=True)
+def _begun(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint that the run resumes from."""
+    return find_start(folder, RECORD, resume=True)
 
 
 def test_the_newest_by_number_wins(tmp_path: Path) -> None:
     for step in (9, 100, 20):
         make(tmp_path, step)
-    assert newest_verified(tmp_path) == tmp_path / "checkpoint-100"
+    assert newest(tmp_path) == tmp_path / "checkpoint-100"
     assert json.loads((tmp_path / "checkpoint-9" / MARKER).read_text())["step"] == 9
-    assert newest_verified(tmp_path / "none") is None
 
 
 def damaged(checkpoint: Path, damage: str) -> None:
@@ -46,11 +56,11 @@ def test_a_torn_checkpoint_is_passed_over_and_set_aside(
 ) -> None:
     whole, bad = make(tmp_path, 1), make(tmp_path, 2)
     damaged(bad, damage)
-    assert newest_verified(tmp_path) == whole
+    assert newest(tmp_path) == whole
     assert not bad.exists()
     assert (tmp_path / TORN / "checkpoint-2").is_dir()
     assert "checkpoint-2 is torn" in capsys.readouterr().err
-    assert newest_verified(tmp_path) == whole
+    assert newest(tmp_path) == whole
 
 
 def test_what_a_kill_left_is_cleared(tmp_path: Path) -> None:
@@ -58,8 +68,8 @@ def test_what_a_kill_left_is_cleared(tmp_path: Path) -> None:
     for name in (".writing/checkpoint-2", ".checkpoint-2.writing"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "weights").write_bytes(b"half")
-    assert newest_verified(tmp_path) == whole
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert newest(tmp_path) == whole
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", RUN}
 
 
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
