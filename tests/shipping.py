@@ -21,7 +21,8 @@ from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fiel
 from pipeline.ship.verification import bundle_faults
 
 # what files of a bundle are called
-CARD, BILL, EVALUATION, SUMS = "README.md", "sbom.cdx.json", "evidence/evaluation.json", "SHA256SUMS"
+CARD, BILL, SUMS = "README.md", "sbom.cdx.json", "SHA256SUMS"
+EVALUATION, PARITY = "evidence/evaluation.json", "evidence/parity.json"
 TEXTS = (CARD, "Modelfile", "serve.sh", "quench.service", BILL)
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-small.yaml"
 LEVELS = ["Q4_K_M", "Q5_K_M"]
@@ -116,20 +117,41 @@ def sum_again(folder: Path) -> None:
     (folder / SUMS).write_text("".join(f"{file_hash(folder / name)}  {name}\n" for name in names))
 
 
+def flip(file: Path, place: int, bit: int = 0) -> None:
+    """One bit of a file is another."""
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1 << bit
+    file.write_bytes(data)
+
+
+def summed_again(damage: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: (damage(folder), sum_again(folder))
+
+
+def edited(name: str, edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """A JSON file with one change, and checksums that agree."""
+
+    def damage(folder: Path) -> None:
+        value = json.loads((folder / name).read_text(encoding="utf-8"))
+        edit(value)
+        put(folder / name, value)
+
+    return summed_again(damage)
+
+
 def forged(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
     """Another file under this name, with every text and checksum changed to it."""
 
-    def damage(folder: Path) -> None:
+    def forge(folder: Path) -> None:
         file, total = folder / name, json.loads((folder / EVALUATION).read_text())["bytes"]
         before, size = file_hash(file), file.stat().st_size
         make(file)
         change(folder / EVALUATION, bytes=total - size + file.stat().st_size)
-        for text in (CARD, BILL, EVALUATION, "evidence/parity.json"):
+        for text in (CARD, BILL, EVALUATION, PARITY):
             said = (folder / text).read_text(encoding="utf-8")
             (folder / text).write_text(said.replace(before, file_hash(file)), encoding="utf-8")
-        sum_again(folder)
 
-    return damage
+    return summed_again(forge)
 
 
 def texts_of(bundle: Path) -> str:

@@ -66,7 +66,7 @@ def bill(
         version=subject.sha256[:12],
         hashes=[_hash(subject.sha256)],
         licenses=_license(base),
-        pedigree=Pedigree(ancestors=[_base(base)]),
+        pedigree=Pedigree(ancestors=[_base(base, None)]),
         properties=[Property(name=key, value=str(value)) for key, value in provenance.items()],
         components=_hashed(subject.beside, ComponentType.FILE, "beside/"),
     )
@@ -92,7 +92,7 @@ def bill(
     quench = Component(name="quench", version=__version__, type=ComponentType.APPLICATION, bom_ref="quench")
     bom = Bom(
         serial_number=uuid.uuid5(NAMESPACE, subject.sha256),
-        components=[_base(base), llama, *packages, *_hashed(datasets, ComponentType.DATA, "data:")],
+        components=[_base(base, BASE_REF), llama, *packages, *_hashed(datasets, ComponentType.DATA, "data:")],
         metadata=BomMetaData(component=model, tools=ToolRepository(components=[quench])),
     )
     bom.register_dependency(model, [*bom.components])
@@ -101,7 +101,8 @@ def bill(
     return escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n"
 
 
-def _base(base: Base) -> Component:
+def _base(base: Base, ref: str | None) -> Component:
+    """The base, or where `ref` is None one more mention of it: no two parts of a bill have the same ref."""
     owner, purl, short, revision = None, None, Path(base.model).name, base.revision
     if base.source == "hub":
         owner = base.model.rpartition("/")[0] or None
@@ -113,18 +114,18 @@ def _base(base: Base) -> Component:
         name=short,
         group=owner,
         type=ComponentType.MACHINE_LEARNING_MODEL,
-        bom_ref=BASE_REF,
+        bom_ref=ref,
         version=revision,
         licenses=_license(base),
         purl=purl,
-        components=_hashed(weights, ComponentType.FILE, f"{BASE_REF}/"),
+        components=_hashed(weights, ComponentType.FILE, ref and f"{ref}/"),
     )
 
 
-def _hashed(digests: Mapping[str, str], kind: ComponentType, prefix: str) -> list[Component]:
-    """A part by name for each sha256 by name."""
+def _hashed(digests: Mapping[str, str], kind: ComponentType, prefix: str | None) -> list[Component]:
+    """A part by name for each sha256 by name; without a `prefix` none has a ref."""
     return [
-        Component(name=name, type=kind, bom_ref=prefix + name, hashes=[_hash(digest)])
+        Component(name=name, type=kind, bom_ref=prefix and prefix + name, hashes=[_hash(digest)])
         for name, digest in sorted(digests.items())
     ]
 

@@ -7,7 +7,6 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def few_swaps() -> Iterator[None]:
-    """Half of what shipping a project takes is the sorting of answers by chance."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.metrics.paired.SWAPS", 50)
         yield

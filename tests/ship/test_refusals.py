@@ -16,7 +16,7 @@ import shipping
 import tiny
 import tuned_inputs
 from golden import Golden
-from shipping import change, trained_again
+from shipping import change, flip, trained_again
 from tiny_lora import tiny_lora
 
 from pipeline.commands import ship as command
@@ -33,13 +33,7 @@ Spoil = Callable[[Path], object]
 
 def other_byte(name: str) -> Spoil:
     """The file is another one than its reports are about."""
-
-    def spoil(root: Path) -> None:
-        with (root / name).open("r+b") as file:
-            file.seek(-1, 2)
-            file.write(b"\1")
-
-    return spoil
+    return lambda root: flip(root / name, -1)
 
 
 def trained_since(name: str) -> Spoil:
@@ -102,11 +96,6 @@ def other_lora(root: Path) -> None:
     change(root / "reports/parity.json", files=files | {file.name: file_hash(file)})
 
 
-def other_reports(root: Path) -> None:
-    change(root / "reports/eval/tuned.json", sha256="0a" * 32)
-    change(root / "reports/parity.json", files={})
-
-
 def as_it_is(root: Path) -> None:
     """The gate is stricter."""
 
@@ -135,7 +124,10 @@ ADAPTER: dict[str, Spoil] = {
 TUNED: dict[str, Spoil] = {
     "other scales": trained_since(SCALES_FILE),
     "other base": lambda root: tiny.tiny_gguf(root / BASE, general__name="another"),
-    "other reports": other_reports,
+    "other reports": lambda root: (
+        change(root / "reports/eval/tuned.json", sha256="0a" * 32),
+        change(root / "reports/parity.json", files={}),
+    ),
     "other heritage": other_heritage,
 }
 WAYS: dict[str, tuple[str, Callable[..., Path], Callable[..., Params], dict[str, Spoil]]] = {

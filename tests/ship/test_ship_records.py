@@ -189,7 +189,6 @@ def test_what_the_model_was_made_of_is_compared_with_what_its_records_name(
         assert shipped(made, ROTTEN[place][changed]) in REFUSED
     finally:
         file.write_bytes(before)
-    assert shipped(made) == 0
 
 
 @pytest.mark.parametrize("place", [("run",), ("run", "hashes", "adapter"), ("rows_sha256",)])
@@ -220,17 +219,18 @@ def test_another_runs_rows_are_refused_though_they_are_whole(made: Made) -> None
             assert shipped(made, "Q-SHIP-005: ") in REFUSED
 
 
-def test_a_base_of_another_name_is_refused(made: Made) -> None:
-    value = json.loads((made.root / "models/base.json").read_text()) | {"model": "another", "license": "mit"}
-    with damaged(made, "models/base.json", json.dumps(value).encode()):
-        assert shipped(made) in REFUSED
-
-
-def test_a_control_character_never_gets_into_the_texts(made: Made) -> None:
-    value = json.loads((made.root / "models/base.json").read_text())
-    value["architecture"]["architectures"] = ["Llama\u202eFor"]
-    with damaged(made, "models/base.json", json.dumps(value).encode()):
-        assert shipped(made, "Q-SHIP-003: ") in REFUSED
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model": "another", "license": "mit"}, "models/base.json"),
+        ({"architecture": {"architectures": ["Llama\u202eFor"], "model_type": "llama"}}, "Q-SHIP-003: "),
+    ],
+    ids=["of another name", "of hidden text"],
+)
+def test_another_base_is_refused(made: Made, values: dict[str, Any], said: str) -> None:
+    base = json.loads((made.root / "models/base.json").read_text())
+    with damaged(made, "models/base.json", json.dumps(base | values).encode()):
+        assert shipped(made, said) in REFUSED
 
 
 def test_a_changed_parity_report_is_refused_by_the_record_that_dvc_keeps(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 trained scales alone.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,29 +10,32 @@ from pathlib import Path
 from typing import Any
 
 import adapter_inputs
+import numpy as np
 import pytest
 import tiny
 import tuned_inputs
 from golden import Golden
-from make import ended, ran
+from make import ran
 from shipping import (
     BILL,
     CARD,
     EVALUATION,
-    SUMS,
+    PARITY,
     change,
+    edited,
     faults_of,
+    flip,
     forged,
     printed,
     script_environment,
-    sum_again,
+    summed_again,
     texts_of,
 )
 
 from pipeline.commands import ship as command
 from pipeline.commands.project import Project
 from pipeline.core.hashing import file_hash
-from pipeline.gguf.provenance import BASE_FILE, provenance
+from pipeline.gguf.provenance import provenance
 from pipeline.ship.bundle import SCRIPT
 from pipeline.ship.verification import bundle_faults
 
@@ -54,28 +56,11 @@ def bundle(made: Path, tmp_path: Path) -> Path:
 
 
 def test_the_bundle_holds_both_files_and_verifies(bundle: Path, made: Path, snapshot: Any) -> None:
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
     assert bundle_faults(bundle) == []
     assert texts_of(bundle) == snapshot(extension_class=Golden)
     assert file_hash(bundle / BASE) == file_hash(made / "models/base/model.gguf")
     assert file_hash(bundle / LORA) == file_hash(made / "models/gguf" / LORA)
-    done = ended(["sha256sum", "--check", "--strict", SUMS], cwd=bundle)
-    assert done.returncode == 0, done.stdout
-    modelfile = (bundle / "Modelfile").read_text()
-    assert f"FROM ./{BASE}\n" in modelfile and f"ADAPTER ./{LORA}\n" in modelfile
-    card, bill = (bundle / CARD).read_text(encoding="utf-8"), (bundle / BILL).read_text(encoding="utf-8")
-    assert printed(card) == provenance(bundle / LORA)
-    assert printed(card)[BASE_FILE] == file_hash(bundle / BASE)
-    for name in (BASE, LORA):
-        assert f"| {name} | `{file_hash(bundle / name)}` |" in card
-    subject = json.loads(bill)["metadata"]["component"]
-    assert subject["hashes"][0]["content"] == file_hash(bundle / LORA)
-    assert [(part["name"], part["hashes"][0]["content"]) for part in subject["components"]] == [
-        (BASE, file_hash(bundle / BASE))
-    ]
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill) is None
+    assert printed((bundle / CARD).read_text(encoding="utf-8")) == provenance(bundle / LORA)
 
 
 @pytest.mark.parametrize("folder", ["plain", "a place, with commas", 'a "quoted" place'])
@@ -115,30 +100,8 @@ def test_the_real_server_finds_both_files(bundle: Path, tmp_path: Path, tools: A
 
 
 def another_base(file: Path) -> None:
-    import numpy as np
-
     file.unlink()
     tiny.tiny_gguf(file, tensors={"padding.weight": np.zeros((1, 32), np.float32)})
-
-
-def other_byte(folder: Path) -> None:
-    data = bytearray((folder / BASE).read_bytes())
-    data[-1] ^= 1
-    (folder / BASE).write_bytes(bytes(data))
-
-
-def summed_again(damage: Callable[[Path], object]) -> Callable[[Path], object]:
-    return lambda folder: (damage(folder), sum_again(folder))
-
-
-def proven_alone(folder: Path) -> None:
-    change(folder / "evidence/parity.json", files={LORA: file_hash(folder / LORA)})
-
-
-def billed_alone(folder: Path) -> None:
-    metadata = json.loads((folder / BILL).read_text(encoding="utf-8"))["metadata"]
-    del metadata["component"]["components"]
-    change(folder / BILL, metadata=metadata)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -148,15 +111,13 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut base": forged(BASE, lambda file: os.truncate(file, 99)),
     "cut LoRA": forged(LORA, lambda file: os.truncate(file, 99)),
     "figures without an adapter": summed_again(lambda folder: change(folder / EVALUATION, lora=None)),
-    "figures of another adapter": summed_again(
-        lambda folder: change(folder / EVALUATION, lora={"sha256": 0})
-    ),
-    "parity of the LoRA alone": summed_again(proven_alone),
-    "bill of the LoRA alone": summed_again(billed_alone),
+    "figures of another adapter": summed_again(lambda at: change(at / EVALUATION, lora={"sha256": 0})),
+    "parity of no base": summed_again(lambda at: change(at / PARITY, files={LORA: file_hash(at / LORA)})),
+    "bill of the LoRA alone": edited(BILL, lambda bill: bill["metadata"]["component"].pop("components")),
     "no LoRA": summed_again(lambda folder: (folder / LORA).unlink()),
     "two LoRAs": summed_again(lambda folder: (folder / BASE).rename(folder / "second-lora.gguf")),
     "three GGUFs": summed_again(lambda folder: shutil.copy(folder / LORA, folder / "second-lora.gguf")),
-    "changed after the sums": other_byte,
+    "changed after the sums": lambda folder: flip(folder / BASE, -1),
 }
 
 
@@ -193,10 +154,4 @@ def test_the_bundle_of_a_tuned_file_holds_one_file_and_verifies(
     assert texts_of(bundle) == snapshot(extension_class=Golden)
     assert [path.name for path in bundle.glob("*.gguf")] == [TUNED]
     assert file_hash(bundle / TUNED) == file_hash(root / "models/gguf" / TUNED)
-    modelfile, script = ((bundle / name).read_text() for name in ("Modelfile", SCRIPT))
-    assert f"./{TUNED}" in modelfile and "ADAPTER" not in modelfile
-    assert TUNED in script and "--lora" not in script
-    card = (bundle / CARD).read_text(encoding="utf-8")
-    assert printed(card) == provenance(bundle / TUNED)
-    assert printed(card)[BASE_FILE] == file_hash(root / "models/base/model.gguf")
-    assert TUNED in card and "LoRA" not in card and "None" not in card
+    assert printed((bundle / CARD).read_text(encoding="utf-8")) == provenance(bundle / TUNED)
