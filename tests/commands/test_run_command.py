@@ -13,6 +13,7 @@ def test_settings_and_snakemakes_own_words_are_told_apart(
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, command: started.append(command))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").touch()
     words = ["train", "train.r=8", "-c2", "train.preference.beta=0.5", "report.html=no", "--quiet"]
     refused = quench("run", *words)
     assert refused.exit_code == 2 and "Q-CONFIG-005" in refused.stderr and not started

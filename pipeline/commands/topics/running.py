@@ -75,13 +75,13 @@ def run(
         return
     if name or as_json:
         raise typer.BadParameter("--name and --json are for quench run sweep SPACE")
-    if not (root / "params.yaml").exists():  # Snakemake would miss its Snakefile
-        load(None, root)
     sections: dict[str, Any] = {}
     for place, value in from_words(settings).items():
         put(sections, place, value)
     if sections:  # the Snakefile's first lines write them into params.yaml
         rest += ["--config", *(f"{section}={json.dumps(keys)}" for section, keys in sections.items())]
+    if not (root / "params.yaml").exists():  # Snakemake would miss its Snakefile
+        load(None, root)
     os.chdir(root)
     os.execv(sys.executable, [sys.executable, "-m", "snakemake", *rest])  # noqa: S606 (no shell)
 
