@@ -6,6 +6,7 @@ An old version is read through DVC, from its cache or its remote; nothing is che
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -98,9 +99,13 @@ def revision(root: Path, name: str) -> Version:
     from dvc_data.index import DataIndexDirError
     from dvc_objects.fs.errors import AuthError, RemoteMissingDepsError
 
+    @cache
+    def files() -> DVCFileSystem:
+        return DVCFileSystem(repo=str(root), rev=commit.strip())
+
     def opened(path: str) -> BinaryIO:
         try:
-            return cast("BinaryIO", DVCFileSystem(repo=str(root), rev=commit.strip()).open(path, "rb"))
+            return cast("BinaryIO", files().open(path, "rb"))
         except (OSError, DataIndexDirError):
             raise DataError(
                 "Q-COMMANDS-022",
