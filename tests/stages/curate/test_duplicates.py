@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from curating import Project, Row, chat, lines, of_rows, sentence, with_system
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.core.jsonl import read_rows
 from pipeline.core.places import PROJECT
+from pipeline.stages.curate.comparing.sketched import labels, unite
 
 ASKED, OUTPUTS = sentence(1, 30), sentence(2)
 # of a pair of rows: whether they are exact duplicates, near duplicates, or make one request
@@ -347,3 +350,31 @@ def test_a_chain_is_cut_where_rows_are_no_longer_alike_the_kept_one(tmp_path: Pa
     assert sum(map(len, project.clusters())) == 40 - len(lonely)
     assert groups(report) == (1, report["rows_kept"])
     assert groups(project.run(near_threshold=0.8, drop_duplicates="none")) == (1, 40)
+
+
+EDGES = st.integers(2, 12).flatmap(
+    lambda n: st.tuples(
+        st.just(n),
+        st.lists(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=8), max_size=4),
+    )
+)
+
+
+@given(EDGES)
+def test_united_sets_are_those_of_a_search(case: tuple[int, list[list[tuple[int, int]]]]) -> None:
+    count, batches = case
+    parent = np.arange(count, dtype=np.int32)
+    reach = {i: {i} for i in range(count)}
+    for batch in batches:
+        unite(parent, np.array([a for a, _ in batch], np.int32), np.array([b for _, b in batch], np.int32))
+        for a, b in batch:
+            joined = reach[a] | reach[b]
+            for i in joined:
+                reach[i] = joined
+    assert labels(parent).tolist() == [min(reach[i]) for i in range(count)]
+
+
+def test_a_long_chain_is_united_quickly() -> None:
+    parent = np.arange(200_000, dtype=np.int32)
+    unite(parent, parent[:-1].copy(), parent[1:].copy())
+    assert not labels(parent).any()

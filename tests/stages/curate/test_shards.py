@@ -237,6 +237,17 @@ def test_a_shards_bytes_are_nearly_equal(tmp_path: Path) -> None:
         assert abs(read - total / 5) < 1000
 
 
+def test_plain_lines_alone_are_cut(tmp_path: Path) -> None:
+    text = lines(*chats(0, 60))
+    files = {"a.jsonl": text, "b.jsonl.gz": gzip.compress(text), "d.csv": b"prompt,completion\n" + text}
+    files["c.json"] = b"[%s]" % text.replace(b"\n", b",\n")
+    project = make_project(tmp_path, files)
+    run_jobs(project, SMALL, 9, ("plan",))
+    planned = [place for one in read_plan(project, SMALL, 9).shards for place in one]
+    assert {name for name, _ in planned} == files.keys()
+    assert {name for name, part in planned if part} == {"a.jsonl"}
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Project:
     return make_project(tmp_path, {"a.jsonl": lines(*chats(0, 90))})

@@ -40,10 +40,6 @@ def test_a_probability_that_could_be_of_two_tokens_is_not_used() -> None:
         aligned([5, 7], [(8, -1.0)])
 
 
-def given_points(*points: Any) -> Rewards:
-    return Rewards({"given": lambda question, answers: points}, {"given": 2.0}, 5.0)
-
-
 def test_a_reward_is_the_weighted_sum_of_scorers_and_own_functions(tmp_path: Path) -> None:
     (tmp_path / "rewards").mkdir(parents=True)
     (tmp_path / "rewards/own.py").write_text(
@@ -68,8 +64,9 @@ def test_a_program_rewards_too(tmp_path: Path) -> None:
     "points", [(1.0, float("nan")), (1.0,), (1.0, None), (1.0, float("inf")), (1.0, "2")]
 )
 def test_points_that_are_no_number_for_each_answer_are_one_sentence(points: tuple[Any, ...]) -> None:
+    rewards = Rewards({"given": lambda question, answers: points}, {"given": 2.0}, 5.0)
     with pytest.raises(DataError, match=r"Q-GRPO-003: train\.grpo\.rewards: given, row 0123456789abcdef"):
-        given_points(*points).of(QUESTION, [Answer("a", True), Answer("b", True)])
+        rewards.of(QUESTION, [Answer("a", True), Answer("b", True)])
 
 
 def test_a_scorer_that_hangs_is_not_waited_for() -> None:
