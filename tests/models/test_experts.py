@@ -1,6 +1,8 @@
 """experts: all ways a configuration says that a model is a mixture, and dense models that mention experts."""
 
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
 from pipeline.models.base_header import not_dense, stated_config
 from pipeline.models.experts.recognize import check_experts, check_experts_of
+from pipeline.stages.base.gguf_import import unpack_gguf
 
 MIXTURES: list[dict[str, Any]] = [
     {"model_type": "qwen2_moe", "num_experts": 60, "mlp_only_layers": [0]},
@@ -94,3 +97,9 @@ def test_a_model_that_is_not_dense_is_named() -> None:
     assert not_dense(Header(mixture, {})) == "a mixture of experts (llama)"
     assert not_dense(Header(mixture | {"llama.expert_count": 1}, {})) is None
     assert not_dense(Header({"general.architecture": "falcon"}, {})) == "falcon"
+
+
+def test_a_mixtures_gguf_is_not_unpacked() -> None:
+    header = SimpleNamespace(fields={"general.architecture": "qwen3moe"})
+    with pytest.raises(DataError, match="Q-BASE-029"):
+        unpack_gguf(Path("x.gguf"), header, Path("folder"), None)

@@ -131,11 +131,6 @@ def test_a_card_that_is_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert read_license(tmp_path / "README.md") is None
 
 
-def test_a_mixtures_gguf_is_not_unpacked(bring, tmp_path):
-    with pytest.raises(DataError, match="Q-BASE-029"):
-        bring(tiny.tiny_gguf(tmp_path / "x.gguf", general__architecture="qwen3moe"))
-
-
 def test_a_gguf_becomes_a_folder_whose_logits_are_llama_cpps(gguf_file, bring, tmp_path, tools):
     import torch
     from transformers import AutoModelForCausalLM

@@ -26,6 +26,7 @@ from pipeline.llamacpp.converters import Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.stages.distill.stage import main
 from pipeline.stages.parity.scales_weights import distilled_weights
+from pipeline.subprojects.distill import targets
 from pipeline.subprojects.distill_rows import OF_A_TURN, OF_RAW, General, curated, write_drawn
 from pipeline.workflow.stages import table
 
@@ -249,15 +250,18 @@ def test_what_can_not_be_distilled_is_refused_before_anything_runs(
     with pytest.raises(ConfigError, match="Q-DISTILL-004"):
         main(params, root, "Q8_0")
     source = root / "models/gguf/tiny-F16.gguf"
-    shutil.copyfile(source, level_of(root))
-    with pytest.raises(ConfigError, match="Q-DISTILL-005"):
-        main(params, root, Q4_0)
     tiny_gguf(source, general__architecture="falcon")
     with pytest.raises(ConfigError, match="Q-DISTILL-002"):
         main(params, root, Q4_0)
     source.unlink()
     with pytest.raises(DataError):
         main(params, root, Q4_0)
+
+
+def test_only_linears_with_scales_in_every_layer_train(ready: Path) -> None:
+    assert "down_proj" not in targets(level_of(ready)) and "q_proj" in targets(level_of(ready))
+    with pytest.raises(ConfigError, match="Q-DISTILL-005"):
+        targets(ready / "models/gguf/tiny-F16.gguf")
 
 
 def lines_of(path: Path, word: str, count: int = 100, kind: str = "chat") -> int:
@@ -353,6 +357,4 @@ def test_the_sub_project_trains_as_section_distill_says(
     assert (made.train.max_steps, made.train.learning_rate) == (6, RATE)
     assert made.train.seed == params.train.seed
     assert (made.base.source, made.base.sha256, made.base.places) == ("gguf", None, [])
-    # only linears with scales in every layer
-    assert "down_proj" not in made.train.target_modules and "q_proj" in made.train.target_modules
     assert made.base.level == Q4_0 and made.quantize.tensor_types == TYPES and not made.quantize.distill
