@@ -57,6 +57,8 @@ curate.py::test_names_are_found_however_their_file_is_saved
 contamination.py::test_a_guarded_file_that_can_not_be_read
 contamination.py::test_guarded_files_of_every_container
 """
+OF_GRAPH = "workflow/test_graphs workflow/test_record stages/curate/test_shards config/test_distilled_levels"
+OF_CODE = ["tests/workflow/test_code_keys.py", "-k", "not both_tools and not what_a_stage_runs"]
 
 
 def named(start: str, names: str) -> list[str]:
@@ -95,12 +97,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         [f"tests/{PARITY[9:]}/test_parity_checks.py"],
     ),
     "served": (named(f"{PARITY}/", "text tokens special_tokens outputs"), [f"tests/{PARITY[9:]}"]),
-    "code": (
-        named("pipeline/workflow/", "syntax package sources"),
-        ["tests/workflow/test_code_keys.py", "-k", "not both_tools and not what_a_stage_runs"],
-    ),
+    "code": (named("pipeline/workflow/", "syntax package sources"), OF_CODE),
+    "graph": (named("pipeline/workflow/", "stages dvc_yaml shards stage_command"), named("tests/", OF_GRAPH)),
     "workflow": (
-        named("pipeline/workflow/", "stages cluster cleanup record ledger"),
+        named("pipeline/workflow/", "cluster cleanup record ledger"),
         named("tests/workflow/test_", "graphs cluster leftovers scraps record settings"),
     ),
     "settling": (named("pipeline/workflow/", "hashes settle"), ["tests/workflow/test_integrity.py"]),

@@ -59,7 +59,7 @@ def test_a_job_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_no_answer_is_not_taken_for_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(tmp_path, monkeypatch, "echo slurmctld is away >&2; exit 1")
-    with pytest.raises(ToolError, match=r"Q-WORKFLOW-030.*slurmctld is away"):
+    with pytest.raises(ToolError, match=r"Q-WORKFLOW-030: .*slurmctld is away"):
         wait_for_jobs(tmp_path, is_dry_run=False)
 
 

@@ -424,6 +424,23 @@ def test_a_file_that_comes_is_code_unless_an_editor_left_it(
         path.unlink()
 
 
+def test_what_was_read_before_is_not_parsed_again_and_any_memory_may_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "of/syntax.json"
+    monkeypatch.setattr("pipeline.workflow.package.PACKAGE", PACKAGE / "chat")
+    monkeypatch.setattr("pipeline.workflow.package.MEMORY", memory)
+    fresh, again = Package().sources, Package().sources
+    assert fresh == again and [path.name for path in memory.parent.iterdir()] == [memory.name]
+    kept = json.loads(memory.read_text())
+    seen = kept | {"files": {name: ["seen", *source[1:]] for name, source in kept["files"].items()}}
+    memory.write_text(json.dumps(seen))
+    assert {source.digest for source in Package().sources.values()} == {"seen"}
+    for text in ("", "[]", json.dumps(seen)[:99], json.dumps(seen | {"version": "other"})):
+        memory.write_text(text)
+        assert Package().sources == fresh, text
+
+
 def test_keys_that_can_not_be_written_are_the_machines_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

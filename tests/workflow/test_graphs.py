@@ -11,9 +11,12 @@ from make import ended
 from user_project import quench
 
 from pipeline.__main__ import main
+from pipeline.config.params import Params
 from pipeline.config.sections import Graph
 from pipeline.core.places import PROJECT
 from pipeline.workflow.dvc_yaml import dvc_text
+from pipeline.workflow.shards import FOLDER, jobs
+from pipeline.workflow.stages import rules
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 def refusal(root: Path, stage: str, capsys: pytest.CaptureFixture[str]) -> str:
     """The id of the error by which a stage refuses these settings; "" for any other end."""
     code, said = main([stage, "--root", str(root)]), capsys.readouterr().err
-    return re.findall(r"Q-\w+-\d+", said)[0] if code == 2 else ""
+    return re.findall(r"(Q-\w+-\d+): ", said)[0] if code == 2 else ""
 
 
 def do(root: Path, *words: str) -> None:
@@ -53,6 +56,57 @@ def test_a_recipe_brings_its_graph_and_a_stage_refuses_any_other(
         assert (root / "dvc.yaml").read_text() == dvc_text(name)
     (root / "dvc.yaml").unlink()
     assert refusal(root, "curate", capsys) == ""  # a folder without a graph has no wrong one
+
+
+# command | methods of training | inputs | outputs | jobs | threads
+RULES = """
+curate --shards 2 || data/raw data/guard models/base.json models/base data/.shards/plan-of-2
+  data/.shards/clean-1-of-2 data/.shards/clean-2-of-2 data/.shards/cluster-of-2 data/.shards/write-1-of-2
+  data/.shards/write-2-of-2 | data/final/train.jsonl data/final/val.jsonl data/final/test.jsonl
+  data/rejects.jsonl data/changes.jsonl data/clusters.jsonl reports/data.html reports/data.json || 8
+
+train | sft | data/tokens models/base | reports/train.json reports/train.jsonl reports/train.csv
+  models/adapter/ || 8
+
+quantize@{item} || models/gguf/m-F16.gguf models/gguf/m-base-F16.gguf models/imatrix
+  | models/gguf/m-{item}.gguf | item=Q4_K_M,Q5_K_M | 3
+
+compare || reports/compare/merged_16-1.json reports/compare/merged_16-2.json
+  reports/compare/merged_16-Q4_K_M-1.json reports/compare/merged_16-Q4_K_M-2.json
+  reports/compare/lora_nf4-Q4_K_M-1.json reports/compare/lora_nf4-Q4_K_M-2.json
+  | reports/strategies.json || 1
+"""
+
+
+def test_a_rule_is_a_stage_with_names_levels_and_shards_filled_in() -> None:
+    compare = {"seeds": [1, 2], "levels": ["Q4_K_M"], "strategies": ["merged_16", "lora_nf4"]}
+    sections = {"compare": compare, "machine": {"threads": 3}, "convert": {"name": "m"}}
+    made = {rule.stage: rule for rule in rules(Params.model_validate(sections), 8, ["1-of-2", "2-of-2"])}
+    for paragraph in RULES.strip().split("\n\n"):
+        stage, methods, deps, outputs, items, threads = (field.strip() for field in paragraph.split("|"))
+        name, at, item = stage.partition(" ")[0].partition("@")
+        assert made[stage] == (
+            name,
+            stage,
+            [f".quench/code/{key}.key" for key in (name, *(f"train.{method}" for method in methods.split()))],
+            deps.split(),
+            [path for path in outputs.split() if path[-1] != "/"],
+            [path[:-1] for path in outputs.split() if path[-1] == "/"],
+            dict(each.replace(",", "|").split("=") for each in items.split()),
+            int(threads),
+            f"logs/{name}-{item}.log" if at else f"logs/{name}.log",
+        )
+
+
+def test_the_jobs_of_curate_read_what_those_before_made() -> None:
+    shards, each = ["1-of-2", "2-of-2"], "{scatteritem}"
+    [stage] = (rule for rule in rules(Params(), 8, shards) if rule.name == "curate")
+    plan, clean, sample = list(jobs(stage, shards))[:3]
+    assert plan[:3] == ("curate_plan", "plan of-2", [*stage.code, *stage.deps[:4]])
+    assert plan[3:] == (f"{FOLDER}/plan-of-2", "logs/curate_plan-of-2.log")
+    assert clean[1:4] == (f"clean {each}", [plan.folder], f"{FOLDER}/clean-{each}")
+    assert sample.deps == [plan.folder, *(f"{FOLDER}/clean-{shard}" for shard in shards)]
+    assert list(jobs(stage, ["1-of-1"])) == []
 
 
 def test_an_edited_graph_is_written_again_and_a_dvc_yaml_in_a_subfolder_stays(root: Path) -> None:

@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import chdir
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +22,8 @@ import pipeline.stages.curate.stage
 from pipeline.__main__ import main
 from pipeline.core.errors import MachineError
 from pipeline.core.locks import lock_file, take
-from pipeline.workflow.dvc_project import share_record
 from pipeline.workflow.ledger import seems_unchanged
 from pipeline.workflow.prepare import prepare, take_run_lock
-from pipeline.workflow.record import inputs_state
 
 DVC_YAML = """
 stages:
@@ -76,8 +76,25 @@ def test_an_edit_during_the_run(
     assert ("Q-WORKFLOW-022" in capsys.readouterr().err) == noticed
 
 
-def test_a_folder_that_dvc_does_not_know_has_no_state(tiny_root: Path) -> None:
-    assert inputs_state("curate", tiny_root) is None
+def test_a_stage_is_recorded_by_dvc_with_the_raw_data_that_it_read(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dvc.repo import Repo
+
+    (project / ".dvc").rmdir()
+    with chdir(project), Repo.init(str(project), no_scm=True) as repo:
+        repo.add("data/raw")
+    (project / "data/raw/more.jsonl").write_text("{}\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline.stages.curate.stage, "main", lambda *_: None)
+        assert main(["curate", "--root", str(project)]) == 4
+        assert re.search(r"Q-WORKFLOW-014: .*curate \((?!ERROR).*data/final", capsys.readouterr().err)
+        patch.setenv("DVC_STAGE", "curate")  # it records what it runs itself
+        assert main(["curate", "--root", str(project)]) == 0 and not (project / "dvc.lock").exists()
+    assert main(["curate", "--root", str(project)]) == 0
+    [raw] = yaml.safe_load((project / "data/raw.dvc").read_text())["outs"]
+    entry = yaml.safe_load((project / "dvc.lock").read_text())["stages"]["curate"]
+    assert entry["deps"][0]["md5"] == raw["md5"] and raw["nfiles"] == 2
 
 
 def test_a_stage_runs_once_at_a_time(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,19 +166,38 @@ def test_an_input_that_is_not_there_is_one_sentence(
     assert "Q-CORE-001" in said and "`snakemake`" in said
 
 
-@pytest.mark.parametrize("root", ["nowhere", "file", "x" * 300])
-def test_a_root_that_is_no_folder_is_one_sentence(
-    tmp_path: Path, root: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("id", "commands"),
+    [
+        # a job: the next to be looked at is the folder, which is not there
+        ("Q-CORE-003: ", f"train, quantize@Q4_K_M, quantize@{'x' * 100}, train --no-resume, train --replay"),
+        ("Q-CORE-003: ", "--resume train, train --resume checkpoint-1, curate --resume, curate --shards 2"),
+        ("Q-WORKFLOW-019: ", "nosuch, nosuch@Q4_K_M, quantize, quantize@, train@Q4_K_M, quantize@a@b"),
+        (
+            "Q-WORKFLOW-019: ",
+            f"quantize@{'x' * 101}, quantize@../../else/x, quantize@a/b, quantize@\x1b[2J",
+        ),
+        ("Q-WORKFLOW-020: --resume checkpoint-1 ", "curate --resume checkpoint-1"),
+        ("Q-WORKFLOW-020: --", "curate --no-resume, curate --replay"),
+        ("Q-WORKFLOW-020: --shards ", "preprocess --shards 2, train --shards 2"),
+    ],
+)
+def test_what_is_no_job_is_refused_before_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], id: str, commands: str
 ) -> None:
     (tmp_path / "file").touch()
-    for words in (["curate"], ["--resume", "train"]):
-        assert main([*words, "--root", str(tmp_path / root)]) == 2
-        assert f"Q-CORE-003: {tmp_path / root} " in capsys.readouterr().err
+    for command, root in product(commands.split(", "), ("nowhere", "file", "x" * 300)):
+        assert main([*command.split(), "--root", str(tmp_path / root)]) == 2
+        said = capsys.readouterr().err
+        assert id in said and "\x1b" not in said, command
 
 
-def test_only_train_goes_on_from_a_checkpoint(tiny_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["curate", "--resume", "checkpoint-1", "--root", str(tiny_root)]) == 2
-    assert "Q-WORKFLOW-020" in capsys.readouterr().err
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    usage = " ".join(capsys.readouterr().out.partition("\n\n")[0].split())
+    options = "[-h] [--params FILE] [--root DIR] [--resume [CHECKPOINT]] [--no-resume] [--replay]"
+    assert usage.endswith(f"{options} [--processes N] [--shards N] [STAGE]") and end.value.code == 0
 
 
 @pytest.mark.parametrize(("elsewhere", "spared"), [(False, True), (True, False)])
@@ -237,17 +273,6 @@ def test_the_first_look_at_a_record(tmp_path: Path, spoil: Callable[[Path], obje
     assert not seems_unchanged("stage@another", tmp_path)
 
 
-@pytest.mark.parametrize("item", ["../../elsewhere/x", "a/b", "x" * 300, "\x1b[2J"])
-def test_a_level_that_is_no_name_makes_no_file(
-    project: Path, capsys: pytest.CaptureFixture[str], item: str
-) -> None:
-    """It is part of the lock's name."""
-    assert main([f"quantize@{item}", "--root", str(project)]) == 2
-    said = capsys.readouterr().err
-    assert "Q-WORKFLOW-019: " in said and item[:3] in said.replace("\\x1b", "\x1b")
-    assert not (project / ".quench").exists()
-
-
 def test_a_lock_that_fails_is_no_project_that_can_only_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,5 +280,7 @@ def test_a_lock_that_fails_is_no_project_that_can_only_be_read(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", failing)
-    with pytest.raises(OSError, match="No locks"), share_record(tmp_path):
-        pass
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "dvc.lock").touch()
+    with pytest.raises(OSError, match="No locks"):
+        seems_unchanged("curate", tmp_path)

@@ -325,5 +325,6 @@ def _killed(phase: str, item: str, root: Path, when: str) -> None:
 )
 def test_a_job_that_there_is_not_is_refused(job: str) -> None:
     phase, _, item = job.partition("@")
-    with pytest.raises(ConfigError, match="Q-CURATE-018"):
+    with pytest.raises(ConfigError, match="Q-CURATE-018: "):
         parse_item(phase, item)
+    assert parse_item("plan", "of-256") == (None, 256) and parse_item("clean", "256-of-256") == (255, 256)
