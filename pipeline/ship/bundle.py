@@ -64,7 +64,7 @@ class Shipment:
 
     @property
     def title(self) -> str:
-        """NAME-LEVEL."""
+        """The folder's name: NAME-LEVEL."""
         return f"{self.name}-{self.level}"
 
 
