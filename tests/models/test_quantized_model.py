@@ -2,6 +2,7 @@
 the dense model is; others refused.
 """
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,34 +51,45 @@ def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def levels_of(
+    tools: Toolchain, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, bool], dict[str, Path]]:
+    """{level: folder with config.json and model.gguf} of a model."""
+
+    @functools.cache
+    def made(name: str, tied: bool) -> dict[str, Path]:
+        root = tmp_path_factory.mktemp(name)
+        source = write_model(name, root / "source", tools, tied)
+        folders = {level: root / level for level in LEVELS}
+        for level, folder in folders.items():
+            folder.mkdir()
+            for file in source.glob("*config.json"):
+                shutil.copyfile(file, folder / file.name)
+            if level == "F16":
+                to_gguf(tools, source, folder / "model.gguf", "F16", HeaderFields(name, "qwen2"))
+            else:
+                quantize_gguf(Llama(tools), folders["F16"] / "model.gguf", folder / "model.gguf", level)
+        return folders
+
+    return made
+
+
 @pytest.fixture(
-    scope="module",
     params=[
         pytest.param(("llama", False), marks=pytest.mark.slow),
         ("llama", True),
         ("qwen2", True),
-        ("qwen2", False),
+        pytest.param(("qwen2", False), marks=pytest.mark.slow),
         ("qwen3", False),
     ],
     ids=lambda param: f"{param[0]}-{'tied' if param[1] else 'untied'}",
 )
 def levels(
-    request: pytest.FixtureRequest, tools: Toolchain, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, levels_of: Callable[[str, bool], dict[str, Path]]
 ) -> dict[str, Path]:
-    """{level: folder with config.json and model.gguf} of one model."""
-    name, tied = request.param
-    root = tmp_path_factory.mktemp(name)
-    source = write_model(name, root / "source", tools, tied)
-    made = {level: root / level for level in LEVELS}
-    for level, folder in made.items():
-        folder.mkdir()
-        for file in source.glob("*config.json"):
-            shutil.copyfile(file, folder / file.name)
-        if level == "F16":
-            to_gguf(tools, source, folder / "model.gguf", "F16", HeaderFields(name, "qwen2"))
-        else:
-            quantize_gguf(Llama(tools), made["F16"] / "model.gguf", folder / "model.gguf", level)
-    return made
+    """The folders of one model."""
+    return levels_of(*request.param)
 
 
 @pytest.fixture

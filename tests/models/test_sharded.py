@@ -37,7 +37,9 @@ CASES = {
     }.items()
     for changes in all_changes
 }
-
+QUICK = {"base", "base-layers-gradient_checkpointing", "base-offload"} | {
+    name for name in CASES if "tuner" in name or "mixture" in name
+}
 
 # two layers of the GGUF, and of the mixture: attention, the router and four experts
 LINEARS_OF = {"base": LAYERS * LINEARS, "gguf": 2 * LINEARS, "mixture": 2 * (5 + 4 * 3)}
@@ -102,13 +104,14 @@ def compared(folder: Path, recipe: Any, out: Path) -> dict[str, Any]:
     return found
 
 
-def be_rank(number: int, folders: dict[str, Path], out: Path, pipe: Any) -> None:
-    """One of two processes: all cases, one after the other."""
+def be_rank(number: int, names: list[str], folders: dict[str, Path], out: Path, pipe: Any) -> None:
+    """One of two processes: these cases, one after the other."""
     torch.set_num_threads(1)
     sys.stderr = (out / f"{number}.log").open("w")
     store = dist.FileStore(str(out / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=number, world_size=2)
-    for name, (kind, changes) in CASES.items():
+    for name in names:
+        kind, changes = CASES[name]
         try:
             pipe.send((name, compared(folders[kind], settings(**changes), out / f"{number}-{name}")))
         except Exception:  # the others would wait
@@ -118,10 +121,14 @@ def be_rank(number: int, folders: dict[str, Path], out: Path, pipe: Any) -> None
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, tools: Any) -> list[dict[str, Any]]:
-    """What each process saw, {case: figures}."""
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tools: Any
+) -> list[dict[str, Any]]:
+    """What each process saw, {case: figures}, of the cases that are selected."""
     from benchmarks.random_gguf import write_random_gguf
 
+    ours = [item for item in request.session.items if item.path == request.path]
+    names = [item.callspec.params["case"] for item in ours if isinstance(item, pytest.Function)]
     work = tmp_path_factory.mktemp("sharded")
     folders = {
         "base": untied_qwen2(work / "base", layers=LAYERS),
@@ -130,13 +137,13 @@ def found(tmp_path_factory: pytest.TempPathFactory, tools: Any) -> list[dict[str
     }
     pipes = [FORKED.Pipe(duplex=False) for _ in range(2)]
     ranks = [
-        FORKED.Process(target=be_rank, args=(number, folders, work, theirs), daemon=True)
+        FORKED.Process(target=be_rank, args=(number, names, folders, work, theirs), daemon=True)
         for number, (_, theirs) in enumerate(pipes)
     ]
     for rank in ranks:
         rank.start()
     seen: list[dict[str, Any]] = [{}, {}]
-    for _ in CASES:
+    for _ in names:
         for (ours, _), of_rank in zip(pipes, seen, strict=True):
             assert ours.poll(120), "nothing for two minutes"
             name, figures = ours.recv()
@@ -148,7 +155,9 @@ def found(tmp_path_factory: pytest.TempPathFactory, tools: Any) -> list[dict[str
     return seen
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_loss_and_gradients_are_those_of_one_process(found: list[dict[str, Any]], case: str) -> None:
     for figures in (of_rank[case] for of_rank in found):
         assert figures["same"] == [True, True]
