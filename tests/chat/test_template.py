@@ -86,10 +86,7 @@ NESTED = {
     "conditions": "{% if x %}" * DEEP + "{% endif %}" * DEEP,
     "loops": "{% for x in messages %}" * 99 + "{% endfor %}" * 99,
 }
-ENDLESS = {
-    "loops in loops": LOOP + LOOP + "{% endfor %}{% endfor %}",
-    "a number without end": "{{ (messages|length + 9) ** (10 ** 8) }}",
-}
+ENDLESS = "{{ (messages|length + 9) ** (10 ** 8) }}"  # in C, where Python hears no signal
 
 
 def refusal(template: str) -> tuple[str, int]:
@@ -122,10 +119,9 @@ def test_a_template_that_nests_too_deeply(name: str) -> None:
         assert error.id == "Q-CHAT-008"
 
 
-@pytest.mark.parametrize("name", ENDLESS)
-def test_a_template_that_does_not_end(name: str) -> None:
+def test_a_template_that_does_not_end() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert refusal(ENDLESS[name]) == ("Q-CHAT-008", 3)
+    assert refusal(ENDLESS) == ("Q-CHAT-008", 3)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime - before.ru_utime < 4  # of which it may take two
 

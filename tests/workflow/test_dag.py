@@ -895,7 +895,6 @@ def test_mistake_is_one_sentence_with_its_exit_code(
     ("words", "id"),
     [
         (["--config", "train=x"], "Q-CONFIG-005"),
-        (["--config", "train={rank: 4}"], "Q-CONFIG-005"),
         (["--config", "train={r: 4}", "-n"], "Q-WORKFLOW-008"),
         (["-n", "--configfile", "params.yaml"], "Q-WORKFLOW-008"),
     ],
