@@ -15,12 +15,6 @@ CLASSES = {
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, errors.QuenchError)
 }
-RAISED = [
-    (f"{path}:{call.lineno}", call.func.id, call.args[0] if call.args else None)
-    for path in sorted(PACKAGE.rglob("*.py"))
-    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in CLASSES
-]
 
 
 def test_every_entry_names_a_class_and_says_what_to_do() -> None:
@@ -51,7 +45,13 @@ def test_a_key_of_params_yaml_is_marked_as_code() -> None:
 
 
 def test_an_id_names_its_class_where_it_is_raised() -> None:
-    given = [(where, kind, str(id.value)) for where, kind, id in RAISED if isinstance(id, ast.Constant)]
+    raised = [
+        (f"{path}:{call.lineno}", call.func.id, call.args[0] if call.args else None)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in CLASSES
+    ]
+    given = [(where, kind, str(id.value)) for where, kind, id in raised if isinstance(id, ast.Constant)]
     assert not [
         one
         for one in given

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -39,7 +40,6 @@ EVERY = set(STARTS)
 SOURCES = Package().sources
 KEYS = ".quench/code"
 USERS = ("data/raw", "data/guard", "data/evaluation", "data/distill")
-BEFORE = {name: Package(SOURCES).key(*starts) for name, starts in STARTS.items()}
 MEASURING = {"compare_unquantized", "compare_measure"}
 ALL_SECTIONS = set(Params.model_fields)
 
@@ -384,9 +384,14 @@ def test_an_edit_of_any_section_writes_the_settings_in_effect_again(section: str
     assert before.key(SETTINGS_MODULE) != after.key(SETTINGS_MODULE)
 
 
+@cache
+def keys_before() -> dict[str, str]:
+    return {name: Package(SOURCES).key(*starts) for name, starts in STARTS.items()}
+
+
 def changed(package: Package) -> set[str]:
-    after = keys(package)
-    return {name for name in BEFORE if BEFORE[name] != after[name]}
+    before, after = keys_before(), keys(package)
+    return {name for name in before if before[name] != after[name]}
 
 
 # ---- the files
