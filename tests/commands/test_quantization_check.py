@@ -346,12 +346,11 @@ def refused(root: Path, *words: object) -> str:
 
 def test_saved_adapters_are_switched_where_two_are_there(root: Path, tmp_path: Path) -> None:
     adapter, older = saved(root, root / "models/adapter", 1), saved(root, tmp_path / "older", 2, r=2)
-    for step, source in ((10, older), (20, adapter), (30, None)):
+    oldest = saved(root, tmp_path / "oldest", 3, r=2)
+    for step, source in ((5, oldest), (10, older), (20, adapter), (30, older)):
         checkpoint = root / f"models/checkpoints/checkpoint-{step}"
-        if source:
-            publish_checkpoint(Path(shutil.copytree(source, tmp_path / f"written-{step}")), checkpoint, {})
-        else:
-            checkpoint.mkdir()  # torn
+        publish_checkpoint(Path(shutil.copytree(source, tmp_path / f"written-{step}")), checkpoint, {})
+    (checkpoint / "adapter_config.json").write_text("torn")
     switched = lines_of(root)["adapter_swap"]
     assert (switched["verdict"], switched["figure"]) == ("pass", 0.0)
     assert "models/adapter and checkpoints/checkpoint-10" in switched["detail"]  # the newest whole other one
