@@ -37,9 +37,8 @@ def _sentence(error: Any, keys: Sequence[str]) -> str:
     former = reasons(key)
     match error["type"]:
         case "extra_forbidden" if former:
-            names = (
-                [f"{key}.{name}" for name in held] if isinstance(held := error["input"], Mapping) else [key]
-            )
+            held = error["input"]
+            names = [f"{key}.{name}" for name in held] if isinstance(held, Mapping) else [key]
             way = "`quench config upgrade` takes it out" if all(map(reasons, names)) else "take it out"
             return f"is gone: {former[0]} ({way})"
         case "list_type" if former:

@@ -74,7 +74,7 @@ def override(file: Path, given: Given) -> list[str]:
         names, text = ", ".join(".".join(place) for place in changed), _text(file)
         problem = f"{names} can't be put into the text of {file}: edit it"
         try:
-            _write(file, completed(text, wanted, set(given), changed=set(given)), values, problem)
+            _write(file, completed(text, wanted, set(given), anew=True), values, problem)
         except ConfigError:  # keys share lines
             _write(file, _with(text, given), values, problem)
     return [change(place, before, after) for place in changed]

@@ -5,7 +5,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence, Set
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
@@ -60,15 +60,27 @@ def left_out(values: Any, needed: Set[Key] | None = None) -> list[Key]:
     return [place for place in places if not any(place[:end] in places for end in range(1, len(place)))]
 
 
-def completed(text: str, read: Read, needed: Set[Key] | None = None, changed: Set[Key] = frozenset()) -> str:
+class _Edit(NamedTuple):
+    """Rows instead of those from `first` up to `last` (from 0, without it). Of edits at the same row that of
+    the smaller `order` comes to stand before the others.
+    """
+
+    first: int
+    order: tuple[int, int]
+    last: int
+    rows: list[str]
+
+
+def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bool = False) -> str:
     """`text`, from which `read` was read, with what it leaves out (of the keys `needed`, if they are given)
-    put in, and with the values of `read.params` behind the keys `changed`; the rest stays as it was. Changed
-    keys that share a line with others are left to the caller to find.
+    put in; the rest stays as it was. With `anew` the needed keys that are there get the values of
+    `read.params` too; those that share a line with others are left to the caller to find.
     """
     end = line_end(text)
     rows, values = text.removesuffix(end).split(end), read.params.model_dump(mode="json")
-    lines = read.lines
-    edits = [_behind(place, value_at(values, place), rows, lines) for place in changed & lines.keys()]
+    lines, edits = read.lines, list[_Edit]()
+    for place in needed & lines.keys() if needed and anew else ():
+        edits.append(_behind(place, value_at(values, place), rows, lines))
     for number, place in enumerate(left_out(read.values, needed)):
         more = _more_indent(place, rows, lines)
         block = [
@@ -79,9 +91,10 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None, changed: Se
         ]
         after = _end_of_sibling(place, rows, lines)
         # a section's own keys come before the next section
-        edits.append((after, -len(place), number, after, ["", *block] if len(place) == 1 else block))
-    for first, *_, last, block in sorted(edits, reverse=True):  # from the end, so that line numbers hold
-        rows[first:last] = block
+        order = -len(place), number
+        edits.append(_Edit(after, order, after, ["", *block] if len(place) == 1 else block))
+    for edit in sorted(edits, reverse=True):  # from the end, so that line numbers hold
+        rows[edit.first : edit.last] = edit.rows
     return end.join(rows) + end
 
 
@@ -111,14 +124,12 @@ def value_at(values: Any, place: Key) -> Any:
     return values
 
 
-def _behind(
-    place: Key, value: Any, rows: list[str], lines: Mapping[Place, int]
-) -> tuple[int, int, int, int, list[str]]:
-    """The edit of `completed` that puts a value behind a key, before the comment in the key's line."""
+def _behind(place: Key, value: Any, rows: list[str], lines: Mapping[Place, int]) -> _Edit:
+    """What puts a value behind a key, before the comment in the key's line."""
     name, _, rest = rows[lines[place] - 1].partition(":")
     comment = re.search(r"(\s+#.*)?$", rest)
     row = f"{name}: {as_yaml(value)}{comment[0] if comment else ''}"
-    return lines[place] - 1, 0, 0, _last_line(place, rows, lines), [row]
+    return _Edit(lines[place] - 1, (0, 0), _last_line(place, rows, lines), [row])
 
 
 def _last_line(place: Key, rows: Sequence[str], lines: Mapping[Place, int]) -> int:

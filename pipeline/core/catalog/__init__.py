@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
+from pipeline.core.yaml_readers import read_fast
 
 FOLDER = Path(__file__).parent
 HEAD = FOLDER / "troubleshooting.md"  # the hand-written beginning of docs/troubleshooting.md
@@ -30,6 +30,6 @@ class Problem:
 @cache
 def catalog() -> dict[str, Problem]:
     """Every problem by its id, sorted."""
-    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in FOLDER.glob("*.yaml")]
+    files = [read_fast(file) for file in FOLDER.glob("*.yaml")]
     entries = {id: Problem(id, **entry) for file in files for id, entry in file.items()}
     return dict(sorted(entries.items()))
