@@ -57,6 +57,11 @@ curate.py::test_names_are_found_however_their_file_is_saved
 contamination.py::test_a_guarded_file_that_can_not_be_read
 contamination.py::test_guarded_files_of_every_container
 """
+OF_BUNDLES = """
+whatever_does_not_belong_in_a_bundle_is_named rights_that_no_file_of_a_bundle_has_are_refused
+no_evidence_is_taken_for_what_it_is_not texts_that_hide_what_stands_there_are_refused
+a_bill_of_nonsense_is_refused the_bundle_is_whole_and_verifies
+"""
 OF_GRAPH = "workflow/test_graphs workflow/test_record stages/curate/test_shards config/test_distilled_levels"
 OF_CODE = ["tests/workflow/test_code_keys.py", "-k", "not both_tools and not what_a_stage_runs"]
 
@@ -92,6 +97,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         [*named("tests/models/test_", "merging merging_nf4"), OF_MERGING],
     ),
     "ship": (["pipeline/ship"], ["tests/ship"]),
+    "verified": (  # one test tries all damages
+        named("pipeline/ship/", "listing verification"),
+        [f"tests/ship/test_ship.py::test_{test}" for test in OF_BUNDLES.split()],
+    ),
     "parity": (  # what needs no process
         named(f"{PARITY}/", "check hand_overs rewrites corpus conversations"),
         [f"tests/{PARITY[9:]}/test_parity_checks.py"],
@@ -100,10 +109,13 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
     "code": (named("pipeline/workflow/", "syntax package sources"), OF_CODE),
     "graph": (named("pipeline/workflow/", "stages dvc_yaml shards stage_command"), named("tests/", OF_GRAPH)),
     "workflow": (
-        named("pipeline/workflow/", "cluster cleanup record ledger"),
+        named("pipeline/workflow/", "cluster cleanup record"),
         named("tests/workflow/test_", "graphs cluster leftovers scraps record settings"),
     ),
-    "settling": (named("pipeline/workflow/", "hashes settle"), ["tests/workflow/test_integrity.py"]),
+    "settling": (
+        named("pipeline/workflow/", "hashes settle ledger integrity"),
+        named("tests/workflow/test_", "integrity record"),
+    ),
 }
 UNIT = ("gate", "jsonl", "chat", "metrics", "planning")  # without torch, processes
 MOST_SECONDS = 15  # of CPU time of tests on a mutant, in the other rooms

@@ -95,6 +95,8 @@ BAD = [
     (row("u:a c: t:5 u:b a:c"), "bad_order", "messages 4 is user"),
     (row("u:a c: a:b"), "bad_order", "messages 3 is assistant"),
     (row("u:a a:b r:c"), "bad_order", "messages 3 is assistant"),
+    (row("u:a r:b r:b"), "bad_order", "messages 3 is assistant"),
+    (row("u:a c: c: t:5 a:b"), "bad_order", "messages 3 is assistant"),
     (row("u:a a:b! a:c"), "bad_order", "messages 3 is assistant"),
     (row("u:a a: u:b a:c"), "empty_turn", "messages 2 "),
     (row("u: a:b"), "empty_turn", "messages 1 "),
@@ -135,8 +137,9 @@ def test_what_can_be_repaired_is_and_noted(script: str, repaired: str) -> None:
     )
     assert gone == len(conversation(script)) - len(conversation(repaired))
     assert {change.rule for change in changes} == {"turns"}
-    with pytest.raises(BadRow):
+    with pytest.raises(BadRow) as caught:
         turns("reject")(row(script), [])
+    assert caught.value.code in ("bad_order", "empty_turn")
 
 
 @pytest.mark.parametrize(("bad", "code", "detail"), BAD)

@@ -104,6 +104,10 @@ def test_only_the_kinds_asked_for(tmp_path: Path):
     assert redacted(tmp_path / "none", [text], []) == [text]
 
 
+def test_the_same_digits_of_two_countries(tmp_path: Path):
+    assert redacted(tmp_path, ["475-512-3456, +47 55 12 34 56"]) == ["[PHONE_1], [PHONE_2]"]
+
+
 def test_one_value_in_many_spellings(tmp_path: Path):
     """Also one that the text has in another order; another value has another number."""
     spellings = {

@@ -65,6 +65,16 @@ REDACTED: list[tuple[list[str], dict[str, Any], list[str]]] = [
         {"names": ("Ann Lee", "张伟", " ")},
         ["[[NAME_1] met [NAME_1], ann lee, xAnn Lee and Joann Leeds. [NAME_2]说你好. Ann_Lee"],
     ),
+    (  # of two names the longer, to its last letter or beyond
+        ["Ann Lee met Ann, Kim L.2021, _kim_ and x_kim_."],
+        {"names": ("Ann", "Ann Lee", "Kim L.", "_kim_")},
+        ["[NAME_1] met [NAME_2], [NAME_3]2021, [NAME_4] and x_kim_."],
+    ),
+    (  # of two passwords, one of which begins like the other, both
+        ["DB_PASSWORD=hunter2x OLD_PASSWORD=hunter2xy9", "It is hunter2xy9."],
+        {},
+        ["DB_PASSWORD=[PASSWORD_1] OLD_PASSWORD=[PASSWORD_2]", "It is [PASSWORD_2]."],
+    ),
     (
         [f"{KEY} bob@acme.dev 93.184.216.34"],
         {"secrets": "keep", "personal": ("ip",)},
