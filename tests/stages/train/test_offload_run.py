@@ -30,7 +30,7 @@ def test_the_adapter_is_that_of_a_run_without_it_resumed_or_not(
 
 
 def test_without_a_gpu_it_is_refused() -> None:
-    asked = settings(offload=2)
+    asked = settings(offload=2, bnb_4bit_compute_dtype="float16")  # `auto` is this machine's own
     with pytest.raises(ConfigError, match="Q-PLANNING-008"):
         check_settings(asked, rows=100, held_out=10, cuda=False)
     check_settings(asked, rows=100, held_out=10, cuda=True)
