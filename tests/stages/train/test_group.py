@@ -49,6 +49,19 @@ def test_nothing_to_do_is_heard_by_one_that_comes_late(two: Any) -> None:
     assert first[1] > second[1] - module.LOOK_SECONDS  # the store ends with rank 0
 
 
+def test_a_refusal_of_rank_0_is_nothing_to_do_for_one_that_waits(two: Any, monkeypatch: Any) -> None:
+    """However long its last notes take: the reason is said once, by rank 0."""
+
+    class Slow(module.PrefixStore):  # type: ignore[misc, name-defined]
+        def set(self, key: str, value: str) -> None:
+            super().set(key, value)
+            time.sleep(0.3)
+
+    monkeypatch.setattr(module, "PrefixStore", Slow)
+    first, second = two(failing, lambda group: group.follow(dict))
+    assert (first.result(20)[0], second.result(20)[0]) == ("Q-TEST-001", None)
+
+
 def test_who_never_comes_is_not_waited_for_long(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAVE_SECONDS", 0.2)
     first, _ = two(lambda group: "done", lambda group: time.sleep(1))

@@ -105,17 +105,18 @@ class Group:
         wait for the others to leave it too, and they wait for this process.
         """
         with suppress(Lost):
-            if failed:
-                self._note(FAILED, str(self.rank.number))
             if self.leads:
                 self._note(OVER, "yes")
-                if not self._begun and not self.rank.hosted:  # the store ends with this process
+            if failed:
+                self._note(FAILED, str(self.rank.number))  # last, as `_await` expects
+            if not self._begun:
+                if not self.leads:
+                    self._note(f"{LEFT}/{self.rank.number}", "yes")
+                elif not self.rank.hosted:  # the store ends with this process
                     end = time.monotonic() + LEAVE_SECONDS
                     others = [f"{LEFT}/{number}" for number in range(1, self.count)]
                     while not all(map(self._read, others)) and time.monotonic() < end:
                         time.sleep(LOOK_SECONDS)
-            elif not self._begun:
-                self._note(f"{LEFT}/{self.rank.number}", "yes")
         if dist.is_initialized() and not failed:
             dist.destroy_process_group()
 
