@@ -23,7 +23,15 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.text import plural
 from pipeline.stages.preprocess.stats import row_name
-from pipeline.stages.preprocess.stretches import Base, Claim, check_claims, of_segments, of_turns, with_prompt
+from pipeline.stages.preprocess.stretches import (
+    Base,
+    Claim,
+    check_claims,
+    ends_of,
+    of_segments,
+    of_turns,
+    with_prompt,
+)
 from pipeline.stages.preprocess.tables import Written
 
 TOGETHER = 256  # rows that are decoded in one call
@@ -150,7 +158,8 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
     entire = written.take(name)
     if row.get("kind", "chat") == "text":
         if entire is not None:
-            yield name, entire, of_segments(row["segments"], base), int(row["segments"][-1]["train"])
+            stretches = of_segments(row["segments"], base)
+            yield name, entire, stretches, ends_of(stretches, base)
         return
     messages, tools = row["messages"], row.get("tools")
     learned = [

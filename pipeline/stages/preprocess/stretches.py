@@ -187,18 +187,23 @@ def with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
         ]
     else:
         stretches = [(True, text) for _, text in stretches]
-    ends = sum(text.count(base.tokenizer.eos_token) for trained, text in stretches if trained)
-    return name, pair, stretches, ends
+    return name, pair, stretches, ends_of(stretches, base)
+
+
+def ends_of(stretches: list[Stretch], base: Base) -> int:
+    """How many ends of turn stand in the trained stretches."""
+    return sum(text.count(base.tokenizer.eos_token) for trained, text in stretches if trained)
 
 
 def of_segments(segments: list[Any], base: Base) -> list[Stretch]:
     """Text without a template, between the tokenizer's own beginning and its end, if that is learned."""
     tokenizer = base.tokenizer
     stretches = [(segment["train"], segment["text"]) for segment in segments]
-    if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] and not segments[0]["text"].startswith(
+    said = [text for _, text in stretches if text]
+    if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] and not said[0].startswith(
         tokenizer.bos_token
     ):
         stretches.insert(0, (False, tokenizer.bos_token))
-    if segments[-1]["train"] and not segments[-1]["text"].endswith(tokenizer.eos_token):
+    if segments[-1]["train"] and not said[-1].endswith(tokenizer.eos_token):
         stretches.append((True, tokenizer.eos_token))
     return stretches

@@ -134,6 +134,20 @@ def test_text_is_trained_and_what_is_no_use_is_counted(
     assert learned["input_ids"][-1] == tiny.END  # <|im_end|>, for it is learned to its end
 
 
+def test_each_end_of_turn_that_a_text_writes_is_trained(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A chat of two exchanges in its template's own words, as input_output has it, whatever follows."""
+    chat = [("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n", False), ("b<|im_end|>", True)] * 2
+    rows = [
+        CHAT | {"kind": "text", "segments": [{"text": said, "train": train} for said, train in chat + after]}
+        for after in ([], [("\n", False)], [("", True)], [("c", True)])
+    ]
+    assert whole(tmp_path, prepared, rows, capsys)[0]["splits"]["train"]["rows"] == 4
+    labels = parquet.read_table(tmp_path / "data/tokens/train.parquet")["labels"].to_pylist()
+    assert [row.count(tiny.END) for row in labels] == [2, 2, 2, 3]
+
+
 def test_the_kinds_that_are_said_to_be_trained_are(prepared: Path) -> None:
     row = CHAT | {"segments": [{"text": "a", "train": True}]}
     rows = [row | {"kind": kind} for kind in get_args(Kind)]
