@@ -462,6 +462,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (called_with('{"a": 2, "a": 3}'), "(duplicate_key)"),
         (called_with('{"a": NaN}'), "(not_finite)"),
         (called_with("[2]"), "messages 2 tool_calls 1: arguments want an object"),
+        (called_with(json.dumps(json.dumps({"a": 2}))), "arguments want an object"),  # encoded twice
         (called_with(2), ""),
         (calls({"function": {"arguments": {}}}), "has no name"),
         (calls({"name": ""}), "has no name"),

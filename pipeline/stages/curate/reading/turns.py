@@ -148,10 +148,10 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
     if not isinstance(name, str) or not name:
         raise BadRow("bad_tool_call", f"{where} has no name")
-    if isinstance(arguments, str) and arguments.strip():
-        arguments = from_json(arguments, f"{where} arguments", "bad_tool_call")
-    # null and "" stand for no arguments
-    arguments = {} if arguments is None or isinstance(arguments, str) else arguments
+    if isinstance(arguments, str):
+        # null and "" stand for no arguments
+        arguments = from_json(arguments.strip() or "null", f"{where} arguments", "bad_tool_call")
+    arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict) or not isinstance(identity, str | None):
         raise BadRow("bad_tool_call", f"{where}: arguments want an object, id wants text")
     result: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
