@@ -150,6 +150,10 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         ({"messages": [ASK, ANSWER], "label": False, "reward": 1}, DOWN),
         ({"messages": [ASK, ANSWER], "label": " False"}, DOWN),
         ({"messages": [ASK], "answer": 4}, chat(ASK, kind="prompt", answer="4")),
+        (
+            {"messages": [ASK, CALLING, RESULT], "answer": "4"},  # as `quench data export` writes it
+            chat(ASK, CALLING, RESULT, kind="prompt", answer="4"),
+        ),
         ({"messages": json.dumps([ASK, ANSWER])}, chat(ASK, ANSWER)),  # a table's cell
         ({"messages": [ASK, ANSWER], "chosen": None, "rejected": None}, chat(ASK, ANSWER)),
         # the order of turns is a rule's matter

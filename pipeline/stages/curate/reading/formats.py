@@ -184,13 +184,13 @@ GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.ke
 
 
 def _chat(value: Value, turns: list[Turn]) -> Content:
-    """A conversation; a label makes it feedback, an open question a prompt, and a score is kept."""
+    """A conversation; a label makes it feedback, an answer that it lacks a prompt, and a score is kept."""
     if len(value) == 1:
         return "chat", {"messages": turns}
     content = _with_tools(value, system_turn(value) + turns)
     if (thumb := label_of(value)) is not None:
         return "feedback", content | {"label": thumb}
-    if turns and turns[-1]["role"] == "user" and value.get("answer") is not None:
+    if turns and turns[-1]["role"] in ("user", "tool") and value.get("answer") is not None:
         return "prompt", content | {"answer": answer_of(value["answer"])}
     scored = next((key for key in ("reward", "score") if value.get(key) not in (None, "")), None)
     return "chat", content | {"reward": number_of(value[scored], scored)} if scored else content
