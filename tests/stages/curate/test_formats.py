@@ -150,6 +150,16 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         ({"messages": [ASK, ANSWER], "label": False, "reward": 1}, DOWN),
         ({"messages": [ASK, ANSWER], "label": " False"}, DOWN),
         ({"messages": [ASK], "answer": 4}, chat(ASK, kind="prompt", answer="4")),
+        (  # the columns of two formats, put together
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": None, "text": "2 + 2?"}], "from": None},
+                    {"role": None, "from": "gpt", "content": None, "value": "4", "train": None, "weight": 0},
+                ],
+                "tools": [TOOL | {"type": None}],
+            },
+            chat(ASK, ANSWER | {"train": False}, tools=[TOOL]),
+        ),
         (
             {"messages": [ASK, CALLING, RESULT], "answer": "4"},  # as `quench data export` writes it
             chat(ASK, CALLING, RESULT, kind="prompt", answer="4"),

@@ -82,7 +82,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 
 
 def _turn(item: Any, where: str) -> Turn:
-    need(dict, item, where, "bad_shape")
+    item = {key: value for key, value in need(dict, item, where, "bad_shape").items() if value is not None}
     if lost := [key for key in LOST if item.get(key)]:
         raise BadRow("unsupported_field", f"{where}: {lost[0]} would be lost")
     name = item.get("role", item.get("from"))
@@ -111,7 +111,7 @@ def _turn(item: Any, where: str) -> Turn:
 
 def _trained(item: Mapping[str, Any], role: str, where: str) -> bool:
     """Whether an assistant's turn is trained; for other turns, that are never, the wish is an error."""
-    key = next((key for key in WEIGHTS if item.get(key) is not None), None)
+    key = next(filter(item.__contains__, WEIGHTS), None)
     if key is None:
         return True
     weight = item[key]
@@ -143,7 +143,7 @@ def _parse_calls(content: Any, where: str) -> list[dict[str, Any]]:
 def _call(call: Any, where: str) -> dict[str, Any]:
     need(dict, call, where, "bad_tool_call")
     function, identity = call.get("function", call), call.get("id")
-    if call.get("type", "function") not in ("function", None) or not isinstance(function, dict):
+    if call.get("type") not in ("function", None) or not isinstance(function, dict):
         raise BadRow("bad_tool_call", f"{where} is not a call of a function")
     name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
     if not isinstance(name, str) or not name:
@@ -161,8 +161,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     function = need(dict, tool, where, "bad_shape").get("function", tool)
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or not name or tool.get("type", "function") != "function":
+    if not isinstance(name, str) or not name or tool.get("type") not in ("function", None):
         raise BadRow("bad_shape", f"{where} is not a function with a name")
-    return {"type": "function"} | (
-        tool if function is not tool else {"function": {key: tool[key] for key in tool if key != "type"}}
-    )
+    rest = {key: tool[key] for key in tool if key != "type"}
+    return {"type": "function"} | (rest if function is not tool else {"function": rest})

@@ -36,7 +36,7 @@ def text(value: Any, where: str) -> str:
 
 
 def _part(part: Any, where: str) -> str:
-    words = part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else part
+    words = part.get("text") if isinstance(part, dict) and part.get("type") in ("text", None) else part
     if not isinstance(words, str):
         raise BadRow("content_not_text", f"{where} is not text")
     return words
