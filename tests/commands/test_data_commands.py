@@ -377,7 +377,17 @@ KINDS = [
         chosen=[{"role": "assistant", "content": "tea"}],
         rejected=[{"role": "assistant", "content": "mud"}],
     ),
-    chat("a.jsonl:5", "", kind="prompt", messages=[{"role": "user", "content": "3 + 3?"}], answer="6"),
+    chat(
+        "a.jsonl:5",
+        "",
+        kind="prompt",
+        messages=[
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": "2"},  # read, not learned: the model's own answer is
+            {"role": "user", "content": "3 + 3?"},
+        ],
+        answer="6",
+    ),
     chat("a.jsonl:6", "like it?", kind="feedback", label=False),
 ]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.answers import answers_of
+from pipeline.chat.prompts import read_only
 from pipeline.chat.rows import JUDGED, Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
@@ -119,6 +120,8 @@ def _sides(row: Row) -> list[tuple[str, list[dict[str, Any]]]]:
     if row["kind"] in JUDGED:
         thumb = "thumb up" if row.get("label") else "thumb down"
         return [(name or thumb, chat["messages"]) for _, name, chat in answers_of(row)]
+    if row["kind"] == "prompt":  # the model continues from here: nothing in it is trained
+        return [("", [read_only(turn) for turn in row["messages"]])]
     return [("", row["messages"])]
 
 
@@ -128,7 +131,7 @@ def _rendered(title: str, turns: list[dict[str, Any]], row: Row, tokenizer: Any)
 
     tools = row.get("tools")
     try:
-        if row["kind"] == "prompt":  # the model continues from here: nothing in it is trained
+        if row["kind"] == "prompt":
             text = render(tokenizer, turns, tools, add_generation_prompt=True)
             tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
             return [View(title, [(text, False)], plural(tokens, "token"))]
