@@ -146,7 +146,15 @@ def _paragraphs(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
             first = first or number
             paragraph += line + b"\n"
         elif paragraph:
-            yield first, paragraph.decode("utf-8", "replace")
+            try:
+                text = paragraph.decode("utf-8")
+            except UnicodeDecodeError:
+                raise DataError(
+                    "Q-CURATE-007",
+                    f"{path}: the paragraph in line {first} is not UTF-8, so no row would be found to share "
+                    "its words: curate.decontaminate needs UTF-8 (`iconv -t utf-8` converts the file)",
+                ) from None
+            yield first, text
             first, paragraph = 0, bytearray()
 
 

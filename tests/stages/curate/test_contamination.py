@@ -269,6 +269,7 @@ def test_guarded_files_of_every_container(tmp_path: Path) -> None:
         ("bench.jsonl", b'{"a": 1}\n{"a": \n', "Q-CURATE-007", "line 2"),
         ("bench.jsonl", b'\xff\xfe{"a"}', "Q-CURATE-007", "line 1"),
         ("bench.jsonl", b'{"a": "b"}\n["a", "b"]\n', "Q-CURATE-007", "line 2"),
+        ("bench.txt", b"one\n\n" + LEAKED.encode("utf-16"), "Q-CURATE-007", "line 3"),
         *((name, b"text", "Q-CURATE-006", "") for name in ("exam", "exam.npy", "exam.jsonl.xz")),
         *((name, b"text", "Q-CURATE-006", "") for name in ("exam.txt.gz", "exam.parquet.gz")),
     ],
