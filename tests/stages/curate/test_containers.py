@@ -157,13 +157,8 @@ CSV: dict[str, tuple[bytes, list[Any]]] = {
         [{"prompt": [{"role": 1}]}, {"prompt": "[INST] hi"}, {"prompt": "{name}"}, "not_json"],
     ),
     "labels and scores": (
-        b"label,score\nTrue,1\n0,-.5e1\nmaybe,1e999\nfalse,1_0\n",
-        [
-            {"label": "True", "score": 1.0},
-            {"label": "0", "score": -5.0},
-            {"label": "maybe", "score": "1e999"},
-            {"label": "false", "score": "1_0"},
-        ],
+        b"label,score\nTrue,1\n0,-.5e1\n",
+        [{"label": "True", "score": "1"}, {"label": "0", "score": "-.5e1"}],  # for `number_of` to read
     ),
     "no UTF-8": (b'a\n\xe9\n"\xe9\nb"\n1\n', ["not_utf8", "not_utf8", {"a": "1"}]),
     "a bad quote in one line": (b'a,b\n"x"y,"z"\n1,2\n', ["not_csv", {"a": "1", "b": "2"}]),

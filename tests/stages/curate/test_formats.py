@@ -132,6 +132,8 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             chat(ASK, calling(function={"name": "add", "arguments": {}})),
         ),
         ({"messages": [ASK, ANSWER], "score": 3}, chat(ASK, ANSWER, reward=3.0)),
+        ({"messages": [ASK, ANSWER], "score": " -.5e1"}, chat(ASK, ANSWER, reward=-5.0)),
+        ({"messages": [ASK, ANSWER], "score": "3."}, chat(ASK, ANSWER, reward=3.0)),
         (
             {
                 "messages": [
@@ -415,7 +417,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"instruction": "a", "output": "b", "kto_tag": "bad"}, "kto_tag is neither true nor false"),
         *(
             ({"messages": [ASK, ANSWER], "score": score}, "score is not a finite number")
-            for score in ("bad", True, "1e999", [1], {"help": 1}, 10**400)
+            for score in ("bad", True, "1e999", "1_0", ".", [1], {"help": 1}, 10**400)
         ),
         ({"messages": [ASK, ANSWER], "reward": "bad", "score": 1}, "reward is not a finite number"),
         ({"chosen": "a", "rejected": "b"}, "chosen is text, and there is no prompt"),

@@ -25,8 +25,6 @@ FAULTS = {  # the csv module's words, and ours
     "unexpected end": "a quote is never closed",
 }
 TURNS = re.compile(r"\s*\[\s*\{")
-NUMBER_COLUMNS = frozenset(("reward", "score"))
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 SEPARATORS = {b";": "semicolons", b"\t": "tabs", b"|": "vertical bars"}
 BATCH = 32  # rows of a Parquet file that are unpacked at a time
 READ_AHEAD = 1 << 20  # bytes of each column
@@ -152,7 +150,7 @@ def _object(header: list[str], cells: list[str]) -> dict[str, Any]:
 
 
 def _value(name: str, cell: str) -> Any:
-    """A cell's string, or the JSON or number that its column is known for."""
+    """A cell's string, or the JSON that its column is known for."""
     if (name in JSON_COLUMNS and cell.lstrip().startswith(("[", "{"))) or (
         name in TURN_COLUMNS and TURNS.match(cell)
     ):
@@ -160,8 +158,6 @@ def _value(name: str, cell: str) -> Any:
             return parse_value(cell.encode("utf-8"))
         except BadLine as error:
             raise BadLine(error.code, f"column {name}: {error}") from None
-    if name in NUMBER_COLUMNS and NUMBER.fullmatch(cell.strip()) and math.isfinite(float(cell)):
-        return float(cell)
     return cell
 
 

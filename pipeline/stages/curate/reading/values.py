@@ -13,7 +13,7 @@ from pipeline.core.jsonl import BadLine, parse_value
 
 T = TypeVar("T")
 Value = Mapping[str, Any]
-NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 DOMAIN_CHARACTERS = 64
 KINDS = {  # what JSON calls them
     dict: "an object",
@@ -59,7 +59,7 @@ def from_json(words: str, where: str, code: str, wanted: str = "strict JSON") ->
 
 def number_of(value: Any, field: str) -> float:
     """A finite number, also as text (tables have nothing but text)."""
-    digits = str(value)
+    digits = str(value).strip()
     number = float(digits) if NUMBER.fullmatch(digits) else math.nan
     if not math.isfinite(number):
         raise BadRow("bad_shape", f"{field} is not a finite number")
