@@ -328,6 +328,8 @@ def saved(root: Path, folder: Path, seed: int, **changed: Any) -> Path:
     for name, weight in model.named_parameters():
         if ".lora_" in name:
             weight.data.copy_(0.1 * torch.randn(weight.shape, generator=random) / weight.shape[1] ** 0.5)
+        elif weight.requires_grad:
+            weight.data.add_(0.1 * torch.randn(weight.shape, generator=random))
     model.save_pretrained(folder)
     return folder
 
@@ -365,6 +367,13 @@ def test_norms_that_train_whole_are_put_on_as_training_does(root: Path) -> None:
     assert lines_of(root)["lora_finite"]["verdict"] == "pass"
     saved(root, root / "models/adapter", 1)
     assert lines_of(root)["lora_finite"]["verdict"] == "pass"
+
+
+def test_adapters_with_norms_are_switched_and_leave_the_bases_own(root: Path, tmp_path: Path) -> None:
+    norms = {"modules_to_save": ["norm", "input_layernorm"], "bnb_4bit_compute_dtype": "bfloat16"}
+    change_params(root, train=norms)
+    both = [saved(root, tmp_path / f"runs/{seed}", seed) for seed in (1, 2)]
+    assert lines_of(root, "--adapter", both[0], "--adapter", both[1])["adapter_swap"]["figure"] == 0.0
 
 
 def test_an_adapter_of_another_base_is_one_sentence(root: Path, tmp_path: Path) -> None:

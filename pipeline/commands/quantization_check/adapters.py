@@ -15,7 +15,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.logits import Floats
 from pipeline.models.merging.adapter import check_patterns, read_settings
-from pipeline.models.tuners.lora import hold_in_float32, with_adapter
+from pipeline.models.tuners.lora import hold_in_float32, saved_modules, with_adapter
 from pipeline.stages.parity.check import count_check
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
 
@@ -57,6 +57,9 @@ def put_adapter(
         if not isinstance(model, PeftModel):
             return with_adapter(model, folder, name, trainable=True)
         model.load_adapter(str(folder), adapter_name=name)
+        if saved_modules(model, name):
+            hold_in_float32(model, name)
+            model.load_adapter(str(folder), adapter_name=name)  # now nothing is rounded
     except torch.OutOfMemoryError:
         raise  # a RuntimeError, and the adapter may fit
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -142,7 +145,7 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
     for name in NAMES:
         adapted = put_on(model, name)
         alone[name] = last_logits(adapted, rows)
-        model = adapted.unload()
+        model = taken_off(adapted)
     title, what = (
         "Two adapters on one NF4 base",
         "switches whose logits differ from the adapter's alone (the last: the base's)",
@@ -165,10 +168,27 @@ def swap_line(model: Any, config: Any, rows: list[list[int]], adapters: Sequence
         pairs.append((last_logits(adapted, rows), alone[name]))
     with adapted.disable_adapter():
         pairs.append((last_logits(adapted, rows), bare))
-    adapted.unload()
+    taken_off(adapted)
     different = [number for number, pair in enumerate(pairs, 1) if not same(*pair)]
     line = count_check(title, what, len(different), len(pairs), f"switch {different[0]}" if different else "")
     return replace(line, sentence=f"{line.sentence}; {adapters_text}")
+
+
+def taken_off(adapted: Any) -> Any:
+    """The base that the adapters of `adapted` were put on, as it was: PEFT's `unload` would leave a copy in
+    the place of each norm that trained whole.
+    """
+    from peft.utils.other import ModulesToSaveWrapper
+
+    originals = {
+        name: module.original_module
+        for name, module in adapted.get_base_model().named_modules()
+        if isinstance(module, ModulesToSaveWrapper)
+    }
+    model = adapted.unload()
+    for name, original in originals.items():
+        model.set_submodule(name, original)
+    return model
 
 
 def same(first: list[Floats], second: list[Floats]) -> bool:
