@@ -80,6 +80,13 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer into a model's folder. Several named templates are all in tokenizer_config.json: what
+    passes a tokenizer on copies files, and no folder of templates.
+    """
+    tokenizer.save_pretrained(folder, save_jinja_files=isinstance(tokenizer.chat_template, str))
+
+
 def chats(rows: Iterable[Row]) -> Iterator[Row]:
     """The rows of kind chat."""
     return (row for row in rows if row.get("kind", "chat") == "chat")

@@ -5,6 +5,7 @@ Anybody may have written the file. Whatever reads it later (transformers, the co
 llama.cpp) believes the values, and stops with an exception of its own, or not at all, where one is none.
 """
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -204,6 +205,20 @@ def read_metadata(header: Header, file: Path) -> Metadata:
             f"{file} has metadata that no model can have ({what}): fetch it again, or take another file of "
             "this model",
         ) from None
+
+
+def named_templates(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates of a header by name; llama-server takes `tool_use`, if there is one, where a request
+    has tools, as transformers does.
+    """
+    beginning = "tokenizer.chat_template."
+    named = {
+        name.removeprefix(beginning): text
+        for name, text in fields.items()
+        if name.startswith(beginning) and isinstance(text, str)
+    }
+    default = fields.get("tokenizer.chat_template")
+    return named | ({"default": default} if isinstance(default, str) else {})
 
 
 def stated_config(header: Header) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
+from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.gguf.tied import HEAD, OneMatrix, one_matrix
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.models.base_header import is_mixture
+from pipeline.models.base_header import is_mixture, named_templates
 from pipeline.models.tensors import all_finite
 from pipeline.stages.base.hf_folder import special_ids
 
@@ -47,7 +48,7 @@ def unpack_gguf(
     model.generation_config = GenerationConfig(**special_ids(tokenizer))
     with redirect_stderr(io.StringIO()):
         model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     same_ids_as_llama_cpp(file, folder, tools)
     return tied
 
@@ -79,14 +80,15 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
 
 
 def load_tokenizer_of(file: Path, header: Header) -> Any:
-    """The tokenizer of a GGUF with its template, as transformers reads it. Raises `DataError` if it can't, or
-    no end of turn is named.
+    """The tokenizer of a GGUF with its template, or all by name, as transformers reads it. Raises `DataError`
+    if it can't, or no end of turn is named.
     """
     from transformers import AutoTokenizer
 
     tokenizer = from_gguf(AutoTokenizer, file, header)
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
-    tokenizer.chat_template = header.fields["tokenizer.chat_template"]
+    templates = named_templates(header.fields)
+    tokenizer.chat_template = templates if len(templates) > 1 else templates["default"]
     if tokenizer.eos_token_id is None:
         raise DataError(
             "Q-BASE-001",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE, TRAINED_ON
@@ -81,7 +82,7 @@ def keep_gguf(
     header = check_gguf(model)
     check_trainable(header, file)
     tokenizer = load_tokenizer_of(model, header)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     write_config(model, header, folder, special_ids(tokenizer))
     same_ids_as_llama_cpp(model, folder, tools)
     # every tensor fills exactly one weight, or this raises; the file is mapped, so it reads little more than

@@ -12,7 +12,9 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.provenance import OF_A_LEVEL, OWN, folder_fields
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.models.base_header import named_templates
 from pipeline.stages.parity.check import count_check
+from pipeline.stages.parity.text import in_use
 from pipeline.stages.parity.tokens import GgufVocabulary, open_vocabulary
 
 TOKENS, TEMPLATE = "Special tokens", "Chat template"  # titles
@@ -96,13 +98,16 @@ def added(tokenizer: Any, f16: Path, vocabulary: GgufVocabulary) -> Iterator[str
 
 
 def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
-    """The chat template of the adapter's tokenizer, of the merged model and of the GGUF, by their SHA-256."""
+    """The chat template of the adapter's tokenizer, of the merged model and of the GGUF, by their SHA-256;
+    with the one for tools, if there is one.
+    """
     templates = {
-        merged.name: stored_template(merged),
-        f16.name: check_gguf(f16).fields.get("tokenizer.chat_template"),
+        merged.name: in_use(stored_template(merged)),
+        f16.name: in_use(named_templates(check_gguf(f16).fields)),
     }
-    template_hash = short_hash(tokenizer.chat_template)
-    other = [place for place, text in templates.items() if text != tokenizer.chat_template]
+    trained = in_use(tokenizer.chat_template)
+    template_hash = short_hash(trained)
+    other = [place for place, text in templates.items() if text != trained]
     wrong = [f"{place} has {short_hash(templates[place])}, training {template_hash}" for place in other]
     return count_check(
         TEMPLATE,
@@ -115,15 +120,14 @@ def chat_template(tokenizer: Any, merged: Path, f16: Path) -> Check:
     )
 
 
-def stored_template(folder: Path) -> str | None:
-    """The chat template in a model's folder, from its file or tokenizer_config.json; None if none."""
+def stored_template(folder: Path) -> Any:
+    """The chat template in a model's folder, from its file or, as it is there, tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
-    template: str | None = read_json(
-        folder / "tokenizer_config.json", "run the stage that makes it again"
-    ).get("chat_template")
-    return template
+    return read_json(folder / "tokenizer_config.json", "run the stage that makes it again").get(
+        "chat_template"
+    )
 
 
 def vocabularies_and_provenance(merged: Path, f16: Path, levels: list[Path]) -> Check:

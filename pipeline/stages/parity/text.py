@@ -14,6 +14,7 @@ from pipeline.core.errors import ToolError
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.metrics.text import common_start
+from pipeline.models.base_header import named_templates
 from pipeline.stages.parity.check import exact, first_difference
 from pipeline.stages.parity.conversations import Conversation
 from pipeline.stages.parity.rewrites import Rewrites
@@ -112,11 +113,11 @@ def template_text(texts: Texts, tokenizer: Any, f16: Path) -> Check:
 
 def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
     """One sentence: what differs in the server's text, and whether the GGUF has another template."""
-    template = check_gguf(f16).fields.get("tokenizer.chat_template")
+    template = in_use(named_templates(check_gguf(f16).fields))
     if template is None:
         return f"{f16.name} has no chat template: run the stages merge and convert again."
     how = "; ".join(list(dict.fromkeys(kind(text) for text in different))[:2])
-    if template != tokenizer.chat_template:
+    if template != in_use(tokenizer.chat_template):
         return (
             f"The chat template of {f16.name} is not the one of training ({how}): run the stages merge "
             "and convert again."
@@ -136,6 +137,17 @@ def cause(different: list[Text], tokenizer: Any, f16: Path) -> str:
         f"llama-server renders the same chat template in another way ({how}): take a template without "
         "what differs there."
     )
+
+
+def in_use(templates: Any) -> str | None:
+    """A chat template as text; of several, a dict or tokenizer_config.json's list, the one for chats and then
+    the one for tools, the only names that transformers and llama-server ask for; None if there is none.
+    """
+    if isinstance(templates, list):
+        templates = {entry["name"]: entry["template"] for entry in templates}
+    if isinstance(templates, dict):
+        return "\0".join(templates[name] for name in ("default", "tool_use") if name in templates) or None
+    return templates and str(templates)
 
 
 def kind(text: Text) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.manifest import check_manifest
-from pipeline.chat.tokens import load_tokenizer
+from pipeline.chat.tokens import load_tokenizer, save_tokenizer
 from pipeline.config.methods import METHODS, ROLLOUTS, TEACHER, Method
 from pipeline.config.params import Params
 from pipeline.config.tuners import trained_file
@@ -128,7 +128,7 @@ def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter:
 
     with publishing(adapter, check) as aside:
         tuner_on(model).save(model, aside)
-        tokenizer.save_pretrained(aside)
+        save_tokenizer(tokenizer, aside)
         write_json(aside / "run.json", record)
 
 

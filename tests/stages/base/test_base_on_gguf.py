@@ -16,6 +16,7 @@ from families import family
 from gguf_edit import change_field, change_tensors, odd_variants
 from transformers import AutoConfig
 
+from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Base
 from pipeline.core.errors import DataError, QuenchError
@@ -107,6 +108,15 @@ def test_a_gguf_that_would_lose_something_is_refused(
     with pytest.raises(DataError, match=words):
         bring(file)
     assert not (tmp_path / "models/base").exists()
+
+
+def test_all_named_templates_are_the_tokenizers_and_files_that_a_merge_copies(
+    bring: Bring, tmp_path: Path
+) -> None:
+    templates = {"default": tiny.CHATML, "tool_use": f"{tiny.CHATML} "}
+    bring(tiny.tiny_gguf(tmp_path / "two.gguf", tokenizer__chat_template__tool_use=templates["tool_use"]))
+    assert load_tokenizer(tmp_path / "models/base").chat_template == templates
+    assert all(path.is_file() for path in (tmp_path / "models/base").iterdir())
 
 
 @pytest.mark.slow

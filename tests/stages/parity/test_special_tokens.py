@@ -166,3 +166,16 @@ def test_a_table_without_a_row_for_every_token_is_named(merged: Path, tmp_path: 
     check = vocabularies_and_provenance(merged, f16, [])
     assert (check.verdict, check.figure) == ("fail", 1.0)
     assert "261 tokens, 260 rows" in check.remedy
+
+
+def test_several_named_templates_are_compared_by_name(merged: Path, tmp_path: Path) -> None:
+    (merged / "chat_template.jinja").unlink()
+    for_tools = tiny.CHATML + "{{ tools }}"
+    listed = [
+        {"name": name, "template": t} for name, t in (("default", tiny.CHATML), ("tool_use", for_tools))
+    ]
+    in_file("tokenizer_config.json", chat_template=listed)(merged)
+    less = tiny.tiny_gguf(tmp_path / "less-F16.gguf")
+    both = tiny.tiny_gguf(tmp_path / "both-F16.gguf", tokenizer__chat_template__tool_use=for_tools)
+    tokenizer = load_tokenizer(merged)
+    assert [chat_template(tokenizer, merged, file).figure for file in (less, both)] == [1.0, 0.0]
