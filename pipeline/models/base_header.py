@@ -149,14 +149,15 @@ def checked_header(file: Path) -> Header:
         raise DataError(
             "Q-MODELS-002", f"{file} can't be read ({error.strerror}): correct base.model in params.yaml"
         ) from None
-    metadata = read_metadata(header, file)
-    network = metadata.network
-    if metadata.split.count > 1:  # 0 is what joining leaves
+    # before the metadata, which the first part alone has; 0 is what joining leaves
+    if isinstance(parts := header.fields.get("split.count"), int) and parts > 1:
         raise DataError(
             "Q-MODELS-004",
-            f"{file} is one of {metadata.split.count} parts: join them with `llama-gguf-split --merge`, "
-            "then name the result",
+            f"{file} is one of {parts} parts: name the first (…-00001-of-{parts:05}.gguf), beside which the "
+            "others lie, or join them with `llama-gguf-split --merge` and name the result",
         )
+    metadata = read_metadata(header, file)
+    network = metadata.network
     if network.block_count > len(header.tensors):
         raise DataError(
             "Q-MODELS-001",

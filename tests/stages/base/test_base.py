@@ -457,6 +457,7 @@ def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring
     [
         ({"tokenizer__chat_template": None}, "Q-MODELS-006"),
         ({"split__count": 3}, "Q-MODELS-004"),
+        ({"split__count": 3, "tokenizer__ggml__tokens": None}, "Q-MODELS-004"),  # not the first part
         ({"llama__expert_count": 8}, "Q-BASE-029"),  # a Mixtral
         ({"llama__block_count": 2_000_000_000}, "Q-MODELS-001"),
         ({"llama__rope__scaling__type": "yarn"}, "Q-MODELS-005"),
