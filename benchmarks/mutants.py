@@ -48,6 +48,7 @@ RECORD = "benchmarks/results/mutants.json"
 CURATE, TRAIN, PARITY = (f"pipeline/stages/{stage}" for stage in ("curate", "train", "parity"))
 TRAINED = f"tests/{TRAIN[9:]}/test_"
 OF_MERGING = "tests/metrics/test_adapter_norms.py::test_a_bent_adapter_config_is_a_sentence"
+PURE = "check hand_overs rewrites corpus conversations"  # what needs no process
 OF_INPUTS = """
 curate.py::test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written
 curate.py::test_raw_text_holds_no_control_token_and_markup_may curate.py::test_the_report_counts_per_file
@@ -57,12 +58,9 @@ curate.py::test_names_are_found_however_their_file_is_saved
 contamination.py::test_a_guarded_file_that_can_not_be_read
 contamination.py::test_guarded_files_of_every_container
 """
-OF_BUNDLES = """
-whatever_does_not_belong_in_a_bundle_is_named rights_that_no_file_of_a_bundle_has_are_refused
-no_evidence_is_taken_for_what_it_is_not texts_that_hide_what_stands_there_are_refused
-a_bill_of_nonsense_is_refused the_bundle_is_whole_and_verifies
-"""
+OF_BUNDLES = ["tests/ship/test_ship.py", "-k", "whatever or rights or evidence or hide or nonsense or whole"]
 OF_GRAPH = "workflow/test_graphs workflow/test_record stages/curate/test_shards config/test_distilled_levels"
+OF_LOCK = "workflow/test_integrity workflow/test_record"
 OF_CODE = ["tests/workflow/test_code_keys.py", "-k", "not both_tools and not what_a_stage_runs"]
 
 
@@ -97,14 +95,8 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         [*named("tests/models/test_", "merging merging_nf4"), OF_MERGING],
     ),
     "ship": (["pipeline/ship"], ["tests/ship"]),
-    "verified": (  # one test tries all damages
-        named("pipeline/ship/", "listing verification"),
-        [f"tests/ship/test_ship.py::test_{test}" for test in OF_BUNDLES.split()],
-    ),
-    "parity": (  # what needs no process
-        named(f"{PARITY}/", "check hand_overs rewrites corpus conversations"),
-        [f"tests/{PARITY[9:]}/test_parity_checks.py"],
-    ),
+    "verified": (named("pipeline/ship/", "listing verification"), OF_BUNDLES),  # one test tries all damages
+    "parity": (named(f"{PARITY}/", PURE), named(f"tests/{PARITY[9:]}/test_", "parity_checks")),
     "served": (named(f"{PARITY}/", "text tokens special_tokens outputs"), [f"tests/{PARITY[9:]}"]),
     "code": (named("pipeline/workflow/", "syntax package sources"), OF_CODE),
     "graph": (named("pipeline/workflow/", "stages dvc_yaml shards stage_command"), named("tests/", OF_GRAPH)),
@@ -112,10 +104,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {  # modules, and the tests that
         named("pipeline/workflow/", "cluster cleanup record"),
         named("tests/workflow/test_", "graphs cluster leftovers scraps record settings"),
     ),
-    "settling": (
-        named("pipeline/workflow/", "hashes settle ledger integrity"),
-        named("tests/workflow/test_", "integrity record"),
-    ),
+    "settling": (named("pipeline/workflow/", "hashes settle ledger integrity"), named("tests/", OF_LOCK)),
 }
 UNIT = ("gate", "jsonl", "chat", "metrics", "planning")  # without torch, processes
 MOST_SECONDS = 15  # of CPU time of tests on a mutant, in the other rooms
