@@ -48,8 +48,10 @@ def test_shares_are_exact_in_every_domain(
 
 
 def test_of_many_domains_of_one_row_one_gives_the_test(tmp_path: Path) -> None:
-    report = of_rows(tmp_path, numbered(0, {f"d{n}": 1 for n in range(10)})).run(test_fraction=0.1)
-    assert report["splits"] == {"train": 9, "val": 0, "test": 1}
+    project = of_rows(tmp_path, numbered(0, {f"d{n}": 1 for n in range(10)}))
+    assert project.run(test_fraction=0.1)["splits"] == {"train": 9, "val": 0, "test": 1}
+    # and another one what is kept for monitoring
+    assert project.run(test_fraction=0.2, val_fraction=0.1)["splits"] == {"train": 7, "val": 1, "test": 2}
 
 
 @pytest.mark.parametrize("seed", range(4))

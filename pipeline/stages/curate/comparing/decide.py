@@ -94,7 +94,8 @@ def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settin
     rows = np.bincount(stratum, weights=sizes).astype(np.int64)
     shares = ((TEST, settings.test_fraction, 1, 1), (VAL, settings.val_fraction, -1, 0))
     for target, fraction, step, least in shares:
-        for number, quota in enumerate(apportion(rows, fraction, least).tolist()):
+        left = np.bincount(stratum, weights=sizes * (taken[leaders] == 0)).astype(np.int64)
+        for number, quota in enumerate(apportion(rows, fraction, least, left).tolist()):
             of_stratum = np.flatnonzero(stratum == number)[::step]
             _take(leaders[of_stratum], sizes[of_stratum], quota, taken, target)
     decisions.split = taken[group]
@@ -132,16 +133,18 @@ def draws(keys: NDArray[np.uint64], purpose: str, seed: int) -> NDArray[np.uint6
     return mix(keys ^ np.uint64(salt))
 
 
-def apportion(rows: NDArray[np.int64], fraction: float, least: int) -> NDArray[np.int64]:
-    """`fraction` of all `rows`, rounded, shared by the strata with the largest remainders; at least `least`
-    of two rows or more, unless it is 0.
+def apportion(
+    rows: NDArray[np.int64], fraction: float, least: int, left: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """`fraction` of all `rows`, rounded, shared by the strata with the largest remainders of those that have
+    rows `left`; at least `least` of two rows or more, unless it is 0.
     """
     total = int(rows.sum())
     quota = max(least, round(total * fraction)) if fraction > 0 and total > 1 else 0
     exact = rows * (quota / max(total, 1))
     quotas: NDArray[np.int64] = np.floor(exact).astype(np.int64)
-    missing = quota - int(quotas.sum())
-    quotas[np.argsort(quotas - exact, kind="stable")[:missing]] += 1
+    missing, roomy = quota - int(quotas.sum()), np.flatnonzero(quotas < left)
+    quotas[roomy[np.argsort((quotas - exact)[roomy], kind="stable")][:missing]] += 1
     return quotas
 
 
