@@ -47,7 +47,13 @@ def check_config(config: dict[str, Any], source: str) -> None:
             f"transformers{code}: choose another base",
         )
     names = config.get("architectures")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+    if not names:
+        raise DataError(
+            "Q-BASE-016",
+            f"{source}: config.json names no architectures, by which llama.cpp's converter goes: write "
+            f'"architectures": ["{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]}"] into it',
+        )
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise DataError(
             "Q-BASE-016", f"{source}: architectures in config.json is {quoted(names)}: fetch it again"
         )

@@ -403,6 +403,7 @@ def pickled(folder):
         (edit("tokenizer.json", normalizer=doubling(14, then=1000)), "Q-CHAT-009.*more than 5 s"),
         (edit("config.json", vocab_size=200), "Q-BASE-013"),
         (put("config.json", b"{"), "Q-BASE-016"),
+        (edit("config.json", architectures=None), "Q-BASE-016.*LlamaForCausalLM"),  # no converter knows it
         (put("tokenizer.json", b"{}"), "Q-BASE-012"),
         (put("model.safetensors", b"\xff" * 64), "Q-BASE-015"),
         (put(INDEX, b'{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'), "Q-BASE-015"),
