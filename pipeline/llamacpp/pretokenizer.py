@@ -133,8 +133,9 @@ def read_structure(content: dict[str, Any], *, adds_bos: bool) -> Structure | st
                 patterns.append(pattern)
             case {"type": "Digits", "individual_digits": True}:
                 patterns.append(DIGIT)
-            case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": bool(use_regex)}:
-                patterns += [GPT2] if use_regex else []
+            case {"type": "ByteLevel", "add_prefix_space": False}:
+                # older files don't have the switch; tokenizers takes it for on then
+                patterns += [GPT2] if part.get("use_regex", True) else []
             case _:
                 return f"pre_tokenizer {json.dumps(part, ensure_ascii=False)[:120]}"
     model = content["model"]

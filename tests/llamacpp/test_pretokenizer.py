@@ -147,6 +147,18 @@ def test_every_known_structure_gives_equal_ids(
     assert differing(tools, folder, vocabulary_gguf(tmp_path / "v.gguf", folder, name)) == []
 
 
+def test_a_file_older_than_the_switch_of_its_pattern_is_known(
+    small: Path, tools: Toolchain, tmp_path: Path
+) -> None:
+    (structure,) = (structure for structure, name in KNOWN.items() if name == "gpt-2")
+    file = with_structure(small, tmp_path / "hf", structure) / "tokenizer.json"
+    old = json.loads(file.read_text(encoding="utf-8"))["pre_tokenizer"]
+    assert old.pop("use_regex")
+    change_json(file, pre_tokenizer=old)
+    assert find_pre_tokenizer(file.parent, tools) == PreTokenizer("gpt-2", "structure")
+    assert differing(tools, file.parent, vocabulary_gguf(tmp_path / "v.gguf", file.parent, "gpt-2")) == []
+
+
 @pytest.mark.parametrize("other", ["gpt-2", "smollm", "qwen2"])
 def test_another_name_would_give_other_ids(other: str, small: Path, tools: Toolchain, tmp_path: Path) -> None:
     (structure,) = (structure for structure, name in KNOWN.items() if name == "smaug-bpe")
