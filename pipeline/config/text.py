@@ -76,9 +76,9 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bo
     put in; the rest stays as it was. With `anew` the needed keys that are there get the values of
     `read.params` too; those that share a line with others are left to the caller to find.
     """
-    end = line_end(text)
-    rows, values = text.removesuffix(end).split(end), read.params.model_dump(mode="json")
-    lines, edits = read.lines, list[_Edit]()
+    end, rows = line_end(text), text.splitlines()  # every end counts as a line's, as YAML has it
+    kept = (text if text.endswith(("\n", "\r")) else text + end).splitlines(keepends=True)
+    lines, values, edits = read.lines, read.params.model_dump(mode="json"), list[_Edit]()
     for place in needed & lines.keys() if needed and anew else ():
         edits.append(_behind(place, value_at(values, place), rows, lines))
     for number, place in enumerate(left_out(read.values, needed)):
@@ -94,8 +94,8 @@ def completed(text: str, read: Read, needed: Set[Key] | None = None, *, anew: bo
         order = -len(place), number
         edits.append(_Edit(after, order, after, ["", *block] if len(place) == 1 else block))
     for edit in sorted(edits, reverse=True):  # from the end, so that line numbers hold
-        rows[edit.first : edit.last] = edit.rows
-    return end.join(rows) + end
+        kept[edit.first : edit.last] = [row + end for row in edit.rows]
+    return "".join(kept)
 
 
 def line_end(text: str) -> str:
@@ -107,14 +107,15 @@ def without(text: str, lines: Mapping[Place, int], places: Sequence[Key]) -> str
     """`text`, which has its keys on these lines, without those of `places` and the comments above them. Keys
     that share a line with others are left to the caller to find.
     """
-    rows = text.split("\n")
+    rows = text.splitlines()
     drop: set[int] = set()
     for place in places:
         first, last = lines[place], _last_line(place, rows, lines)
         while first > 1 and rows[first - 2].lstrip().startswith("#"):
             first -= 1
         drop.update(range(first, last + 1))
-    return "\n".join(row for number, row in enumerate(rows, 1) if number not in drop)
+    kept = enumerate(text.splitlines(keepends=True), 1)
+    return "".join(row for number, row in kept if number not in drop)
 
 
 def value_at(values: Any, place: Key) -> Any:

@@ -76,6 +76,7 @@ def test_the_file_has_it_and_keeps_its_text(file: Path) -> None:
             "    loss: chunked",
         ),
         ("train:\r\n  r: 8  # rank\r\n", "train.r=9", ["  r: 8  # rank\r"], "  r: 9  # rank\r"),
+        ("# a\r\ntrain:\n  method: sft\n  r: 8\n", "train.r=9", ["  r: 8"], "  r: 9\r"),
         ("# a\r\ntrain: {r: 8}\r\n", "train.r=9", ["train: {r: 8}\r"], "train: {r: 9}\r"),
         (
             "quantize:\n    levels:\n        - Q5_K_M\n        - Q4_K_M\n# next\n",

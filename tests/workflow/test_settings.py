@@ -101,11 +101,13 @@ def test_whatever_is_left_out_is_put_in_and_the_rest_keeps_its_lines(project, se
     [
         "serve:\n",
         "train:\r\n  r: 8\r\n",
+        "# a\r\nconvert:\n  name: mine\ntrain:\n  method: sft\n  r: 8\n  lora_alpha: 16\n",
+        "train:\r  r: 8\r  lora_alpha: 16\r",
         "train:\n  target_modules:\n    - q_proj\n\n    - v_proj\n# end\n",
         "\ufefftrain:\n  r: 8",
         "train:\n    r: 8\n",
     ],
-    ids=["empty section", "CRLF", "block list", "BOM", "four spaces"],
+    ids=["empty section", "CRLF", "a line of CRLF", "CR", "block list", "BOM", "four spaces"],
 )
 def test_texts_of_other_shapes_are_completed(project, text):
     root = project(text)
