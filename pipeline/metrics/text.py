@@ -2,8 +2,10 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import cache
 from itertools import takewhile
 from typing import Any
 
@@ -22,10 +24,8 @@ NUMBER = re.compile(
     # what would make it another number, or none: 1.2.3, 5/2, 12:30, 2 1/2, 1e1000, 5-3, 5 - 3, 0x10
     r"(?![/,.:'’_]*+\d| \d|[eE][-+]?\d|(?P<space> ?)(?:[-+−–*×·÷^xX/]++|\\times|\\cdot)(?P=space)\d)"
 )
-# the library's tokens are a-z and 0-9 alone, so that Chinese against Chinese would score 0; for ASCII both
-# are the same. Han and Kana are written without spaces: a character each
-HAN = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-WORD = re.compile(f"[{HAN}]|[^\\W_{HAN}]+")
+# Han, Kana, Thai, Lao, Burmese and Khmer are written without spaces
+UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 
 
 def exact_match(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
@@ -53,7 +53,7 @@ def rouge_l(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
     """ROUGE-L (Lin 2004): F1 of the longest common subsequence of words, 0 to 1, as the library `rouge-score`
     has it, in every script.
     """
-    expected, actual = (WORD.findall(text.lower()) for text in (reference, answer))
+    expected, actual = (_words(text) for text in (reference, answer))
     if not expected:
         raise ValueError("the reference has no words")
     common = common_words(expected, actual)
@@ -140,6 +140,23 @@ def first_group(pattern: str) -> Measure:
         return UNREADABLE if actual is None else Score(float(actual == expected), True)
 
     return measure
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text in small letters; where it is written without spaces, a character each.
+
+    The library's are a-z and 0-9 alone, so that Chinese against Chinese would score 0; for ASCII both are the
+    same. A letter keeps its marks (most of Hindi's vowels are such): they are word characters to regex, and
+    not to re.
+    """
+    return list(_word().findall(unicodedata.normalize("NFC", text.lower())))
+
+
+@cache
+def _word() -> Any:
+    import regex
+
+    return regex.compile(rf"(?=[{UNSPACED}])[^\W_]\p{{M}}*|(?:(?![{UNSPACED}])[^\W_])+")
 
 
 def _number(text: str, marker: str) -> Decimal | None:

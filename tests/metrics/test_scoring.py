@@ -68,6 +68,9 @@ LETTER, BACKTRACKS = r"regex:Answer: ([A-D])", r"regex:^(([a-z])+.)+[A-Z]([a-z])
         ("rouge_l", "a b", "c", WRONG),
         ("rouge_l", "Кошка сидит", "кошка спит", (0.5, True)),
         ("rouge_l", "今天下雨", "今天晴", (2 * 2 / 7, True)),
+        ("rouge_l", "दिन", "दान", WRONG),  # day and donation: the same letters, other vowel signs
+        ("rouge_l", "cafe\u0301", "café", RIGHT),
+        ("rouge_l", "แมวดำ", "แมวขาว", (2 * 3 / 11, True)),  # Thai has no spaces either
     ],
 )
 def test_points(scorer: str, reference: str, answer: str, expected: tuple[float | None, bool]) -> None:
