@@ -10,6 +10,8 @@ Reads `.quench/api-key` and section `serve`; the conversation is kept in memory 
 """
 
 import contextlib
+import io
+import re
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -31,6 +33,7 @@ HELP = (
     '""" many lines'
 )
 FENCE = '"""'
+HALF = re.compile("[\ud800-\udfff]")  # what Python makes of a byte that is not UTF-8
 DIM, PLAIN = "\033[2m", "\033[0m"
 
 
@@ -93,15 +96,23 @@ def stream(client: httpx.Client, messages: list[Message]) -> Generator[Piece]:
         raise ToolError("Q-SERVE-017", f"the server broke off ({error}): {BROKEN_OFF}") from None
 
 
-def read_message(ask: Callable[[], str]) -> str:
-    """One message of one or more lines: after a backslash the next line belongs to it, after three quotes all
-    up to three quotes."""
+def read_message(ask: Callable[[], str]) -> tuple[str, bool]:
+    """One message of one or more lines, and whether it is a command: after a backslash the next line belongs
+    to it, after three quotes all up to three quotes, unchanged. The end of input ends one that has begun.
+    """
     text = ask()
     if text.strip() == FENCE:
-        return "\n".join(iter(ask, FENCE))
+        lines: list[str] = []
+        with contextlib.suppress(EOFError):
+            while (line := ask()).strip() != FENCE:
+                lines.append(line)
+        return "\n".join(lines), False
     while text.endswith("\\"):
-        text = f"{text[:-1]}\n{ask()}"
-    return text
+        text = f"{text[:-1]}\n"
+        with contextlib.suppress(EOFError):
+            text += ask()
+    text = text.strip()
+    return text, text.startswith("/")
 
 
 def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str], None]) -> None:
@@ -111,7 +122,7 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
     interrupted = False
     while True:
         try:
-            text = read_message(ask).strip()
+            text, is_command = read_message(ask)
         except EOFError:
             return
         except KeyboardInterrupt:  # a slip, or just after the answer's end: keep the conversation
@@ -121,14 +132,16 @@ def converse(client: httpx.Client, ask: Callable[[], str], show: Callable[[str],
             interrupted = True
             continue
         interrupted = False
-        if text == "/quit":
+        if is_command and text == "/quit":
             return
-        if text == "/new":
+        if is_command and text == "/new":
             messages = []
             show("a new conversation\n")
-        elif text.startswith("/"):
+        elif is_command:
             show(HELP + "\n")
-        elif text:
+        elif HALF.search(text):
+            show("that is not UTF-8, so it was not sent: set the terminal to UTF-8\n")
+        elif text.strip():
             turn = [*messages, {"role": "user", "content": text}]
             try:
                 messages = [*turn, {"role": "assistant", "content": _answer(client, turn, show)}]
@@ -150,6 +163,8 @@ def main(params: Params, root: Path, model: str | None) -> None:
             )
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (gives input() history and line editing)
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is not UTF-8 ends one message only
         print(f"{served}: {HELP}")
         converse(client, lambda: input("> "), _show)
 

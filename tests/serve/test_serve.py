@@ -558,11 +558,39 @@ def test_smoke_tells_a_model_that_stops_from_one_that_does_not(
 def test_lines_that_go_on() -> None:
     def stated(*lines: str) -> str:
         rest = iter(lines)
-        return chatting.read_message(lambda: next(rest))
+        return chatting.read_message(lambda: next(rest))[0]
 
     assert stated("one") == "one"
     assert stated("one\\", "two\\", "three", "four") == "one\ntwo\nthree"
     assert stated('"""', "a\\", "", "b", '"""', "c") == "a\\\n\nb"
+
+
+@pytest.mark.parametrize(
+    ("lines", "asked"),
+    [
+        (['"""', "// a comment of C", "  twice", '""" '], "// a comment of C\n  twice"),  # as it was pasted
+        (['"""', "/new", '"""'], "/new"),
+        (['"""', "cut", "short"], "cut\nshort"),  # the end of input, or Ctrl-D, ends it
+        (["and \\"], "and"),
+        (["caf\udce9", "again"], "again"),  # a byte of Latin-1, as Python reads it
+    ],
+)
+def test_what_is_typed_is_what_is_asked(lines: list[str], asked: str) -> None:
+    recorded, bodies, rest = list[str](), list[Any](), iter(lines)
+
+    def ask() -> str:
+        if (line := next(rest, None)) is None:
+            raise EOFError
+        return line
+
+    def answered(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content)["messages"])
+        return httpx.Response(200, content=b"data: [DONE]\n\n")
+
+    with httpx.Client(transport=httpx.MockTransport(answered), base_url="http://x") as client:
+        chatting.converse(client, ask, recorded.append)
+    assert bodies == [[{"role": "user", "content": asked}]]
+    assert ("UTF-8" in "".join(recorded)) == ("\udce9" in lines[0])
 
 
 def test_ctrl_c_breaks_the_answer_off_and_frees_its_slot(served: Open, params: Params, root: Path) -> None:
