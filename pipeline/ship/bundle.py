@@ -75,7 +75,7 @@ def make_bundle(shipment: Shipment, parent: Path, key: Path | None = None) -> Pa
     `MachineError` if the disk is too small or writes other bytes than were read.
     """
     target = parent / shipment.title
-    if target.exists():
+    if target.exists() or target.is_symlink():
         need_untouched(target)
     files = [shipment.gguf, *([shipment.lora] if shipment.lora else [])]
     need_disk(parent, sum(file.stat().st_size for file in files))
@@ -187,6 +187,8 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
 def need_untouched(folder: Path) -> None:
     """Raise `DataError` unless `folder` is a bundle that may be replaced, since everything in it can be made
     again."""
+    if folder.is_symlink():  # no folder can be renamed over it
+        raise DataError("Q-SHIP-001", f"{folder} is a symbolic link: {MOVE}")
     if not (folder / SUMS).is_file():
         raise DataError("Q-SHIP-001", f"{folder} exists and is not a bundle: {MOVE}")
     try:

@@ -283,6 +283,15 @@ def test_what_is_no_bundle_is_never_replaced(project: Path, name: str) -> None:
     assert (project / "mine/demo-Q4_K_M" / name).exists()
 
 
+@pytest.mark.parametrize("place", ["nowhere", "bundle"])
+def test_a_link_is_never_replaced(project: Path, bundle: Path, tmp_path: Path, place: str) -> None:
+    (project / "mine").mkdir()
+    (project / "mine/demo-Q4_K_M").symlink_to(tmp_path / place)
+    with pytest.raises(DataError, match="Q-SHIP-001: "):
+        command.main(Project(shipping.params(), project), "Q4_K_M", project / "mine", None)
+    assert (project / "mine/demo-Q4_K_M").is_symlink() and bundle_faults(bundle) == []
+
+
 @pytest.mark.parametrize("own", ["notes.md", ".git/HEAD", "README.md"])
 def test_what_a_user_put_into_a_bundle_is_never_replaced(project: Path, own: str) -> None:
     """The folder invites it: "publish: everything in it", with git."""
