@@ -24,7 +24,7 @@ from pipeline.ship.bundle import SCRIPT, UNIT, Shipment, make_bundle
 from pipeline.ship.evidence import mismatches
 from pipeline.ship.lineage import need_records
 from pipeline.ship.ollama import chat_template
-from pipeline.ship.signature import SIGNATURE
+from pipeline.ship.signature import SIGNATURE, signer
 from pipeline.ship.verification import bundle_faults
 
 # what a bundle's texts are about
@@ -37,6 +37,8 @@ def main(project: Project, requested: str, to: Path | None, key: Path | None) ->
     """
     params, root = project.params, project.root
     level = shippable(params, requested)
+    if key:
+        signer(key)  # a wrong one is refused now, not once gigabytes were hashed and copied
     # what leaves, and what the bundle says about it, has to be what the stages recorded
     project.verify(*project.files(level))
     project.verify(*(root / place for place in DESCRIBED), again=False)

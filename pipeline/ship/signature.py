@@ -20,21 +20,26 @@ NO_KEY = (OSError, ValueError, TypeError, AttributeError)  # the last two: encry
 
 
 def sign(folder: Path, key: Path) -> None:
-    """Write model.sig over every file of `folder`, with the private `key` (PEM, an unencrypted elliptic key).
+    """Write model.sig over every file of `folder`, with the private `key`. Raises as `signer`."""
+    _, _, hashing = _library()
+    signer(key).set_hashing_config(_covered(hashing)).sign(folder, folder / SIGNATURE)
+
+
+def signer(key: Path) -> Any:
+    """What signs with the private `key` (PEM, an unencrypted elliptic key).
 
     Raises `ToolError` if the library is missing, `ConfigError` for a key that can't sign.
     """
-    signing, _, hashing = _library()
+    signing, _, _ = _library()
     _need_key(key)
     try:
-        config = signing.Config().use_elliptic_key_signer(private_key=key)
+        return signing.Config().use_elliptic_key_signer(private_key=key)
     except NO_KEY as error:
         raise ConfigError(
             "Q-SHIP-008",
             f"{key} can't sign ({error}): give an unencrypted private elliptic key as PEM, as `openssl "
             "ecparam` makes it",
         ) from error
-    config.set_hashing_config(_covered(hashing)).sign(folder, folder / SIGNATURE)
 
 
 def signature_fault(folder: Path, key: Path) -> str | None:

@@ -390,6 +390,9 @@ def test_keys_that_are_none_and_a_missing_library_are_sentences(
                     command.main(Project(shipping.params(), project), "Q4_K_M", None, endless)
                 else:
                     bundle_faults(project / "models/bundle/demo-Q4_K_M", endless)
+    shutil.rmtree(project / "models/gguf")  # a key is looked at before files, which may be gigabytes
+    with pytest.raises(ConfigError, match="Q-SHIP-008: "):
+        command.main(Project(shipping.params(), project), "Q4_K_M", None, public)
     monkeypatch.setitem(__import__("sys").modules, "model_signing", None)
     with pytest.raises(ToolError, match="Q-SHIP-009: "):
         command.main(Project(shipping.params(), project), "Q4_K_M", None, private)
