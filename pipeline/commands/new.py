@@ -6,6 +6,7 @@ installed code are in .quench/code (`pipeline.workflow.project`). Nothing is wri
 content.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -72,7 +73,7 @@ def main(folder: Path, recipe: str) -> None:
     `MachineError` if the folder can't be written.
     """
     recipe_file(recipe)
-    folder = folder.absolute()
+    folder = Path(os.path.realpath(folder))  # a link to another disk stays one; of a loop, resolve() fails
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(
             "Q-COMMANDS-035", f"{folder} is there already, with content: name a new folder, or an empty one"

@@ -63,6 +63,14 @@ def test_a_folder_with_content_is_left_alone(made: Path, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_a_link_to_an_empty_folder_stays_one(tmp_path: Path) -> None:
+    (disk := tmp_path / "disk").mkdir()
+    (tmp_path / "mine").symlink_to(disk)
+    done = invoke("new", tmp_path / "mine")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "mine").is_symlink() and (disk / "params.yaml").is_file()
+
+
 @pytest.mark.slow
 def test_inside_a_repository_no_other_one_is_made(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
