@@ -47,12 +47,12 @@ def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None
     }
 
 
-def differing(answers: Answers) -> list[int]:
+def differing(answers: Answers) -> set[int]:
     """The rows (by number) that tuned models score differently on; if none, those that any model does."""
     rows = list(zip(*answers.values(), strict=True))
     tuned = [place for place, model in enumerate(answers) if not is_base(model)]
-    chosen = [number for number, row in enumerate(rows) if differ([row[place] for place in tuned])]
-    return chosen or [number for number, row in enumerate(rows) if differ(row)]
+    chosen = {number for number, row in enumerate(rows) if differ([row[place] for place in tuned])}
+    return chosen or {number for number, row in enumerate(rows) if differ(row)}
 
 
 def differ(row: Sequence[Answer]) -> bool:
@@ -78,10 +78,10 @@ def _row(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _within(room: int, sizes: Sequence[int], first: Sequence[int]) -> list[int]:
+def _within(room: int, sizes: Sequence[int], first: set[int]) -> list[int]:
     """The rows that fit into `room` bytes, those of `first` before the others; in their own order."""
     kept = []
-    for number in [*first, *(number for number in range(len(sizes)) if number not in set(first))]:
+    for number in sorted(range(len(sizes)), key=lambda number: number not in first):
         if (room := room - sizes[number]) < 0:
             break
         kept.append(number)
