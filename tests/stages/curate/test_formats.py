@@ -454,6 +454,20 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [ASK | {"train": True}, ANSWER]}, "messages 1: train"),
         ({"messages": [ASK | {"training": True}, ANSWER]}, "messages 1: training"),
         ({"messages": [ASK | {"reasoning": "hm"}, ANSWER]}, "messages 1"),
+        *(
+            (row | {"history": [["1 + 1?", "2"]]}, "history would be lost")
+            for row in (
+                {"messages": [ASK, ANSWER]},
+                {"conversations": OUTPUTS},
+                {"prompt": "a", "completion": "b"},
+                {"prompt": "a", "completion": "b", "label": True},
+                {"prompt": "a", "chosen": "b", "rejected": "c"},
+                {"prompt": "a", "answer": "b"},
+            )
+        ),
+        ({"prompt": "Who wrote it?", "completion": "b", "context": "A play."}, "context would be lost"),
+        ({"prompt": "Who wrote it?", "answer": "b", "context": "A play."}, "context would be lost"),
+        ({"prompt": "Sum these.", "chosen": "4", "rejected": "5", "input": "2 and 2"}, "input would be lost"),
     ],
     "bad_role": [
         ({"messages": [ASK, ANSWER | {"role": "wizard"}]}, "messages 2"),
@@ -497,6 +511,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             "conversations 2 is not strict JSON",
         ),
         ({"conversations": [OUTPUTS[0], {"from": "function_call", "value": "[]"}]}, "conversations 2"),
+        (
+            calls({"name": "add"})
+            | {"messages": [{"role": "tool_call", "content": "{}", "tool_calls": [ADD]}]},
+            "messages 1 is a call, and has tool_calls too",
+        ),
     ],
     "no_preference": [
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, ""),

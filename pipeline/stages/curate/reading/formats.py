@@ -58,7 +58,7 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     if keys is None:
         needs = " or ".join(map(" + ".join, groups))
         raise BadRow("wrong_format", f"curate.formats says {name}, which needs {needs}")
-    if lost := sorted(filter(value.get, keys_here.intersection(MEDIA))):
+    if lost := sorted(filter(value.get, keys_here.intersection((*MEDIA, *FORMATS[name].lost)))):
         raise BadRow("unsupported_field", f"{lost[0]} would be lost")
     kind, content = FORMATS[name].read(value, *keys)
     return {"source": source, "kind": kind, "domain": domain_of(value, domain), **content}
@@ -151,10 +151,13 @@ def _text(value: Value, field: str) -> Content:
 
 
 class Format(NamedTuple):
-    """How rows of one format are recognized (one of these groups of keys, none null), and what reads them."""
+    """How rows of one format are recognized (one of these groups of keys, none null), what reads them, and
+    which keys would be `lost` that say something in other formats.
+    """
 
     keys: tuple[tuple[str, ...], ...]
     read: Callable[..., Content]
+    lost: tuple[str, ...] = ()
 
 
 KTO = (("prompt", "completion", "label"), ("messages", "kto_tag"), ("conversations", "kto_tag"))
@@ -166,18 +169,19 @@ QUERY_RESPONSE = (
     ("prompt", "response"),
     ("input", "output"),
 )
+EARLIER, BESIDE = ("history",), ("history", "input", "context")  # `_exchange` reads them
 # what says more about the row comes first: a label before prompt and completion, both of them before a prompt
 # alone
 FORMATS = {
-    "preference": Format((("chosen", "rejected"),), _preference),
+    "preference": Format((("chosen", "rejected"),), _preference, BESIDE),
     "input_output": Format((("segments",),), _input_output),
-    "kto": Format(KTO, _kto),
-    "messages": Format((("messages",),), _conversation),
-    "sharegpt": Format((("conversations",), ("conversation",)), _conversation),
+    "kto": Format(KTO, _kto, BESIDE),
+    "messages": Format((("messages",),), _conversation, EARLIER),
+    "sharegpt": Format((("conversations",), ("conversation",)), _conversation, EARLIER),
     "alpaca": Format((("instruction", "output"), ("instruction", "response")), _exchange),
-    "prompt_completion": Format((("prompt", "completion"),), _prompt_completion),
+    "prompt_completion": Format((("prompt", "completion"),), _prompt_completion, BESIDE),
     "query_response": Format(QUERY_RESPONSE, _exchange),
-    "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt),
+    "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt, BESIDE),
     "text": Format((("text",),), _text),
 }
 GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.keys]

@@ -90,7 +90,11 @@ def _turn(item: Any, where: str) -> Turn:
     if not isinstance(name, str) or (name not in ROLES and name not in CALLERS):
         raise BadRow("bad_role", f"{where}: the role is none of {', '.join((*ROLES, *sorted(CALLERS)))}")
     role, content = ROLES.get(name, "assistant"), item.get("content", item.get("value", item.get("text")))
-    calls = _parse_calls(content, where) if name in CALLERS else _calls(item, where)
+    calls = _calls(item, where)
+    if name in CALLERS:
+        if calls:
+            raise BadRow("bad_tool_call", f"{where} is a call, and has tool_calls too")
+        calls = _parse_calls(content, where)
     if calls and role != "assistant":
         raise BadRow("bad_tool_call", f"{where}: only the assistant calls tools")
     result: Turn = {
