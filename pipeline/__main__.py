@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
             # a terminal without UTF-8 shows "?" for "±", not a traceback
             stream.reconfigure(errors="replace")
     silence_libraries()
-    with screen():
+    with screen(lasting=True):
         return _run(arguments, sys.argv[1:] if argv is None else argv)
 
 

@@ -5,6 +5,7 @@ an error of a library, a model's answer), escaped so that it can't steer a termi
 terminal. `console` is for what has colors. The rest cuts and quotes for one sentence.
 """
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,13 +43,14 @@ def one_line(text: str, longest: int = 100) -> str:
 
 
 @contextmanager
-def screen() -> Iterator[None]:
+def screen(*, lasting: bool = False) -> Iterator[None]:
     """Have everything that this process prints meanwhile go through `safe`.
 
-    After an exception it stays so: a traceback is still to be printed.
+    `lasting`: what has no reader any more (`| head`) is dropped, and the work goes on. After an exception it
+    stays so: a traceback is still to be printed.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, _Screen(stream)) for stream in before)
+    sys.stdout, sys.stderr = (cast(TextIO, _Screen(stream, lasting)) for stream in before)
     yield
     sys.stdout, sys.stderr = before
 
@@ -65,6 +67,11 @@ def console(**options: Any) -> "Console":
             for segment in super().render(renderable, options):
                 yield segment if segment.control else Segment(safe(segment.text, lines=True), segment.style)
 
+        def on_broken_pipe(self) -> None:
+            if not getattr(stream, "lasting", False):
+                super().on_broken_pipe()
+            cast(_Screen, stream).drop()
+
     stream = sys.stderr if options.pop("stderr", False) else sys.stdout
     return Plain(file=getattr(stream, "below", stream), **options)
 
@@ -72,15 +79,35 @@ def console(**options: Any) -> "Console":
 class _Screen:
     """A stream of text that escapes what is written to the one below."""
 
-    def __init__(self, below: TextIO) -> None:
-        self.below = getattr(below, "below", below)
+    def __init__(self, below: TextIO, lasting: bool) -> None:
+        self.below, self.lasting = getattr(below, "below", below), lasting
 
     def write(self, text: str) -> int:
         start = 0
         if self.below.isatty():  # a progress bar
             start = len(text) if MOVES.fullmatch(text) else text.startswith("\r")
-        self.below.write(text[:start] + safe(text[start:], lines=True))  # Snakemake's stream returns nothing
-        return len(text)
+        with self._read_or_not():
+            self.below.write(text[:start] + safe(text[start:], lines=True))
+        return len(text)  # Snakemake's stream returns nothing
+
+    def flush(self) -> None:
+        with self._read_or_not():
+            self.below.flush()
+
+    @contextmanager
+    def _read_or_not(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            if not self.lasting:
+                raise
+            self.drop()
+
+    def drop(self) -> None:
+        """Have what is still to be written go nowhere."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.below.fileno())
+        os.close(nowhere)
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

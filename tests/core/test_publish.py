@@ -4,6 +4,9 @@ import errno
 import json
 import math
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -184,3 +187,15 @@ def test_the_home_of_nobody_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("QUENCH_CACHE", "~no-such-user/cache")
     with pytest.raises(ConfigError, match="Q-CORE-011: QUENCH_CACHE"):
         user_cache()
+
+
+def test_a_stage_whose_reader_has_gone_ends_its_work(prepared: Path, tmp_path: Path) -> None:
+    """`… | head -1`, or a pager that was left: it would be an hour of training too."""
+    shutil.copytree(prepared, root := tmp_path / "project")
+    (root / "reports/data.json").unlink()
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pipeline", "curate", "--root", root]
+    assert subprocess.run(command, stdout=writer, stderr=writer, check=False).returncode == 0
+    os.close(writer)
+    assert (root / "reports/data.json").is_file()
