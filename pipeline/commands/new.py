@@ -69,7 +69,7 @@ RAW = "data/raw"  # the file that DVC records that folder in is in Git
 def main(folder: Path, recipe: str) -> None:
     """Make the project `folder` with `recipe`, and say what to do next.
 
-    Raises `ConfigError` for an unknown recipe or a folder with content, `ToolError` if Git or DVC fails,
+    Raises `ConfigError` for an unknown recipe or a place that is taken, `ToolError` if Git or DVC fails,
     `MachineError` if the folder can't be written.
     """
     recipe_file(recipe)
@@ -77,6 +77,11 @@ def main(folder: Path, recipe: str) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(
             "Q-COMMANDS-035", f"{folder} is there already, with content: name a new folder, or an empty one"
+        )
+    nearest = next(parent for parent in folder.parents if parent.exists())
+    if not nearest.is_dir():
+        raise ConfigError(
+            "Q-COMMANDS-035", f"{folder} would be below {nearest}, which is no folder: name another place"
         )
     if Path.cwd().is_relative_to(folder):
         raise ConfigError(

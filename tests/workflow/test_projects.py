@@ -55,7 +55,7 @@ def test_a_new_project_has_settings_a_graph_git_and_dvc_and_no_code(made: Path) 
 
 def test_a_folder_with_content_is_left_alone(made: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    for folder in (tmp_path, tmp_path / "mine.txt"):
+    for folder in (tmp_path, tmp_path / "mine.txt", tmp_path / "mine.txt" / "below" / "it"):
         done = invoke("new", folder)
         assert done.exit_code == 2 and "Q-COMMANDS-035" in done.output
     done = invoke("new", tmp_path / "other", "--recipe", "dem")
