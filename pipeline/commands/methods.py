@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pipeline.config.conditions import CONDITIONS
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.params import Params
+from pipeline.core.errors import ConfigError
 from pipeline.core.text import console
 
 LEVEL = "Q4_0"  # of a GGUF that is made of the base, for what needs one
@@ -83,7 +84,9 @@ def _lines(rows: list[dict[str, str]]) -> Iterator[str]:
 
 
 def main(*, as_json: bool = False, as_markdown: bool = False) -> None:
-    """Print the table, and under it why what is not supported is not."""
+    """Print the table, and under it why what is not supported is not. Raises `ConfigError` for two forms."""
+    if as_json and as_markdown:
+        raise ConfigError("Q-COMMANDS-005", "--json and --markdown name two forms: give one of them")
     if as_json:
         print(json.dumps({"methods": list(rows()), "settings": list(settings())}, indent=2))
         return

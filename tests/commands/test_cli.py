@@ -30,6 +30,13 @@ def test_output_on_a_full_disk_is_one_sentence() -> None:
     assert "Q-CORE-012" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_two_forms_of_the_methods_at_once_are_refused() -> None:
+    command = [sys.executable, "-m", "pipeline.cli", "config", "methods", "--json", "--markdown"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and not done.stdout
+    assert "Q-COMMANDS-005" in done.stderr
+
+
 @pytest.mark.parametrize("module", ["pipeline.cli", "pipeline"])
 def test_help_imports_nothing_heavy(module: str) -> None:
     code = f"""
