@@ -9,6 +9,15 @@ from pipeline.config.gone import reasons
 from pipeline.core.strict_yaml import Place
 from pipeline.core.text import plural, quoted, safe
 
+# what other trainers call a setting: their spelling is far from it, and near to another
+ELSEWHERE = {
+    "lora_rank": "train.r",
+    "lora_r": "train.r",
+    "epochs": "train.num_train_epochs",
+    "lr": "train.learning_rate",
+    "grad_accum": "train.gradient_accumulation_steps",
+    "max_seq_length": "preprocess.max_length",
+}
 LONGEST, MOST = 400, 1900  # characters of one error, and of all
 
 
@@ -59,11 +68,12 @@ def _sentence(error: Any, keys: Sequence[str]) -> str:
 
 
 def nearest(key: str, keys: Sequence[str]) -> str:
-    """A sentence with the nearest known key: in the same section, of the same name elsewhere, or similar."""
+    """A sentence with the key of that name in other trainers, or the nearest in the section or elsewhere."""
     section, _, name = key.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
     near = (
-        [beside[other] for other in difflib.get_close_matches(name, beside, n=1)]
+        [other for other in keys if other == ELSEWHERE.get(name)]
+        or [beside[other] for other in difflib.get_close_matches(name, beside, n=1)]
         or [other for other in keys if other.rpartition(".")[2] == name]
         or difflib.get_close_matches(key, keys, n=1)
     )

@@ -70,6 +70,10 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
     [
         ({"train": {"learning_rte": 1.0}}, "train.learning_rte", "did you mean train.learning_rate"),
         ({"train": {"max_length": 512}}, "train.max_length", "did you mean preprocess.max_length"),
+        ({"train": {"lora_rank": 8}}, "train.lora_rank", "did you mean train.r?"),
+        ({"train": {"epochs": 2}}, "train.epochs", "did you mean train.num_train_epochs?"),
+        ({"train": {"lr": 1e-4}}, "train.lr", "did you mean train.learning_rate?"),
+        ({"train": {"max_seq_length": 9}}, "train.max_seq_length", "did you mean preprocess.max_length?"),
         (
             {"evaluate": {"judge": {"url": "http://x"}}},
             "evaluate.judge.model",
