@@ -81,7 +81,7 @@ def main(folder: Path, recipe: str) -> None:
     nearest = next(parent for parent in folder.parents if parent.exists())
     if not nearest.is_dir():
         raise ConfigError(
-            "Q-COMMANDS-035", f"{folder} would be below {nearest}, which is no folder: name another place"
+            "Q-COMMANDS-035", f"{folder} would be below {nearest}, which is not a folder: name another place"
         )
     if Path.cwd().is_relative_to(folder):
         raise ConfigError(
