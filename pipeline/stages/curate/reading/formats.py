@@ -143,11 +143,11 @@ def _input_output(value: Value, field: str) -> Content:
         if not isinstance(train, bool):
             raise BadRow("bad_shape", f"segments {number} is not an object with text and a boolean label")
         segments.append({"text": text(item.get("text"), f"segments {number}"), "train": train})
-    return _text_row(value, segments)
+    return "text", {"messages": [], "segments": segments}
 
 
 def _text(value: Value, field: str) -> Content:
-    return _text_row(value, [{"text": text(value[field], field), "train": True}])
+    return "text", {"messages": [], "segments": [{"text": text(value[field], field), "train": True}]}
 
 
 class Format(NamedTuple):
@@ -170,11 +170,12 @@ QUERY_RESPONSE = (
     ("input", "output"),
 )
 EARLIER, BESIDE = ("history",), ("history", "input", "context")  # `_exchange` reads them
+WITHOUT_TURNS = ("history", "system", "system_prompt", "tools", "functions")
 # what says more about the row comes first: a label before prompt and completion, both of them before a prompt
 # alone
 FORMATS = {
     "preference": Format((("chosen", "rejected"),), _preference, BESIDE),
-    "input_output": Format((("segments",),), _input_output),
+    "input_output": Format((("segments",),), _input_output, WITHOUT_TURNS),
     "kto": Format(KTO, _kto, BESIDE),
     "messages": Format((("messages",),), _conversation, EARLIER),
     "sharegpt": Format((("conversations",), ("conversation",)), _conversation, EARLIER),
@@ -182,7 +183,7 @@ FORMATS = {
     "prompt_completion": Format((("prompt", "completion"),), _prompt_completion, BESIDE),
     "query_response": Format(QUERY_RESPONSE, _exchange),
     "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt, BESIDE),
-    "text": Format((("text",),), _text),
+    "text": Format((("text",),), _text, WITHOUT_TURNS),
 }
 GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.keys]
 
@@ -203,9 +204,3 @@ def _chat(value: Value, turns: list[Turn]) -> Content:
 def _with_tools(value: Value, messages: list[Turn]) -> dict[str, Any]:
     tools = read_tools(value.get("tools") or value.get("functions") or [])
     return {"messages": messages, "tools": tools} if tools else {"messages": messages}
-
-
-def _text_row(value: Value, segments: list[dict[str, Any]]) -> Content:
-    if value.get("tools") or value.get("functions"):
-        raise BadRow("unsupported_field", "tools would be lost")
-    return "text", {"messages": [], "segments": segments}
