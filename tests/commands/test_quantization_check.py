@@ -219,8 +219,9 @@ def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refus
 
 
 @pytest.mark.parametrize("in_4bit", [True, False])
-def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool) -> None:
-    train = NF4.model_copy(update={"quantization": "nf4" if in_4bit else "none"})
+@pytest.mark.parametrize("norms", [[], ["norm", "input_layernorm"]])
+def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, norms: list[str]) -> None:
+    train = NF4.model_copy(update={"quantization": "nf4" if in_4bit else "none", "modules_to_save": norms})
     measured = measure_training(adapted(base, train), ROWS, 1e-3)
     assert measured == planned_training(load_shape(base / "config.json"), train)
 
@@ -238,6 +239,22 @@ def test_what_is_measured_here_says_what_7b_keeps(base: Path) -> None:
     assert half.figures["ratio"] == pytest.approx(0.5, abs=0.01) and half.check.verdict == "fail"
     unknown = memory_of(measured, None, nf4)
     assert (unknown.figures["ratio"], unknown.check.verdict) == (None, "not measured")
+
+
+@pytest.mark.parametrize(
+    "of_this_base",
+    [
+        {"layers": "30-"},
+        {"modules_to_save": ["q_norm"]},
+        {"experts": ["router"]},
+        {"target_modules": ".*40.*"},
+    ],
+)
+def test_what_7b_has_not_is_not_asked_of_it(base: Path, of_this_base: dict[str, Any]) -> None:
+    plain = planned_training(load_shape(base / "config.json"), NF4)
+    measured = {"unquantized LoRA": plain, "NF4 QLoRA": plain}
+    found = memory_of(measured, None, NF4.model_copy(update=of_this_base))
+    assert found.figures == memory_of(measured, None, NF4).figures
 
 
 def test_a_tensor_that_is_there_twice_counts_once() -> None:

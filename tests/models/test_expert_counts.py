@@ -13,7 +13,7 @@ from pipeline.models.loading import load_model
 from pipeline.models.tuners import TUNERS, put_tuner
 from pipeline.planning.setup import Setup
 from pipeline.planning.shape import load_shape
-from pipeline.planning.weights import lora_parameters
+from pipeline.planning.weights import trained_tensors
 
 EVERY = r".*\.experts\.\d+\."  # the start of a pattern for all experts
 
@@ -30,7 +30,7 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def counted(base: Path, train: Training) -> int:
-    return lora_parameters(Setup(load_shape(base / "config.json"), train, 64))
+    return sum(trained_tensors(Setup(load_shape(base / "config.json"), train, 64)))
 
 
 def tuned(base: Path, train: Training) -> Any:

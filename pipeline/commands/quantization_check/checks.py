@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.sections import Training
+from pipeline.config.sections import Train, Training
 from pipeline.core.checks import Check, Verdict
 from pipeline.llamacpp.logits import Floats
 from pipeline.metrics.divergence import prompt_figures
@@ -17,7 +17,7 @@ from pipeline.models.tensors import frozen_tensors, tensor_bytes
 from pipeline.planning.base import published_shape
 from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Shape
-from pipeline.planning.weights import frozen_bytes, lora_parameters, optimizer_bytes
+from pipeline.planning.weights import frozen_bytes, optimizer_bytes, trained_tensors
 
 POSITIONS = 32  # last positions of a prompt whose logits are compared: a 152k vocabulary takes 19 MB a prompt
 # What rounding costs in outputs depends on model and text, so this limit says whether it is the same model at
@@ -41,6 +41,15 @@ STEPS = 2  # Adam's states are there from the first step on, and are as they sta
 TOKENS = 64  # of a row that is stepped on: the tensors that stay don't depend on it
 PLAIN, NF4 = "unquantized LoRA", "NF4 QLoRA"  # as rows are called
 MODEL = "Qwen2.5-7B"
+# what trains there, at the rank here: layers, norms and patterns of names are this base's, and may be none of
+# that one's
+ALL_LINEARS: dict[str, Any] = {
+    "target_modules": Train().target_modules,
+    "layers": None,
+    "rank_pattern": {},
+    "modules_to_save": [],
+    "experts": None,
+}
 MEMORY_LIMIT = 0.05  # of the planned bytes
 
 
@@ -164,7 +173,7 @@ def measure_training(model: Any, rows: list[list[int]], learning_rate: float) ->
 def planned_training(shape: Shape, train: Training) -> dict[str, int]:
     """The same bytes by the planner's formulas, with Adam in 32 bit as measured here."""
     setup = Setup(shape, train.model_copy(update={"optim": "adamw_torch"}), TOKENS)
-    adapter = FLOAT * lora_parameters(setup)
+    adapter = FLOAT * sum(trained_tensors(setup))
     return {
         "weights": frozen_bytes(setup),
         "adapter": adapter,
@@ -179,10 +188,11 @@ def memory_of(measured: dict[str, dict[str, int]], shape: Shape | None, train: T
     """
     published = published_shape(MODEL)
     assert published, f"the planner doesn't know {MODEL}"
+    there = train.model_copy(update=ALL_LINEARS)
     table = {
         **measured,
-        f"{MODEL}, {PLAIN}": planned_training(published, train.model_copy(update={"quantization": "none"})),
-        f"{MODEL}, {NF4}": planned_training(published, train),
+        f"{MODEL}, {PLAIN}": planned_training(published, there.model_copy(update={"quantization": "none"})),
+        f"{MODEL}, {NF4}": planned_training(published, there),
     }
     table = {name: {**parts, "total": sum(parts.values())} for name, parts in table.items()}
     nf4, plain, nf4_7b, plain_7b = (
