@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.special_files import need_file
+from pipeline.core.text import to_nowhere
 from pipeline.core.units import size_text
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -111,7 +112,7 @@ def printing() -> Iterator[None]:
         if error.errno not in NO_ROOM:
             raise
         with suppress(OSError, ValueError):  # the interpreter tries the rest again when it ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            to_nowhere(sys.stdout)
         where = error.filename or "the output of this command, or a file of its own,"
         raise MachineError(
             "Q-CORE-012",

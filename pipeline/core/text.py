@@ -70,10 +70,17 @@ def console(**options: Any) -> "Console":
         def on_broken_pipe(self) -> None:
             if not getattr(stream, "lasting", False):
                 super().on_broken_pipe()
-            cast(_Screen, stream).drop()
+            to_nowhere(stream)
 
     stream = sys.stderr if options.pop("stderr", False) else sys.stdout
     return Plain(file=getattr(stream, "below", stream), **options)
+
+
+def to_nowhere(stream: TextIO) -> None:
+    """Have what is still to be written to a stream of this process go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class _Screen:
@@ -86,28 +93,22 @@ class _Screen:
         start = 0
         if self.below.isatty():  # a progress bar
             start = len(text) if MOVES.fullmatch(text) else text.startswith("\r")
-        with self._read_or_not():
+        with self._unless_unread():
             self.below.write(text[:start] + safe(text[start:], lines=True))
         return len(text)  # Snakemake's stream returns nothing
 
     def flush(self) -> None:
-        with self._read_or_not():
+        with self._unless_unread():
             self.below.flush()
 
     @contextmanager
-    def _read_or_not(self) -> Iterator[None]:
+    def _unless_unread(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
             if not self.lasting:
                 raise
-            self.drop()
-
-    def drop(self) -> None:
-        """Have what is still to be written go nowhere."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.below.fileno())
-        os.close(nowhere)
+            to_nowhere(self.below)
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

@@ -15,7 +15,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
 from pipeline.llamacpp.logits import Floats
 from pipeline.models.merging.adapter import check_patterns, read_settings
-from pipeline.models.tuners.lora import hold_in_float32, saved_modules, with_adapter
+from pipeline.models.tuners.lora import hold_in_float32, with_adapter
 from pipeline.stages.parity.check import count_check
 from pipeline.stages.train.checkpoints import checkpoints_in, defect
 
@@ -54,12 +54,7 @@ def put_adapter(
         return random_adapter(model, config, name, seed)
     check_patterns(read_settings(folder), (path for path, _ in model.named_modules()), folder)
     try:
-        if not isinstance(model, PeftModel):
-            return with_adapter(model, folder, name, trainable=True)
-        model.load_adapter(str(folder), adapter_name=name)
-        if saved_modules(model, name):
-            hold_in_float32(model, name)
-            model.load_adapter(str(folder), adapter_name=name)  # now nothing is rounded
+        return with_adapter(model, folder, name, trainable=not isinstance(model, PeftModel))
     except torch.OutOfMemoryError:
         raise  # a RuntimeError, and the adapter may fit
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -69,7 +64,6 @@ def put_adapter(
         raise DataError(
             "Q-COMMANDS-029", f"{misfit}: name two that were trained on it with --adapter"
         ) from error
-    return model
 
 
 def saved_adapters(root: Path, given: Sequence[Path] = ()) -> tuple[Path, ...]:

@@ -163,10 +163,16 @@ def hold_in_float32(model: Any, adapter: str = "default") -> None:
 
 
 def with_adapter(model: Any, adapter: Path, name: str = "default", *, trainable: bool = False) -> Any:
-    """`model` with PEFT's adapter of a folder, norms that were trained whole in float32 as they are there."""
+    """`model`, which may have other adapters, with PEFT's adapter of a folder, norms that were trained whole
+    in float32 as they are there.
+    """
     from peft import PeftModel
 
-    tuned = PeftModel.from_pretrained(model, str(adapter), adapter_name=name, is_trainable=trainable)
+    if isinstance(model, PeftModel):
+        tuned: Any = model
+        tuned.load_adapter(str(adapter), adapter_name=name, is_trainable=trainable)
+    else:
+        tuned = PeftModel.from_pretrained(model, str(adapter), adapter_name=name, is_trainable=trainable)
     if saved_modules(tuned, name):
         hold_in_float32(tuned, name)
         # once more: now nothing is rounded
