@@ -1,4 +1,4 @@
-"""Which of llama.cpp's pre-tokenizers splits text as a model's own does.
+"""Whether llama.cpp knows a model's architecture, and which of its pre-tokenizers splits text as it does.
 
 llama.cpp knows a tokenizer by the hash of the ids that a check text gets; one with another vocabulary is
 unknown to it, though it may split text in the very same way. So where the hash is unknown, the structure
@@ -91,6 +91,35 @@ def find_pre_tokenizer(folder: Path, tools: Toolchain) -> PreTokenizer:
         f"{file} splits text in a way that this llama.cpp does not know ({why}): train on a base whose "
         "tokenizer it knows",
     )
+
+
+def need_convertible(folder: Path, tools: Toolchain) -> PreTokenizer:
+    """The pre-tokenizer of the model in `folder`. Raises `DataError` if this llama.cpp has no such model, or
+    none of its pre-tokenizers is the model's.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    names = {
+        *(config.get("architectures") or []),
+        *((config.get("text_config") or {}).get("architectures") or []),
+    }
+    if not names & converted_architectures(tools):
+        raise DataError(
+            "Q-LLAMACPP-012",
+            f"{folder} is a {' or '.join(sorted(names))}, which this llama.cpp can't convert: train on one "
+            "of another architecture",
+        )
+    return find_pre_tokenizer(folder, tools)
+
+
+def converted_architectures(tools: Toolchain) -> set[str]:
+    """The names that the converter goes by, from its source, `TEXT_MODEL_MAP`."""
+    source = (tools.source / "conversion" / "__init__.py").read_text(encoding="utf-8")
+    (names,) = (
+        set(ast.literal_eval(node.value))
+        for node in ast.parse(source).body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TEXT_MODEL_MAP" and node.value
+    )
+    return names
 
 
 def known_hashes(tools: Toolchain) -> tuple[str, dict[str, str]]:

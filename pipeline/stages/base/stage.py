@@ -25,6 +25,7 @@ from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.header import Header
 from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import NO_TYPES
+from pipeline.llamacpp.pretokenizer import need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.file_choice import choose_files, no_such_file
@@ -119,6 +120,8 @@ def base(
                     if whole.parent == aside:
                         whole.unlink()  # a download
             facts = examine(aside)
+            if not stays_gguf:
+                need_convertible(aside, find_toolchain(llamacpp_home))
         except DataError as error:  # the user knows the source, not what is not published yet
             sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)
             raise DataError(error.id, sentence.replace(str(aside), chosen.model)) from error

@@ -21,7 +21,7 @@ from pipeline.core.publish import need_disk, publishing, read_json
 from pipeline.gguf.file import is_made, write_not_made
 from pipeline.gguf.provenance import Fields, adapter_fields, folder_fields
 from pipeline.llamacpp.converters import HeaderFields, base_fields, lora_to_gguf, to_gguf
-from pipeline.llamacpp.pretokenizer import PreTokenizer, find_pre_tokenizer
+from pipeline.llamacpp.pretokenizer import PreTokenizer, need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.stages.convert.consistency import contradictions
 
@@ -47,7 +47,7 @@ def preflight(*, base: Path, merged: Path, kind: str, tools: Toolchain) -> Found
     for folder in (base, merged):
         reasons += [f"{folder.name}: {reason}" for reason in contradictions(folder, kind)]
         try:
-            pre_tokenizers.append(find_pre_tokenizer(folder, tools))
+            pre_tokenizers.append(need_convertible(folder, tools))
         except DataError as error:
             changed_files = (
                 f" (other than the base's: {', '.join(differing)})" if folder == merged and differing else ""

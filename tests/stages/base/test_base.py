@@ -378,6 +378,13 @@ def doubling(times, then=0, by=2):
 INDEX = "model.safetensors.index.json"
 
 
+WITH_SPACE = {
+    "add_prefix_space": True,
+    "trim_offsets": True,
+    "use_regex": True,
+}  # how no model of llama.cpp splits
+
+
 def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -404,6 +411,8 @@ def pickled(folder):
         (edit("config.json", vocab_size=200), "Q-BASE-013"),
         (put("config.json", b"{"), "Q-BASE-016"),
         (edit("config.json", architectures=None), "Q-BASE-016.*LlamaForCausalLM"),  # no converter knows it
+        (edit("config.json", architectures=["OPTForCausalLM"]), "Q-LLAMACPP-012.*OPTForCausalLM"),  # nor this
+        (edit("tokenizer.json", pre_tokenizer={"type": "ByteLevel", **WITH_SPACE}), "Q-LLAMACPP-012"),
         (put("tokenizer.json", b"{}"), "Q-BASE-012"),
         (put("model.safetensors", b"\xff" * 64), "Q-BASE-015"),
         (put(INDEX, b'{"weight_map": {"a": "model-00002-of-00002.safetensors"}}'), "Q-BASE-015"),

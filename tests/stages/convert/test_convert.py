@@ -12,7 +12,7 @@ from qwen2_variants import change_json, cut_models, lineage_of, random_adapter
 
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Convert
-from pipeline.core.errors import DataError, QuenchError, ToolError
+from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 from pipeline.gguf.file import is_made
 from pipeline.gguf.header import read_header
@@ -112,18 +112,18 @@ def test_a_base_that_nothing_needs_is_not_converted(models: Path, tools: Toolcha
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "words"),
+    ("changed", "words"),
     [
-        ({"vocab_size": 7}, DataError, "can't be converted for 1 reason: merged: vocab_size is 7"),
-        ({"architectures": ["NoSuchModel"]}, ToolError, "NoSuchModel"),  # which the converter says
+        ({"vocab_size": 7}, "can't be converted for 1 reason: merged: vocab_size is 7"),
+        ({"architectures": ["NoSuchModel"]}, "can't be converted for 1 reason: .*NoSuchModel"),
     ],
 )
 def test_a_model_that_can_not_be_converted_publishes_nothing(
-    models: Path, tools: Toolchain, tmp_path: Path, changed: dict, error: type[QuenchError], words: str
+    models: Path, tools: Toolchain, tmp_path: Path, changed: dict, words: str
 ) -> None:
     shutil.copytree(models / "merged", tmp_path / "merged")
     change_json(tmp_path / "merged/config.json", **changed)
-    with pytest.raises(error, match=words):
+    with pytest.raises(DataError, match=words):
         convert(inputs(models, tmp_path / "merged"), tmp_path / "gguf", Convert(name="x"), tools)
     assert list((tmp_path / "gguf").iterdir()) == []
 
