@@ -18,11 +18,10 @@ from pipeline.config.overrides import put
 from pipeline.config.params import Read
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import need_folder
-from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.cluster import wait_for_jobs
 from pipeline.workflow.code_keys import LOCK, key_files
 from pipeline.workflow.dvc_yaml import put_graph, wanted_text
-from pipeline.workflow.ledger import overlap
+from pipeline.workflow.ledger import graph_stages, overlap, recorded_stages
 from pipeline.workflow.prepare import no_stage_at_work, take_run_lock
 from pipeline.workflow.project import (
     changed_code,
@@ -80,9 +79,9 @@ def _upgrade(root: Path, *, yes: bool) -> None:
 def changes(root: Path, read: Read) -> dict[str, str]:
     """{stage of the project's graph: why it would run again}, but for those that only follow others."""
     graph, code = stages_in(read.params.graph), changed_code(root)
-    before = _entries(root / "dvc.yaml")
+    before = graph_stages(root / "dvc.yaml")
     now = yaml.safe_load(wanted_text(root, read.params.graph))["stages"]
-    values, recorded = values_of(read.params), _entries(root / "dvc.lock")
+    values, recorded = values_of(read.params), recorded_stages(root)
     reasons: dict[str, str] = {}
     for name, stage in graph.items():
         why = []
@@ -132,14 +131,10 @@ def _ran_with(stage: str, recorded: dict[str, Any], values: Values) -> dict[str,
     return before
 
 
-def _entries(file: Path) -> dict[str, Any]:
-    return (read_fast(file) or {}).get("stages") or {} if file.is_file() else {}
-
-
 def _print(root: Path, read: Read, reasons: dict[str, str]) -> None:
     """What would run again of what has run, in the order of the graph."""
     graph = stages_in(read.params.graph)
-    done = {stage.partition("@")[0] for stage in _entries(root / "dvc.lock")}
+    done = {stage.partition("@")[0] for stage in recorded_stages(root)}
     later = followers(graph, values_of(read.params), set(reasons))
     rows = [
         (name, reasons.get(name) or f"reads what {later[name]} writes, so if that differs")

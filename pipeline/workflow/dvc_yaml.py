@@ -15,10 +15,10 @@ from typing import Any
 from pipeline.config.params import Params
 from pipeline.config.products import PRODUCTS
 from pipeline.config.sections import Graph
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.publish import write_text
-from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.code_keys import CODE, FOLDER, LOCK, SETTINGS, key_file, key_files
+from pipeline.workflow.ledger import graph_stages
 from pipeline.workflow.project import is_project
 from pipeline.workflow.stages import TABLE, Plot, Stage, stages_in, table
 from pipeline.workflow.syntax import ROOT
@@ -136,10 +136,9 @@ def need_graph(root: Path, graph: Graph) -> None:
 def _stages(file: Path) -> dict[str, Any]:
     """The stages in a dvc.yaml; none where it can't be read: DVC says what is wrong with it."""
     try:
-        stages = (read_fast(file) or {}).get("stages") if file.is_file() else None
-    except (*UNREADABLE, AttributeError, TypeError):
+        return graph_stages(file)
+    except ToolError:
         return {}
-    return stages if isinstance(stages, dict) else {}
 
 
 def _graph_of(file: Path) -> Graph | None:

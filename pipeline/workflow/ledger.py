@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from pipeline.config.params import with_defaults
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import NO_PART
 from pipeline.core.strict_yaml import read_strict
-from pipeline.core.yaml_readers import read_fast
+from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.cluster import receipts
 from pipeline.workflow.code_keys import CODE, SETTINGS
 from pipeline.workflow.dvc_project import share_record
@@ -39,7 +39,7 @@ def seems_unchanged(stage: str, root: Path) -> bool:
 
     False is certain; True is for DVC to confirm, by the content of large files and folders.
     """
-    entry = _locked(root).get(stage)
+    entry = recorded_stages(root).get(stage)
     if entry is None:
         return False
     for file, recorded in entry.get("params", {}).items():
@@ -60,7 +60,7 @@ def recorded_outputs(root: Path) -> dict[Path, str]:
     stages = stages_of(root)
     written = {
         name: {out["path"]: out["md5"] for out in entry.get("outs", []) if "md5" in out}
-        for name, entry in _locked(root).items()
+        for name, entry in recorded_stages(root).items()
     } | {receipt.stage: receipt.outputs for receipt in receipts(root)}
     return {
         root / path: md5
@@ -70,7 +70,7 @@ def recorded_outputs(root: Path) -> dict[Path, str]:
     }
 
 
-def _locked(root: Path) -> dict[str, Any]:
+def recorded_stages(root: Path) -> dict[str, Any]:
     """What `dvc.lock` holds of each stage. Raises `DataError` where it is damaged: by a kill, or by a merge
     with marks of conflicts in it.
     """
@@ -101,17 +101,24 @@ def stages_of(root: Path) -> dict[str, Entry]:
     with them.
     """
     jobs: dict[str, Entry] = {}
-    with suppress(
-        OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError
-    ):
-        values, stages = (
-            Values(with_defaults(read_fast(root / "params.yaml"))),
-            read_fast(root / "dvc.yaml")["stages"],
-        )
-        for name, stage in stages.items():
+    with suppress(OSError, ToolError, *UNREADABLE, KeyError, TypeError, AttributeError):
+        values = Values(with_defaults(read_fast(root / "params.yaml")))
+        for name, stage in graph_stages(root / "dvc.yaml").items():
             with suppress(KeyError, TypeError, AttributeError, StopIteration):
                 jobs |= dict(_entries(name, stage, values))
     return jobs
+
+
+def graph_stages(file: Path) -> dict[str, Any]:
+    """The stages in a dvc.yaml as they are written there. Raises `ToolError` where it is no such file."""
+    try:
+        stages = (read_fast(file) or {}).get("stages") or {} if file.is_file() else {}
+        return {name: dict(stage) for name, stage in stages.items()}
+    except (*UNREADABLE, AttributeError, TypeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ToolError(
+            "Q-WORKFLOW-016", f"{file} can't be read ({why}): `quench config graph` writes it anew"
+        ) from error
 
 
 def inputs_of(stage: str, root: Path) -> list[str]:
@@ -137,11 +144,10 @@ def _path(entry: str | dict[str, Any]) -> str:
 
 def entry_of(stage: str, root: Path) -> dict[str, Any] | None:
     """The stage's entry in `dvc.yaml`, or None where DVC does not know it."""
-    file = root / "dvc.yaml"
-    if not (root / ".dvc").is_dir() or not file.is_file():
+    if not (root / ".dvc").is_dir():
         return None
     name, _, item = stage.partition("@")
-    entry: dict[str, Any] | None = read_fast(file).get("stages", {}).get(name)
+    entry: dict[str, Any] | None = graph_stages(root / "dvc.yaml").get(name)
     return entry.get("do", entry) if entry and item else entry
 
 

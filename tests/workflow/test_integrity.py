@@ -468,6 +468,15 @@ def test_a_damaged_lock_file_is_a_sentence_and_snakemake_repairs_it(
     verify_outputs([project / F16], project)
 
 
+@pytest.mark.parametrize("text", ["<<<<<<< HEAD\nstages:\n", "stages: 3", "stages: {quantize: 3}"])
+def test_a_graph_that_can_not_be_read_is_a_sentence(
+    project: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (project / "dvc.yaml").write_text(text)
+    assert run_stage(["quantize@Q4_K_M", "--root", str(project)]) == ToolError.exit_code
+    assert "Q-WORKFLOW-016" in capsys.readouterr().err
+
+
 def test_what_can_only_be_read_can_be_verified(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A project on a disk that is mounted read-only: ship into another folder, serve."""
     for module, real in ((Path, Path.open), (os, os.open)):
