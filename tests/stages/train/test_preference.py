@@ -21,7 +21,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.metrics_log import MetricsLog
-from pipeline.models.preference_losses import Likelihoods, kto_losses, pair_losses
+from pipeline.models.preference_losses import Likelihoods, pair_losses
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.train.dataset import Collator, load_rows
 from pipeline.stages.train.preference.collator import PreferenceCollator
@@ -346,15 +346,6 @@ def test_margin_and_weight_of_the_chosen_answers_are_those_of_the_settings(
     assert float(loss) == pytest.approx(float(expected.mean()), rel=1e-4)
 
 
-def test_ktos_weights_are_those_of_the_thumbs() -> None:
-    chosen, _ = some_likelihoods()
-    desirable = torch.tensor([True, False, True])
-    plain, _ = kto_losses(chosen, desirable, torch.tensor(0.3), 0.1, (1.0, 1.0))
-    weighted, margins = kto_losses(chosen, desirable, torch.tensor(0.3), 0.1, (2.0, 0.5))
-    assert torch.allclose(weighted, plain * torch.tensor([2.0, 0.5, 2.0]))
-    assert torch.equal(margins > 0, (chosen.ratio - 0.3 > 0) == desirable)
-
-
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_reference_is_taken_from_the_file_of_the_same_base_only(
     changed: bool, prepared: Path, tmp_path: Path
@@ -368,16 +359,6 @@ def test_a_reference_is_taken_from_the_file_of_the_same_base_only(
     (tmp_path / "checkpoints/reference.jsonl").write_text(json.dumps(wrong) + "\n")
     found = reference(made(prepared, tmp_path, "dpo"), batch)
     assert found.tolist() == (asked.tolist() if changed else [-1.0, -2.0])
-
-
-def test_the_reference_is_the_model_without_its_adapter(prepared: Path, tmp_path: Path) -> None:
-    trainer = made(prepared, tmp_path, "dpo")
-    batch = trainer.collate([trainer.rows[0]])
-    model = trainer.model.get_base_model()
-    before = likelihoods(model, batch, 2)[0]
-    disturb(trainer.model)
-    assert not torch.allclose(likelihoods(model, batch, 2)[0], before, atol=0.1)
-    assert torch.allclose(reference(trainer, batch), before, atol=1e-4)
 
 
 def test_a_row_is_asked_once_whatever_batch_it_is_in(prepared: Path, tmp_path: Path) -> None:

@@ -171,11 +171,6 @@ def test_a_finished_run_makes_room(tmp_path: Path) -> None:
     assert find_start(tmp_path, changed(settings={"r": 8}), resume=True) is None
 
 
-def test_a_run_without_a_checkpoint_makes_room(tmp_path: Path) -> None:
-    assert find_start(tmp_path, RECORD, resume=True) is None
-    assert find_start(tmp_path, changed(settings={"r": 8}), resume=True) is None
-
-
 def test_a_damaged_record_is_one_sentence(tmp_path: Path) -> None:
     begun(tmp_path)
     (tmp_path / RUN).write_text("{")
