@@ -121,10 +121,3 @@ def test_without_gradients_none_are_made() -> None:
     with torch.no_grad():
         value, expected = chunked_loss(ours, inputs), plain_loss(theirs, inputs)
     assert value.item() == pytest.approx(expected.item(), rel=1e-5) and not value.requires_grad
-
-
-def test_chunked_loss_takes_it_for_a_quantized_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = models()
-    expected = plain_loss(theirs, {"labels": all_trained()}).item()
-    monkeypatch.setattr(ChunkedLoss, "apply", None)
-    assert chunked_loss(ours, {"labels": all_trained()}).item() == pytest.approx(expected, rel=1e-5)

@@ -9,7 +9,7 @@ import torch
 from heads import models, tiny
 
 from pipeline.models import chunked_loss as module
-from pipeline.models.chunked_loss import sums_by_sequence, token_logps, weighted_loss
+from pipeline.models.chunked_loss import token_logps, weighted_loss
 
 LENGTHS = (5, 7)  # tokens of two sequences in one row
 
@@ -67,12 +67,6 @@ def test_a_quantized_head_gives_what_the_same_head_dense_does() -> None:
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     assert float(found[1][1].abs().max()) > 0
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-3, atol=1e-6)
-
-
-def test_sums_are_of_each_sequence_in_a_packed_row() -> None:
-    inputs = batch()
-    # of five tokens 2 and 3 are trained, of seven 2, 3, 5 and 6
-    assert sums_by_sequence(torch.arange(1.0, 7.0), inputs, 2).tolist() == [1 + 2, 3 + 4 + 5 + 6]
 
 
 def test_the_weighted_loss_is_plain_torchs() -> None:
