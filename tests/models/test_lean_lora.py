@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from offloaded import tuned
 from qlora import settings
 from tensor_bytes import hidden_states, kept_bytes
 from tiny import untied_qwen2
 
 from pipeline.models.lean_lora import draw_dropped
-from pipeline.models.qlora import load_quantized
-from pipeline.models.tuners import put_tuner
 
 TOKENS = 48
 
@@ -19,16 +18,6 @@ TOKENS = 48
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return untied_qwen2(tmp_path_factory.mktemp("lean"), layers=3)
-
-
-def tuned(base: Path, **changed: Any) -> Any:
-    recipe = settings(bnb_4bit_compute_dtype="bfloat16", **changed)
-    torch.manual_seed(1)
-    model = put_tuner(load_quantized(base, recipe), recipe).train()
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    return model
 
 
 def gradients(model: Any) -> list[torch.Tensor]:
@@ -54,9 +43,10 @@ def test_gradients_are_those_of_peft_and_less_is_kept(
         return x.masked_fill(draw_dropped(x, self.p), 0) / (1 - self.p) if self.training else x
 
     monkeypatch.setattr("torch.nn.Dropout.forward", dropped)  # the same draw for both
-    lean = tuned(base, **changed)
+    recipe = settings(bnb_4bit_compute_dtype="bfloat16", **changed)
+    lean = tuned(base, recipe).train()
     monkeypatch.setattr("pipeline.models.lean_lora.lighten", lambda model: None)
-    plain = tuned(base, **changed)
+    plain = tuned(base, recipe).train()
     torch.manual_seed(2)
     ours = gradients(lean)
     torch.manual_seed(2)
