@@ -1,16 +1,14 @@
-"""A run with layers in main memory ends in the bytes of one without, resumed or not; without a GPU it is
-refused. The first is shown on a CPU, where weights are copied as to a GPU.
+"""A run with layers in main memory ends in the bytes of one without, resumed or not; here on a CPU, where
+weights are copied as to a GPU.
 """
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from train_runs import goes_on_to_the_same, run, settings
+from train_runs import goes_on_to_the_same, run
 
-from pipeline.core.errors import ConfigError
 from pipeline.core.hashing import file_hash
-from pipeline.stages.train.assembly import check_settings
 
 RUN: dict[str, Any] = {"max_steps": 4, "gradient_checkpointing": True, "sample_rows": 1}
 
@@ -27,10 +25,3 @@ def test_the_adapter_is_that_of_a_run_without_it_resumed_or_not(
     ]
     files = (tmp_path / name / "adapter/adapter_model.safetensors" for name in ("plain", "unbroken"))
     assert len(set(map(file_hash, files))) == 1
-
-
-def test_without_a_gpu_it_is_refused() -> None:
-    asked = settings(offload=2, bnb_4bit_compute_dtype="float16")  # `auto` is this machine's own
-    with pytest.raises(ConfigError, match="Q-PLANNING-008"):
-        check_settings(asked, rows=100, held_out=10, cuda=False)
-    check_settings(asked, rows=100, held_out=10, cuda=True)

@@ -55,12 +55,6 @@ def tokens_of(
     return preferences.tokens_of(prepared, root, rows, settings=made, length=length, packing=packing)
 
 
-def a_run(prepared: Path, root: Path, method: str, **changes: Any) -> dict[str, Any]:
-    return train_in(
-        prepared, root, settings(method, **changes), tokens=tokens_of(prepared, root, method), resume=True
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "first"), [("dpo", math.log(2)), ("ipo", 25.0), ("kto", 0.5), ("orpo", None), ("simpo", None)]
@@ -73,7 +67,8 @@ def test_a_run_starts_at_the_closed_form_and_tells_what_it_measures(
         "dpo": {"lora_variants": ["gaussian"]},
         "ipo": {"modules_to_save": ["input_layernorm", "norm"]},
     }.get(method, {})
-    report = a_run(prepared, tmp_path, method, learning_rate=1e-3, **start)
+    asked, tokens = settings(method, learning_rate=1e-3, **start), tokens_of(prepared, tmp_path, method)
+    report = train_in(prepared, tmp_path, asked, tokens=tokens, resume=True)
     steps = [row for row in report["metrics_log"] if row["kind"] == "step"]
     held_out = [row for row in report["metrics_log"] if row["kind"] == "eval"]
     if first is not None:

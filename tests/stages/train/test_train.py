@@ -110,6 +110,7 @@ def test_bfloat16_on_a_gpu_without_it_is_one_sentence(monkeypatch: pytest.Monkey
     [
         ({"max_steps": 1}, 1, ConfigError, "Q-TRAIN-016"),
         ({"optim": "paged_adamw_8bit"}, 1, ToolError, "Q-TRAIN-014"),  # without a GPU
+        ({"offload": 2}, 1, ConfigError, "Q-PLANNING-008"),
         ({"early_stopping_patience": 2, "eval_steps": 10, "save_steps": 10}, 0, DataError, "Q-TRAIN-015"),
     ],
 )
