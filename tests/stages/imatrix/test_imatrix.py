@@ -81,15 +81,6 @@ def test_the_matrix_its_record_and_the_levels_that_use_it(
     assert str(tmp_path) not in str(fields)
 
 
-def test_the_matrix_changes_the_level(made: Path, tools: Toolchain, tmp_path: Path) -> None:
-    measure(made, write_chats(tmp_path / "train.jsonl", 60), tmp_path / "imatrix", tools)
-    for matrix in (None, tmp_path / "imatrix/imatrix.gguf"):
-        target, options = tmp_path / f"{matrix is None}.gguf", Quantizing(imatrix=matrix)
-        quantize_gguf(Llama(tools), made / "tiny-F16.gguf", target, "Q4_K_M", options)
-    one, other = ((tmp_path / f"{name}.gguf").read_bytes() for name in (True, False))
-    assert one[-100_000:] != other[-100_000:]
-
-
 def test_without_tokens_there_is_only_the_record(made: Path, tools: Toolchain, tmp_path: Path) -> None:
     assert measure(made, tmp_path / "train.jsonl", tmp_path / "imatrix", tools, tokens=0) == {"tokens": 0}
     assert [path.name for path in (tmp_path / "imatrix").iterdir()] == ["imatrix.json"]
