@@ -26,15 +26,6 @@ TRITON = pytest.mark.skipif(find_spec("triton") is None, reason=need("Triton"))
 
 
 @EVERY
-def test_ten_thousand_random_blocks_are_ggufs(ggml_type: int) -> None:
-    quantized = random_rows(ggml_type, 100, 100)
-    wanted = torch.from_numpy(by_gguf(quantized, ggml_type))
-    assert wanted.isfinite().all()
-    assert ggml_type in FLOATS or (wanted != 0).float().mean() > 0.7
-    assert same_bits(dequantize(torch.from_numpy(quantized), ggml_type), wanted)
-
-
-@EVERY
 def test_ten_thousand_random_blocks_are_llama_cpps(ggml_type: int, tools: Toolchain) -> None:
     """To the bit wherever compiled: float32 products are exact, so a fused multiply-add rounds the same."""
     if ggml_type == 0:

@@ -20,15 +20,6 @@ from pipeline.gguf.safetensors_rows import read_header as read_safetensors
 from pipeline.llamacpp.tools import Toolchain
 
 
-def test_a_level_is_described(finished: Path) -> None:
-    f16, q4 = (describe(finished / f"models/gguf/tiny-{name}.gguf") for name in ("F16", "Q4_K_M"))
-    assert f16["parameters"] == q4["parameters"]
-    assert 15.9 < f16["bits_per_weight"] < 16.1
-    assert q4["bits_per_weight"] < 8
-    assert sum(q4["tensor_types"].values()) == q4["tensors"]
-    assert f16["fallback_tensors"] == q4["fallback_tensors"] == 0
-
-
 def test_the_fallback_count_is_llama_quantizes(tools: Toolchain, tmp_path: Path) -> None:
     source, target = tiny_gguf(tmp_path / "small.gguf"), tmp_path / "q4.gguf"  # of 32 and 64: no K-quant fits
     done = ran([tools.tool("llama-quantize"), source, target, "Q4_K_M"])

@@ -155,12 +155,9 @@ def test_a_killed_job_that_runs_again_ends_with_the_same_bytes(tools: Toolchain,
     assert file_hash(tmp_path / "two/tiny-5bpw.gguf") == file_hash(tmp_path / "one/tiny-5bpw.gguf")
 
 
-@pytest.mark.parametrize(
-    ("text", "id"), [("0.1MB", "003"), ("17bpw", "004"), ("fits-1MB-at-99999999", "002")]
-)
 def test_a_budget_that_can_not_be_kept_is_refused_before_anything_is_measured(
-    text: str, id: str, tools: Toolchain, tmp_path: Path
+    tools: Toolchain, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=f"Q-BUDGET-{id}"):
-        run(cut_models(tools), tmp_path, text, tools)
+    with pytest.raises(ConfigError, match="Q-BUDGET-002"):
+        run(cut_models(tools), tmp_path, "fits-1MB-at-99999999", tools)
     assert not (tmp_path / ".budget").exists()
