@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from gate_inputs import LIMITS, ROWS, evaluation, failed, finding, judge, judged, rows
 from golden import Golden
-from hypothesis import given
-from hypothesis import strategies as st
 from parity_inputs import failed_report, parity_report
 
 from pipeline.config.levels import level_key
@@ -193,16 +191,6 @@ def test_what_training_learned_of_preferences_refuses_where_its_interval_is_belo
         assert (found.figure, found.limit) == (train["preferences"]["accuracy"], limit)
 
 
-@pytest.mark.parametrize("nonsense", [-5.0, None])
-@pytest.mark.parametrize(("key", "rule"), [("kld_mean", "kld"), ("same_top", "same_top")])
-@pytest.mark.parametrize("where", ["answers", "all tokens"])
-def test_what_is_no_figure_refuses(where: str, key: str, rule: str, nonsense: Any) -> None:
-    level = evaluation()
-    (level if where == "answers" else level["all_tokens"])[key] = nonsense
-    found = finding(judge(level), rule)
-    assert (found.verdict, found.figure) == ("fail", None)
-
-
 @pytest.mark.parametrize(
     ("level", "answers", "drop", "verdict"),
     [
@@ -246,6 +234,10 @@ def test_what_was_not_asked_for_is_not_measured_and_refuses_nothing() -> None:
     [
         ({"kld_mean": None}, "kld"),
         ({"same_top": None}, "same_top"),
+        ({"kld_mean": -5.0}, "kld"),
+        ({"same_top": -5.0}, "same_top"),
+        ({"all_tokens": {"kld_mean": -5.0, "same_top": 0.98}}, "kld"),
+        ({"all_tokens": {"kld_mean": 0.01, "same_top": -5.0}}, "same_top"),
         ({"task": None}, "task_drop"),
         ({"task": None}, "stopped"),
         ({"task": {"score": 0.7}}, "stopped"),
@@ -291,10 +283,7 @@ def test_rules_that_are_null_are_off_but_checks_never_are() -> None:
     assert (refused.verdict, refused.figure, refused.limit) == ("fail", 2.0, 0.0)
 
 
-def test_a_level_that_parity_never_saw_is_refused() -> None:
-    for parity in (NO_DETAIL, NOT_SEEN):
-        found = finding(judge(evaluation(), parity=parity), "parity")
-        assert (found.verdict, found.figure, found.limit) == ("fail", None, 0.0)
+def test_what_parity_never_saw_or_refuses_as_a_whole_is_refused() -> None:
     parity = parity_report()
     del parity["checks"]["weights_gguf"]
     assert failed(judge(evaluation(), parity=parity, model="F16")) == ["parity"]
@@ -325,10 +314,3 @@ def test_a_level_of_the_base_is_compared_with_the_base() -> None:
     verdict = judge(evaluation(), model="base-Q4_K_M", evaluations=others, answers=answers)
     assert verdict.verdict == "pass"
     assert "from base-F16" in finding(verdict, "kld").sentence
-
-
-@given(st.floats(0, 2), st.floats(0, 1), st.floats(0, 1))
-def test_the_verdict_is_that_of_its_findings(kld: float, same_top: float, stopped: float) -> None:
-    verdict = judge(evaluation(kld_mean=kld, same_top=same_top, task=task(0.75, stopped=stopped)))
-    assert (verdict.verdict == "pass") == (kld <= 0.5 and same_top >= SAME_TOP and stopped >= 0.9)
-    assert len(verdict.reasons) == sum(one.verdict == "fail" for one in verdict.checks)

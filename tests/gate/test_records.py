@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import adapter_inputs
 import pytest
 from recording import read
 from report_inputs import MODELS, put, write_inputs
@@ -205,11 +204,3 @@ def test_a_quantization_check_counts_if_it_is_of_this_base(root: Path) -> None:
         file.write_text(broken)
         with pytest.raises(DataError, match="Q-GATE-003: "):
             load(root)
-
-
-def test_without_a_merge_there_is_no_report_of_it(tmp_path: Path) -> None:
-    adapter_inputs.write_reports(tmp_path)
-    found = load_inputs(tmp_path, ["base", "adapter"])
-    assert (found.merge, found.strategies) == (None, None)
-    with pytest.raises(DataError, match=r"merge\.json is missing"):
-        load_inputs(tmp_path, ["F16"])

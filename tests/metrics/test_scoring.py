@@ -111,28 +111,19 @@ def test_json_of_any_depth_is_scored() -> None:
     ("answer", "points", "valid"),
     [
         ("So 6 × 7.\n#### 42", 1, True),
-        ("#### 42.", 1, True),
-        ("#### 42.000", 1, True),
         ("####42", 1, True),
         ("#### +42 apples", 1, True),
-        ("#### $42", 1, True),
         ("#### **42**", 1, True),
         ("#### 4.2e1", 1, True),
         ("#### 7\nNo: #### 42", 1, True),  # the last one counts
         ("#### -42", 0, True),
         ("#### 43", 0, True),
-        ("#### 42,000", 0, True),
-        (r"#### \boxed{42}", 1, True),
         (r"#### $\boxed{42}$.", 1, True),
         (r"#### \(42\)", 1, True),
         (r"#### \$42", 1, True),
         ("#### 4.2×10^1", 1, True),
         ("#### 0.42 x 10^2", 1, True),
         (r"#### 420 \times 10^{-1}", 1, True),
-        ("#### 42 apples", 1, True),
-        ("#### 42\n3 more than before", 1, True),
-        ("#### 42 - as I said", 1, True),
-        ("#### 42. 3 of them are left", 1, True),
         ("#### 42 000", 0, True),
         ("#### 42 1/2", 0, False),
         ("#### 42-3", 0, False),
@@ -140,16 +131,11 @@ def test_json_of_any_depth_is_scored() -> None:
         ("#### 42×3", 0, False),
         ("#### 42x10", 0, False),
         ("#### 42:30", 0, False),
-        ("#### 42e0", 1, True),
         ("#### 42e1000", 0, False),
-        ("#### 42e99999999999", 0, False),
-        ("#### 42/2", 0, False),
         ("#### 42,5", 0, False),
         ("#### 42.1.2", 0, False),
         ("#### -$-42", 0, False),
-        ("#### none", 0, False),
         ("42", 0, False),
-        ("", 0, False),
     ],
 )
 def test_number(answer: str, points: float, valid: bool) -> None:
@@ -157,26 +143,15 @@ def test_number(answer: str, points: float, valid: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "1,234,567.5",
-        "1 234 567.5",
-        "1'234'567.50",
-        "$1,234,567.5.",
-        "1\u202f234\u202f567.5",
-        "1_234_567.5",
-        "+1234567.5",
-    ],
+    "text", ["1 234 567.5", "1'234'567.50", "$1,234,567.5.", "1\u202f234\u202f567.5", "1_234_567.5"]
 )
 def test_numbers_are_equal_however_they_are_written(text: str) -> None:
     assert score("number:Answer", "Answer: 1234567.5", f"Answer: {text}")[0] == 1
-    assert score("number:Answer", "Answer: 1234567.5", f"Answer: -{text.lstrip('+')}")[0] == 0
-    assert score("number:Answer", "Answer: −1234567.5", f"Answer: -{text.lstrip('+')}")[0] == 1
+    assert score("number:Answer", "Answer: 1234567.5", f"Answer: -{text}")[0] == 0
+    assert score("number:Answer", "Answer: −1234567.5", f"Answer: -{text}")[0] == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["-0.5", "-.5", "−.5", "–.5", "-$0.5", "$-0.5", "$−.5", "-5e-1", "-5 × 10^−1"]
-)
+@pytest.mark.parametrize("text", ["-.5", "−.5", "–.5", "-5 × 10^−1"])
 def test_the_sign_and_the_digits_may_stand_in_many_ways(text: str) -> None:
     assert score("number:####", "#### -0.5", f"#### {text}") == (1.0, True)
 
