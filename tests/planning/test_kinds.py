@@ -13,9 +13,7 @@ from plans import GIB, MIXTURE, QWEN_7B, SMOLLM2, demo_training, parts, plan_of,
 from pipeline.config.sections import Machine, Train
 from pipeline.config.sections.method_groups import Grpo
 from pipeline.core.errors import ConfigError
-from pipeline.planning.duration import PCIE
-from pipeline.planning.level_bytes import level_bytes
-from pipeline.planning.plan import BASE, CACHE, Plan, own_bytes
+from pipeline.planning.plan import BASE, Plan
 from pipeline.planning.quantized import quantized_level
 from pipeline.planning.setup import wants_gpu
 from pipeline.planning.shape import Shape
@@ -86,9 +84,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "room": 3 * GIB,
     },
     "preferences": {"train": training(method="dpo", num_train_epochs=2.0)},
+    "preferences-without-a-reference": {"train": training(method="simpo", num_train_epochs=2.0)},
+    "other-answers": {"train": training(method="kto", num_train_epochs=2.0)},
     "grpo": {"train": grpo(n_gpu_layers=7, parallel=3, kl_beta=0.1), "room": 24 * GIB},
     "grpo-on-a-gguf": {"train": training(**GGUF, method="grpo"), "level": "Q4_K_M", "device": "cpu"}
     | {"train": demo_training(**GGUF, method="grpo", grpo=Grpo())},
+    "grpo-server-on-the-gpu": {"train": grpo(n_gpu_layers=99)},
+    "grpo-in-process": {"train": grpo(rollouts="in-process")},
+    "grpo-offloaded": {"train": grpo(kl_beta=0.1).model_copy(update={"offload": 14, "layers": "14-"})},
     "offloaded": {"train": training(offload=14, layers="7-"), "tflops": 20.0},
     "four-processes": {"train": training(offload="shared"), "processes": 4, "room": 4 * GIB},
     "four-processes-advised": {"processes": 4, "room": 4 * GIB},
@@ -127,40 +130,12 @@ def test_layers_in_main_memory_want_a_gpu() -> None:
 
 
 def test_the_8_gb_recipe_has_the_known_figures() -> None:
-    plan = plan_of(room=8 * GIB, levels=["Q4_K_M", "Q5_K_M"])
-    found = parts(plan)
-    assert plan.setup.shape.parameters == 7_615_616_512
-    assert found["LoRA"] == 4 * 40_370_176
-    assert found["linears in NF4"] * 8 / QWEN_7B.linear_weights == pytest.approx(4.127, abs=1e-3)
-    weights = found["linears in NF4"] + found["embeddings and head"]
-    assert weights / 1e9 == pytest.approx(5.55, abs=0.005)
-    assert found["optimizer"] / 40_370_176 == pytest.approx(2 + 8 / 256, rel=1e-3)
+    plan = plan_of(room=8 * GIB)
+    assert parts(plan)["linears in NF4"] * 8 / QWEN_7B.linear_weights == pytest.approx(4.127, abs=1e-3)
     assert plan.memory.total / 1e9 == pytest.approx(7.3, rel=0.02)
     assert plan_of(training(loss="plain")).memory.total / 1e9 == pytest.approx(9.4, rel=0.03)
     assert plan.flops_per_token / 1e9 == pytest.approx(42.5, abs=0.05)
     assert plan.longest_row is not None and plan.longest_row >= 2972
-    assert plan.disk["F16 GGUF"] / 1e9 == pytest.approx(15.2, abs=0.05)
-    assert plan.disk["Q4_K_M GGUF"] / 1e9 == pytest.approx(4.68, rel=0.01)
-    assert plan.disk["checkpoints"] == pytest.approx(4 * 40_370_176 * (4 + 2 + 8 / 256), rel=0.01)
-    assert plan.disk[BASE] == 2 * 7_615_616_512
-    # DVC copies what is made and the base, but no checkpoint
-    assert plan.disk[CACHE] == own_bytes(plan.disk) - plan.disk["checkpoints"] + plan.disk[BASE]
-
-
-def test_a_mixture_is_planned_by_what_its_experts_take() -> None:
-    """Figures of Qwen3-30B-A3B, at rank 16: 128 experts, 8 of them for a token."""
-    expert, attention = 3 * 2048 * 768, 2048 * (4096 + 2 * 512) + 4096 * 2048
-    assert MIXTURE.linear_weights == 48 * (128 * expert + attention)
-    assert MIXTURE.used_weights == 48 * (8 * expert + attention)
-    all_of_them, attention_alone = (
-        plan_of(training(**EXPERTS | changed, loss="chunked"), MIXTURE) for changed in ({}, {"experts": []})
-    )
-    in_experts = 48 * 128 * 3 * 16 * (2048 + 768)
-    assert parts(attention_alone)["LoRA"] == 4 * 48 * 16 * (2048 + 4096)
-    assert parts(all_of_them)["LoRA"] - parts(attention_alone)["LoRA"] == 4 * in_experts
-    # recomputed: the adapter's products a fourth time
-    more = all_of_them.flops_per_token - attention_alone.flops_per_token
-    assert more == in_experts * 8 // 128 * 8
 
 
 @pytest.mark.parametrize(
@@ -205,42 +180,6 @@ def test_embeddings_in_main_memory_save_their_bytes_unless_the_head_is_the_same_
         assert here.allocated - away.allocated == saved
 
 
-def test_half_of_the_layers_frozen_save_activations_and_the_backward() -> None:
-    train = training(gradient_checkpointing=False)
-    every, half = (plan_of(train.model_copy(update={"layers": f"{frozen}-"})) for frozen in (0, 14))
-    assert parts(half)["activations kept"] < 0.55 * parts(every)["activations kept"]
-    assert parts(half)["LoRA"] == parts(every)["LoRA"] / 2
-    assert 0.65 < half.flops_per_token / every.flops_per_token < 0.8
-
-
-@pytest.mark.parametrize("level", [None, "Q4_K_M"])
-def test_offloading_takes_all_but_one_of_the_layers_off_a_card(level: str | None) -> None:
-    kind = GGUF if level else {}
-    plain, half = (plan_of(training(**kind, offload=kept), level=level) for kept in ("embeddings", 14))
-    linears = next(name for name in parts(plain) if "linears" in name)
-    away = parts(plain)[linears] - parts(half)[linears]
-    assert plain.memory.allocated - half.memory.allocated == away - parts(half)["offloaded layer"] > 1.4e9
-    if level:
-        assert half.memory.loading == 0  # a GGUF's are never there
-    else:  # others are there until they are moved
-        every = plan_of(training(offload=28), length=64).memory
-        assert every.total == every.loading > every.allocated
-
-
-def test_copies_of_offloaded_layers_take_time() -> None:
-    def plan(**changed: Any) -> Plan:
-        return plan_of(training(offload=14, **changed), tflops=20.0)
-
-    half = parts(plan_of())["linears in NF4"] - parts(plan())["linears in NF4"]
-    assert plan().copied_bytes_per_token == 2 * half / 1024  # a forward and its backward
-    assert 1 / plan().tokens_per_second - 1 / plan_of(tflops=20.0).tokens_per_second == pytest.approx(
-        2 * half / PCIE / 1024
-    )
-    assert plan(layers="14-").copied_bytes_per_token == half / 1024  # no backward goes there
-    grpo_plan = plan(layers="14-", method="grpo", grpo=Grpo(kl_beta=0.1))
-    assert grpo_plan.copied_bytes_per_token == 3 * half / 1024  # two forwards more
-
-
 @pytest.mark.parametrize("level", [None, "Q4_K_M"])
 def test_a_card_has_its_part_of_a_base_that_is_shared_out(level: str | None) -> None:
     kind = GGUF if level else {}
@@ -259,33 +198,6 @@ def test_a_card_has_its_part_of_a_base_that_is_shared_out(level: str | None) -> 
     assert alone[0] == alone[1]
     trained = parts(each)["gradients"]
     assert parts(each)["exchanged gradients"] == 2 * trained + trained // 4
-
-
-def test_grpos_server_is_where_its_layers_are() -> None:
-    f16, cache = level_bytes(QWEN_7B, "F16"), 28 * 2 * 512 * 2 * (1024 + 256 + 8)
-
-    def server(device: str, **changed: Any) -> int | None:
-        train = grpo(**changed).model_copy(update={"optim": "adamw_torch"})
-        return parts(plan_of(train, device=device)).get("llama-server")
-
-    assert server("cpu") == round((f16 + cache) * 1.1) and server("cuda") == 0
-    assert server("cpu", n_gpu_layers=99) == 0 and server("cuda", n_gpu_layers=99) == server("cpu")
-    assert server("cuda", n_gpu_layers=7) == round((f16 + cache) * 1.1 / 4)
-    assert server("cpu", parallel=3) == round((f16 + 3 * cache) * 1.1)
-    assert server("cpu", rollouts="in-process") is None
-    plain, drawn_with = (plan_of(train).disk for train in (training(), grpo()))
-    assert own_bytes(drawn_with) - own_bytes(plain) == f16 and drawn_with[CACHE] == plain[CACHE]
-
-
-def test_a_reference_and_other_answers_cost_forwards() -> None:
-    cost = {
-        method: plan_of(training(method=method, num_train_epochs=2.0)).flops_per_token
-        for method in ("sft", "simpo", "dpo", "kto")
-    }
-    forward = 2 * (QWEN_7B.used_weights + QWEN_7B.table_weights) + 28 * 4 * QWEN_7B.queries * 512
-    assert cost["simpo"] == cost["sft"]
-    assert cost["dpo"] - cost["sft"] == pytest.approx(forward / 2, rel=1e-9)
-    assert cost["kto"] - cost["dpo"] == pytest.approx(forward * 1.5, rel=1e-9)
 
 
 # --- what fits ----------------------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tiny
 import yaml
 from needed import need
+from rigged import rigged
 
 from pipeline.config.products import ModelFiles
 from pipeline.core.errors import ConfigError, ToolError
@@ -21,7 +20,6 @@ from pipeline.stages.evaluate.harness import run_harness
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason=need("lm_eval"))
 
-HE, END, TOKENS, HIDDEN = 256, 260, 261, 32  # of tiny.tiny_gguf's vocabulary
 TASK = {
     "task": "says_he",
     "dataset_path": "json",
@@ -40,16 +38,7 @@ FILTERED = {"task": "first_letter", "filter_list": [{"name": "first", "filter": 
 @pytest.fixture(scope="module")
 def server(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A model that answers every question with "he" and ends."""
-    embedding, output = np.zeros((TOKENS, HIDDEN), np.float16), np.zeros((TOKENS, HIDDEN), np.float16)
-    embedding[:, 0] = 1
-    embedding[HE] = np.eye(HIDDEN)[1]
-    output[HE, 0], output[END, 1] = 1, 1
-    blocks = {
-        f"blk.0.{part}.weight": np.zeros((HIDDEN, HIDDEN), np.float16) for part in ("attn_v", "attn_output")
-    }
-    blocks["blk.0.ffn_down.weight"] = np.zeros((HIDDEN, 64), np.float16)
-    file = tmp_path_factory.mktemp("served") / "he-F16.gguf"
-    tiny.tiny_gguf(file, tensors={"token_embd.weight": embedding, "output.weight": output, **blocks})
+    file = rigged(tmp_path_factory.mktemp("served") / "he-F16.gguf")
     with serving(Llama(tools), ModelFiles(file), ctx_size=256, parallel=2) as up:
         yield up
 
