@@ -3,7 +3,6 @@ and exit 6 where nothing does.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from pipeline.planning.serving import (
     best_that_fits,
     cache_per_token,
     plan_level,
-    prompt_cache,
 )
 from pipeline.planning.shape import read_shape
 
@@ -80,12 +78,6 @@ def test_what_is_not_known_to_fit_is_not_said_to() -> None:
     assert best_that_fits({"Q4_K_M": level(per_token=None)}) is None
 
 
-def test_conversations_are_kept_in_main_memory() -> None:
-    serve = shipping.params().serving
-    assert prompt_cache(serve.model_copy(update={"n_gpu_layers": 0})) == PROMPT_CACHE_MIB << 20
-    assert prompt_cache(serve.model_copy(update={"n_gpu_layers": 99})) == 0
-
-
 @given(
     st.integers(1, 10**11),
     st.integers(1, 10**6),
@@ -124,15 +116,6 @@ def test_the_cache_of_a_config_is_that_of_its_gguf(tmp_path: Path) -> None:
     )
 
 
-def test_the_best_is_the_one_with_the_most_bits_that_fits() -> None:
-    plans = {
-        name: replace(level(size, 1, room=250, ctx_size=1, positions=9), name=name)
-        for name, size in (("A", 100), ("B", 200), ("C", 900))
-    }
-    assert best_that_fits(plans) == "B"
-    assert best_that_fits({"C": plans["C"]}) is None
-
-
 @pytest.mark.parametrize(
     ("words", "code"),
     [(EIGHT, 0), ((*EIGHT[:3], "4"), 6), (EIGHT[:2], 0)],
@@ -142,22 +125,6 @@ def test_what_a_reader_is_shown(tmp_path: Path, words: tuple[str, ...], code: in
     shown = run_plan("--serve", *words, "--root", tmp_path)
     assert shown.exit_code == code
     assert shown.stdout + shown.stderr == snapshot(extension_class=Golden)
-
-
-def test_before_a_model_is_made_it_is_computed(tmp_path: Path) -> None:
-    found = plan_json("--serve", *EIGHT, "--root", tmp_path)
-    assert found["best"] == "Q5_K_M"
-    assert found["levels"]["F16"]["fits"] is False
-    q4 = found["levels"]["Q4_K_M"]
-    assert q4["weights_from"] == "computed"
-    assert q4["weights_bytes"] == pytest.approx(4_683_073_536, rel=0.001)
-    assert q4["kv_cache_bytes"] == 4096 * 28 * 4 * (128 + 128) * 2
-
-
-def test_where_nothing_fits_it_exits_with_6(tmp_path: Path) -> None:
-    shown = run_plan("--serve", "--recipe", "qwen2.5-7b-8gb", "--vram", "4.9", "--root", tmp_path, "--json")
-    assert shown.exit_code == 6 and "Q-COMMANDS-008" in shown.stderr
-    assert 1_700 <= json.loads(shown.stdout)["levels"]["Q4_K_M"]["longest_context"] < 1_800
 
 
 def test_narrow_rows_fall_back_tensor_by_tensor(tmp_path: Path) -> None:

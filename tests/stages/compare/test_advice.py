@@ -120,11 +120,6 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(
     assert sum(abs(one.mean() - 0.5) <= half_width(one) for one in drawn) / 400 >= least
 
 
-def test_rows_alone_would_be_too_sure_where_seeds_differ() -> None:
-    found = scores(np.random.default_rng(1), 4, 400, of_seeds=0.1, of_rows=0.05, of_both=0.05)
-    assert half_width(found) > 4 * half_width(found.mean(axis=0, keepdims=True))
-
-
 def test_one_seed_has_the_rows_own_interval_and_equal_scores_have_none() -> None:
     from scipy.stats import t
 

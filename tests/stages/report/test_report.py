@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-from html_page import Page, assert_accessible, section_of
+from html_page import Page, assert_accessible
 from report_inputs import MODELS, change, demo_params, write_inputs
 
 from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.metrics.paired import CHANCE
 from pipeline.pages.formats import probability
-from pipeline.pages.parity_summary import counts
 from pipeline.stages.report import stage as stage
 from pipeline.stages.report.training_plots import training_plots
 
@@ -72,16 +70,6 @@ def test_the_page_is_accessible(page: Page) -> None:
     assert tags.count("table") >= 5
 
 
-def test_a_check_that_was_not_measured_is_not_shown_as_passed(made: Path) -> None:
-    checks = json.loads((made / "reports/parity.json").read_text(encoding="utf-8"))["checks"]
-    found = counts(checks)
-    assert found["pass"] and found["not measured"]
-    html = (made / "reports" / "index.html").read_text(encoding="utf-8")
-    text = Page(section_of(html, "checks")).text
-    assert text.count("✓ pass") == found["pass"]
-    assert text.count("○ not measured") == found["not measured"]
-
-
 def test_a_long_run_is_drawn_smoothed_in_few_bytes() -> None:
     row = {"grad_norm": 0.5, "learning_rate": 1e-4, "eval_loss": ""}
     log = [row | {"step": step, "loss": 1 + 1 / step} for step in range(1, 5001)]
@@ -131,20 +119,6 @@ def test_the_figures_as_data(made: Path) -> None:
 def test_a_probability_never_reads_as_on_the_other_side_of_the_limit(p: float, text: str) -> None:
     assert probability(p) == text
     assert (p < CHANCE) == (text != "0.050")
-
-
-@pytest.mark.parametrize(("source", "base_model"), [("hub", "Qwen/Qwen2.5-7B-Instruct"), ("package", None)])
-def test_the_card_names_a_base_on_the_hub_only_where_it_is_there(
-    project: Path, params: Params, source: str, base_model: str | None
-) -> None:
-    known = {"source": source, "model": "Qwen/Qwen2.5-7B-Instruct", "revision": "a" * 40}
-    change(project / "models" / "base.json", **known)
-    stage.main(params, project)
-    _, head, body = (project / "reports" / "card.md").read_text(encoding="utf-8").split("---\n", 2)
-    metadata = yaml.safe_load(head)
-    assert (metadata["license"], metadata["pipeline_tag"]) == ("apache-2.0", "text-generation")
-    assert metadata.get("base_model") == base_model
-    assert "0e" * 32 in body
 
 
 def test_without_an_input_no_page_is_left(project: Path, params: Params) -> None:
