@@ -23,24 +23,14 @@ SERVE = DEMO.model_copy(update={"n_gpu_layers": 99})  # without them, the prompt
 
 def model(megabytes: int, score: float | None = None, half: float = 0.06, **more: Any) -> dict[str, Any]:
     """One evaluation: a size, a task score with an interval of ± `half`, whatever else is named."""
-    task = (
-        None
-        if score is None
-        else {
-            "rows": 64,
-            "score": score,
-            "score_low": max(0.0, score - half),
-            "score_high": min(1.0, score + half),
-        }
-    )
-    return {
-        "bytes": megabytes * MB,
-        "kv_cache_bytes": 0,
-        "ctx_size": 4096,
-        "task": task,
-        "same_top": None,
-        "perplexity": None,
-    } | more
+    found = None
+    if score is not None:
+        found = task(score, score_low=max(0.0, score - half), score_high=min(1.0, score + half))
+    return {"bytes": megabytes * MB, "kv_cache_bytes": 0, "task": found} | more
+
+
+def task(score: float | None, **more: Any) -> dict[str, Any]:
+    return {"rows": 64, "score": score, "score_low": score, "score_high": score} | more
 
 
 def choose(memory_gb: float = 8.0, max_task_drop: float = 5.0, **models: dict[str, Any]) -> Recommendation:
@@ -153,10 +143,6 @@ PARTLY: dict[str, list[float | None]] = {"F16": [0.2] * 20 + [1.0] * 20, "Q4": [
 APART: dict[str, list[float | None]] = {"F16": [1.0] * 20 + [None] * 20, "Q4": [None] * 20 + [1.0] * 20}
 PAIRED: dict[str, list[float | None]] = {"F16": [0.8, 0.7] * 16, "Q4": [0.75, 0.65] * 16}
 OVERLAP = {"F16": F16, "Q4": model(105, 0.70)}
-
-
-def task(score: float | None, **more: Any) -> dict[str, Any]:
-    return {"rows": 64, "score": score, "score_low": score, "score_high": score} | more
 
 
 @pytest.mark.parametrize("score", [None, 0.0, 0.05])  # of 5 points all may be lost

@@ -41,14 +41,8 @@ def test_scores_are_counted() -> None:
     rows = answers(REFERENCE, '{"a": 1}', "no JSON", REFERENCE)
     task = score_answers(rows, ["json_fields"])
     assert [row["score"] for row in rows] == [1.0, 0.5, 0.0, 1.0]
-    assert (
-        task["rows"],
-        task["score"],
-        task["perfect"],
-        task["valid"],
-        task["stopped"],
-        task["refused"],
-    ) == (4, 0.625, 0.5, 0.75, 0.75, 0.25)
+    shares = {"perfect": 0.5, "valid": 0.75, "stopped": 0.75, "refused": 0.25}
+    assert task | {"rows": 4, "score": 0.625} | shares == task
     assert task["score_low"] <= 0.625 <= task["score_high"]
     assert {name: (of_it["rows"], of_it["score"]) for name, of_it in task["domains"].items()} == {
         "even": (2, 0.5),
@@ -88,12 +82,8 @@ def test_what_is_not_measured_is_left_out_and_counted(monkeypatch: pytest.Monkey
     rows = answers("a", "b", "c")
     task = score_answers(rows, ["judge"])
     assert [row["score"] for row in rows] == [None, None, 1.0]
-    assert (task["rows"], task["score"], task["perfect"], task["scores"]["judge"]["measured"]) == (
-        3,
-        1.0,
-        1.0,
-        1,
-    )
+    assert task | {"rows": 3, "score": 1.0, "perfect": 1.0} == task
+    assert task["scores"]["judge"]["measured"] == 1
     assert (task["score_low"], task["score_high"]) == (0.0, 1.0)  # one row alone says nothing
     assert task["domains"]["odd"] == {"rows": 1, "score": None, "score_low": None, "score_high": None}
 
@@ -164,14 +154,8 @@ def test_a_row_is_asked_and_described() -> None:
 
     def post(path: str, body: dict[str, Any]) -> Any:
         sent.append(body)
-        return {
-            "choices": [
-                {
-                    "message": {"content": None if len(sent) > 1 else REFUSAL},
-                    "finish_reason": "stop",
-                }
-            ]
-        }
+        message = {"content": None if len(sent) > 1 else REFUSAL}
+        return {"choices": [{"message": message, "finish_reason": "stop"}]}
 
     ask, last = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
     settings: Any = SimpleNamespace(max_new_tokens=9)
@@ -186,12 +170,7 @@ def test_a_row_is_asked_and_described() -> None:
         "stopped": True,
         "refused": True,
     }
-    assert (sent[0]["temperature"], sent[0]["seed"], sent[0]["max_tokens"], sent[0]["messages"]) == (
-        0,
-        42,
-        9,
-        [ask],
-    )
+    assert sent[0] | {"temperature": 0, "seed": 42, "max_tokens": 9, "messages": [ask]} == sent[0]
     assert not sent[0]["cache_prompt"]  # which of two slots was warm would change the answer
     server.parallel = 1
     empty = answer_row(server, {"id": "r", "domain": None, "messages": [ask, last]}, settings)

@@ -32,11 +32,6 @@ def of_file(model: Path) -> dict[str, str]:
     return {BASE_FILE.replace(".", "__"): file_hash(model)}
 
 
-def test_the_adapter_of_the_base(base: Path, tmp_path: Path) -> None:
-    adapter = tiny_lora(tmp_path / "lora.gguf", **OF_BASE)
-    assert matching_adapter(base, adapter) == adapter
-
-
 def test_the_adapter_of_the_very_file(tmp_path: Path) -> None:
     """The file is its publisher's, with no provenance of ours in it; and its hash decides, not the base's."""
     model = tiny.tiny_gguf(tmp_path / "model.gguf")

@@ -23,14 +23,8 @@ def test_a_served_model_is_measured(tools: Toolchain) -> None:
     model = cut_models(tools) / "tiny-F16.gguf"
     asked = tiny_params(Path("base"))["serve"] | {"threads": 1, "ctx_size": 512, "parallel": 2}
     found = serving_figures(model, Serve(**asked), tools)
-    assert found.keys() == {
-        "ctx_size",
-        "parallel",
-        "n_gpu_layers",
-        "load_seconds",
-        "peak_memory_bytes",
-        "gpu_memory_bytes",
-    }
+    placed = {"ctx_size", "parallel", "n_gpu_layers"}
+    assert found.keys() == placed | {"load_seconds", "peak_memory_bytes", "gpu_memory_bytes"}
     assert (found["ctx_size"], found["parallel"], found["n_gpu_layers"]) == (512, 2, 0)
     assert 0 < found["load_seconds"] < 60
     assert found["gpu_memory_bytes"] is None  # nothing was put on a GPU
