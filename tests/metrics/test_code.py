@@ -167,11 +167,17 @@ def test_right_answers_pass_and_wrong_ones_fail(tests: str) -> None:
 
 
 @pytest.mark.usefixtures("_here")
-def test_of_a_reference_nothing_but_its_tests_runs() -> None:
-    own_values = "memo = {}\ndef f(n):\n    memo[n] = n\n    return n\nassert f(1) == 1"
-    assert score(own_values, "memo = []\ndef f(n):\n    memo.append(n)\n    return n") == RIGHT
-    beside = "STEP = 1\ndef f(n): return n + STEP\nn = int(input())\nprint(f(n))\nassert f(1) == 2"
-    assert score(beside, "def f(n): return n + 1") == RIGHT
+def test_the_references_own_values_stay_out_of_the_answers_way() -> None:
+    reference = "memo = {}\ndef f(n):\n    memo[n] = n\n    return n\nassert f(1) == 1"
+    answer = "memo = []\ndef f(n):\n    memo.append(n)\n    return n"
+    assert score(reference, answer) == RIGHT
+
+
+@pytest.mark.usefixtures("_here")
+def test_what_a_reference_does_beside_its_tests_does_not_run() -> None:
+    reference = "STEP = 1\ndef f(n): return n + STEP\nn = int(input())\nprint(f(n))\nassert f(1) == 2"
+    answer = "def f(n): return n + 1"
+    assert score(reference, answer) == RIGHT
 
 
 @pytest.mark.usefixtures("_here")
@@ -209,17 +215,21 @@ def test_the_question_may_hold_the_tests() -> None:
 
 @pytest.mark.usefixtures("_here")
 @pytest.mark.parametrize(
-    ("reference", "words"),
-    [
-        ("assert True", "its tests pass without any answer"),
-        ("def f(x): return x\ndef test_f(): None\nassert 1", "its tests pass without any answer"),
-        ("f = lambda x: x\nassert f(1) == 1", "its tests pass without any answer"),
-        ("def f(x): return x\nassert f(1) == 2", "the reference's own code fails its tests"),
-        ("def f(x): return List[x]\ndef test_f(): assert f(1)", "the reference's own code fails its tests"),
-    ],
+    "tests",
+    ["assert True", "def f(x): return x\ndef test_f(): f(1)\nassert 1", "f = lambda x: x\nassert f(1) == 1"],
 )
-def test_tests_that_no_answer_can_fail_or_pass_are_the_rows_fault(reference: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_tests_that_no_answer_can_fail_are_the_rows_fault(tests: str) -> None:
+    with pytest.raises(ValueError, match="its tests pass without any answer"):
+        score(tests if "test_f" not in tests else tests.replace("f(1)", "None"), "x = 1")
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize(
+    "reference",
+    ["def f(x): return x\nassert f(1) == 2", "def f(x): return List[x]\ndef test_f(): assert f(1)"],
+)
+def test_a_reference_that_fails_its_own_tests_is_the_rows_fault(reference: str) -> None:
+    with pytest.raises(ValueError, match="the reference's own code fails its tests"):
         score(reference, "def f(x): return x")
 
 
