@@ -3,7 +3,6 @@ becomes a control token.
 """
 
 import json
-import shutil
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,27 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from qwen2_variants import change_json
 from tiny import CHATML, QWEN_ADDED
-from tokenizer_folders import smollm_folder
+from tokenizer_folders import smollm_folder, with_config
 
 from pipeline.chat import tokens
 from pipeline.chat.rendering import Unrenderable, render, renderings
 from pipeline.chat.rows import edit_texts, texts
 from pipeline.chat.tokens import IGNORED, Encoded, chat_request, encode, load_tokenizer
 from pipeline.core.errors import DataError
-
-
-def normalized(text: str) -> str:
-    """What Qwen2's normalizer (NFC) leaves as it is, so that decoded text can be compared."""
-    return unicodedata.normalize("NFC", text).strip()
-
-
-WORDS = (
-    st.text(
-        st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="<|>"), min_size=1, max_size=20
-    )
-    .map(normalized)
-    .filter(bool)
-)
 
 
 @pytest.fixture(scope="module")
@@ -74,34 +59,28 @@ def trained_text(tokenizer: Any, row: dict[str, Any]) -> str:
     return str(tokenizer.decode([label for label in encoded.labels if label != IGNORED]))
 
 
-@pytest.mark.parametrize(
-    ("messages", "trained"),
-    [
-        (chat("2+2?", "4"), "4<|im_end|>"),
-        (chat("a", "b", "c", "d"), "b<|im_end|>d<|im_end|>"),
-        (chat("a", "b", system="Be brief."), "b<|im_end|>"),
-        (chat("a", " two  spaces \n"), " two  spaces \n<|im_end|>"),
-        (chat("naïve", "東京 🙂"), "東京 🙂<|im_end|>"),
-    ],
+# NFC, which Qwen2's normalizer leaves as it is, so that decoded text can be compared
+WORDS = (
+    st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="<|>"), max_size=20)
+    .map(lambda text: unicodedata.normalize("NFC", text).strip())
+    .filter(bool)
+    .map("  {} \n".format)
 )
-def test_trained_tokens_are_the_assistants(
-    tokenizer: Any, messages: list[dict[str, str]], trained: str
-) -> None:
-    assert trained_text(tokenizer, row(messages)) == trained
-    assert trained_text(tokenizer, {"messages": messages}) == trained  # a row of an older run
 
 
 @settings(max_examples=draws(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(texts=st.lists(WORDS, min_size=2, max_size=6).filter(lambda texts: len(texts) % 2 == 0))
-def test_trained_tokens_property(tokenizer: Any, texts: list[str]) -> None:
-    messages = chat(*texts)
+@given(
+    texts=st.lists(WORDS, min_size=2, max_size=6).filter(lambda texts: len(texts) % 2 == 0),
+    system=st.none() | WORDS,
+)
+def test_trained_tokens_are_the_assistants(tokenizer: Any, texts: list[str], system: str | None) -> None:
+    messages = chat(*texts, system=system)
     encoded = only(tokenizer, row(messages))
     (rendered,) = renderings(tokenizer, messages)
     assert tokenizer.decode(encoded.ids) == rendered.text
-    assert [rendered.text[start:end] for start, end in rendered.spans] == [
-        f"{answer}<|im_end|>" for answer in texts[1::2]
-    ]
-    assert sum(label == tokenizer.eos_token_id for label in encoded.labels) == len(texts) // 2
+    answers = [f"{answer}<|im_end|>" for answer in texts[1::2]]
+    assert [rendered.text[start:end] for start, end in rendered.spans] == answers
+    assert trained_text(tokenizer, row(messages)) == "".join(answers)
 
 
 def refused(tokenizer: Any, row: dict[str, Any]) -> tuple[str, str]:
@@ -109,18 +88,6 @@ def refused(tokenizer: Any, row: dict[str, Any]) -> tuple[str, str]:
     with pytest.raises(Unrenderable) as caught:
         sequences(tokenizer, row)
     return caught.value.code, str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "messages", [chat("only a question"), [*chat("a"), {"role": "assistant", "content": "b", "train": False}]]
-)
-def test_a_chat_without_an_answer_to_learn_is_refused(tokenizer: Any, messages: list[Any]) -> None:
-    assert refused(tokenizer, row(messages))[0] == "nothing_to_train"
-
-
-def test_an_untrained_turn_gets_no_labels(tokenizer: Any) -> None:
-    first, *rest = chat("a", "b", "c", "d")[1:]
-    assert trained_text(tokenizer, row([*chat("a"), first | {"train": False}, *rest])) == "d<|im_end|>"
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": "zwei", "b": [2]}}, "id": "c1"}
@@ -209,6 +176,7 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
             "of turn 2",
         ),
         (PYTHON, TURNS, None, "template_not_json", "as Python"),
+        (CHATML, [*chat("a"), THOUGHT | {"train": False}], None, "nothing_to_train", ""),
     ],
 )
 def test_a_template_that_does_not_tell_all_is_refused(
@@ -341,24 +309,22 @@ def test_a_request_says_the_same_as_the_row(tokenizer: Any) -> None:
     assert render(tokenizer, TURNS, [TOOL]) != render(tokenizer, TURNS)
 
 
-def test_a_swapped_pre_tokenizer_is_caught(tiny_qwen2: Path, tmp_path: Path) -> None:
-    """With another config.model_type transformers silently picks a class that cuts text by another rule."""
-    folder = shutil.copytree(tiny_qwen2, tmp_path / "model")
-    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    change_json(folder / "tokenizer.json", pre_tokenizer=plain)
-    with pytest.raises(DataError, match="Q-CHAT-003"):
-        load_tokenizer(folder)
-
-
-def test_a_folder_without_a_template_is_refused(tiny_qwen2: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_qwen2, tmp_path / "model")
-    (folder / "chat_template.jinja").unlink()
-    with pytest.raises(DataError, match="Q-CHAT-001"):
-        load_tokenizer(folder)
-
-
-def test_a_tokenizer_without_an_end_of_turn_is_refused(tmp_path: Path) -> None:
-    folder = smollm_folder(tmp_path / "model")
-    change_json(folder / "tokenizer_config.json", eos_token=None)
-    with pytest.raises(DataError, match="Q-CHAT-002"):
+@pytest.mark.parametrize(
+    ("file", "changed", "problem"),
+    [
+        # by config.model_type transformers picks, in silence, a class that cuts text by another rule
+        ("config.json", {"model_type": "qwen2"}, "Q-CHAT-003"),
+        ("tokenizer_config.json", {"eos_token": None}, "Q-CHAT-002"),
+        ("chat_template.jinja", None, "Q-CHAT-001"),
+    ],
+)
+def test_a_folder_that_lacks_something_is_refused(
+    tmp_path: Path, file: str, changed: dict[str, Any] | None, problem: str
+) -> None:
+    folder = with_config(smollm_folder(tmp_path / "model"))
+    if changed:
+        change_json(folder / file, **changed)
+    else:
+        (folder / file).unlink()
+    with pytest.raises(DataError, match=problem):
         load_tokenizer(folder)

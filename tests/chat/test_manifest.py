@@ -30,14 +30,6 @@ def test_the_manifest_names_contents_and_no_places(prepared: Path) -> None:
     assert str(prepared) not in json.dumps(output)
 
 
-def test_copies_are_the_same(prepared: Path, tmp_path: Path) -> None:
-    for name in ("data/tokens", "models/base"):
-        shutil.copytree(prepared / name, tmp_path / name)
-    assert check_manifest(
-        tmp_path / "data/tokens", tmp_path / "models/base", load_tokenizer(tmp_path / "models/base")
-    )
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": {}}'])
 def test_a_broken_manifest_is_no_manifest(text: str, prepared: Path, tmp_path: Path) -> None:
     shutil.copytree(prepared / "data/tokens", tmp_path / "tokens")

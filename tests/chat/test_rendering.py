@@ -46,6 +46,7 @@ HELD = {"train": False}
 EMPTY = "<think>\n\n</think>\n\n"
 CASES: dict[str, tuple[str, list[Any], Any, list[list[str]]]] = {
     "ChatML": ("chatml", SEVERAL, None, [["b", "d"]]),
+    "ChatML, an untrained turn": ("chatml", [ASKED, ANSWER | HELD, *SEVERAL[2:]], None, [["d"]]),
     "SmolLM2, no system": ("smollm", SEVERAL, None, [["b", "d"]]),
     "Qwen2.5": ("qwen2.5", [turn("system", "Be brief."), *SEVERAL], None, [["b", "d"]]),
     "Qwen2.5, tools": ("qwen2.5", LOOP, [TOOL], [[CALLED, "It is 4."]]),
