@@ -33,36 +33,26 @@ def test_a_cpu_says_whether_it_multiplies_bfloat16(tmp_path: Path, line: str, na
 
 
 @pytest.mark.parametrize(
-    ("device", "native", "dtype"),
-    [("cuda", False, "bfloat16"), ("cpu", True, "bfloat16"), ("cpu", False, "float32")],
+    ("device", "native", "dtype", "optimizer"),
+    [
+        ("cuda", False, "bfloat16", "paged_adamw_8bit"),
+        ("cpu", True, "bfloat16", "adamw_torch"),
+        ("cpu", False, "float32", "adamw_torch"),
+    ],
 )
-def test_auto_is_decided_by_the_device_and_a_named_type_stays(
-    monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, dtype: str
+def test_auto_is_decided_by_the_device_and_what_is_named_stays(
+    monkeypatch: pytest.MonkeyPatch, device: Device, native: bool, dtype: str, optimizer: str
 ) -> None:
     monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr("pipeline.config.params.training_device", lambda wanted: device)
     demo, named = (load_params(PROJECT / f"recipes/{name}.yaml") for name in ("demo", "qwen2.5-7b-8gb"))
-    assert demo.train.bnb_4bit_compute_dtype == "auto"
-    assert demo.training_on(device).bnb_4bit_compute_dtype == fast_dtype(device) == dtype
-    assert named.training_on(device).bnb_4bit_compute_dtype == "bfloat16"
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_the_settings_that_are_trained_with_name_the_type(
-    monkeypatch: pytest.MonkeyPatch, native: bool
-) -> None:
-    monkeypatch.setattr("pipeline.core.cpu.multiplies_bfloat16", lambda: native)
-    monkeypatch.setattr("pipeline.config.params.training_device", lambda wanted: "cpu")
-    assert load_params(PROJECT / "recipes/demo.yaml").training.bnb_4bit_compute_dtype == (
-        "bfloat16" if native else "float32"
-    )
-
-
-def test_the_optimizer_fits_the_device_and_a_named_one_stays() -> None:
-    auto, named = (load_params(PROJECT / f"recipes/{name}.yaml") for name in ("demo", "qwen2.5-7b-8gb"))
-    assert auto.train.optim == "auto"  # in the file it stays, so another machine runs nothing again
-    assert auto.training_on("cpu").optim == "adamw_torch"
-    assert auto.training_on("cuda").optim == "paged_adamw_8bit"
-    assert {named.training_on(device).optim for device in ("cpu", "cuda")} == {"paged_adamw_8bit"}
+    # in the file it stays auto, so another machine runs nothing again
+    assert (demo.train.bnb_4bit_compute_dtype, demo.train.optim) == ("auto", "auto")
+    assert fast_dtype(device) == dtype
+    for found in (demo.training, demo.training_on(device)):
+        assert (found.bnb_4bit_compute_dtype, found.optim) == (dtype, optimizer)
+    found = named.training_on(device)
+    assert (found.bnb_4bit_compute_dtype, found.optim) == ("bfloat16", "paged_adamw_8bit")
 
 
 def test_a_device_that_was_named_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,13 +276,6 @@ def test_composing_reaches_every_text_and_once_is_enough(text: str, mark: str) -
     assert normalize(after, []) is after
 
 
-def test_keys_that_become_equal_reject_the_row() -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": {"e\u0301": 1, "\u00e9": 2}}}
-    with pytest.raises(BadRow) as caught:
-        normalize(row("") | {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}, [])
-    assert caught.value.code == "duplicate_key"
-
-
 LINE = 1 << 20  # bytes, a quarter of the longest line
 ENDLESS = {"marks out of order", "marks made of marks"}
 HOSTILE = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from canonical import ROWS
 from curating import SPLITS, Project, chat, lines, of_rows, sentence, with_system
 from draws import draws
 from hypothesis import given, settings
@@ -154,38 +155,13 @@ def test_changes_say_what_was_done(tmp_path: Path) -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
     lambda text: text.strip() and "<|im_" not in text
 )
-CHAT = st.builds(
-    lambda pairs: {"messages": [turn for pair in pairs for turn in pair]},
-    st.lists(
-        st.tuples(
-            st.builds(lambda text: {"role": "user", "content": text}, TEXT),
-            st.builds(lambda text: {"role": "assistant", "content": text}, TEXT),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
-)
-KEYS = [
-    *("messages", "conversations", "instruction", "input", "output", "history", "system", "prompt"),
-    *("completion", "tools", "chosen", "rejected", "label", "segments", "text", "answer", "reward", "x"),
-]
-ODD = st.dictionaries(
-    st.sampled_from(KEYS),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(["role", "content", "from", "value", "weight"]), inner, max_size=3
-            )
-        ),
-        max_leaves=6,
-    ),
+CHAT = st.lists(st.builds(chat, TEXT, TEXT), min_size=1, max_size=3).map(
+    lambda exchanges: {"messages": [turn for one in exchanges for turn in one["messages"]]}
 )
 LINES = st.lists(
     st.one_of(
         CHAT.map(lines),
-        ODD.map(lambda row: json.dumps(row).encode() + b"\n"),
+        ROWS.map(lines),
         st.binary(max_size=30).map(lambda junk: junk + b"\n"),
     )
 )
@@ -332,13 +308,6 @@ def test_whole_files_that_are_not_read_are_rejected_too(tmp_path: Path) -> None:
     assert (report["rows_read"], report["rows_kept"], report["rows_rejected"]) == (1, 1, 0)
 
 
-def test_a_file_name_that_is_not_utf8_can_be_reported(tmp_path: Path) -> None:
-    project = Project(tmp_path, {})
-    (project.raw / "\udcff.jsonl").write_bytes(lines(GOOD))
-    project.run()
-    assert project.rows()[0]["source"] == "\\udcff.jsonl:1"
-
-
 @pytest.mark.parametrize(
     "encode",
     [lambda text: text.encode("utf-8-sig"), lambda text: unicodedata.normalize("NFD", text).encode()],
@@ -367,15 +336,13 @@ HALVES = {"val_fraction": 0.5, "test_fraction": 0.5}
     ("files", "changed", "problem"),
     [
         ({}, {}, "Q-CURATE-001"),
-        ({".gitkeep": b""}, {}, "Q-CURATE-001"),
-        ({"a.doc": b"x"}, {}, "Q-CURATE-001"),
+        ({"a.doc": b"x"}, {}, "Q-CURATE-001: .* 1 file,"),
         ({"a.jsonl": b""}, {}, "Q-CURATE-013"),
         ({"a.json": b"[]"}, {}, "Q-CURATE-013"),
         ({"a.jsonl": b"\nx\ny\n"}, {}, r"Q-CURATE-013: .* \(2 not_json, 1 blank; first a\.jsonl line 2: "),
         ({"a.jsonl": lines(GOOD)}, {"test_fraction": 0.5}, r"Q-CURATE-014: of 1 row .* test "),
         ({"a.jsonl": lines(GOOD, chat("b"))}, HALVES, r"Q-CURATE-014: of 2 rows .* train "),
         ({"a.jsonl": lines(GOOD)}, {"names": "names.txt"}, "Q-CURATE-005:"),
-        ({"a.jsonl": lines(GOOD)}, {"decontaminate": ["exam.jsonl"]}, "Q-CURATE-006:"),
     ],
 )
 def test_nothing_to_train_or_measure_on_is_one_sentence(
@@ -387,16 +354,6 @@ def test_nothing_to_train_or_measure_on_is_one_sentence(
     assert caught.value.exit_code == 3
     assert "\n" not in caught.value.sentence
     assert project.outputs() == {}
-
-
-def test_a_failed_run_leaves_the_last_one(tmp_path: Path) -> None:
-    project = Project(tmp_path, {"a.jsonl": lines(GOOD)})
-    project.run()
-    before = project.outputs()
-    (project.raw / "a.jsonl").write_bytes(b"broken")
-    with pytest.raises(DataError, match="Q-CURATE-"):
-        project.run()
-    assert project.outputs() == before
 
 
 @pytest.mark.parametrize("base", [None, "{", "{}", "[]", '{"added_tokens": null}', '{"added_tokens": [1]}'])

@@ -100,16 +100,12 @@ def test_alpaca_is_what_other_trainers_read(root: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "row"),
     [
-        ("sharegpt", chat(ASK, ANSWER | {"reasoning_content": "hm"})),
         ("sharegpt", chat(ASK, CALLING | {"content": "let me see"})),
         ("alpaca", chat(ASK, ANSWER, tools=[TOOL])),
-        ("alpaca", chat(ASK, CALLING, RESULT, ANSWER)),
-        ("alpaca", chat(ASK, ANSWER | {"reasoning_content": "hm"})),
         ("alpaca", chat(ASK, ANSWER | {"train": False})),
         ("alpaca", chat(ASK | {"name": "Ann"}, ANSWER)),
         ("alpaca", chat(ASK, ANSWER, ASK)),
         ("alpaca", chat(ANSWER, ASK)),
-        ("alpaca", chat(ASK, {"role": "system", "content": "Be brief."}, ANSWER)),
         ("alpaca", chat({"role": "system", "content": ""}, ASK, ANSWER)),
         ("alpaca", chat()),
     ],

@@ -43,8 +43,13 @@ def read(value: dict[str, Any], format: str = "auto") -> dict[str, Any]:
     return row
 
 
+def of(*messages: Any, **more: Any) -> dict[str, Any]:
+    """A row of a file."""
+    return {"messages": list(messages), **more}
+
+
 def chat(*messages: Any, kind: str = "chat", **more: Any) -> dict[str, Any]:
-    return {"kind": kind, "messages": list(messages), **more}
+    return {"kind": kind, **of(*messages, **more)}
 
 
 def pair(*messages: Any) -> dict[str, Any]:
@@ -78,101 +83,76 @@ OUTPUTS = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
 
 READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "messages": [
-        ({"messages": [ASK, ANSWER]}, chat(ASK, ANSWER)),
+        (of(ASK, ANSWER), chat(ASK, ANSWER)),
+        (of({"content": "2 + 2?", "role": "user"}, ANSWER, id=7, meta={}), chat(ASK, ANSWER)),
+        (of(ASK, ANSWER, prompt="x", completion="y"), chat(ASK, ANSWER)),
+        (of(ASK, ANSWER, system="Be brief."), chat(SYSTEM, ASK, ANSWER)),
+        (of(SYSTEM | {"role": "developer"}, ASK, ANSWER | {"refusal": None}), chat(SYSTEM, ASK, ANSWER)),
+        (of(ASK | {"name": "Ann"}, ANSWER | {"name": ""}), chat(ASK | {"name": "Ann"}, ANSWER)),
         (
-            {"messages": [{"content": "2 + 2?", "role": "user"}, ANSWER], "id": 7, "meta": {}},
-            chat(ASK, ANSWER),
-        ),
-        ({"messages": [ASK, ANSWER], "prompt": "x", "completion": "y"}, chat(ASK, ANSWER)),
-        ({"messages": [ASK, ANSWER], "system": "Be brief."}, chat(SYSTEM, ASK, ANSWER)),
-        (
-            {"messages": [SYSTEM | {"role": "developer"}, ASK, ANSWER | {"refusal": None}]},
-            chat(SYSTEM, ASK, ANSWER),
-        ),
-        ({"messages": [ASK | {"name": "Ann"}, ANSWER | {"name": ""}]}, chat(ASK | {"name": "Ann"}, ANSWER)),
-        (
-            {"messages": [ASK, ANSWER | {"reasoning": "2, 2", "weight": 1}]},
+            of(ASK, ANSWER | {"reasoning": "2, 2", "weight": 1}),
             chat(ASK, ANSWER | {"reasoning_content": "2, 2"}),
         ),
         (
-            {"messages": [ASK | {"weight": 0}, ANSWER | {"weight": 0}, ASK, ANSWER | {"train": True}]},
+            of(ASK | {"weight": 0}, ANSWER | {"weight": 0}, ASK, ANSWER | {"train": True}),
             chat(ASK, ANSWER | {"train": False}, ASK, ANSWER),
         ),
         (
-            {
-                "messages": [
-                    ASK | {"content": [{"type": "text", "text": "2 +"}, {"type": "text", "text": "2?"}]},
-                    ANSWER,
-                ]
-            },
+            of(ASK | {"content": [{"type": "text", "text": "2 +"}, {"type": "text", "text": "2?"}]}, ANSWER),
             chat(ASK | {"content": "2 +\n2?"}, ANSWER),
         ),
-        ({"messages": [ASK | {"content": [{"text": "2 + 2?"}]}, ANSWER]}, chat(ASK, ANSWER)),
+        (of(ASK | {"content": [{"text": "2 + 2?"}]}, ANSWER), chat(ASK, ANSWER)),
         (
-            {"messages": [ASK, openai_call(), RESULT | {"tool_call_id": "c1"}, ANSWER], "tools": [TOOL]},
+            of(ASK, openai_call(), RESULT | {"tool_call_id": "c1"}, ANSWER, tools=[TOOL]),
             chat(ASK, CALLING_WITH_ID, RESULT | {"tool_call_id": "c1"}, ANSWER, tools=[TOOL]),
         ),
         (
-            {"messages": [ASK, openai_call({"a": 2}, content="let me see"), RESULT], "tools": []},
+            of(ASK, openai_call({"a": 2}, content="let me see"), RESULT, tools=[]),
             chat(ASK, CALLING_WITH_ID | {"content": "let me see"}, RESULT),
         ),
         (
-            {
-                "messages": [
-                    ASK,
-                    ANSWER | {"content": None, "function_call": {"name": "add", "arguments": '{"a": 2}'}},
-                    RESULT | {"role": "function", "name": "add"},
-                ],
-                "functions": [ADD],
-            },
+            of(
+                ASK,
+                ANSWER | {"content": None, "function_call": {"name": "add", "arguments": '{"a": 2}'}},
+                RESULT | {"role": "function", "name": "add"},
+                functions=[ADD],
+            ),
             chat(ASK, CALLING, RESULT | {"name": "add"}, tools=[TOOL]),
         ),
         (
-            {"messages": [ASK, {"role": "assistant", "tool_calls": [{"name": "add", "arguments": ""}]}]},
+            of(ASK, {"role": "assistant", "tool_calls": [{"name": "add", "arguments": ""}]}),
             chat(ASK, calling(function={"name": "add", "arguments": {}})),
         ),
-        ({"messages": [ASK, ANSWER], "score": 3}, chat(ASK, ANSWER, reward=3.0)),
-        ({"messages": [ASK, ANSWER], "score": " -.5e1"}, chat(ASK, ANSWER, reward=-5.0)),
-        ({"messages": [ASK, ANSWER], "score": "3."}, chat(ASK, ANSWER, reward=3.0)),
+        (of(ASK, ANSWER, score=3), chat(ASK, ANSWER, reward=3.0)),
+        (of(ASK, ANSWER, score=" -.5e1"), chat(ASK, ANSWER, reward=-5.0)),
+        (of(ASK, ANSWER, score="3."), chat(ASK, ANSWER, reward=3.0)),
         (
-            {
-                "messages": [
-                    ASK,
-                    {"role": "assistant", "tool_calls": [{"name": "add", "parameters": {"a": 2}}]},
-                ],
-                "tools": [ADD | {"type": "function"}],
-            },
+            of(
+                ASK,
+                {"role": "assistant", "tool_calls": [{"name": "add", "parameters": {"a": 2}}]},
+                tools=[ADD | {"type": "function"}],
+            ),
             chat(ASK, CALLING, tools=[TOOL]),
         ),
-        (
-            {"messages": [ASK, ANSWER], "reward": -0.5, "score": 3, "label": "math"},
-            chat(ASK, ANSWER, reward=-0.5),
-        ),
-        ({"messages": [ASK, ANSWER], "score": "", "reward": None, "label": 2}, chat(ASK, ANSWER)),
-        ({"messages": [ASK, ANSWER], "label": False, "reward": 1}, DOWN),
-        ({"messages": [ASK, ANSWER], "label": " False"}, DOWN),
-        ({"messages": [ASK], "answer": 4}, chat(ASK, kind="prompt", answer="4")),
+        (of(ASK, ANSWER, reward=-0.5, score=3, label="math"), chat(ASK, ANSWER, reward=-0.5)),
+        (of(ASK, ANSWER, score="", reward=None, label=2), chat(ASK, ANSWER)),
+        (of(ASK, ANSWER, label=False, reward=1), DOWN),
+        (of(ASK, ANSWER, label=" False"), DOWN),
+        (of(ASK, answer=4), chat(ASK, kind="prompt", answer="4")),
         (  # the columns of two formats, put together
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": None, "text": "2 + 2?"}], "from": None},
-                    {"role": None, "from": "gpt", "content": None, "value": "4", "train": None, "weight": 0},
-                ],
-                "tools": [TOOL | {"type": None}],
-            },
+            of(
+                {"role": "user", "content": [{"type": None, "text": "2 + 2?"}], "from": None},
+                {"role": None, "from": "gpt", "content": None, "value": "4", "train": None, "weight": 0},
+                tools=[TOOL | {"type": None}],
+            ),
             chat(ASK, ANSWER | {"train": False}, tools=[TOOL]),
         ),
-        (
-            {"messages": [ASK, CALLING, RESULT], "answer": "4"},  # as `quench data export` writes it
-            chat(ASK, CALLING, RESULT, kind="prompt", answer="4"),
-        ),
+        # as `quench data export` writes it
+        (of(ASK, CALLING, RESULT, answer="4"), chat(ASK, CALLING, RESULT, kind="prompt", answer="4")),
         ({"messages": json.dumps([ASK, ANSWER])}, chat(ASK, ANSWER)),  # a table's cell
-        ({"messages": [ASK, ANSWER], "chosen": None, "rejected": None}, chat(ASK, ANSWER)),
+        (of(ASK, ANSWER, chosen=None, rejected=None), chat(ASK, ANSWER)),
         # the order of turns is a rule's matter
-        (
-            {"messages": [ANSWER, ANSWER, RESULT | {"content": ""}]},
-            chat(ANSWER, ANSWER, RESULT | {"content": ""}),
-        ),
+        (of(ANSWER, ANSWER, RESULT | {"content": ""}), chat(ANSWER, ANSWER, RESULT | {"content": ""})),
     ],
     "sharegpt": [
         ({"conversations": OUTPUTS}, chat(ASK, ANSWER)),
@@ -251,9 +231,7 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         ),
         ({"segments": [{"train": True, "text": "4"}]}, said(trained="4")),
     ],
-    "text": [
-        ({"text": "2 + 2 = 4", "label": 3}, said(trained="2 + 2 = 4")),
-    ],
+    "text": [({"text": "2 + 2 = 4", "label": 3}, said(trained="2 + 2 = 4"))],
     "preference": [
         ({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}, pair(ASK)),
         (
@@ -315,7 +293,7 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             )
             for label, thumb in (("1", True), (" 0 ", False))
         ),
-        ({"messages": [ASK, ANSWER], "kto_tag": 1, "label": 0}, UP),
+        (of(ASK, ANSWER, kto_tag=1, label=0), UP),
         ({"conversations": OUTPUTS, "kto_tag": True}, UP),
     ],
     "prompt": [
@@ -405,7 +383,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "bad_shape": [
         ({"messages": {"role": "user"}}, "messages is an object, not a list"),
         ({"messages": "hello"}, "messages is not a list, nor one as strict JSON (not_json)"),
-        ({"messages": [ASK, "4"]}, "messages 2 is text, not an object"),
+        (of(ASK, "4"), "messages 2 is text, not an object"),
         ({"instruction": "a", "output": "b", "history": {"c": 1}}, "history"),
         ({"instruction": "a", "output": "b", "history": [["c"]]}, "history 1"),
         ({"segments": [{"text": "a"}]}, "segments 1"),
@@ -416,50 +394,44 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"conversations": OUTPUTS, "kto_tag": 2}, "kto_tag is neither true nor false"),
         ({"instruction": "a", "output": "b", "kto_tag": "bad"}, "kto_tag is neither true nor false"),
         *(
-            ({"messages": [ASK, ANSWER], "score": score}, "score is not a finite number")
+            (of(ASK, ANSWER, score=score), "score is not a finite number")
             for score in ("bad", True, "1e999", "1_0", ".", [1], {"help": 1}, 10**400)
         ),
-        ({"messages": [ASK, ANSWER], "reward": "bad", "score": 1}, "reward is not a finite number"),
+        (of(ASK, ANSWER, reward="bad", score=1), "reward is not a finite number"),
         ({"chosen": "a", "rejected": "b"}, "chosen is text, and there is no prompt"),
         (
             {"chosen": "a\n\nHuman: b\n\nAssistant: c", "rejected": "b"},
             "chosen is text, and there is no prompt",
         ),
-        ({"messages": [ASK, ANSWER], "tools": {"a": 1}}, "tools is an object"),
-        ({"messages": [ASK, ANSWER], "tools": ["add"]}, "tools 1 is text"),
-        (
-            {"messages": [ASK, ANSWER], "tools": [{"type": "web_search"}]},
-            "tools 1 is not a function with a name",
-        ),
+        (of(ASK, ANSWER, tools={"a": 1}), "tools is an object"),
+        (of(ASK, ANSWER, tools=["add"]), "tools 1 is text"),
+        (of(ASK, ANSWER, tools=[{"type": "web_search"}]), "tools 1 is not a function with a name"),
         *(
-            ({"messages": [ASK, ANSWER], "tools": [tool]}, "tools 1 is not a function with a name")
+            (of(ASK, ANSWER, tools=[tool]), "tools 1 is not a function with a name")
             for tool in ({"type": "retrieval", "name": "add"}, {"name": ""}, {"name": 5})
         ),
-        ({"messages": [ASK, ANSWER], "tools": "[{"}, "tools is not a list, nor one as strict JSON"),
+        (of(ASK, ANSWER, tools="[{"), "tools is not a list, nor one as strict JSON"),
     ],
     "unsupported_field": [
         *(
-            (
-                {"messages": [ASK, ANSWER], "label": label},
-                "label is a thumb or the number of a class: write true or false",
-            )
+            (of(ASK, ANSWER, label=label), "label is a thumb or the number of a class: write true or false")
             for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")
         ),
         ({"instruction": "a", "output": "b", "label": 0}, "label"),
-        ({"messages": [ASK, ANSWER], "images": ["cat.png"]}, "images"),
+        (of(ASK, ANSWER, images=["cat.png"]), "images"),
         ({"text": "a", "tools": [TOOL]}, "tools"),
         ({"text": "a", "functions": [ADD]}, "functions"),
         ({"text": "a", "system": "Be brief."}, "system would be lost"),
         ({"segments": [{"text": "a", "label": True}], "history": [["1 + 1?", "2"]]}, "history would be lost"),
-        ({"messages": [ASK, ANSWER | {"audio": {"id": "x"}}]}, "messages 2: audio"),
-        ({"messages": [ASK, ANSWER | {"weight": 0.5}]}, "messages 2: weight"),
-        ({"messages": [ASK | {"train": True}, ANSWER]}, "messages 1: train"),
-        ({"messages": [ASK | {"training": True}, ANSWER]}, "messages 1: training"),
-        ({"messages": [ASK | {"reasoning": "hm"}, ANSWER]}, "messages 1"),
+        (of(ASK, ANSWER | {"audio": {"id": "x"}}), "messages 2: audio"),
+        (of(ASK, ANSWER | {"weight": 0.5}), "messages 2: weight"),
+        (of(ASK | {"train": True}, ANSWER), "messages 1: train"),
+        (of(ASK | {"training": True}, ANSWER), "messages 1: training"),
+        (of(ASK | {"reasoning": "hm"}, ANSWER), "messages 1"),
         *(
             (row | {"history": [["1 + 1?", "2"]]}, "history would be lost")
             for row in (
-                {"messages": [ASK, ANSWER]},
+                of(ASK, ANSWER),
                 {"conversations": OUTPUTS},
                 {"prompt": "a", "completion": "b"},
                 {"prompt": "a", "completion": "b", "label": True},
@@ -472,17 +444,14 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"prompt": "Sum these.", "chosen": "4", "rejected": "5", "input": "2 and 2"}, "input would be lost"),
     ],
     "bad_role": [
-        ({"messages": [ASK, ANSWER | {"role": "wizard"}]}, "messages 2"),
-        ({"messages": [ASK, ANSWER | {"role": ["assistant"]}]}, "messages 2"),
-        ({"messages": [{"content": "a"}, ANSWER]}, "messages 1"),
+        (of(ASK, ANSWER | {"role": "wizard"}), "messages 2"),
+        (of(ASK, ANSWER | {"role": ["assistant"]}), "messages 2"),
+        (of({"content": "a"}, ANSWER), "messages 1"),
     ],
     "content_not_text": [
-        ({"messages": [ASK, {"role": "assistant"}]}, "messages 2 is null or missing"),
-        (
-            {"messages": [ASK | {"content": [{"type": "image_url", "image_url": "x"}]}, ANSWER]},
-            "messages 1: part 1",
-        ),
-        ({"messages": [ASK | {"content": [{"type": "image", "text": "a"}]}, ANSWER]}, "messages 1: part 1"),
+        (of(ASK, {"role": "assistant"}), "messages 2 is null or missing"),
+        (of(ASK | {"content": [{"type": "image_url", "image_url": "x"}]}, ANSWER), "messages 1: part 1"),
+        (of(ASK | {"content": [{"type": "image", "text": "a"}]}, ANSWER), "messages 1: part 1"),
         ({"instruction": "a", "output": 4}, "output is a number"),
         ({"instruction": ["a", 3], "output": "4"}, "instruction: part 2"),
         ({"question": 0, "answer": "b"}, "question"),
@@ -505,7 +474,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (calls({"name": "add"}, role="user"), "only the assistant"),
         (
             calls({"name": "add"})
-            | {"messages": [ANSWER | {"tool_calls": [{"name": "a"}], "function_call": {"name": "a"}}]},
+            | of(ANSWER | {"tool_calls": [{"name": "a"}], "function_call": {"name": "a"}}),
             "both",
         ),
         (
@@ -514,14 +483,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         ({"conversations": [OUTPUTS[0], {"from": "function_call", "value": "[]"}]}, "conversations 2"),
         (
-            calls({"name": "add"})
-            | {"messages": [{"role": "tool_call", "content": "{}", "tool_calls": [ADD]}]},
+            calls({"name": "add"}) | of({"role": "tool_call", "content": "{}", "tool_calls": [ADD]}),
             "messages 1 is a call, and has tool_calls too",
         ),
     ],
-    "no_preference": [
-        ({"prompt": "a", "chosen": "b", "rejected": "b"}, ""),
-    ],
+    "no_preference": [({"prompt": "a", "chosen": "b", "rejected": "b"}, "")],
 }
 
 

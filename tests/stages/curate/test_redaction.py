@@ -24,13 +24,6 @@ KEY = "hf_" + "aZ3kQ9xW7bN2vR5tY8uL1pM4cD6fG0hJ"
 PEOPLE = "bob@acme.dev, eve@acme.dev, +49 30 901820, 93.184.216.34, DE89370400440532013000, 4111111111111111"
 
 
-def test_a_clean_row_is_the_same_object():
-    row, changes = chat("How do I list files?", "With `ls -la`, see https://man7.org."), []
-    redactor = Redactor(names=("Bob",))
-    assert redactor.rule(row, changes) is row
-    assert not changes and not redactor.counts
-
-
 REDACTED: list[tuple[list[str], dict[str, Any], list[str]]] = [
     (  # one placeholder for the same value, and numbers in order
         ["Mail eve@acme.dev and bob@acme.dev.", "To BOB@acme.dev and eve@acme.dev from 93.184.216.34."],
@@ -191,12 +184,6 @@ def test_nothing_secret_is_said_anywhere():
         )
         assert not BENCHMARK["leaks"](secret, output)
         assert "Ann" not in output and not any(value in output for value in PEOPLE.split(", "))
-
-
-def test_a_redactor_scrubs_what_its_settings_name():
-    redactor = Redactor(secrets="reject", personal=("email",), names=("Ann Lee",))
-    assert redactor.scrub("Ann Lee") + redactor.scrub("bob@acme.dev") == "[NAME][EMAIL]"
-    assert redactor.scrub("93.184.216.34") == "93.184.216.34"
 
 
 PIECES = [text for _, _, text in BENCHMARK["planted"](180, seed=3)] + PEOPLE.split(", ")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from curating import chat
-from html_page import Page
+from html_page import Page, assert_accessible
 
 from pipeline.core.jsonl import write_rows
 from pipeline.stages.preprocess.page import render_labels_page
@@ -32,9 +32,7 @@ def test_the_page_is_whole_and_loads_nothing(made: Made) -> None:
     assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in page.tags}
     links = [attributes.get(key) or "" for _, attributes in page.tags for key in ("href", "src")]
     assert not [link for link in links if "//" in link]
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    assert {attributes["href"] for tag, attributes in page.tags if tag == "a"} <= {f"#{one}" for one in ids}
+    assert_accessible(page)
     train = made[0]["splits"]["train"]
     for words in (
         f"{train['rows']} training rows",
