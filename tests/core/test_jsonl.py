@@ -280,6 +280,11 @@ def test_the_fast_way_and_the_strict_one_agree(text: str, mutations: list[tuple[
     assert outcome(parse_value, bytes(line)) == outcome(parse_strictly, bytes(line))
 
 
+@given(st.binary(max_size=40))
+def test_the_fast_way_and_the_strict_one_agree_on_any_bytes(line: bytes) -> None:
+    assert outcome(parse_value, line) == outcome(parse_strictly, line)
+
+
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs", "Cc"])),

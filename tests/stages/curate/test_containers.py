@@ -573,6 +573,18 @@ def test_a_folder_whose_files_cannot_be_reached_is_told(
         project.run()
 
 
+def test_a_folder_without_data_is_told(project: Project) -> None:
+    with pytest.raises(DataError, match="Q-CURATE-001"):
+        project.run()
+    (project.raw / "notes.txt").touch()
+    with pytest.raises(DataError, match=r"Q-CURATE-001: .* 1 file,"):
+        project.run()
+    (project.raw / "notes.txt").unlink()
+    project.raw.rmdir()
+    with pytest.raises(DataError, match="Q-CURATE-001"):
+        project.run()
+
+
 @pytest.mark.parametrize("use", [read, size])
 def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, use: Callable[[Path], object]) -> None:
     with pytest.raises(DataError, match=r"Q-CORE-009: .*gone\.jsonl .*\(No such file or directory\)"):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from canonical import ROWS
 from curating import SPLITS, Project, chat, lines, of_rows, sentence, with_system
 from draws import draws
 from hypothesis import given, settings
@@ -158,10 +157,27 @@ TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filte
 CHAT = st.lists(st.builds(chat, TEXT, TEXT), min_size=1, max_size=3).map(
     lambda exchanges: {"messages": [turn for one in exchanges for turn in one["messages"]]}
 )
+KEYS = [
+    *("messages", "conversations", "instruction", "input", "output", "history", "system", "prompt"),
+    *("completion", "tools", "chosen", "rejected", "label", "segments", "text", "answer", "reward", "x"),
+]
+ODD = st.dictionaries(
+    st.sampled_from(KEYS),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["role", "content", "from", "value", "weight"]), inner, max_size=3
+            )
+        ),
+        max_leaves=6,
+    ),
+)
 LINES = st.lists(
     st.one_of(
         CHAT.map(lines),
-        ROWS.map(lines),
+        ODD.map(lambda row: json.dumps(row).encode() + b"\n"),
         st.binary(max_size=30).map(lambda junk: junk + b"\n"),
     )
 )

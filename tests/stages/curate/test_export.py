@@ -102,6 +102,7 @@ def test_alpaca_is_what_other_trainers_read(root: Path) -> None:
     [
         ("sharegpt", chat(ASK, CALLING | {"content": "let me see"})),
         ("alpaca", chat(ASK, ANSWER, tools=[TOOL])),
+        ("alpaca", chat(ASK, CALLING, RESULT, ANSWER)),
         ("alpaca", chat(ASK, ANSWER | {"train": False})),
         ("alpaca", chat(ASK | {"name": "Ann"}, ANSWER)),
         ("alpaca", chat(ASK, ANSWER, ASK)),

@@ -85,10 +85,7 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "messages": [
         (of(ASK, ANSWER), chat(ASK, ANSWER)),
         (of({"content": "2 + 2?", "role": "user"}, ANSWER, id=7, meta={}), chat(ASK, ANSWER)),
-        (of(ASK, ANSWER, prompt="x", completion="y"), chat(ASK, ANSWER)),
-        (of(ASK, ANSWER, system="Be brief."), chat(SYSTEM, ASK, ANSWER)),
         (of(SYSTEM | {"role": "developer"}, ASK, ANSWER | {"refusal": None}), chat(SYSTEM, ASK, ANSWER)),
-        (of(ASK | {"name": "Ann"}, ANSWER | {"name": ""}), chat(ASK | {"name": "Ann"}, ANSWER)),
         (
             of(ASK, ANSWER | {"reasoning": "2, 2", "weight": 1}),
             chat(ASK, ANSWER | {"reasoning_content": "2, 2"}),
@@ -101,14 +98,9 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             of(ASK | {"content": [{"type": "text", "text": "2 +"}, {"type": "text", "text": "2?"}]}, ANSWER),
             chat(ASK | {"content": "2 +\n2?"}, ANSWER),
         ),
-        (of(ASK | {"content": [{"text": "2 + 2?"}]}, ANSWER), chat(ASK, ANSWER)),
         (
             of(ASK, openai_call(), RESULT | {"tool_call_id": "c1"}, ANSWER, tools=[TOOL]),
             chat(ASK, CALLING_WITH_ID, RESULT | {"tool_call_id": "c1"}, ANSWER, tools=[TOOL]),
-        ),
-        (
-            of(ASK, openai_call({"a": 2}, content="let me see"), RESULT, tools=[]),
-            chat(ASK, CALLING_WITH_ID | {"content": "let me see"}, RESULT),
         ),
         (
             of(
@@ -125,7 +117,6 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         ),
         (of(ASK, ANSWER, score=3), chat(ASK, ANSWER, reward=3.0)),
         (of(ASK, ANSWER, score=" -.5e1"), chat(ASK, ANSWER, reward=-5.0)),
-        (of(ASK, ANSWER, score="3."), chat(ASK, ANSWER, reward=3.0)),
         (
             of(
                 ASK,
@@ -151,16 +142,9 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         (of(ASK, CALLING, RESULT, answer="4"), chat(ASK, CALLING, RESULT, kind="prompt", answer="4")),
         ({"messages": json.dumps([ASK, ANSWER])}, chat(ASK, ANSWER)),  # a table's cell
         (of(ASK, ANSWER, chosen=None, rejected=None), chat(ASK, ANSWER)),
-        # the order of turns is a rule's matter
-        (of(ANSWER, ANSWER, RESULT | {"content": ""}), chat(ANSWER, ANSWER, RESULT | {"content": ""})),
     ],
     "sharegpt": [
         ({"conversations": OUTPUTS}, chat(ASK, ANSWER)),
-        (
-            {"conversations": [{"from": "system", "value": "Be brief."}, *OUTPUTS], "images": []},
-            chat(SYSTEM, ASK, ANSWER),
-        ),
-        ({"system": "Be brief.", "conversations": [ASK, ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
         (
             {"conversation": [{"role": "User", "text": "2 + 2?"}, {"role": "ASSISTANT", "text": "4"}]},
             chat(ASK, ANSWER),
@@ -197,24 +181,15 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     ],
     "alpaca": [
         ({"instruction": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
-        (
-            {"instruction": "2 + 2?", "input": "", "output": "4", "system": "", "history": None},
-            chat(ASK, ANSWER),
-        ),
         ({"instruction": "2 + 2?", "output": "4", "kto_tag": "false"}, DOWN),
         ({"instruction": "", "input": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
         (
             {"instruction": "Add", "context": "2, 2", "response": "4", "category": None},
             chat(ASK | {"content": "Add\n\n2, 2"}, ANSWER),
         ),
-        (
-            {"instruction": "2 + 2?", "output": "4", "system": "Be brief.", "history": [["2 + 2?", "4"]]},
-            chat(SYSTEM, ASK, ANSWER, ASK, ANSWER),
-        ),
     ],
     "prompt_completion": [
         ({"prompt": "2 + 2?", "completion": "4"}, chat(ASK, ANSWER)),
-        ({"prompt": [SYSTEM, ASK], "completion": [ANSWER]}, chat(SYSTEM, ASK, ANSWER)),
         ({"prompt": [SYSTEM, ASK], "completion": "4", "score": "0.5"}, chat(SYSTEM, ASK, ANSWER, reward=0.5)),
     ],
     "query_response": [
@@ -235,14 +210,6 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "preference": [
         ({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}, pair(ASK)),
         (
-            {"prompt": [SYSTEM, ASK], "chosen": [ANSWER], "rejected": [WRONG], "messages": [ASK, ANSWER]},
-            pair(SYSTEM, ASK),
-        ),
-        (
-            {"chosen": [ASK, ANSWER, ASK, ANSWER], "rejected": [ASK, ANSWER, ASK, WRONG]},
-            pair(ASK, ANSWER, ASK),
-        ),
-        (
             {
                 "prompt": "2 + 2?",
                 "chosen": [SYSTEM, ASK, ANSWER],
@@ -254,10 +221,6 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         (
             {"system": "Be brief.", "prompt": "2 + 2?", "chosen": [ASK, ANSWER], "rejected": [ASK, WRONG]},
             pair(SYSTEM, ASK),
-        ),
-        (
-            {"prompt": "2 + 2?", "chosen": [ANSWER, ASK, ANSWER], "rejected": [ANSWER, ASK, WRONG]},
-            pair(ASK, ANSWER, ASK),
         ),
         (
             {"chosen": [ASK, ANSWER], "rejected": [ASK, ANSWER, ASK]},
@@ -274,17 +237,8 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             {"conversations": OUTPUTS[:1], "chosen": OUTPUTS[1], "rejected": {"from": "gpt", "value": "5"}},
             pair(ASK),
         ),
-        (
-            {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"},
-            pair(ASK),
-        ),
     ],
     "kto": [
-        (
-            {"prompt": "2 + 2?", "completion": "5", "label": False},
-            chat(ASK, WRONG, kind="feedback", label=False),
-        ),
-        ({"prompt": [ASK], "completion": [ANSWER], "label": 1}, UP),
         ({"prompt": "2 + 2?", "completion": "4", "label": "True"}, UP),
         *(
             (
@@ -298,10 +252,6 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     ],
     "prompt": [
         ({"prompt": "2 + 2?", "answer": "4"}, chat(ASK, kind="prompt", answer="4")),
-        (
-            {"prompt": [SYSTEM, ASK], "answer": 4.5, "tools": [TOOL]},
-            chat(SYSTEM, ASK, kind="prompt", tools=[TOOL], answer="4.5"),
-        ),
     ],
 }
 
@@ -378,21 +328,15 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "unknown_format": [
         ({}, "chosen + rejected; segments; "),
         ({"instruction": "a"}, ""),
-        ({"prompt": "a", "completion": None}, ""),
     ],
     "bad_shape": [
         ({"messages": {"role": "user"}}, "messages is an object, not a list"),
         ({"messages": "hello"}, "messages is not a list, nor one as strict JSON (not_json)"),
         (of(ASK, "4"), "messages 2 is text, not an object"),
-        ({"instruction": "a", "output": "b", "history": {"c": 1}}, "history"),
         ({"instruction": "a", "output": "b", "history": [["c"]]}, "history 1"),
         ({"segments": [{"text": "a"}]}, "segments 1"),
-        ({"segments": [{"text": "a", "label": 1}]}, "segments 1"),
         ({"prompt": "a", "completion": "b", "label": "perhaps"}, "label"),
-        ({"prompt": "a", "completion": "b", "label": [1]}, "label"),
-        ({"prompt": "a", "completion": "b", "label": 2}, "label"),
         ({"conversations": OUTPUTS, "kto_tag": 2}, "kto_tag is neither true nor false"),
-        ({"instruction": "a", "output": "b", "kto_tag": "bad"}, "kto_tag is neither true nor false"),
         *(
             (of(ASK, ANSWER, score=score), "score is not a finite number")
             for score in ("bad", True, "1e999", "1_0", ".", [1], {"help": 1}, 10**400)
@@ -417,7 +361,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             (of(ASK, ANSWER, label=label), "label is a thumb or the number of a class: write true or false")
             for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")
         ),
-        ({"instruction": "a", "output": "b", "label": 0}, "label"),
         (of(ASK, ANSWER, images=["cat.png"]), "images"),
         ({"text": "a", "tools": [TOOL]}, "tools"),
         ({"text": "a", "functions": [ADD]}, "functions"),
@@ -440,7 +383,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             )
         ),
         ({"prompt": "Who wrote it?", "completion": "b", "context": "A play."}, "context would be lost"),
-        ({"prompt": "Who wrote it?", "answer": "b", "context": "A play."}, "context would be lost"),
         ({"prompt": "Sum these.", "chosen": "4", "rejected": "5", "input": "2 and 2"}, "input would be lost"),
     ],
     "bad_role": [
@@ -450,24 +392,17 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "content_not_text": [
         (of(ASK, {"role": "assistant"}), "messages 2 is null or missing"),
-        (of(ASK | {"content": [{"type": "image_url", "image_url": "x"}]}, ANSWER), "messages 1: part 1"),
         (of(ASK | {"content": [{"type": "image", "text": "a"}]}, ANSWER), "messages 1: part 1"),
         ({"instruction": "a", "output": 4}, "output is a number"),
-        ({"instruction": ["a", 3], "output": "4"}, "instruction: part 2"),
-        ({"question": 0, "answer": "b"}, "question"),
         ({"conversations": OUTPUTS, "system": {"a": 1}}, "system"),
         ({"prompt": "a", "answer": True}, "answer"),
     ],
     "bad_tool_call": [
         (called_with("{'a': 2}"), "messages 2 tool_calls 1 arguments is not strict JSON"),
         (called_with('{"a": 2, "a": 3}'), "(duplicate_key)"),
-        (called_with('{"a": NaN}'), "(not_finite)"),
         (called_with("[2]"), "messages 2 tool_calls 1: arguments want an object"),
         (called_with(json.dumps(json.dumps({"a": 2}))), "arguments want an object"),  # encoded twice
-        (called_with(2), ""),
-        (calls({"function": {"arguments": {}}}), "has no name"),
         (calls({"name": ""}), "has no name"),
-        (calls({"name": 5}), "has no name"),
         (calls({"name": "add", "id": 3}), "id wants text"),
         (calls({"type": "custom", "custom": {"name": "add"}}), "not a call of a function"),
         (calls("add"), "is text, not an object"),
@@ -481,7 +416,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"conversations": [OUTPUTS[0], {"from": "function_call", "value": "add(2)"}]},
             "conversations 2 is not strict JSON",
         ),
-        ({"conversations": [OUTPUTS[0], {"from": "function_call", "value": "[]"}]}, "conversations 2"),
         (
             calls({"name": "add"}) | of({"role": "tool_call", "content": "{}", "tool_calls": [ADD]}),
             "messages 1 is a call, and has tool_calls too",

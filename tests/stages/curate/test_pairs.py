@@ -41,6 +41,12 @@ def test_the_better_answer_is_chosen_and_both_chats_stay(tmp_path: Path) -> None
     assert "chats.jsonl:2 over chats.jsonl:1" in (tmp_path / "reports/data.html").read_text()
 
 
+def test_nothing_changes_unless_it_is_asked_for(tmp_path: Path) -> None:
+    project, counts = run(tmp_path, scored("q?", "five", 0.0), scored("q?", "four", 1.0), pairs="none")
+    assert pairs_of(project.rows()) == []
+    assert "pairs" not in counts
+
+
 def test_the_best_goes_with_the_worst_and_no_chat_is_in_two_pairs(tmp_path: Path) -> None:
     answers = {"apple": 0.5, "brick": 0.1, "cloud": 0.9, "drum": 0.4, "eagle": 0.7}
     project, counts = run(tmp_path, *(scored("Say a word.", *answer) for answer in answers.items()))

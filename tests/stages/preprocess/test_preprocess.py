@@ -2,14 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow.parquet as parquet
 import pytest
 import tiny
 from html_page import Page
 
-from pipeline.chat.tokens import IGNORED
+from pipeline.chat.rendering import Unrenderable
+from pipeline.chat.rows import TRAINED, Kind
+from pipeline.chat.tokens import IGNORED, NOT_LEARNED, encode, load_tokenizer
 from pipeline.config.params import Params
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
@@ -144,3 +146,13 @@ def test_each_end_of_turn_that_a_text_writes_is_trained(
     assert whole(tmp_path, prepared, rows, capsys)[0]["splits"]["train"]["rows"] == 4
     labels = parquet.read_table(tmp_path / "data/tokens/train.parquet")["labels"].to_pylist()
     assert [row.count(tiny.END) for row in labels] == [2, 2, 2, 3]
+
+
+def test_the_kinds_that_are_said_to_be_trained_are(prepared: Path) -> None:
+    row = CHAT | {"segments": [{"text": "a", "train": True}]}
+    rows = [row | {"kind": kind} for kind in get_args(Kind)]
+    codes = {
+        row["kind"]: isinstance(found, Unrenderable) and found.code
+        for row, found in encode(load_tokenizer(prepared / "models/base"), rows)
+    }
+    assert codes == {kind: False if kind in TRAINED else NOT_LEARNED for kind in get_args(Kind)}
