@@ -49,14 +49,6 @@ def test_it_is_of_the_merged_graph_alone() -> None:
     assert "distill" not in stages_in("adapter") and "distill" not in stages_in("tuned")
 
 
-def test_off_there_is_no_job_and_nobody_waits_for_one() -> None:
-    made = list(rules(load_params(PROJECT / "recipes/demo-small.yaml"), cores=2))
-    assert "distill" not in {rule.name for rule in made}
-    assert not any(
-        "distill" in path for rule in made for path in (*rule.deps, *rule.files) if "code" not in path
-    )
-
-
 def test_on_there_is_a_job_for_each_level_that_parity_and_evaluate_wait_for() -> None:
     chosen = params(quantize={"distill": ["Q4_K_M", "Q4_0"]})
     made = {rule.name: rule for rule in rules(chosen, cores=2)}
@@ -72,11 +64,3 @@ def test_on_there_is_a_job_for_each_level_that_parity_and_evaluate_wait_for() ->
     assert waits <= set(made["parity"].deps)
     assert "models/gguf/demo-{item}.gguf" in made["evaluate"].deps
     assert "Q4_0-distilled" in made["evaluate"].items["item"]
-
-
-def test_a_budget_without_levels_is_refused() -> None:
-    values = Params().model_dump(mode="json")
-    values["base"]["quantization"], values["evaluate"]["models"] = "gguf", ["base", "adapter"]
-    values["quantize"]["budgets"] = ["4.6bpw"]
-    with pytest.raises(ValueError, match=r"quantize\.budgets"):
-        Params.model_validate(values)
