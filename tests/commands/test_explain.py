@@ -1,12 +1,9 @@
-"""quench doctor explain: an error by its id, an area, everything, and the page made of it."""
-
-from pathlib import Path
+"""quench doctor explain: an error by its id, an area, everything."""
 
 import pytest
 from make import quench
 
-from pipeline.core import errors
-from pipeline.core.catalog import HEAD, catalog
+from pipeline.core.catalog import catalog
 
 
 def test_an_id_is_explained_with_its_exit_code() -> None:
@@ -32,14 +29,3 @@ def test_an_unknown_id_is_an_error_with_the_nearest() -> None:
     shown = quench("doctor", "explain", "Q-CORE-0004")
     assert shown.exit_code == 2
     assert "Q-COMMANDS-033: " in shown.stderr and "Q-CORE-004" in shown.stderr
-
-
-def test_the_page_has_the_written_beginning_and_a_row_for_each_error(tmp_path: Path) -> None:
-    page = tmp_path / "troubleshooting.md"
-    assert quench("doctor", "explain", "--write", page).exit_code == 0
-    text = page.read_text(encoding="utf-8")
-    assert text.startswith(HEAD.read_text(encoding="utf-8"))
-    rows = [line for line in text.splitlines() if line.startswith("| Q-")]
-    codes = {id: str(getattr(errors, problem.error).exit_code) for id, problem in catalog().items()}
-    codes["Q-COMPARE-007"] = "2 to 6"  # a failed stage's own
-    assert [line.split(" | ")[:2] for line in rows] == [[f"| {id}", code] for id, code in codes.items()]

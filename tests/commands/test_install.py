@@ -135,49 +135,43 @@ def test_the_newest_build_of_torch_that_driver_and_card_run(card: Accelerator | 
     assert ("update the driver" in why) == (build == "cpu" and card is not None and card.capability != "3.5")
 
 
-def smi(monkeypatch: pytest.MonkeyPatch, card: Accelerator | None) -> None:
-    monkeypatch.setattr(install, "accelerator", lambda: card)
+FOR_RTX = f"torch=={install.TORCH}+cu130"
+NO_DRIVER = ToolError("Q-PLANNING-003", "nvidia-smi fails (no devices): fix the driver")
 
 
-def test_set_up_takes_the_build_for_the_card_and_notes_it(
-    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("card", "fail", "asked", "note", "said"),
+    [
+        (RTX, "", [FOR_RTX], "cu130", [["cu130", "RTX 4060", "580.95"]]),
+        (RTX, FOR_RTX, [FOR_RTX, f"{install.INDEX}cu130", CPU], "cpu", [["cu130"], ["TORCH=cu130"]]),
+        (None, "", [CPU], "cpu", [["cpu"]]),
+        (NO_DRIVER, "", [CPU], "cpu", [["nvidia-smi fails"]]),
+    ],
+    ids=["a card", "a card whose build can't be had", "none", "a driver that fails"],
+)
+def test_set_up_takes_the_build_for_the_card_else_the_cpus_says_so_and_notes_it(
+    calls: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    card: Accelerator | ToolError | None,
+    fail: str,
+    asked: list[str],
+    note: str,
+    said: list[list[str]],
 ) -> None:
-    smi(monkeypatch, RTX)
-    note, build = calls.with_name("torch"), f"torch=={install.TORCH}+cu130"
-    assert install.main(["--torch", "auto", str(note)]) == 0
-    assert calls.read_text().split()[-1] == build and note.read_text() == "cu130\n"
-    printed = capfd.readouterr().out
-    assert printed.count("\n") == 1 and all(word in printed for word in ("cu130", "RTX 4060", "580.95"))
-    smi(monkeypatch, None)
-    assert install.main(["--torch", "auto", str(note)]) == 0
-    assert calls.read_text().split()[-1] == CPU and note.read_text() == "cpu\n"
+    def accelerator() -> Accelerator | None:
+        if isinstance(card, ToolError):
+            raise card
+        return card
 
-
-def test_a_build_for_the_card_that_cannot_be_had_costs_a_line_unless_it_was_named(
-    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    smi(monkeypatch, RTX)
-    build = f"torch=={install.TORCH}+cu130"
-    monkeypatch.setenv("FAIL", build)
-    note = calls.with_name("torch")
-    assert install.main(["--torch", "auto", str(note)]) == 0
-    assert note.read_text() == "cpu\n"
-    asked = [call.split()[-1] for call in calls.read_text().splitlines()]
-    assert asked == [build, f"{install.INDEX}cu130", CPU]
-    assert "TORCH=cu130" in capfd.readouterr().out
-    assert install.main(["--torch", "cu130"]) == 4
-
-
-def test_a_driver_that_fails_is_said_and_costs_no_set_up(
-    calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fails() -> None:
-        raise ToolError("Q-PLANNING-003", "nvidia-smi fails (no devices): fix the driver")
-
-    monkeypatch.setattr(install, "accelerator", fails)
-    assert install.main(["--torch", "auto"]) == 0
-    assert calls.read_text().split()[-1] == CPU
-    assert "nvidia-smi fails" in capfd.readouterr().out
+    monkeypatch.setattr(install, "accelerator", accelerator)
+    monkeypatch.setenv("FAIL", fail)
+    file = calls.with_name("torch")
+    assert install.main(["--torch", "auto", str(file)]) == 0
+    assert [call.split()[-1] for call in calls.read_text().splitlines()] == asked
+    assert file.read_text() == f"{note}\n"
+    for line, words in zip(capfd.readouterr().out.splitlines(), said, strict=True):
+        assert all(word in line for word in words)
 
 
 def test_torch_that_the_user_named_is_not_replaced(
@@ -191,6 +185,8 @@ def test_torch_that_the_user_named_is_not_replaced(
     # the user's own patience holds
     assert calls.read_text().splitlines()[-1].split() == ["7", "-m", "pip", "install", "torch==9"]
     assert "found for torch==9" in capfd.readouterr().err  # pip's reason
+    monkeypatch.setenv("FAIL", FOR_RTX)
+    assert install.main(["--torch", "cu130"]) == 4
 
 
 @pytest.mark.parametrize(("fail", "lines", "code"), [("", 0, 0), ("uv", 1, 0), ("uv install", 2, 4)])
