@@ -118,8 +118,8 @@ class Run:
 class Slurm:
     """The cluster that `started` gives."""
 
-    def __init__(self, folder: Path, looks: int) -> None:
-        self.folder, self._looks, self._runs = folder, looks, 0
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._runs = folder, 0
         self.environment = os.environ | {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
     def ask(self, *command: str) -> str:
@@ -139,13 +139,13 @@ class Slurm:
         words = self.ask("scontrol", "show", "job", job).split()
         return next(int(word.partition("=")[2]) for word in words if word.startswith("Restarts="))
 
-    def snakemake(self, root: Path, *arguments: str, environment: dict[str, str] | None = None) -> Run:
+    def snakemake(self, root: Path, *arguments: str) -> Run:
         """Start Snakemake below `root` with the profile for SLURM."""
         profile = ["--workflow-profile", "profiles/slurm", "--latency-wait", "5"]
-        command = [sys.executable, __file__, str(self._looks), *profile, *arguments]
-        return self.start(root, command, environment)
+        command = [sys.executable, __file__, *profile, *arguments]
+        return self.start(root, command)
 
-    def start(self, root: Path, command: list[str], environment: dict[str, str] | None = None) -> Run:
+    def start(self, root: Path, command: list[str]) -> Run:
         """Start a command below `root` that finds this cluster."""
         self._runs += 1
         output = self.folder / f"run-{self._runs}.log"
@@ -153,7 +153,7 @@ class Slurm:
             process = subprocess.Popen(
                 command,
                 cwd=root,
-                env=self.environment | (environment or {}),
+                env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -162,11 +162,8 @@ class Slurm:
 
 
 @contextmanager
-def started(folder: Path, *, looks: int = 1) -> Iterator[Slurm]:
-    """A SLURM whose files are in `folder`, which is made; it has ended when this has, with all its jobs.
-
-    Snakemake looks at its jobs every `looks` seconds.
-    """
+def started(folder: Path) -> Iterator[Slurm]:
+    """A SLURM whose files are in `folder`, which is made; it has ended when this has, with all its jobs."""
     for name in ("state", "spool", "bin"):
         (folder / name).mkdir(parents=True)
     with ExitStack() as opened:
@@ -189,7 +186,7 @@ def started(folder: Path, *, looks: int = 1) -> Iterator[Slurm]:
         command = folder / "bin" / name
         command.write_text(f'#!/bin/sh\nSLURM_CONF={configuration} exec {shutil.which(name)} "$@"\n')
         command.chmod(0o755)
-    cluster, daemons = Slurm(folder, looks), []
+    cluster, daemons = Slurm(folder), []
     try:
         for name in DAEMONS:
             with (folder / f"{name}.out").open("wb") as log:
@@ -226,16 +223,16 @@ def _end_the_rest(folder: Path) -> None:
                 os.kill(process.pid, signal.SIGKILL)
 
 
-def _look_every(seconds: int) -> None:
+def _look_every_second() -> None:
     """The plugin waits 10 seconds more before each look at its jobs than before the last: tests can't."""
     from snakemake_executor_plugin_slurm import Executor
 
-    Executor.next_seconds_between_status_checks = property(lambda self: seconds, lambda self, _: None)
+    Executor.next_seconds_between_status_checks = property(lambda self: 1, lambda self, _: None)
 
 
 if __name__ == "__main__":
     from snakemake.cli import main
 
-    _look_every(int(sys.argv.pop(1)))
+    _look_every_second()
     sys.argv[0] = "snakemake"
     main()

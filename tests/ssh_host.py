@@ -68,15 +68,15 @@ class Card(NamedTuple):
 
 
 @contextmanager
-def ssh_host(folder: Path, path: str | None = None) -> Iterator[Card]:
-    """The server, as long as the body lasts; `path` is the sessions' PATH. Skips without sshd or rsync."""
+def ssh_host(folder: Path) -> Iterator[Card]:
+    """The server, as long as the body lasts. Skips without sshd or rsync."""
     if reason := absent("sshd", "ssh", "ssh-keygen", "rsync"):
         pytest.skip(reason)
     sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     (folder / "home").mkdir(parents=True)
-    (folder / "path").write_text(path or os.environ["PATH"])
+    (folder / "path").write_text(os.environ["PATH"])
     (folder / "calls").touch()
     for name in ("host_key", "key", "other_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
