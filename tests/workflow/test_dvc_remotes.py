@@ -187,18 +187,6 @@ def test_a_pulled_clone_has_nothing_to_do(pulled: Project) -> None:
     assert "none is damaged" in pulled.need(*verify.split())
 
 
-def test_what_a_killed_checkout_left_stops_nobody(pulled: Project) -> None:
-    """DVC copies a file of a folder under a name of its own: killed, it left half of one in the folder."""
-    adapter = pulled.root / "models/adapter"
-    whole = (adapter / "adapter_config.json").read_bytes()
-    (adapter / f".{'x' * 22}.tmp").write_bytes(whole[:100])
-    (adapter / "adapter_config.json").unlink()
-    pulled.need("dvc", "pull")
-    assert (adapter / "adapter_config.json").read_bytes() == whole
-    assert nothing_to_do(pulled.need("snakemake", "-n"))
-    assert list(adapter.glob(".*")) == []
-
-
 def test_a_damaged_object_is_named_and_not_used(
     pushed: Project, s3: S3, tmp_path: Path, damaged: Callable[[str], None]
 ) -> None:
