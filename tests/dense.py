@@ -1,8 +1,10 @@
-"""Linears of a GGUF's blocks with dense weights: what the quantized ones are compared with."""
+"""Linears and models of a GGUF's blocks with dense weights: what the quantized ones are compared with."""
+
+from typing import Any
 
 import torch
 
-from pipeline.models.quantized_linear import QuantizedLinear, dequantize
+from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear, dequantize
 
 
 def dense(linear: QuantizedLinear) -> torch.nn.Linear:
@@ -11,3 +13,20 @@ def dense(linear: QuantizedLinear) -> torch.nn.Linear:
     weight = dequantize(linear.weight, linear.ggml_type, linear.compute_dtype)
     plain.weight, plain.bias = torch.nn.Parameter(weight, requires_grad=False), linear.bias
     return plain
+
+
+def dense_model(model: Any) -> Any:
+    """The same model, its linears, embeddings and head dense."""
+    tied = model.config.tie_word_embeddings
+    for path, module in list(model.named_modules()):
+        if isinstance(module, QuantizedLinear) and not (tied and path == "lm_head"):
+            model.set_submodule(path, dense(module))
+        elif isinstance(module, QuantizedEmbedding):
+            table = dequantize(module.weight, module.ggml_type, module.compute_dtype)
+            model.set_submodule(path, torch.nn.Embedding(*table.shape, module.padding_idx, _weight=table))
+            model.get_input_embeddings().requires_grad_(False)
+    if tied:
+        head = torch.nn.Linear(1, 1, bias=False, device="meta")
+        head.weight = model.get_input_embeddings().weight
+        model.lm_head = head
+    return model

@@ -1,5 +1,5 @@
-"""A model on a GGUF's bytes: transformers' own logits of the same file, every tensor used once;
-others refused.
+"""A model on a GGUF's bytes: transformers' own logits of the same file, every tensor used once, trained as
+the dense model is; others refused.
 """
 
 import functools
@@ -11,21 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense import dense_model
 from families import MORE, SIZES, write_tokenizer
 from gguf_edit import Tensors, change_tensors
+from peft import get_peft_model
 from qwen2_variants import ROWS, change_json
 from tiny import tiny_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 from tuned_by_hand import write_config
 
+from pipeline.config.params import Params
 from pipeline.core.errors import DataError
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, quantize_gguf, to_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.models.chunked_loss import check_head
+from pipeline.models.chunked_loss import check_head, chunked_loss
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from pipeline.models.quantized_model import load_gguf
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
+from pipeline.models.tuners.lora import check_adapter, lora_config
 
 LEVELS = ("F16", "Q8_0", "Q4_K_M")
 IDS = torch.arange(48).reshape(2, 24) * 37 % 2000
@@ -107,6 +111,15 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
+def settings(params: dict[str, Any]) -> Any:
+    """The section train of `params` for LoRA on all linears."""
+    params["train"] |= {
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        "lora_dropout": 0.0,
+    }
+    return Params.model_validate(params).train
+
+
 # --- what it answers ----------------------------------------------------------------------------------------
 
 
@@ -124,6 +137,7 @@ def test_logits_are_transformers_own_of_the_same_file(levels: dict[str, Path], l
     model = load(folder)
     check_head(model)
     assert float((logits(model) - expected).abs().max() / expected.abs().max()) <= 1e-4
+    assert float((logits(dense_model(load(folder))) - expected).abs().max() / expected.abs().max()) <= 1e-4
     in_bfloat16 = logits(load(folder, torch.bfloat16))
     assert float((in_bfloat16 - expected).pow(2).mean() / expected.pow(2).mean()) <= 1e-3
     for (name, ours), (_, other) in zip(model.named_buffers(), theirs.named_buffers(), strict=True):
@@ -148,6 +162,35 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
     ggml_types = {module.ggml_type for module in model.modules() if isinstance(module, QuantizedLinear)}
     # ggml's numbers: Q4_K and Q6_K in the last
     assert ggml_types == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]
+
+
+def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
+    levels: dict[str, Path], tiny_params: dict[str, Any]
+) -> None:
+    train = settings(tiny_params)
+    labels = torch.where(torch.arange(IDS.numel()).reshape(IDS.shape) % 3 > 0, IDS, -100)
+    learned = []
+    for of_blocks in (lambda model: model, dense_model):
+        torch.manual_seed(0)
+        model = get_peft_model(of_blocks(load(levels["Q4_K_M"])), lora_config(train))
+        assert check_adapter(model, train) > 0
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                seeded = torch.Generator().manual_seed(len(name))
+                weight.data = torch.randn(weight.shape, generator=seeded) * 0.02
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+        loss = chunked_loss(model.train().get_base_model(), {"input_ids": IDS, "labels": labels})
+        loss.backward()
+        trained = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
+        learned.append((loss.item(), trained))
+    (ours, gradients), (theirs, expected) = learned
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert gradients.keys() == expected.keys() and len(gradients) == 2 * 7 * 2
+    for name, gradient in gradients.items():
+        wanted = expected[name]
+        assert float((gradient - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max()), name
+        assert float(gradient.abs().max()) > 0
 
 
 # --- what it refuses ----------------------------------------------------------------------------------------
