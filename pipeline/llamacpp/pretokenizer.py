@@ -105,8 +105,8 @@ def need_convertible(folder: Path, tools: Toolchain) -> PreTokenizer:
     if not names & converted_architectures(tools):
         raise DataError(
             "Q-LLAMACPP-012",
-            f"{folder} is a {' or '.join(sorted(names))}, which this llama.cpp can't convert: train on one "
-            "of another architecture",
+            f"{folder} is of {' or '.join(sorted(names))}, an architecture this llama.cpp can't convert: "
+            "train on another base",
         )
     return find_pre_tokenizer(folder, tools)
 
