@@ -2,10 +2,12 @@
 all pairs finds, the same in any order, and never a whole template.
 """
 
+import importlib.util
 import random
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.jsonl import read_rows
+from pipeline.core.places import PROJECT
 from pipeline.stages.curate.comparing.sketched import labels, unite
 
 ASKED, OUTPUTS = sentence(1, 30), sentence(2)
@@ -213,6 +216,31 @@ def test_what_is_not_trained_makes_no_row_better(tmp_path: Path) -> None:
     project = of_rows(tmp_path, [long, chat(ASKED, OUTPUTS + "!")])
     project.run(near_threshold=0.7)
     assert project.lines() == [2]
+
+
+def load_chats() -> Any:
+    """The generator of the benchmarks."""
+    spec = importlib.util.spec_from_file_location("chats", PROJECT / "benchmarks/chats.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_planted_duplicates_are_found(tmp_path: Path) -> None:
+    generator = load_chats()
+    truth, rows = [], []
+    for cluster, turns in generator.chats(1500, seed=3):
+        truth.append(cluster)
+        turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        rows.append({"messages": turns})
+    project = of_rows(tmp_path, rows)
+    report = project.run(near_threshold=0.7)
+    found = np.arange(1500)
+    for cluster in project.clusters():
+        found[[n - 1 for n in cluster]] = min(cluster) - 1
+    assert generator.pairwise_f1(np.array(truth), found) > 0.95
+    assert 0.15 < report["rows_dropped"] / 1500 < 0.25
 
 
 def test_similarity_is_estimated_without_bias(tmp_path: Path) -> None:
