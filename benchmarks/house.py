@@ -36,7 +36,7 @@ CEILINGS = {
     "modules of 250 lines and more": 0,
     "functions of more than 6 parameters": 6,
     "parameters that are dict[str, Any]": 55,
-    "lines of tests": 56_665,
+    "lines of tests": 56_667,
     "tests that import other tests": 0,
     "inner symbols that tests use": 348,
     "sentences that tests assert": 64,

@@ -90,6 +90,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "grpo-on-a-gguf": {"train": training(**GGUF, method="grpo"), "level": "Q4_K_M", "device": "cpu"}
     | {"train": demo_training(**GGUF, method="grpo", grpo=Grpo())},
     "grpo-server-on-the-gpu": {"train": grpo(n_gpu_layers=99)},
+    "grpo-server-partly-on-a-gpu": {"train": grpo(n_gpu_layers=7).model_copy(update={"optim": "adamw_torch"})}
+    | {"device": "cpu"},
     "grpo-in-process": {"train": grpo(rollouts="in-process")},
     "grpo-offloaded": {"train": grpo(kl_beta=0.1).model_copy(update={"offload": 14, "layers": "14-"})},
     "offloaded": {"train": training(offload=14, layers="7-"), "tflops": 20.0},
