@@ -102,7 +102,6 @@ def base(
     `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
     """
     unfinished = target.with_name(f".{target.name}.download")
-    tools = find_toolchain(llamacpp_home)  # before gigabytes are fetched
     header = matrix = None
     with publishing(target) as aside:
         aside.mkdir()
@@ -112,6 +111,7 @@ def base(
             if chosen.source == "path" and not stays_gguf:
                 copy_folder(origin, aside)
             elif origin != aside:
+                tools = find_toolchain(llamacpp_home)
                 whole = joined(origin, aside, tools)
                 if stays_gguf:
                     header = keep_gguf(whole, aside, chosen.level, tools, tensor_types)
@@ -121,7 +121,7 @@ def base(
                         whole.unlink()  # a download
             facts = examine(aside)
             if not stays_gguf:
-                need_convertible(aside, tools)
+                need_convertible(aside, find_toolchain(llamacpp_home))
         except DataError as error:  # the user knows the source, not what is not published yet
             sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)
             raise DataError(error.id, sentence.replace(str(aside), chosen.model)) from error
