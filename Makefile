@@ -51,12 +51,11 @@ ROOM ?= gate
 mutants: setup  ## change a ROOM's code in many small places, one at a time, and list what its unit tests do not find
 	OMP_NUM_THREADS=1 python benchmarks/mutants.py $(ROOM)
 
-lint: setup  ## check style, types, the layers of imports, and what the tests weigh
+lint: setup  ## check style, types and the layers of imports
 	ruff check
 	ruff format --check
 	mypy
 	lint-imports
-	python benchmarks/house.py --check
 
 clean:  ## delete what the pipeline made; your data in data/raw, DVC's cache and the toolchain stay
 	rm -rf models/.budget models/.compare models/.distill models/.parity models/.sweep data/.curating data/.*.writing data/.*.old data/final data/tokens data/rejects.jsonl data/changes.jsonl data/clusters.jsonl models/* reports/*.* reports/eval reports/judge reports/pairs reports/sweep reports/tensorboard reports/budget/* reports/compare/* reports/distill/* logs .snakemake

@@ -1,0 +1,52 @@
+"""Rows as public bug reports of other tools describe them; README.md beside this file says how to add a case."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from curating import TOKENS, Project
+
+ROWS = Path(__file__).parent / "rows"
+KEYS = {"input", "report", "why", "rows", "rejected", "changes", "settings", "tokens"}
+
+
+def cases() -> list[Any]:
+    """Return every case of every folder as a parameter of pytest, named by its folder and input."""
+    found = []
+    for file in sorted(ROWS.glob("*/cases.yaml")):
+        for number, case in enumerate(yaml.safe_load(file.read_text(encoding="utf-8")), start=1):
+            name = f"{file.parent.name}/{number}-{case['input']}"
+            found.append(pytest.param(file.parent, case, id=name))
+    return found
+
+
+def selected(given: Any, wanted: Any) -> Any:
+    """Return of `given` what `wanted` speaks of: the keys of an outer object, all of everything inside it."""
+    return {key: given.get(key) for key in wanted}
+
+
+@pytest.mark.parametrize(("folder", "case"), cases())
+def test_an_input_after_a_public_report(folder: Path, case: dict[str, Any], tmp_path: Path) -> None:
+    assert not case.keys() - KEYS, "a key that README.md does not name"
+    content = (folder / case["input"]).read_bytes()
+    project = Project(tmp_path, {case["input"]: content}, tokens=case.get("tokens", TOKENS))
+    report = project.run(**{"drop_duplicates": "none", **case.get("settings", {})})
+
+    rejected = {entry["line"] or 0: entry["reason"] for entry in project.rejects()}
+    assert rejected == case.get("rejected", {}), project.rejects()
+
+    rows = project.rows()
+    wanted = case.get("rows", [])
+    assert [selected(row, expected) for row, expected in zip(rows, wanted, strict=False)] == wanted
+    assert len(rows) == len(wanted), rows[len(wanted) :]
+
+    changed = {change["rule"] for change in project.changes()}
+    assert changed == set(case.get("changes", []))
+    assert report["rows_read"] == report["rows_accepted"] + report["rows_rejected"]
+
+
+def test_every_input_has_a_case() -> None:
+    described = {folder / case["input"] for folder, case in (case.values for case in cases())}
+    lying = {path for path in ROWS.glob("*/*") if path.name != "cases.yaml"}
+    assert lying == described
