@@ -1,4 +1,4 @@
-"""Rows as public bug reports of other tools describe them; README.md beside this file says how to add a case."""
+"""Rows as public bug reports of other tools describe them; README.md here says how to add a case."""
 
 from pathlib import Path
 from typing import Any
