@@ -29,13 +29,16 @@ class TaskScore(Scored):
     """One scorer's figures; `measured` are the rows that have a score."""
 
     measured: Count | None = None
+    valid: Share | None = None
 
 
 class Task(Scored):
-    """The task's figures."""
+    """The task's figures by the scorer that decides; `passed_over` are scorers before it that gave every
+    answer of every model the same points (see `pipeline.gate.deciding_scorer`)."""
 
     rows: Count
     scorer: str
+    passed_over: list[str] = Field(default_factory=list)
     score: Share | None
     score_low: Share | None
     score_high: Share | None
@@ -186,6 +189,7 @@ class Answer(Shape):
     reference: Any = None
     answer: Any = None
     score: Share | None
+    scores: dict[str, Share | None] = Field(default_factory=dict)
     stopped: Any = None
     refused: Any = None
 

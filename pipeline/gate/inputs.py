@@ -19,6 +19,7 @@ from pipeline.core.jsonl import BadLine, parse_record, read_rows
 from pipeline.core.locks import absent
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.text import safe
+from pipeline.gate.deciding_scorer import with_deciding_scorer
 from pipeline.gate.evaluations import ANSWERS, Answer, Answers, Evaluation, Evaluations
 from pipeline.gate.records import Base, Budget, Data, Labels, Merge, Parity, Shape, Strategies, Train
 
@@ -83,7 +84,8 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
                 f"`python -m pipeline evaluate@{model}` again",
             )
     check = read_quantization_check(root / "reports/quantization-check.json", inputs.base.files)
-    return replace(inputs, answers=answers, quantization_check=check)
+    evaluations, decided_answers = with_deciding_scorer(inputs.evaluations, answers)
+    return replace(inputs, evaluations=evaluations, answers=decided_answers, quantization_check=check)
 
 
 @contextmanager

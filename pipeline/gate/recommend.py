@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.config.levels import ModelName
 from pipeline.config.products import REFERENCES, Product, is_base, product_of
 from pipeline.config.sections import AUTO, BASE, Report, Serve
+from pipeline.gate.deciding_scorer import passed_over_sentence
 from pipeline.gate.evaluations import Evaluation, Evaluations
 from pipeline.gate.inputs import Inputs
 from pipeline.gate.judge import Judgment, judge
@@ -107,6 +108,9 @@ def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Rec
         unknown = f"Whether {chosen.model} fits is not known: its KV cache was not measured."
         unsure = [] if memory[str(chosen.model)].known else [unknown]
         chosen = replace(chosen, warnings=(*beaten, *refusals, *unsure, *chosen.warnings))
+    passed_over = passed_over_sentence(evidence.evaluations)
+    if passed_over is not None:
+        chosen = replace(chosen, warnings=(*chosen.warnings, passed_over))
     return replace(chosen, arithmetic={model: str(needed) for model, needed in memory.items()}, gains=gains)
 
 

@@ -153,14 +153,16 @@ def score_answers(
         "scorer": decides,
         "unscored": unscored,
         "rows": len(answers),
-        **_mean(first),
+        **mean_points(score.points for score in first),
         "perfect": _share(score.points == 1.0 for score in first if score.points is not None),
         "valid": _share(score.valid for score in first if score.points is not None),
         "stopped": _share(answer["stopped"] for answer in answers),
         "refused": _share(answer["refused"] for answer in answers),
-        "domains": _domains(answers, first),
+        "domains": domain_means(
+            [answer.get("domain") for answer in answers], [score.points for score in first]
+        ),
         "scores": {
-            name: _mean(points)
+            name: mean_points(score.points for score in points)
             | {
                 "valid": _share(score.valid for score in points if score.points is not None),
                 "measured": sum(score.points is not None for score in points),
@@ -174,20 +176,21 @@ def _any_measured(scores: Iterable[Score]) -> bool:
     return any(score.points is not None for score in scores)
 
 
-def _domains(answers: list[dict[str, Any]], scores: list[Score]) -> dict[str, Any]:
-    by_domain: dict[str, list[Score]] = {}
-    for answer, score in zip(answers, scores, strict=True):
-        by_domain.setdefault(_domain(answer.get("domain")), []).append(score)
-    return {name: {"rows": len(of_it), **_mean(of_it)} for name, of_it in sorted(by_domain.items())}
+def domain_means(domains: Sequence[object], points: Sequence[float | None]) -> dict[str, Any]:
+    """Return the rows and mean points of each domain, by its name; the arguments are row by row."""
+    by_domain: dict[str, list[float | None]] = {}
+    for domain, row_points in zip(domains, points, strict=True):
+        by_domain.setdefault(_domain(domain), []).append(row_points)
+    return {name: {"rows": len(rows), **mean_points(rows)} for name, rows in sorted(by_domain.items())}
 
 
 def _domain(domain: object) -> str:
     return domain if isinstance(domain, str) else UNKNOWN  # rows that Quench did not write may hold anything
 
 
-def _mean(scores: list[Score]) -> dict[str, float | None]:
-    """Mean points of what was measured, with its interval, which is 0 to 1 for a single row."""
-    points = [score.points for score in scores if score.points is not None]
+def mean_points(row_points: Iterable[float | None]) -> dict[str, float | None]:
+    """Return the mean of the points that were measured, with its 95 % interval (0 to 1 for a single row)."""
+    points = [value for value in row_points if value is not None]
     if not points:
         return {"score": None, "score_low": None, "score_high": None}
     low, high = interval(points) if len(points) > 1 else (0.0, 1.0)

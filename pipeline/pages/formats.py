@@ -53,8 +53,8 @@ def p_value(value: float) -> str:
 
 
 def significant(value: Any) -> str:
-    """Three significant digits: 0.00123, 1.2e-07, 98.5; text as it is."""
-    return f"{value:.3g}" if is_number(value) else (value if isinstance(value, str) else MISSING)
+    """Return three significant digits (0.00123, 1.2e-07, 98.5; never -0), and text as it is."""
+    return f"{value + 0.0:.3g}" if is_number(value) else (value if isinstance(value, str) else MISSING)
 
 
 def size(value: Any) -> str:

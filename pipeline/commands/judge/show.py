@@ -103,13 +103,16 @@ def side_by_side(answers: Answers, place: int) -> dict[str, Any]:
 
 
 def score_plot(report: Mapping[str, Any]) -> str:
-    """Each file's mean score with its 95 % interval against the memory that it takes where it is served; the
-    best is colored, a file that doesn't fit is hollow. Returns SVG.
+    """Return as SVG each file's mean score with its 95 % interval against its memory when served.
+
+    The file that the verdict's sentence advises is colored: the best, or the smallest of those that are not
+    measurably worse. A file that doesn't fit is hollow.
     """
     files, room = report["files"], report["room_bytes"] / MEMORY_GB
-    best = report["verdict"]["best"]
+    verdict = report["verdict"]
+    named = verdict["best"] if len(verdict["alike"]) < 2 else verdict["smallest"]
     fits = {name: file["memory"]["fits"] is not False for name, file in files.items()}
-    colors = {name: ACCENT if name == best else INK if fits[name] else MUTED for name in files}
+    colors = {name: ACCENT if name == named else INK if fits[name] else MUTED for name in files}
     places = [
         Place(
             name,
@@ -143,7 +146,7 @@ def score_plot(report: Mapping[str, Any]) -> str:
     axes.set_ylim(least - spare, most + spare)
     axes.yaxis.get_major_locator().set_params(nbins=6)
     figure.draw_without_rendering()  # the layout fixes where a value lies
-    put_labels(axes, places, colors, best)
+    put_labels(axes, places, colors, named)
     words = "; ".join(
         f"{at.model} {at.size:.3g} GB, {at.value:.1f} ({at.low:.1f} to {at.high:.1f})" for at in places
     )

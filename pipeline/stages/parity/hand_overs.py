@@ -134,7 +134,7 @@ def merge_checks(outputs: Outputs, merge_base: str) -> dict[str, Check]:
         allowed.kld,
         f"limit: {allowed.source}",
         weights,
-        f"This is what NF4's rounding of the base costs this model: set merge.base to {other} or auto"
+        f"This is what NF4's rounding of the base costs this model: set merge.base to {other}"
         + (", or leave it to report.gate.max_kld_trained." if exact else " if the 16-bit base is meant."),
     )
 
@@ -175,7 +175,7 @@ def merge_cause(outputs: Outputs, merge_base: str) -> str:
         loss = compare(outputs.trained, outputs.sixteen).kld
         return (
             f"The merge lost nothing, but the {base} base is {loss:.2g} nats from the other one: set "
-            f"merge.base to {other_base.lower()} or auto."
+            f"merge.base to {other_base.lower()}."
         )
     if same(other, outputs.merged):
         return (

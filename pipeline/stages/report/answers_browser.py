@@ -33,7 +33,7 @@ def browser_values(answers: Answers, room: int = BYTES) -> dict[str, Any] | None
     ]
     lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
     kept = _within(room, [len(safe(line).encode()) for line in lines], first=unequal)
-    shown = [number for number in kept if number in unequal][:PLAIN_ROWS]
+    shown = [number for number in kept if number in unequal or not unequal][:PLAIN_ROWS]
     return {
         "rows": len(rows),
         "kept": len(kept),

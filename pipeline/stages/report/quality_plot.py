@@ -98,7 +98,8 @@ def _ranges(places: Sequence[Place]) -> list[tuple[float, float]]:
         reverse=True,
     )
     least, most = spans[-1][0], spans[0][1]
-    if len(spans) == 1 or spans[0][0] - spans[1][1] < BREAK * (most - least):
+    gap = spans[0][0] - spans[-1][1]
+    if gap <= 0 or gap < BREAK * (most - least):  # groups that touch are one part, also if all scores are 0
         spans = [(least, most)]
     room = 0.16 if len(places) <= 8 else 0.3  # for names above and below the intervals
     return [(low - room * max(high - low, 5), high + room * max(high - low, 5)) for low, high in spans]

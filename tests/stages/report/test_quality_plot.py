@@ -61,3 +61,17 @@ def test_a_score_that_is_null_is_not_drawn() -> None:
     assert "task score" in quality_plot(unmarked, None)
     without = EVALUATIONS | {"F16": EVALUATIONS["F16"] | {"task": null}}
     assert "same top token" in quality_plot(without, None)
+
+
+def test_scores_that_are_all_zero_are_drawn_once() -> None:
+    zero = {
+        "score": 0.0,
+        "score_low": 0.0,
+        "score_high": 0.0,
+        "rows": 16,
+        "scorer": "exact_match",
+        "stopped": 1.0,
+    }
+    found = {model: evaluation(model) | {"task": zero} for model in ("F16", "Q4_K_M", "base-F16")}
+    drawn = quality_plot(found, None)
+    assert drawn.count(">Q4_K_M</text>") == 1
