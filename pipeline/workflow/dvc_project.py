@@ -23,6 +23,7 @@ from pipeline.workflow.hashes import Digests, Hashes, files_below
 
 RECORD_LOCK = Path(".dvc/tmp/quench-record.lock")
 QUARANTINE = "rotten"  # folder in DVC's cache for objects that are not what their names say
+FOLDER_ENDING = ".dir"  # of a folder's hash; nothing else tells it from a file's
 RUN = re.compile(r"[0-9a-f]{64}")  # name of a run in DVC's cache
 
 
@@ -148,7 +149,9 @@ def quarantine(cache: Path, digests: Digests) -> list[str]:
     """Put aside each object of DVC's cache (of `digests`, by path) that doesn't match its name; the names."""
     names = {path: path.parent.name + path.name for path in digests}
     return [
-        _move(path, cache, name) for path, name in names.items() if name.removesuffix(".dir") != digests[path]
+        _move(path, cache, name)
+        for path, name in names.items()
+        if name.removesuffix(FOLDER_ENDING) != digests[path]
     ]
 
 
@@ -200,12 +203,16 @@ def place(cache: Path, md5: str) -> Path:
 
 
 def listing(cache: Path, md5: str) -> list[dict[str, str]]:
-    """The files of a folder that is in DVC's cache; none if their list is not there, or is not what its name
-    says: of a folder that is not cached, DVC keeps a list all the same, which nothing puts aside.
+    """Return the files of a folder that is in DVC's cache; none if `md5` is a file's.
+
+    A folder has none either if their list is not there, or is not what its name says: of a folder that is
+    not cached, DVC keeps a list all the same, which nothing puts aside.
     """
     path = place(cache, md5)
-    content = path.read_bytes() if md5.endswith(".dir") and path.is_file() else b""
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5.removesuffix(".dir"):
+    if not md5.endswith(FOLDER_ENDING) or not path.is_file():
+        return []
+    content = path.read_bytes()
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5.removesuffix(FOLDER_ENDING):
         return []
     entries: list[dict[str, str]] = json.loads(content)
     return entries

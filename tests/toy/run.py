@@ -63,6 +63,9 @@ def curate() -> None:
     # a row that is there twice is kept once
     rows = "".join(sorted(set(read("data/raw").splitlines(keepends=True))))
     folder("data/final", f"{rows}{Path('models/base.json').read_text()}{PARAMS['curate']['seed']}")
+    # of clean data nothing is rejected
+    Path("data/rejects.jsonl").write_bytes(b"")
+    Path("data/spare").mkdir(exist_ok=True)
 
 
 def train() -> None:

@@ -34,17 +34,21 @@ from pipeline.core.locks import stages_at_work
 from pipeline.core.owner import RUN
 from pipeline.core.places import PROJECT
 from pipeline.workflow.code_keys import CODE, SETTINGS
+from pipeline.workflow.dvc_project import place
 from pipeline.workflow.dvc_yaml import dvc_text
+from pipeline.workflow.ledger import recorded_stages
 from pipeline.workflow.prepare import prepare
 from pipeline.workflow.settle import reuse, settle
 from pipeline.workflow.stages import stages_in, table
 
 TOY = PROJECT / "tests/toy"
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
+EMPTIES = ["data/rejects.jsonl", "data/spare"]  # outputs of its curation
+QUENCH = BIN / "quench"
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
 IGNORED = [
     *("/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/tool", "/together"),
-    *("/models", "/reports", "/data/final", "/data/raw"),
+    *("/models", "/reports", "/data/final", "/data/raw", "/data/rejects.jsonl", "/data/spare"),
 ]
 
 
@@ -315,6 +319,21 @@ class Toy:
             if path.name[0] != "."
         }
 
+    def empties(self) -> list[str]:
+        """Those of `EMPTIES` that are there, and empty but for Snakemake's stamp."""
+        file, folder = (self.root / name for name in EMPTIES)
+        found = [
+            file.is_file() and file.stat().st_size == 0,
+            folder.is_dir() and not list(folder.glob("[!.]*")),
+        ]
+        return [name for name, is_there in zip(EMPTIES, found, strict=True) if is_there]
+
+    def object(self, path: str) -> Path:
+        """Where DVC's cache has an output."""
+        outs = [out for stage in recorded_stages(self.root).values() for out in stage["outs"]]
+        md5 = next(out["md5"] for out in outs if out["path"] == path)
+        return place(self.root / ".dvc/cache/files/md5", md5)
+
     def agree(self) -> None:
         """Neither tool has anything to do, and neither did anything to find that out."""
         before = self.ran()
@@ -408,6 +427,14 @@ def whole_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SERVER)
 
 
+def lose(path: Path) -> None:
+    """Remove a file or a folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 def _git(root: Path, *arguments: str) -> None:
     subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True)
 
@@ -443,6 +470,69 @@ def test_pulled_clone_with_any_dates_has_nothing_to_do(clone: Toy) -> None:
 
 
 @pytest.mark.slow
+def test_a_pulled_clone_has_what_is_empty(clone: Toy) -> None:
+    """Of clean data nothing is rejected. An empty file, and an empty folder, have records like any other."""
+    clone._repo(lambda repo: repo.pull())
+    assert clone.empties() == EMPTIES
+    assert clone.plan() == []
+    assert ended([QUENCH, "model", "verify"], cwd=clone.root).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_worktree_takes_what_is_empty_from_the_remote(toy: Toy, tmp_path: Path) -> None:
+    _git(toy.root, "worktree", "add", "--quiet", str(tmp_path / "beside"))
+    beside = Toy(tmp_path / "beside")
+    beside._repo(lambda repo: repo.pull())
+    assert beside.empties() == EMPTIES
+    assert beside.plan() == []
+
+
+def test_a_clone_without_its_empty_outputs_is_planned(clone: Toy, built_toy: Path) -> None:
+    """The record of an empty file has the MD5 of no bytes, which is no list of a folder's files."""
+    shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
+    assert clone.plan() == sorted(ALL)
+
+
+@pytest.mark.parametrize("lost", EMPTIES)
+def test_a_lost_empty_output_comes_back(toy: Toy, lost: str) -> None:
+    lose(toy.root / lost)
+    done = toy.snakemake("-n")
+    assert nothing_to_do(done.stdout + done.stderr), done.stderr
+    assert f"restored from DVC's cache: {lost}\n" in done.stderr
+    assert toy.empties() == EMPTIES
+    toy.agree()
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_empty_outputs_are_reused(toy: Toy, monkeypatch: pytest.MonkeyPatch, is_cached: bool) -> None:
+    """If the cache has lost them too, the stage runs."""
+    monkeypatch.setenv("QUENCH_REUSE", "1")
+    for name in EMPTIES:
+        lose(toy.root / name)
+        if not is_cached:
+            toy.object(name).unlink()
+    assert reuse("curate", toy.root) == is_cached
+    assert toy.empties() == (EMPTIES if is_cached else [])
+
+
+@pytest.mark.slow
+def test_an_empty_output_that_got_content_is_named(toy: Toy) -> None:
+    """And the other way round: a folder's list in the cache that has lost its content is damaged."""
+    rejects = toy.root / "data/rejects.jsonl"
+    rejects.chmod(0o644)
+    rejects.write_text("x")
+    listing = toy.object("data/final")
+    listing.chmod(0o644)
+    listing.write_bytes(b"")
+    done = ended([QUENCH, "model", "verify"], cwd=toy.root)
+    assert done.returncode == 3 and "data/rejects.jsonl changed on disk" in done.stderr
+    assert "Traceback" not in done.stderr
+    toy.build()
+    assert toy.empties() == EMPTIES
+    toy.agree()
+
+
+@pytest.mark.slow
 def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path) -> None:
     """Behavior 11; no raw data at all is said first."""
     done = clone.snakemake("-n")
@@ -450,7 +540,7 @@ def test_clone_without_artifacts_is_told_of_the_pull(clone: Toy, built_toy: Path
     assert "Q-WORKFLOW-013" in done.stderr and "`dvc pull`" in done.stderr
     shutil.copytree(built_toy / "data/raw", clone.root / "data/raw")
     assert clone.plan() == sorted(ALL)
-    assert re.search(r"`dvc pull`.* 7 artifacts ", clone.snakemake("-n").stderr)
+    assert re.search(r"`dvc pull`.* 9 artifacts ", clone.snakemake("-n").stderr)
 
 
 @pytest.mark.slow
