@@ -11,8 +11,9 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from pipeline.config.methods import Method
 from pipeline.core.errors import ConfigError
 
 LIMIT = 1e-4  # largest difference of a logit between packed and alone, in float32; leaks are some 0.01 to 25
@@ -26,6 +27,13 @@ SMALL = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
 }
+
+
+class Asked(NamedTuple):
+    """Which setting has rows packed, and what to do if the base can't have it."""
+
+    by: str
+    remedy: str
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -61,8 +69,21 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return rows
 
 
-def need_rows_apart(base: Path) -> float:
-    """The largest difference of a logit by packing. Raises `ConfigError` above `LIMIT` or if not measured."""
+BY_PACKING = Asked("preprocess.packing is true", "set it to false")
+
+
+def packed_by(method: Method) -> Asked:
+    """Return who packs rows if `preprocess.packing` is not asked: a method that learns from answers."""
+    return Asked(
+        f"train.method is {method}, which computes several answers as one row",
+        "choose another base, or train.method sft with preprocess.packing false",
+    )
+
+
+def need_rows_apart(base: Path, asked: Asked = BY_PACKING) -> float:
+    """Return the largest difference of a logit by packing. Raises `ConfigError` above `LIMIT` or if it can't
+    be measured.
+    """
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     kind = config.get("model_type")
     try:
@@ -71,14 +92,14 @@ def need_rows_apart(base: Path) -> float:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(
             "Q-PREPROCESS-002",
-            f"preprocess.packing is true, but whether {kind} keeps packed rows apart could not be measured "
-            f"({why}): set it to false",
+            f"{asked.by}, but whether {kind} keeps packed rows apart could not be measured ({why}): "
+            f"{asked.remedy}",
         ) from error
     if not difference <= LIMIT:
         raise ConfigError(
             "Q-PREPROCESS-003",
-            f"preprocess.packing is true, but {kind} can't keep rows apart (a packed row's logits differ by "
-            f"{difference:.2g} from the same row's alone, {LIMIT:g} is the limit): set it to false",
+            f"{asked.by}, but {kind} can't keep rows apart (a packed row's logits differ by "
+            f"{difference:.2g} from the same row's alone, {LIMIT:g} is the limit): {asked.remedy}",
         )
     return difference
 

@@ -26,7 +26,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.text import most, plural
-from pipeline.stages.preprocess.packing import best_fit, need_rows_apart
+from pipeline.stages.preprocess.packing import best_fit, need_rows_apart, packed_by
 from pipeline.stages.preprocess.page import render_labels_page, sample, unused
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.rewards import Weighting, account, sentences, weighting
@@ -70,7 +70,9 @@ def preprocess(
     train = train or Train()
     learning = METHODS[train.method]
     # a pair's answers share a row, and so do the answers to a prompt, which itself is not packed
-    if packing or learning.answers:
+    if learning.answers:
+        need_rows_apart(base, packed_by(train.method))
+    elif packing:
         need_rows_apart(base)
     packing = packing and not learning.prompts
     to_tokens = Tokenization(loaded_base, max_length, packing, train)

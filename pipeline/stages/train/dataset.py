@@ -11,6 +11,8 @@ from pipeline.chat.tokens import IGNORED
 Labelled = tuple[list[int], list[int]]  # ids and labels of a sequence
 OTHERS = "others"  # of a batch: the same prompts with other answers
 PARTS = ("input_ids", "labels", "position_ids")  # of a batch: what its log-probabilities depend on
+# of a batch of several sequences: where each begins, for attention and recurrent layers
+BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 # what a batch knows of itself; `items` are what its loss is a mean over: tokens, positions, pairs or answers
 NOT_FOR_THE_MODEL = (
     *("rows", "row_ids", "trained_tokens", "items", "weights"),
@@ -42,6 +44,11 @@ class Collator:
         and, unless all are 1, the weights (1, T) of the tokens' losses.
         """
         batch: dict[str, Any] = self.flatten(examples)
+        if sum(len(example["seq_lengths"]) for example in examples) == 1:
+            # Recurrent layers and convolutions without a kernel for packed rows refuse any row that names its
+            # borders, also if it has none inside.
+            for name in BORDERS:
+                del batch[name]
         batch["rows"] = [example["row"] for example in examples]
         batch["row_ids"] = [name for example in examples for name in example["row_ids"]]
         batch["trained_tokens"] = batch["items"] = int((batch["labels"][:, 1:] != IGNORED).sum())

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.manifest import NAME as MANIFEST
+from pipeline.config.methods import METHODS
 from pipeline.config.targets import together
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.core.publish import read_json
@@ -19,13 +21,14 @@ from pipeline.models.tuners import TUNERS, causal_model, tuner_on
 from pipeline.models.tuners.scales import unchanged_in_file
 from pipeline.stages.train.dataset import Labelled, for_the_model, packed, sequences
 from pipeline.stages.train.monitoring.samples import undisturbed
-from pipeline.stages.train.run import RESTART
+from pipeline.stages.train.run import RESTART, Run
 
 PROBE_TOKENS = 48  # of each of the two rows
 # normalized squared error of logits, packed against alone: bfloat16 gives about 1e-5, a leak above 0.1
 SAME_ROW = 1e-2
 
 BEFORE = "before.json"  # beside the checkpoints: what distillation started from
+UNPACKED = "set preprocess.packing to false and train.per_device_train_batch_size to 1"
 NAMED = 5  # numbers named in one sentence
 ROUNDING = 1e-6  # an epoch's last step has the epoch's number up to a float's rounding
 
@@ -33,18 +36,25 @@ ROUNDING = 1e-6  # an epoch's last step has the epoch's number up to a float's r
 def check_no_leaks(
     model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Labelled]
 ) -> float | None:
-    """The error that packing makes in a row's logits: mean squared difference ÷ mean square, packed behind
-    another row against alone.
+    """Return the error that packing makes in a row's logits: mean squared difference ÷ mean square, packed
+    behind another row against alone.
 
-    Both go the way that training's batches go: through `collate`, into `model`. None (not measured) where
-    there are not two rows. Raises `ConfigError` where the row in front shows through, `GateError` where the
-    model's numbers are not finite.
+    Both go the way that training's batches go: through `collate`, into `model`. None (not measured) if there
+    are not two rows. Raises `ConfigError` if the row in front shows through or if the architecture can't
+    compute packed rows, `GateError` if the model's numbers are not finite.
     """
     if len(rows) < 2:
         return None
     first, second = ((ids[:PROBE_TOKENS], labels[:PROBE_TOKENS]) for ids, labels in rows[:2])
     with undisturbed(model):
-        behind = _logits(model, collate, [first, second])[len(first[0]) :]
+        try:
+            behind = _logits(model, collate, [first, second])[len(first[0]) :]
+        # transformers refuses packed rows by this, in recurrent layers and convolutions
+        except ValueError as refusal:
+            why = " ".join(str(refusal).split())[:200]
+            raise ConfigError(
+                "Q-TRAIN-021", f"rows of {model.config.model_type} can't be packed ({why}): {UNPACKED}"
+            ) from refusal
         alone = _logits(model, collate, [second])
     error = float((behind - alone).pow(2).mean() / alone.pow(2).mean())
     if not math.isfinite(error):
@@ -56,8 +66,7 @@ def check_no_leaks(
         raise ConfigError(
             "Q-TRAIN-021",
             f"packed rows see each other: a row's logits differ by {error:.2g} (normalized squared error, "
-            f"at most {SAME_ROW:g}) behind another row: "
-            "set preprocess.packing to false and train.per_device_train_batch_size to 1",
+            f"at most {SAME_ROW:g}) behind another row: {UNPACKED}",
         )
     return error
 
@@ -132,13 +141,27 @@ def held_out_before(trainer: Any, file: Path) -> float | None:
     return read_json(file, RESTART)["eval_loss"] if file.is_file() else None
 
 
+def packs_rows(run: Run) -> bool:
+    """Return True if a forward of this run may compute several sequences as one.
+
+    So do packed rows, a batch of several rows, and methods that learn from entire answers.
+    """
+    settings = run.settings
+    if settings.per_device_train_batch_size > 1 or METHODS[settings.method].answers:
+        return True
+    return bool(read_json(run.tokens / MANIFEST, RESTART)["packing"])
+
+
 def prove_beforehand(trainer: Any) -> dict[str, Any]:
-    """What is proven before the first step, in figures: targets, parameters, finite weights, packing."""
+    """Return what is proven before the first step, in figures: targets, parameters, finite weights, and the
+    error of packing, if anything is packed.
+    """
     # what is packed here has no teacher's answers
     plain = getattr(trainer.collate, "plain", trainer.collate)
+    two_rows = sequences(trainer.rows, 2) if packs_rows(trainer.run) else []
     return {
         "trainable_parameters": TUNERS[trainer.settings.tuner].check(trainer.model, trainer.settings),
-        "packing_nmse": check_no_leaks(trainer.model, plain, sequences(trainer.rows, 2)),
+        "packing_nmse": check_no_leaks(trainer.model, plain, two_rows),
         "float32_cast_bytes_saved": float32_cast_bytes(causal_model(trainer.model)),
         **finite_record(trainer.model),
     }

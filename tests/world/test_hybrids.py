@@ -1,0 +1,120 @@
+"""Bases whose layers are not attention alone: trained one row at a time, refused in a sentence where rows are
+to share a sequence.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_runs import one_thread, run, settings
+
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.config.sections import Train
+from pipeline.core.errors import ConfigError
+from pipeline.stages.preprocess.stage import preprocess
+
+__all__ = ["one_thread"]  # a fixture of every test here
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+# what makes each family small, and the linears that all of its layers have
+FAMILIES: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 64,
+    },
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+}
+LINEARS = {
+    "lfm2": r".*\.(w1|w2|w3)",
+    "falcon_h1": r".*\.(gate_proj|up_proj|down_proj)",
+    "granitemoehybrid": r".*shared_mlp\.(input_linear|output_linear)",
+    "qwen3_5_text": r".*\.(gate_proj|up_proj|down_proj)",
+}
+
+
+def hybrid_project(family: str, prepared: Path, root: Path) -> Path:
+    """A project with the rows and the tokenizer of `prepared` and a small random base of `family`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    base = root / "models/base"
+    shutil.copytree(prepared / "data/final", root / "data/final")
+    shutil.copytree(
+        prepared / "models/base", base, ignore=shutil.ignore_patterns("*.safetensors", "config.json")
+    )
+    tokenizer = load_tokenizer(base)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **SIZES | FAMILIES[family] | ends)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    return root
+
+
+def tokenize(project: Path, *, packing: bool, train: Train | None = None) -> None:
+    preprocess(
+        rows_folder=project / "data/final",
+        base=project / "models/base",
+        tokens_folder=project / "data/tokens",
+        max_length=1024,
+        packing=packing,
+        train=train,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hybrid_is_trained_when_packing_is_off(family: str, prepared: Path, tmp_path: Path) -> None:
+    project = hybrid_project(family, prepared, tmp_path / "project")
+    tokenize(project, packing=False)
+    report = run(project, tmp_path / "run", target_modules=LINEARS[family], sample_rows=1)
+    assert report["steps"] == 2 and report["eval_loss"] > 0
+    assert report["proven"]["packing_nmse"] is None  # nothing was packed, so nothing was measured
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packing_on_a_hybrid_is_refused_before_rows_are_tokenized(
+    family: str, prepared: Path, tmp_path: Path
+) -> None:
+    project = hybrid_project(family, prepared, tmp_path / "project")
+    with pytest.raises(ConfigError, match=r"Q-PREPROCESS-00[23]: .*preprocess.packing.*set it to false"):
+        tokenize(project, packing=True)
+    assert not (project / "data/tokens").exists()
+
+
+def test_several_rows_of_a_hybrid_in_a_batch_are_refused_in_a_sentence(
+    prepared: Path, tmp_path: Path
+) -> None:
+    project = hybrid_project("lfm2", prepared, tmp_path / "project")
+    tokenize(project, packing=False)
+    with pytest.raises(ConfigError, match=r"Q-TRAIN-021: .*lfm2.*train.per_device_train_batch_size to 1"):
+        run(project, tmp_path / "run", target_modules=LINEARS["lfm2"], per_device_train_batch_size=2)
+
+
+def test_pairs_on_a_hybrid_are_refused_for_the_method_whatever_packing_says(
+    prepared: Path, tmp_path: Path
+) -> None:
+    """A pair's answers share a row, so `preprocess.packing: false` would be no remedy."""
+    project = hybrid_project("lfm2", prepared, tmp_path / "project")
+    for packing in (True, False):
+        with pytest.raises(ConfigError, match=r"Q-PREPROCESS-00[23]: train.method is dpo") as refused:
+            tokenize(project, packing=packing, train=settings(method="dpo"))
+        assert "packing" not in refused.value.sentence or "sft" in refused.value.sentence
