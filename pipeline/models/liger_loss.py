@@ -14,8 +14,9 @@ SWITCHES = {"rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_e
 
 
 def choose_loss(wanted: str, *, mixture: bool = False, norms: bool = False) -> str:
-    """`auto` as what this machine can do: liger on a GPU with Triton, chunked elsewhere, for a mixture of
-    experts and where `norms` train. Raises `ToolError` for liger without these.
+    """Return `auto` as what this machine can do: liger on a GPU with Triton, chunked elsewhere, for a mixture
+    of experts and if `norms` train. Raises `ToolError` for liger without these. Whether Liger knows the
+    architecture is for `try_liger` to say.
     """
     import torch
 
@@ -38,44 +39,77 @@ def choose_loss(wanted: str, *, mixture: bool = False, norms: bool = False) -> s
 
 
 def apply_liger(folder: Path) -> None:
-    """Swap this architecture's RMSNorm, RoPE and SwiGLU for Liger's kernels, in this process for good, before
-    the model is loaded.
+    """Swap kernels as `try_liger`. Raises `ToolError` if Liger doesn't have them for the architecture."""
+    if lacking := try_liger(folder):
+        raise ToolError("Q-MODELS-014", f"{lacking}: set train.loss to auto or chunked")
 
-    Raises `ToolError` if Liger doesn't have them for the architecture.
+
+def try_liger(folder: Path) -> str:
+    """Swap this architecture's RMSNorm, RoPE and SwiGLU for Liger's kernels, in this process for good, before
+    the model is loaded. Return an empty text, or what Liger lacks for the architecture; nothing is swapped
+    then.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
     if apply is None or not set(inspect.signature(apply).parameters) >= SWITCHES:
-        raise ToolError(
-            "Q-MODELS-014",
-            f"Liger has no kernels for RMSNorm, RoPE and SwiGLU of {model_type}: set train.loss to chunked",
-        )
-    # the fused loss is called by the trainer itself, at the trained positions only
-    apply(rope=True, rms_norm=True, swiglu=True, fused_linear_cross_entropy=False, cross_entropy=False)
+        return f"Liger has no kernels for RMSNorm, RoPE and SwiGLU of {model_type}"
+    plain = empty_model(folder)
+    if missing := [name for name, part in swapped_parts(plain).items() if part is None]:
+        return f"{model_type} has no {missing[0]}, whose place Liger's kernel would take"
+    code = sys.modules[type(plain).__module__]
+    before = dict(vars(code))
+    try:
+        # the fused loss is called by the trainer itself, at the trained positions only
+        apply(rope=True, rms_norm=True, swiglu=True, fused_linear_cross_entropy=False, cross_entropy=False)
+        check_liger(empty_model(folder))
+    except (NotImplementedError, ToolError) as error:
+        # Parts that were swapped before the failure would be in the model all the same.
+        vars(code).update(before)
+        return f"Liger has not all kernels for {model_type} ({' '.join(str(error).split())[:200]})"
+    return ""
+
+
+def empty_model(folder: Path) -> Any:
+    """Return the model of `folder`'s config.json without weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+
+
+def swapped_parts(model: Any) -> dict[str, Any]:
+    """Return the modules whose place Liger's kernels take, by their names in Llama; None for one that the
+    architecture doesn't have.
+    """
+    decoder = getattr(model, "model", None)
+    layers = getattr(decoder, "layers", None)
+    layer = layers[0] if layers else None
+    in_layer = ("input_layernorm", "post_attention_layernorm", "mlp")
+    return {name: getattr(layer, name, None) for name in in_layer} | {"norm": getattr(decoder, "norm", None)}
 
 
 def check_liger(model: Any) -> None:
     """Prove that the loaded `model` (below PEFT) is made of Liger's parts; `ToolError` names the first that
     isn't.
 
-    Liger replaces classes by name, so where transformers renames one nothing would happen, in silence.
+    Liger replaces classes by name, so if transformers renames one nothing would happen, in silence.
     """
     from liger_kernel.transformers.rope import liger_rotary_pos_emb
 
-    layer = model.model.layers[0]
+    model_type = model.config.model_type
     if getattr(sys.modules[type(model).__module__], "apply_rotary_pos_emb", None) is not liger_rotary_pos_emb:
         raise ToolError(
-            "Q-MODELS-014",
-            f"RoPE of {model.config.model_type} is not Liger's after loading: set train.loss to chunked",
+            "Q-MODELS-014", f"RoPE of {model_type} is not Liger's after loading: set train.loss to chunked"
         )
-    for part in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp, model.model.norm):
+    for name, part in swapped_parts(model).items():
         if not type(part).__name__.startswith("Liger"):
             raise ToolError(
                 "Q-MODELS-014",
-                f"{type(part).__name__} of {model.config.model_type} is not Liger's after loading: set "
-                "train.loss to chunked",
+                f"{name} of {model_type} is {type(part).__name__} after loading, not Liger's: set train.loss "
+                "to chunked",
             )
 
 

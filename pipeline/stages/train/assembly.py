@@ -1,6 +1,7 @@
 """The trainer put together: rows, the quantized base with its adapter, what watches it."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from transformers import set_seed
 
@@ -10,7 +11,7 @@ from pipeline.core.units import memory_gb
 from pipeline.models.chunked_loss import check_head
 from pipeline.models.experts.separate import has_experts
 from pipeline.models.experts.targets import check_mixture
-from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
+from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss, try_liger
 from pipeline.models.loading import read_config
 from pipeline.models.qlora import load_quantized
 from pipeline.models.tuners import causal_model, put_tuner
@@ -29,22 +30,44 @@ from pipeline.stages.train.several.group import Group
 SAMPLE_TOKENS = 32
 
 
-def load_model(run: Run) -> tuple[Any, str]:
-    """The quantized base with what trains on it, an adapter drawn from the seed, and the loss that it is
-    trained with. With `train.offload: shared` the processes keep a part each.
+class Loss(NamedTuple):
+    """The loss that a run is trained with, and why `train.loss: auto` did not take liger, if it can't."""
+
+    name: str
+    reason: str = ""
+
+
+def prepare_loss(base: Path, settings: Train, *, mixture: bool) -> Loss:
+    """Return the loss that `train.loss` means here. With liger its kernels are swapped in, so call this
+    before the model is loaded.
+    """
+    name = choose_loss(settings.loss, mixture=mixture, norms=bool(settings.modules_to_save))
+    if name != "liger":
+        return Loss(name)
+    if settings.loss == "liger":
+        apply_liger(base)
+        return Loss(name)
+    lacking = try_liger(base)
+    if not lacking:
+        return Loss(name)
+    print(f"train: {lacking}, so the loss is chunked, not liger")
+    return Loss("chunked", lacking)
+
+
+def load_model(run: Run) -> tuple[Any, Loss]:
+    """Return the quantized base with what trains on it, an adapter drawn from the seed, and the loss that it
+    is trained with. With `train.offload: shared` the processes keep a part each.
     """
     base, settings = run.base, run.settings
     mixture = has_experts(read_config(base))
     check_mixture(settings, mixture=mixture)
-    loss = choose_loss(settings.loss, mixture=mixture, norms=bool(settings.modules_to_save))
-    if loss == "liger":
-        apply_liger(base)  # before the model is loaded
+    loss = prepare_loss(base, settings, mixture=mixture)
     set_seed(settings.seed)  # for the adapter's start
     if settings.shares_base and run.group is not None:
         model = shared_out(run)
     else:
         model = put_tuner(load_quantized(base, settings), settings)
-    if loss == "liger":
+    if loss.name == "liger":
         check_liger(causal_model(model))
     check_head(causal_model(model))
     return model, loss
@@ -94,7 +117,8 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
         model=model,
         rows=rows,
         collate=learning.collate,
-        loss=loss,
+        loss=loss.name,
+        loss_reason=loss.reason,
         held_out=[learning.collate_held_out([row]) for row in held_out],
         answer=lambda model: sample(model, tokenizer, questions, SAMPLE_TOKENS),
         journal=journal,

@@ -41,21 +41,24 @@ TRIMMED_EVERY = 2  # forwards: after five the holes had grown by 0.4 GB of 3.8, 
 
 
 class QuenchTrainer(Sharing):
-    """Trains with `loss` (liger or chunked), evaluates on the batches `held_out`; `answer` gives sample
-    answers of the model as it is. `journal` gets every step and evaluation, None: this process writes none.
+    """Trains with `loss` (liger or chunked; `loss_reason` says why auto is not liger), evaluates on the
+    batches `held_out`; `answer` gives sample answers of the model as it is. `journal` gets every step and
+    evaluation, None: this process writes none.
     """
 
     def __init__(
         self,
         *,
         loss: str,
+        loss_reason: str,
         held_out: list[Batch],
         answer: Callable[[Any], list[dict[str, Any]]],
         journal: Journal | None,
         **rest: Any,
     ) -> None:
         super().__init__(**rest)
-        self.loss, self.token_loss = loss, fused_loss if loss == "liger" else chunked_loss
+        self.loss, self.loss_reason = loss, loss_reason
+        self.token_loss = fused_loss if loss == "liger" else chunked_loss
         self.held_out, self.answer, self.journal = held_out, answer, journal
         self.pending_evaluation = False
         self.evaluated_step = -1

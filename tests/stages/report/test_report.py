@@ -150,3 +150,11 @@ def test_the_terminal_table_is_whole_however_narrow_the_terminal(
     assert row.split() == ["Q4_K_M", "105.5", "MB", "6.27", "1.16", "0.0184", "98.1", "%", speed, "75.3"]
     assert last == f"The page: {project / 'reports' / 'index.html'}"
     assert "…" not in "".join(lines)
+
+
+def test_why_auto_is_not_liger_stands_beside_the_loss(project: Path, params: Params) -> None:
+    reason = "olmo2 has no input_layernorm, whose place Liger's kernel would take"
+    change(project / "reports/train.json", loss="chunked", loss_reason=reason)
+    stage.main(params, project)
+    text = Page((project / "reports" / "index.html").read_text(encoding="utf-8")).text
+    assert f"chunked ({reason})" in " ".join(text.split())
