@@ -17,6 +17,7 @@ from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.formats import detect, to_row
+from pipeline.stages.curate.reading.letter_case import with_known_keys
 from pipeline.stages.curate.rules.changes import Change, Changes
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.heuristics import JUDGES
@@ -130,7 +131,7 @@ class Cleaner:
         """The rows of one line. Raises `Rejected` if there are none."""
         rule = "read"
         try:
-            value = parsed(line.data)
+            value = with_known_keys(parsed(line.data))
             rule = "format"
             given_format = by_glob(file, self.settings.formats, "auto")
             kind = detect(value) if given_format == "auto" else given_format

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import MAX_DEPTH, BadLine, dump_line, parse_line
 from pipeline.stages.curate.reading import files
-from pipeline.stages.curate.reading.containers import raw_lines
+from pipeline.stages.curate.reading.containers import parsed, raw_lines
 from pipeline.stages.curate.reading.files import files_below, refusal, size
 
 Items = list[tuple[int, int | None, bytes | str]]
@@ -173,8 +173,29 @@ CSV: dict[str, tuple[bytes, list[Any]]] = {
     "a last record over lines": (b'a\n"1\n2"', [{"a": "1\n2"}]),
     "a name with a semicolon": (b"a;b,c\n1,2\n", [{"a;b": "1", "c": "2"}]),
     "a column twice": (b"a,a\n1,2\n", ["bad_header"]),
-    "a column without a name": (b"a,\n1,2\n", ["bad_header"]),
+    "an index and a column without a name": (
+        b',"",a,,b\n7,x,1,,2\n8,y,1,3,2\n9,1,2\n',
+        [{"a": "1", "b": "2"}, "bad_shape", "bad_shape"],
+    ),
+    "columns without names": (b",\n1,2\n", ["bad_header"]),
     "a blank header": (b"\na\n1\n", ["bad_header"]),
+    "semicolons": (b'a;"b,;"\n"1\n;2";3,4\n1\n', [{"a": "1\n;2", "b,;": "3,4"}, "bad_shape"]),
+    "tabs": (b"a\tb\r\n1\t\r\n", [{"a": "1"}]),
+    "vertical bars": (b"a|b\n1|2\n", [{"a": "1", "b": "2"}]),
+    "quotes are as strict with semicolons": (b'a;b\n"x"y;z\n1;2\n', ["not_csv", {"a": "1", "b": "2"}]),
+    "a line for Excel": (BOM + b"sep=;\r\na,c;b\r\n1;2\r\n", [{"a,c": "1", "b": "2"}]),
+    "a line for Excel in quotes": (b'"SEP=\t"\na\tb\n1\t2\n', [{"a": "1", "b": "2"}]),
+    "a line for Excel and no more": (b"sep=;", []),
+    "a line for Excel that is wrong": (b"sep=;\nprompt,completion\n1,2\n", [{"prompt,completion": "1,2"}]),
+    "a column's name like that line": (b"sep=x\n1\n", [{"sep=x": "1"}]),
+    "capitals": (
+        b'Messages, TOOLS,Other\n"[{""a"": 1}]",{},x\n',
+        [{"messages": [{"a": 1}], "tools": {}, "Other": "x"}],
+    ),
+    "a name in two spellings": (
+        b"Prompt,PROMPT,text,Text\n1,2,3,4\n",
+        [{"Prompt": "1", "PROMPT": "2", "text": "3", "Text": "4"}],
+    ),
     "a header with a bad quote": (b'"a"b\n1\n', ["bad_header"]),
     "a header that is too long": (b"x" * 101 + b"\n1\n", ["bad_header"]),
     "control characters": (b"a\nx\x00\x08\n", [{"a": "x\0\b"}]),
@@ -195,17 +216,13 @@ def test_rows_of_csv(tmp_path: Path, case: str, packing: str) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"prompt;completion\na;b\nc;d\n", "separated by semicolons: write commas"),
-        (b'"prompt";"completion"\n', "separated by semicolons: write commas"),
-        (BOM + b"prompt\tcompletion\r\na\tb\r\n", "separated by tabs: write commas"),
-        (b"prompt|completion\n", "separated by vertical bars: write commas"),
         (b"prompt,completion\ra,b\rc,d\r", "a line ends with CR alone"),
-        (b'"a"b,c\n', "something stands between a quote and the next comma"),
+        (b'"a"b,c\n', "something stands between a quote and the next separator"),
         (b'"a,b\n', "a quote is never closed"),
         (b"a,a\n", "two have the same name"),
-        (b"a,\n", "one has no name"),
+        (b",\n", "none has a name"),
+        (b"sep=;\n;\n", "none has a name"),
         (b"\n", "nothing on this line"),
-        ("a\tb\n".encode("utf-16"), "byte 0 is not UTF-8"),
     ],
 )
 def test_a_bad_header_is_told_once_and_why(tmp_path: Path, data: bytes, words: str) -> None:
@@ -215,6 +232,58 @@ def test_a_bad_header_is_told_once_and_why(tmp_path: Path, data: bytes, words: s
     assert row.code == "bad_header"
     assert words in str(row)
     assert "newline=" not in str(row)
+
+
+def test_an_index_column_is_counted(tmp_path: Path) -> None:
+    notes = Counter[str]()
+    items = read_bytes(tmp_path, "a.csv", b",text\n0,a\n1,b\n,\n2\n", notes=notes)
+    assert [row for _, _, row in items] == [b'{"text":"a"}', b'{"text":"b"}', b"{}", "bad_shape"]
+    assert notes["index_column"] == 3
+
+
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-be", "utf-16-le", "utf-32-be", "utf-32-le"])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "array.json"])
+def test_a_byte_order_mark_says_how_a_file_is_read(
+    tmp_path: Path, name: str, encoding: str, packing: str
+) -> None:
+    """Without one, a file of UTF-16 or UTF-32 is one rejected row, whose sentence has the command."""
+    row = {"question": "Name the café.", "answer": "Café 𝄞 Nord"}
+    text = {
+        "a.csv": "\r\n".join(",".join(cells) for cells in (row, row.values())),
+        "a.jsonl": f"{json.dumps(row, ensure_ascii=False)}\n",
+        "a.json": json.dumps(row, ensure_ascii=False, indent=1),
+        "array.json": json.dumps([row], ensure_ascii=False, indent=1),
+    }[name]
+    path = tmp_path / f"{name}{packing}"
+    for mark in ("\ufeff", "") if encoding.endswith("e") else ("",):
+        path.write_bytes(PACK[packing](f"{mark}{text}".encode(encoding)))
+        ((_, _, found),) = raw_lines(path, path.name, max_line_bytes=1000, notes=Counter())
+        if mark or not encoding.endswith("e"):
+            assert isinstance(found, bytes)
+            assert json.loads(found) == row
+        else:
+            assert isinstance(found, BadLine)
+            assert found.code == "not_utf8"
+            assert f"iconv -f {encoding[:6].upper()}{encoding[-2:].upper()} -t UTF-8" in str(found)
+
+
+def test_utf16_that_breaks_off_says_so(tmp_path: Path) -> None:
+    data = "\ufeffquestion,answer\na,b\n".encode("utf-16-le")
+    for broken in (data[:-1], data + b"\x00\xd8a\x00"):
+        items = read_bytes(tmp_path, "a.csv", broken)
+        assert items[-1][2] == "not_utf8"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.csv", b"question,r\xe9ponse\na,b\n"), ("a.jsonl", b'{"text": "caf\xe9"}')]
+)
+def test_text_of_another_encoding_is_told_what_converts_it(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    ((_, _, row),) = raw_lines(tmp_path / name, name, max_line_bytes=100, notes=Counter())
+    with pytest.raises(BadLine, match="iconv -f CP1252 -t UTF-8") as caught:
+        parsed(row)
+    assert caught.value.code == "not_utf8"
 
 
 @settings(max_examples=draws(50))
@@ -478,9 +547,10 @@ def test_an_element_may_lie_across_blocks(tmp_path: Path, element: bytes) -> Non
 @pytest.mark.parametrize(
     ("name", "code"),
     [("a.jsonl", None), ("a.NDJSON.gz", None), ("a.json.zst", None), ("a.csv", None), ("a.b.parquet", None)]
+    + [("a.TSV", None), ("a.tsv.gz", None)]
     + [
         (name, "unknown_container")
-        for name in ("a.txt", "a", "a.gz", "a.jsonl.bz2", "a.parquet.gz", "a.tsv", "jsonl", "a.csv.gz.zst")
+        for name in ("a.txt", "a", "a.gz", "a.jsonl.bz2", "a.parquet.gz", "a.tab", "jsonl", "a.csv.gz.zst")
     ],
 )
 def test_files_are_known_by_their_suffix(tmp_path: Path, name: str, code: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The rows inside a raw file as JSON bytes: JSONL, one JSON value, CSV, Parquet;
+"""The rows inside a raw file as JSON bytes: JSONL, one JSON value, CSV, TSV, Parquet;
 gzip and Zstandard around them.
 
 The name tells the container, and the content whether JSON is one value a line or one value in all. Whatever a
@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pipeline.core.jsonl import BadLine, parse_line, read_raw_lines
-from pipeline.stages.curate.reading.files import JSON_SPACE, is_json, layout_of, opened, suffixes, unpacked
+from pipeline.stages.curate.reading.encodings import HEAD, NOT_UTF8, is_foreign
+from pipeline.stages.curate.reading.files import (
+    JSON_SPACE,
+    TEXT_TABLES,
+    is_json,
+    layout_of,
+    opened,
+    suffixes,
+    unpacked,
+)
 from pipeline.stages.curate.reading.tables import csv_rows, parquet_rows
 
 RawRow = tuple[int, int | None, bytes | BadLine]
@@ -41,7 +50,7 @@ class RawLine(NamedTuple):
     """One line, element or record of a raw file."""
 
     number: int  # from 1
-    offset: int | None  # bytes from the start of the (decompressed) file; None for CSV and Parquet
+    offset: int | None  # bytes from the start of the (decompressed, UTF-8) file; None for tables
     data: bytes | BadLine
 
     @property
@@ -54,7 +63,12 @@ def parsed(row: bytes | BadLine) -> dict[str, Any]:
     """The JSON object of a row as `raw_lines` gives it. Raises `BadLine`."""
     if isinstance(row, BadLine):
         raise row
-    return parse_line(row)
+    try:
+        return parse_line(row)
+    except BadLine as error:
+        if error.code != "not_utf8":
+            raise
+        raise BadLine(error.code, f"{error}: {NOT_UTF8}") from None
 
 
 def raw_lines(
@@ -88,8 +102,12 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
     if layout == ".json":
         layout = layout_of(path, packing, max_bytes, notes)
     with opened(path) as packed, unpacked(packed, packing) as file:
-        if layout in (".parquet", ".csv"):
-            records = csv_rows(file, max_bytes, notes) if layout == ".csv" else parquet_rows(file, max_bytes)
+        if layout in (".parquet", *TEXT_TABLES):
+            records = (
+                parquet_rows(file, max_bytes)
+                if layout == ".parquet"
+                else csv_rows(file, max_bytes, notes, "\t" if layout == ".tsv" else ",")
+            )
             yield from ((number, None, row) for number, row in enumerate(records, start=1))
         elif layout == "array":
             yield from array_rows(file, max_bytes)
@@ -97,7 +115,8 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
             text = file.read()
             yield 1, text.index(b"{"), text[text.index(b"{") :].rstrip(JSON_SPACE)
         else:
-            packed.seek(part.start)  # 0 where it is packed
+            if part.start:  # of a file that is not packed
+                packed.seek(part.start)
             yield from _lines(file, max_bytes, notes, part)
 
 
@@ -105,6 +124,9 @@ def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
     """Whether the file can be read in parts that begin at its lines: plain JSON, a value a line."""
     if suffixes(name) != (".json", ""):
         return False
+    with opened(path) as file:
+        if is_foreign(file.peek(HEAD)):
+            return False
     return layout_of(path, "", max_bytes, Counter()) == "lines"
 
 

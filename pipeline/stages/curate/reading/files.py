@@ -1,6 +1,6 @@
 """The files below data/raw: which there are, which of them `curate` reads and why it reads no other, and how
-one is opened. gzip and Zstandard are unpacked with bounded growth: a file that breaks or bursts says so as a
-`BadLine`.
+one is opened. gzip and Zstandard are unpacked with bounded growth, and UTF-16 becomes UTF-8: a file that
+breaks or bursts says so as a `BadLine`.
 """
 
 import errno
@@ -22,10 +22,12 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
 from pipeline.core.special_files import is_users_data, not_listed, trouble, unreadable
 from pipeline.core.text import plural, safe
+from pipeline.stages.curate.reading.encodings import HEAD, marked, no_mark, unmarked, utf8_pieces
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-PACKED_SUFFIXES = (".gz", ".zst")  # around JSON and CSV; Parquet is packed inside
-READ = "*.jsonl, *.ndjson, *.json and *.csv, plain or with .gz or .zst, and *.parquet"
+TEXT_TABLES = (".csv", ".tsv")
+PACKED_SUFFIXES = (".gz", ".zst")  # around JSON, CSV and TSV; Parquet is packed inside
+READ = "*.jsonl, *.ndjson, *.json, *.csv and *.tsv, plain or with .gz or .zst, and *.parquet"
 ALWAYS_ALLOWED = 256 << 20  # bytes that any file may unpack to
 MAX_GROWTH = 200  # times its size on disk that a larger one may unpack to; text rarely reaches 20
 GZIP_READ = 1 << 16
@@ -111,15 +113,23 @@ def suffixes(name: str) -> tuple[str, str]:
     kind, packing = (first, last) if last in PACKED_SUFFIXES else (last, "")
     if kind in JSON_SUFFIXES:
         return ".json", packing
-    return (kind, packing) if kind == ".csv" or (kind, packing) == (".parquet", "") else ("", "")
+    return (kind, packing) if kind in TEXT_TABLES or (kind, packing) == (".parquet", "") else ("", "")
 
 
 def unpacked(file: BufferedReader, packing: str) -> BufferedReader:
-    """The bytes inside a file packed with ".gz", ".zst" or "" (none). Reading raises `BadLine`."""
-    if not packing:
-        return file
-    pieces = _gzip_pieces(file) if packing == ".gz" else _zstd_pieces(file)
-    return BufferedReader(_Pieces(pieces, growth_limit(file)), GZIP_READ)
+    """Return the bytes inside a file packed with ".gz", ".zst" or "" (none), in UTF-8 if a byte order mark
+    says that they are not. This and reading raise `BadLine`.
+    """
+    inside = file
+    if packing:
+        pieces = _gzip_pieces(file) if packing == ".gz" else _zstd_pieces(file)
+        inside = BufferedReader(_Pieces(pieces, growth_limit(file)), GZIP_READ)
+    head = inside.peek(HEAD)[:HEAD]
+    if encoding := unmarked(head):
+        raise no_mark(encoding)
+    if encoding := marked(head):
+        return BufferedReader(_Pieces(utf8_pieces(inside, encoding), growth_limit(file)), GZIP_READ)
+    return inside
 
 
 def layout_of(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:

@@ -1,39 +1,53 @@
-"""The records of CSV and Parquet files as JSON objects, a key per column; empty cells are left out."""
+"""The records of CSV, TSV and Parquet files as JSON objects, a key per column; empty cells are left out."""
 
 import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from io import BufferedReader
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import orjson
 
 from pipeline.core.jsonl import BYTE_ORDER_MARK, MAX_DEPTH, BadLine, parse_value
+from pipeline.stages.curate.reading.encodings import NOT_UTF8
 from pipeline.stages.curate.reading.files import growth_limit
+from pipeline.stages.curate.reading.letter_case import known_names
 
 # text there is of no use
 JSON_COLUMNS = frozenset(("messages", "conversations", "history", "tools", "segments"))
 TURN_COLUMNS = frozenset(("prompt", "completion", "chosen", "rejected"))  # text, or a list of turns
 FAULTS = {  # the csv module's words, and ours
     "new-line character": "a line ends with CR alone: write LF or CRLF",
-    "expected after": "something stands between a quote and the next comma",
+    "expected after": "something stands between a quote and the next separator",
     "unexpected end": "a quote is never closed",
 }
 TURNS = re.compile(r"\s*\[\s*\{")
-SEPARATORS = {b";": "semicolons", b"\t": "tabs", b"|": "vertical bars"}
+SEPARATORS = (",", ";", "\t", "|")
+SEPARATOR_LINE = re.compile(rb'"?sep=(\t|[^\w\s"])"?\s*', re.IGNORECASE)  # above the header, for Excel
 BATCH = 32  # rows of a Parquet file that are unpacked at a time
 READ_AHEAD = 1 << 20  # bytes of each column
 
 Row = bytes | BadLine  # a JSON object's bytes, or why there are none
 
 
-def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
-    """Each record below the header. Raises `BadLine` where the rest of the file can't be read.
+class Columns(NamedTuple):
+    """What a table's header says."""
+
+    names: list[str]  # from the first that is not empty
+    unnamed: int  # columns before that: the row's number or name, as pandas and R write it
+    separator: str
+
+
+def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str], separator: str) -> Iterator[Row]:
+    """Yield each record below the header. Raises `BadLine` if the rest of the file can't be read.
+
+    The header's cells are separated by `separator`, by what a first line `sep=;` names, or by another of
+    `SEPARATORS`. `notes` counts `index_column`, the records without the index that they begin with.
 
     A record ends at a line break with an even number of quotes before it, so a bad record of one line leaves
     the others alone. Of one that is bad over several lines the quotes are in doubt: the rest of the file is
@@ -41,13 +55,20 @@ def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Itera
     """
     csv.field_size_limit(max(csv.field_size_limit(), max_bytes))
     records = _records(file, max_bytes)
-    first = next(records, None)
-    if first is None:
+    first, _ = next(records, (b"", 0))
+    line = first and first.removeprefix(BYTE_ORDER_MARK)
+    notes["bom"] += line != first
+    given = line and SEPARATOR_LINE.fullmatch(line)
+    if given:
+        line, _ = next(records, (b"", 0))
+    if line == b"":
         return
-    header = _header(first[0], max_bytes, notes)
+    separators = (given[1].decode(),) if given else (separator, *SEPARATORS)
+    columns = _columns(line, separators, max_bytes, notes)
     for text, lines in records:
         try:
-            yield orjson.dumps(_object(header, _cells(text, max_bytes, notes)))
+            yield orjson.dumps(_object(columns, _cells(text, columns.separator, max_bytes, notes)))
+            notes["index_column"] += columns.unnamed > 0
         except BadLine as error:
             yield error
             if lines > 1 and error.code in ("too_long", "not_csv") and next(records, None):
@@ -71,11 +92,12 @@ def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Row]:
         names = table.schema_arrow.names
         if len(set(names)) < len(names):
             raise BadLine("bad_header", "two columns have the same name")
+        names = known_names(names)
         for batch in table.iter_batches(BATCH, use_threads=False):
             unpacked_bytes += batch.nbytes
             if unpacked_bytes > limit:
                 raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
-            yield from _batch_rows(batch, max_bytes)
+            yield from _batch_rows(batch.rename_columns(names), max_bytes)
     except BadLine:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -103,26 +125,39 @@ def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | Non
         yield b"".join(parts) or None, lines + 1
 
 
-def _header(text: bytes | None, max_bytes: int, notes: Counter[str]) -> list[str]:
-    """The columns' names. Raises `BadLine` (`bad_header`) if the first line does not name them."""
-    line = text or b""
-    notes["bom"] += line.startswith(BYTE_ORDER_MARK)
-    names, why, code = [""], "one has no name", "not_csv"
-    try:
-        names = _cells(text and text.removeprefix(BYTE_ORDER_MARK), max_bytes, notes)
-    except BadLine as error:
-        why, code = str(error), error.code
-    separators = [name for byte, name in SEPARATORS.items() if byte in line and b"," not in line]
-    if separators and code == "not_csv":
-        why = f"they look separated by {separators[0]}: write commas"
-    elif all(names):
-        if len(set(names)) == len(names):
-            return names
+def _columns(record: bytes | None, separators: Sequence[str], max_bytes: int, notes: Counter[str]) -> Columns:
+    """Return the columns, by the first of `separators` that the header has. Raises `BadLine` if it does not
+    name them.
+    """
+    notes["crlf"] += (record or b"").endswith(b"\r\n")
+    found: dict[str, list[str]] = {}
+    why = ""
+    for separator in separators:
+        try:
+            found[separator] = _cells(record, separator, max_bytes, Counter())
+        except BadLine as error:
+            if error.code == "not_utf8":
+                raise
+            why = why or str(error)
+    # A quote inside a name is another separator's: of a;"b, c" by commas.
+    likely = (separator for separator, cells in found.items() if len(cells) > 1 and '"' not in "".join(cells))
+    separator = next(likely, separators[0])
+    cells = found.get(separator, [])
+    unnamed = next((place for place, name in enumerate(cells) if name.strip()), len(cells))
+    names = known_names(cells[unnamed:])
+    named = [name for name in names if name]
+    if not named:
+        why = why or "none has a name"
+    elif len(set(named)) < len(named):
         why = "two have the same name"
-    raise BadLine("bad_header", f"the first line must name the columns: {why}")
+    else:
+        why = ""
+    if why:
+        raise BadLine("bad_header", f"the first line must name the columns: {why}")
+    return Columns(names, unnamed, separator)
 
 
-def _cells(record: bytes | None, max_bytes: int, notes: Counter[str]) -> list[str]:
+def _cells(record: bytes | None, separator: str, max_bytes: int, notes: Counter[str]) -> list[str]:
     """The cells of a record; None stands for one that is too long."""
     if record is None or len(record.rstrip(b"\r\n")) > max_bytes:
         raise BadLine("too_long", f"longer than {max_bytes} bytes")
@@ -131,7 +166,7 @@ def _cells(record: bytes | None, max_bytes: int, notes: Counter[str]) -> list[st
         raise BadLine("blank", "nothing on this line")
     text = record.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
     try:
-        cells = next(csv.reader([text], strict=True))
+        cells = next(csv.reader([text], strict=True, delimiter=separator))
         record.decode("utf-8")
     except csv.Error as error:
         raise BadLine(
@@ -139,14 +174,21 @@ def _cells(record: bytes | None, max_bytes: int, notes: Counter[str]) -> list[st
             next((note for cause, note in FAULTS.items() if cause in str(error)), "its quotes don't match"),
         ) from None
     except UnicodeDecodeError as error:
-        raise BadLine("not_utf8", f"byte {error.start} is not UTF-8") from None
+        raise BadLine("not_utf8", f"byte {error.start} is not UTF-8: {NOT_UTF8}") from None
     return cells
 
 
-def _object(header: list[str], cells: list[str]) -> dict[str, Any]:
-    if len(cells) != len(header):
-        raise BadLine("bad_shape", f"{len(cells)} cells, but the header names {len(header)}")
-    return {name: _value(name, cell) for name, cell in zip(header, cells, strict=True) if cell}
+def _object(columns: Columns, cells: list[str]) -> dict[str, Any]:
+    """Return a record as an object. Raises `BadLine` for cells that no name stands above."""
+    width = columns.unnamed + len(columns.names)
+    if len(cells) != width:
+        raise BadLine("bad_shape", f"{len(cells)} cells, but the header names {width}")
+    if columns.unnamed:
+        cells = cells[columns.unnamed :]
+    row = {name: _value(name, cell) for name, cell in zip(columns.names, cells, strict=True) if cell}
+    if "" in row:
+        raise BadLine("bad_shape", "a cell holds something, and its column has no name")
+    return row
 
 
 def _value(name: str, cell: str) -> Any:

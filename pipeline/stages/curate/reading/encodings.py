@@ -1,0 +1,67 @@
+"""Text in other encodings than UTF-8: what a byte order mark tells is read, anything else is named.
+
+A file of UTF-16 or UTF-32 without a mark is not read: the sentence says what converts it. Of one-byte
+encodings nothing in the file tells which one it is.
+"""
+
+import codecs
+from collections.abc import Iterator
+from io import BufferedReader
+
+from pipeline.core.jsonl import BadLine
+
+HEAD = 8  # bytes that tell the encoding
+MARKS = {  # the longer ones first: UTF-32's begins with UTF-16's
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+UNMARKED: dict[tuple[bool, ...], str] = {  # which of every four bytes are not zero, in ASCII text
+    (True, False, True, False): "UTF-16LE",
+    (False, True, False, True): "UTF-16BE",
+    (True, False, False, False): "UTF-32LE",
+    (False, False, False, True): "UTF-32BE",
+}
+READ = 1 << 16  # bytes at a time
+
+
+def remedy(encoding: str) -> str:
+    """Return the command that converts a file."""
+    return f"`iconv -f {encoding} -t UTF-8 FILE > NEW` converts it"
+
+
+# Windows-1252 is what Excel writes in Western Europe and America.
+NOT_UTF8 = f"if the file comes from Windows, {remedy('CP1252')}"
+
+
+def marked(head: bytes) -> str | None:
+    """Return the encoding that a byte order mark names, or None if it is UTF-8 or there is no mark."""
+    return next((name for mark, name in MARKS.items() if head.startswith(mark)), None)
+
+
+def unmarked(head: bytes) -> str | None:
+    """Return the encoding that zero bytes between ASCII characters give away, or None."""
+    first, second = (tuple(byte > 0 for byte in part) for part in (head[:4], head[4:HEAD]))
+    return UNMARKED.get(first) if first == second else None
+
+
+def is_foreign(head: bytes) -> bool:
+    """Return True if the text is not read as it stands."""
+    return bool(marked(head) or unmarked(head))
+
+
+def utf8_pieces(file: BufferedReader, encoding: str) -> Iterator[bytes]:
+    """Yield the text as UTF-8, without its byte order mark. Raises `BadLine` if it breaks."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        while piece := file.read1(READ):
+            yield decoder.decode(piece).encode("utf-8")
+        yield decoder.decode(b"", final=True).encode("utf-8")
+    except UnicodeError as error:
+        raise BadLine("not_utf8", f"the {encoding} text breaks here ({error})") from None
+
+
+def no_mark(encoding: str) -> BadLine:
+    """Return why a file of UTF-16 or UTF-32 without a byte order mark is not read."""
+    return BadLine("not_utf8", f"this is {encoding} without a byte order mark: {remedy(encoding)}")
