@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pipeline.chat.rendering import Unrenderable
-from pipeline.chat.rows import completed
+from pipeline.chat.rows import completed, other_references
 from pipeline.chat.template_probe import Message
 from pipeline.chat.tokens import IGNORED, Encoded, Row, chat_request, encode
 
@@ -48,7 +48,7 @@ def prompt_ids(ids: Sequence[int], labels: Sequence[int]) -> list[int]:
 
 def question(name: str, row: Row) -> dict[str, Any]:
     """What a scorer gets to know of a row, as in stage evaluate: id, domain, the last turn before the answer
-    (`prompt`) and all turns up to there (`messages`), the reference.
+    (`prompt`) and all turns up to there (`messages`), the reference and others that are accepted.
     """
     *prompt, last = as_chat(row)["messages"]
     domain = row.get("domain")
@@ -58,6 +58,7 @@ def question(name: str, row: Row) -> dict[str, Any]:
         "prompt": prompt[-1]["content"] if prompt else "",
         "messages": chat_request(prompt)["messages"],
         "reference": last["content"],
+        **other_references(row),
     }
 
 

@@ -82,6 +82,8 @@ class Envelope(TypedDict):
 
 
 REWARD = "train.reward says how it weights the chat"
+ACCEPTED = "answers that are accepted besides the reference: scorers take the best, none is trained"
+References = Annotated[list[str], Field(min_length=1, description=ACCEPTED)]
 
 
 class Chat(Envelope):
@@ -91,6 +93,7 @@ class Chat(Envelope):
     messages: list[Message]
     tools: NotRequired[Tools]
     reward: NotRequired[Annotated[float, Field(allow_inf_nan=False, description=REWARD)]]
+    other_references: NotRequired[References]
 
 
 class Preference(Envelope):
@@ -119,6 +122,7 @@ class Prompt(Envelope):
     messages: list[Message]
     tools: NotRequired[Tools]
     answer: str
+    other_references: NotRequired[References]
 
 
 class Text(Envelope):
@@ -136,6 +140,7 @@ CanonicalRow = Annotated[Chat | Preference | Feedback | Prompt | Text, Discrimin
 
 ENVELOPE = ("id", "source", "kind", "domain")  # about the row, no part of its content
 SIDES = ("chosen", "rejected")  # of a pair
+OTHERS = "other_references"
 TURN_LISTS = ("messages", *SIDES)
 
 
@@ -155,6 +160,11 @@ def json_schema() -> dict[str, Any]:
 def conversations(row: Row) -> list[list[dict[str, Any]]]:
     """The turns of each text that a row is trained as: two if it has two answers."""
     return [row["messages"] + row[side] for side in SIDES if side in row] or [row["messages"]]
+
+
+def other_references(row: Row) -> dict[str, list[str]]:
+    """Return the answers that are accepted besides the reference, as a key of their own if there are any."""
+    return {OTHERS: row[OTHERS]} if OTHERS in row else {}
 
 
 def completed(row: Row) -> list[dict[str, Any]]:
@@ -197,7 +207,7 @@ def edit_texts(row: Row, edit: Callable[[str, str], str]) -> Row:
             changed[field] = [
                 _edited_turn(turn, f"{field} {i}", edit) for i, turn in enumerate(row[field], start=1)
             ]
-    for field in ("tools", "answer"):
+    for field in ("tools", "answer", OTHERS):
         if field in row:
             changed[field] = _edited_tree(row[field], partial(edit, field))
     return row if changed == row else changed

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import TRAINED, Row, completed
+from pipeline.chat.rows import OTHERS, TRAINED, Row, completed
 from pipeline.chat.tokens import Encoded, encodable
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
@@ -68,7 +68,7 @@ def stand_in(row: Row) -> Row | None:
     """The row as a chat that ends in the wanted answer; None if it has none."""
     if row.get("kind", "chat") in TRAINED or not row.get("label", True):
         return None
-    prompt: Row = {key: row[key] for key in ("id", "source", "domain", "tools") if key in row}
+    prompt: Row = {key: row[key] for key in ("id", "source", "domain", "tools", OTHERS) if key in row}
     return prompt | {"kind": "chat", "messages": completed(row)}
 
 

@@ -187,6 +187,7 @@ class Answer(Shape):
     domain: Any = None
     prompt: Any = None
     reference: Any = None
+    other_references: Any = None
     answer: Any = None
     score: Share | None
     scores: dict[str, Share | None] = Field(default_factory=dict)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.rows import other_references
 from pipeline.chat.selection import SEED
 from pipeline.chat.tokens import chat_request
 from pipeline.config.products import ModelFiles
@@ -74,6 +75,7 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
         "domain": _domain(row.get("domain")),
         "prompt": prompt[-1]["content"] if prompt else "",
         "reference": last["content"],
+        **other_references(row),
         "answer": answer,
         "stopped": choice["finish_reason"] != "length",
         "refused": is_refusal(answer),

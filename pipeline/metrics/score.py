@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.chat.rows import OTHERS
+
 
 @dataclass(frozen=True)
 class Score:
@@ -18,6 +20,27 @@ UNREADABLE = Score(0.0, False)
 # (reference, answer, the answer's row as in reports/eval/MODEL.answers.jsonl); ValueError where the
 # *reference* can't be scored by
 Measure = Callable[[str, str, Mapping[str, Any]], Score]
+
+
+def best_score(measure: Measure, answer: Mapping[str, Any]) -> Score:
+    """Return the score of an answer's row by the reference that it meets best.
+
+    Raises `ValueError` if none of the references can be scored by.
+    """
+    scores = []
+    for reference in references(answer):
+        try:
+            scores.append(measure(reference, answer["answer"], answer))
+        except ValueError as error:
+            problem = error
+    if not scores:
+        raise problem
+    return max(scores, key=lambda score: (-1.0 if score.points is None else score.points, score.valid))
+
+
+def references(answer: Mapping[str, Any]) -> list[str]:
+    """Return every reference of an answer's row or of a question, first the one that is trained."""
+    return [answer["reference"], *answer.get(OTHERS, ())]
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.rows import other_references
 from pipeline.config.scorers import scorer_problems
 from pipeline.config.sections import External, Judge
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.metrics import code, judging, own, text
 from pipeline.metrics.external import ExternalScorer
-from pipeline.metrics.score import Measure, Score, Scorer
+from pipeline.metrics.score import Measure, Score, Scorer, best_score
 
 PLAIN = {**text.PLAIN, "code": code.passes}
 SLOTS = {"code": 2, "judge": 4, "external": 4}
@@ -76,8 +77,9 @@ def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], roo
     tried = [parse(spelled, root=root) for spelled in scorers if spelled.partition(":")[0] in TEXT_ALONE]
     for row in rows:
         reference = row["messages"][-1]["content"]
+        answer = {"id": row["id"], "reference": reference, "answer": reference} | other_references(row)
         for scorer in tried:
-            _score(scorer, {"id": row["id"], "reference": reference, "answer": reference})
+            _score(scorer, answer)
 
 
 class Unscorable(DataError):
@@ -86,7 +88,7 @@ class Unscorable(DataError):
 
 def _score(scorer: Scorer, answer: dict[str, Any]) -> Score:
     try:
-        return scorer.measure(answer["reference"], answer["answer"], answer)
+        return best_score(scorer.measure, answer)
     except ValueError as error:
         raise Unscorable(
             "Q-METRICS-001",

@@ -97,7 +97,7 @@ def test_an_edit_reaches_every_text_and_nothing_else(made: dict[str, Any]) -> No
     ours = {
         *("messages", "chosen", "rejected", "segments", "tools", "answer", "label", "reward", "train"),
         *("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "text", "type", "function"),
-        *("name", "arguments", "id", "system", "user", "assistant", "tool"),
+        *("name", "arguments", "id", "system", "user", "assistant", "tool", "other_references"),
     }
     assert [leaf for leaf in leaves(content) if not leaf.endswith("!") and leaf not in ours] == []
     assert [text for _, text in texts(changed)] == [f"{text}!" for _, text in texts(made)]

@@ -115,6 +115,21 @@ def test_references_that_a_scorer_cannot_read_are_not_measured_by_it_and_named()
     assert (alone["scorer"], alone["score"], alone["valid"]) == ("json_fields", None, None)
 
 
+def test_of_several_references_the_best_counts() -> None:
+    rows = answers("in 1904", "1904", "1905", "4", reference="1904")
+    for row in rows:
+        row["other_references"] = ["in 1904", "#### 4"]
+    found = score_answers(rows, ["exact_match", "number:####"])
+    assert [row["score"] for row in rows] == [1.0, 1.0, 0.0, 0.0]
+    # a reference that a scorer can't read does not hide one that it can
+    assert found["scores"]["number:####"]["measured"] == 4 and not found["unscored"]
+
+
+def test_references_of_which_none_can_be_read_are_named() -> None:
+    row = answers("x", reference="four")[0] | {"other_references": ["vier"]}
+    assert score_answers([row], ["json_fields"])["unscored"].keys() == {"json_fields"}
+
+
 @pytest.mark.parametrize(
     ("scorer", "reference", "id"),
     [
@@ -160,12 +175,14 @@ def test_a_row_is_asked_and_described() -> None:
     ask, last = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
     settings: Any = SimpleNamespace(max_new_tokens=9)
     server: Any = SimpleNamespace(post=post, parallel=2)
-    row = answer_row(server, {"id": "r", "domain": "sums", "messages": [ask, last]}, settings)
+    asked = {"id": "r", "domain": "sums", "messages": [ask, last], "other_references": ["two"]}
+    row = answer_row(server, asked, settings)
     assert row == {
         "id": "r",
         "domain": "sums",
         "prompt": "1+1?",
         "reference": "2",
+        "other_references": ["two"],
         "answer": REFUSAL,
         "stopped": True,
         "refused": True,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import BadRow, Row
+from pipeline.chat.rows import OTHERS, BadRow, Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import read_rows, to_line, write_rows
@@ -37,7 +37,7 @@ def to_sharegpt(row: Row) -> dict[str, Any]:
         result["tools"] = _json(
             [tool["function"] if tool.keys() == {"type", "function"} else tool for tool in row["tools"]]
         )
-    return result | ({"reward": row["reward"]} if "reward" in row else {})
+    return result | {key: row[key] for key in ("reward", OTHERS) if key in row}
 
 
 def to_alpaca(row: Row) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def to_alpaca(row: Row) -> dict[str, Any]:
         result["system"] = system
     if len(texts) > 2:
         result["history"] = [list(pair) for pair in zip(texts[:-2:2], texts[1:-2:2], strict=True)]
-    return result | ({"reward": row["reward"]} if "reward" in row else {})
+    return result | {key: row[key] for key in ("reward", OTHERS) if key in row}
 
 
 def _chat_only(row: Row, name: str) -> None:

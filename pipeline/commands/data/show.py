@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.chat.answers import answers_of
 from pipeline.chat.prompts import read_only
-from pipeline.chat.rows import JUDGED, Row
+from pipeline.chat.rows import JUDGED, OTHERS, Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
@@ -99,6 +99,8 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
             output.print(Text.assemble(*_styled(view.pieces, colors)))
         if "answer" in row:
             output.print(Text(f"a checker expects: {row['answer']}", style="italic"))
+        for reference in row.get(OTHERS, ()):
+            output.print(Text(f"accepted too, not trained: {reference}", style="italic"))
 
 
 def _tokenizer(root: Path) -> Any:

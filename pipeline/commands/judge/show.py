@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.core.units import MEMORY_GB, memory_gb
+from pipeline.metrics.score import references
 from pipeline.pages.differences import clipped
 from pipeline.pages.formats import number, percent, points, size
 from pipeline.pages.plots import ACCENT, INK, MUTED, WARM, Place, axes_of, put_labels, put_point, svg_of
@@ -89,7 +90,7 @@ def side_by_side(answers: Answers, place: int) -> dict[str, Any]:
     return {
         "id": str(row["id"]),
         "prompt": clipped(row["prompt"], LONGEST),
-        "reference": clipped(row["reference"], LONGEST),
+        "reference": clipped("\nor: ".join(references(row)), LONGEST),
         "answers": [
             {
                 "file": name,

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pipeline.chat.rows import other_references
 from pipeline.chat.tokens import Row
 from pipeline.config.sections import Evaluate
 from pipeline.core.jsonl import BadLine, dump_line, parse_line
@@ -30,6 +31,7 @@ def score(
                 "domain": row.get("domain"),
                 "prompt": row["messages"][-2]["content"],
                 "reference": row["messages"][-1]["content"],
+                **other_references(row),
                 "answer": answer["turn"]["content"],
                 "refused": is_refusal(answer["turn"]["content"]),
             }

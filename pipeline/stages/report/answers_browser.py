@@ -73,7 +73,7 @@ def _row(answers: Sequence[Answer]) -> dict[str, Any]:
         "id": first.id,
         "domain": first.domain or "",
         "prompt": _text(first.prompt),
-        "reference": _text(first.reference),
+        "reference": "\nor: ".join(map(_text, (first.reference, *(first.other_references or ())))),
         "answers": [[_text(row.answer), row.score, row.stopped, row.refused] for row in answers],
     }
 

@@ -59,6 +59,17 @@ def test_a_program_rewards_too(tmp_path: Path) -> None:
     assert found[0] == 3.0 > found[1]
 
 
+def test_of_several_accepted_answers_the_best_rewards(tmp_path: Path) -> None:
+    (tmp_path / "data/tokens").mkdir(parents=True)
+    command = {"command": [str(PROJECT / "examples/scorer.py")]}
+    settings = Grpo(rewards={"exact_match": 1.0, "external": 1.0}, external=command)
+    question = QUESTION | {"other_references": ["two"]}
+    with open_rewards(settings, tmp_path / "data/tokens") as rewards:
+        _, points = rewards.of(question, [Answer("2", True), Answer("two", True), Answer("3", True)])
+    assert points["exact_match"] == [1.0, 1.0, 0.0]
+    assert points["external"][0] == points["external"][1] > points["external"][2]
+
+
 @pytest.mark.parametrize(
     "points", [(1.0, float("nan")), (1.0,), (1.0, None), (1.0, float("inf")), (1.0, "2")]
 )

@@ -11,7 +11,7 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from pipeline.chat.rows import ANSWERED, TURN_LISTS, Row
+from pipeline.chat.rows import ANSWERED, OTHERS, TURN_LISTS, Row
 from pipeline.stages.curate.comparing.shingles import Hashes, Offsets, Tokens, filtered, tokenize
 from pipeline.stages.curate.comparing.spill import offsets_of
 
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 def parts(row: Row) -> Iterator[Part]:
     """All that is said in a row, in order: contents, reasoning, tool calls (as JSON), segments, the expected
-    answer.
+    answer, other accepted ones.
 
     The request is what the user says, of a chat only before the last answer.
     """
@@ -59,6 +59,8 @@ def parts(row: Row) -> Iterator[Part]:
         yield Part("assistant" if segment["train"] else "user", segment["text"], False, "segments", number)
     if "answer" in row:
         yield Part("assistant", row["answer"], False, "answer")
+    for reference in row.get(OTHERS, ()):
+        yield Part("assistant", reference, False, OTHERS)
 
 
 def key_of(texts: Iterable[str]) -> int:

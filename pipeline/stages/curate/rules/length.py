@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from pipeline.chat.rows import BadRow, Message, Row, row_id
+from pipeline.chat.rows import OTHERS, BadRow, Message, Row, row_id
 from pipeline.core.jsonl import dump_line
 from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
@@ -49,15 +49,15 @@ class Length:
         left out and goes to `changes`. A text is split where `text_parts` says; of its parts only the last
         one ends in an end of text that is learned. Raises `BadRow` (`over_budget`) if no part is left, if a
         text has a stretch that can't be cut, if `mode` is reject, and for all rows that only make sense as a
-        whole: preferences, feedback, prompts, chats with a reward, text in several segments. Also where
-        counting or splitting would take seconds (`MOST_COST`, `MOST_TURNS`, `MOST_PARTS`, `WORK`) or would
-        mainly repeat the system turn (`REPEATED`).
+        whole: preferences, feedback, prompts, chats with a reward or several accepted answers, text in
+        several segments. Also where counting or splitting would take seconds (`MOST_COST`, `MOST_TURNS`,
+        `MOST_PARTS`, `WORK`) or would mainly repeat the system turn (`REPEATED`).
         """
         if self.folder is None:
             return [row]
         if self.mode == "split" and len(row.get("segments", ())) == 1:
             return self._text_parts(row, changes)
-        splits = self.mode == "split" and row["kind"] == "chat" and "reward" not in row
+        splits = self.mode == "split" and row["kind"] == "chat" and not {"reward", OTHERS} & row.keys()
         described = f"more than {self.max_tokens:,} tokens"
         if len(row["messages"]) <= self.max_tokens:
             bound = self.counter.bound(row, self.max_tokens)

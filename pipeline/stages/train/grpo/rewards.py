@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError
 from pipeline.metrics import own
 from pipeline.metrics.external import ExternalScorer
 from pipeline.metrics.refusals import is_refusal
-from pipeline.metrics.score import Scorer
+from pipeline.metrics.score import Scorer, best_score, references
 from pipeline.metrics.scorers import parse
 
 # id, domain, prompt, messages, reference: a line of data/tokens/questions-SPLIT.jsonl
@@ -131,17 +131,21 @@ def by_scorer(scorer: Scorer) -> Measure:
             {**question, "answer": text, "stopped": stopped, "refused": is_refusal(text)}
             for text, stopped in answers
         )
-        return [scorer.measure(row["reference"], row["answer"], row).points for row in rows]
+        return [best_score(scorer.measure, row).points for row in rows]
 
     return measure
 
 
 def by_program(program: ExternalScorer) -> Measure:
-    """An `ExternalScorer`, asked once for the group."""
+    """An `ExternalScorer`, asked once for the group by each reference, of which the best counts."""
 
     def measure(question: Question, answers: Sequence[Answer]) -> list[float | None]:
         texts = [answer.text for answer in answers]
-        return list(program.rewards(question["id"], question["messages"], texts, question["reference"]))
+        asked = (
+            program.rewards(question["id"], question["messages"], texts, reference)
+            for reference in references(question)
+        )
+        return [max(points) for points in zip(*asked, strict=True)]
 
     return measure
 
