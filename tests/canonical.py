@@ -76,12 +76,25 @@ def maybe_tools(kind: str, **content: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 REWARD = st.floats(allow_nan=False, allow_infinity=False)
-CHATS = maybe_tools("chat") | rows("chat", reward=REWARD)
+OTHERS = st.lists(TEXT, min_size=1, max_size=3, unique=True)
+CHATS = (
+    maybe_tools("chat")
+    | rows("chat", reward=REWARD)
+    | rows("chat", other_references=OTHERS).filter(
+        lambda row: (
+            row["messages"][-1]["role"] == "assistant"
+            and row["messages"][-1]["content"] not in row["other_references"]
+        )
+    )
+)
 ROWS = (
     CHATS
     | maybe_tools("preference", chosen=TURNS, rejected=TURNS)
     | maybe_tools("feedback", label=st.booleans())
     | maybe_tools("prompt", answer=TEXT)
+    | rows("prompt", answer=TEXT, other_references=OTHERS).filter(
+        lambda row: row["answer"] not in row["other_references"]
+    )
     | rows("text", segments=SEGMENTS)
 )
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.chat.rows import Kind, Row, row_id
+from pipeline.chat.rows import OTHERS, Kind, Row, completed, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.stages.curate.comparing.row_parts import content_key
@@ -18,7 +18,7 @@ from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.reading.letter_case import with_known_keys
-from pipeline.stages.curate.rules.changes import Change, Changes
+from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
@@ -137,6 +137,8 @@ class Cleaner:
             kind = detect(value) if given_format == "auto" else given_format
             cleaning_stats.formats[kind] += 1
             row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=kind)
+            if OTHERS in row and OTHERS not in value:
+                changes.append(chosen_reference(row))
             if not self.fit_for_reports(row["domain"]):
                 row["domain"] = domain_of(file)
             for rule, apply in self.rules:  # noqa: B007
@@ -191,6 +193,13 @@ class Cleaner:
             done.changes.append(dump_line(entry))
             done.cleaning_stats.changed[change.rule] += 1
         done.cleaning_stats.rows_changed.update({change.rule for change in changes})
+
+
+def chosen_reference(row: Row) -> Change:
+    """Return the note of several accepted answers: all of them, and the first, which is trained."""
+    place = "answer" if "answer" in row else f"messages {len(row['messages'])}"
+    first = completed(row)[-1]["content"]
+    return Change("format", place, *excerpts("\n".join((first, *row[OTHERS])), first))
 
 
 @dataclass(frozen=True)

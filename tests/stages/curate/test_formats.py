@@ -393,9 +393,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "content_not_text": [
         (of(ASK, {"role": "assistant"}), "messages 2 is null or missing"),
         (of(ASK | {"content": [{"type": "image", "text": "a"}]}, ANSWER), "messages 1: part 1"),
-        ({"instruction": "a", "output": 4}, "output is a number"),
+        ({"instruction": 4, "output": "a"}, "instruction is a number"),
         ({"conversations": OUTPUTS, "system": {"a": 1}}, "system"),
-        ({"prompt": "a", "answer": True}, "answer"),
+        ({"prompt": "a", "answer": {"value": 4}}, "answer is an object"),
     ],
     "bad_tool_call": [
         (called_with("{'a': 2}"), "messages 2 tool_calls 1 arguments is not strict JSON"),

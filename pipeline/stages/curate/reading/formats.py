@@ -6,29 +6,36 @@ refused.
 """
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from pipeline.chat.rows import BadRow, Kind, Row
+from pipeline.chat.rows import OTHERS, TURN_LISTS, BadRow, Kind, Row
+from pipeline.core.text import plural
+from pipeline.stages.curate.reading.marks import check_row_mark, marks_of, refuse_marks
 from pipeline.stages.curate.reading.turns import (
     MEDIA,
     Turn,
+    is_list,
     read_tools,
     read_turns,
     system_turn,
     transcript,
     turn,
     turns_of,
+    with_marks,
 )
 from pipeline.stages.curate.reading.values import (
     Value,
-    answer_of,
+    accepted_answers,
+    answer_text,
     domain_of,
     items,
     label_of,
     number_of,
-    text,
+    one_text,
     thumb_of,
 )
 
@@ -40,9 +47,30 @@ def detect(value: Value) -> str:
     keys_here = _filled(value)
     for keys, name in GROUPS:
         if keys_here.issuperset(keys):
+            if name == "text":
+                _check_is_no_message(keys_here)
             return name
     raise BadRow(
-        "unknown_format", f"has none of the keys {'; '.join(' + '.join(keys) for keys, _ in GROUPS)}"
+        "unknown_format",
+        f"has none of the keys {'; '.join(' + '.join(known.keys[0]) for known in FORMATS.values())}, nor of "
+        "other names for them",
+    )
+
+
+def _check_is_no_message(keys: set[str]) -> None:
+    """Raise `BadRow` if a text is one message of a chat's log, which is not to be trained without the others.
+
+    A file of such rows that are meant as texts is named in `curate.formats`.
+    """
+    stated = sorted(keys.intersection(SPEAKERS))
+    if not stated and not (keys.intersection(USERS) and keys.intersection(TIMES)):
+        return
+    program = "Slack's export" if keys.issuperset(("ts", "text")) else "a chat's log"
+    names = ", ".join(stated or sorted(keys.intersection((*USERS, *TIMES))))
+    raise BadRow(
+        "unknown_format",
+        f"looks like a message of {program} (text with {names}): put the turns of a conversation into one "
+        "row of messages, or name the file in curate.formats as text",
     )
 
 
@@ -60,8 +88,63 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
         raise BadRow("wrong_format", f"curate.formats says {name}, which needs {needs}")
     if lost := sorted(filter(value.get, keys_here.intersection((*MEDIA, *FORMATS[name].lost)))):
         raise BadRow("unsupported_field", f"{lost[0]} would be lost")
-    kind, content = FORMATS[name].read(value, *keys)
+    if len(value) == 1:
+        kind, content = FORMATS[name].read(value, *keys)
+    else:
+        value = _with_row_marks(value, keys)
+        kind, content = FORMATS[name].read(value, *keys)
+        _check_prompts(value, keys, content)
+        if value.get(OTHERS) and OTHERS not in content:
+            raise BadRow("unsupported_field", f"{OTHERS} would be lost")
     return {"source": source, "kind": kind, "domain": domain_of(value, domain), **content}
+
+
+def _with_row_marks(value: Value, keys: tuple[str, ...]) -> Value:
+    """Return the row with the marks beside its turns moved to them. Raises `BadRow` for other marks."""
+    marks = marks_of(value)
+    if not marks:
+        return value
+    turns = next((key for key in keys if key in CONVERSATIONS), None)
+    for key, mark in marks.items():
+        if turns is None or not is_list(mark):
+            check_row_mark(key, mark)
+    return value if turns is None else with_marks(value, turns)
+
+
+def _check_prompts(value: Value, keys: tuple[str, ...], content: Mapping[str, Any]) -> None:
+    """Check that each key that is a prompt in some format was read here, or says what the row says anyway.
+
+    Raises `BadRow` (`unsupported_field`) for one that would be dropped.
+    """
+    others = sorted(filter(value.get, PROMPT_KEYS.intersection(value).difference(keys)))
+    if not others:
+        return
+    said = [turn["content"] for field in TURN_LISTS for turn in content.get(field, ())]
+    said += [segment["text"] for segment in content.get("segments", ())]
+    whole = {text.strip() for text in said}
+    for key in others:
+        stated = value[key]
+        plain = isinstance(stated, str) and not is_list(stated)
+        strings = (stated.strip(),) if plain else _strings(stated)
+        quoted = [words for words in strings if words and words not in whole]
+        if len(quoted) > MOST_QUOTED or not all(any(words in text for text in said) for words in quoted):
+            raise BadRow("unsupported_field", f"{key} would be lost")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the texts of a prompt's key: its own, or those of its turns, pairs or parts."""
+    if isinstance(value, str) and is_list(value):
+        with suppress(BadRow):
+            value = items(value, "")
+    if isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+    elif isinstance(value, dict):
+        spoken = next((value[key] for key in SPOKEN if value.get(key) is not None), None)
+        if spoken is not None or not value.keys() & {"role", "from"}:
+            yield from _strings(json.dumps(value) if spoken is None else spoken)
+    elif value is not None:
+        yield value.strip() if isinstance(value, str) else json.dumps(value)
 
 
 def _filled(value: Value) -> set[str]:
@@ -75,6 +158,11 @@ def _conversation(value: Value, field: str) -> Content:
 
 def _exchange(value: Value, prompt: str, answered: str) -> Content:
     """History, question (its input or context after an empty line) and answer."""
+    return _answered(value, _question(value, prompt), answered)
+
+
+def _question(value: Value, prompt: str) -> list[Turn]:
+    """Return the turns of history and of the question, with its input or context after an empty line."""
     turns = []
     for number, pair in enumerate(items(value.get("history") or [], "history"), start=1):
         where = f"history {number}"
@@ -82,14 +170,21 @@ def _exchange(value: Value, prompt: str, answered: str) -> Content:
             raise BadRow("bad_shape", f"{where} is not a pair of question and answer")
         turns += [turn("user", pair[0], where), turn("assistant", pair[1], where)]
     more = [field for field in ("input", "context") if field != prompt and value.get(field)]
-    question = "\n\n".join(filter(None, (text(value[field], field) for field in (prompt, *more))))
-    return _chat(
-        value, [*turns, turn("user", question, prompt), turn("assistant", value[answered], answered)]
-    )
+    question = "\n\n".join(filter(None, (one_text(value[field], field) for field in (prompt, *more))))
+    return [*turns, turn("user", question, prompt)]
 
 
 def _prompt_completion(value: Value, prompt: str, answered: str) -> Content:
-    return _chat(value, turns_of(value, prompt, "user") + turns_of(value, answered, "assistant"))
+    asked, stated = turns_of(value, prompt, "user"), value[answered]
+    if isinstance(stated, dict) or (isinstance(stated, list) and dict in map(type, stated)):
+        return _chat(value, [*asked, *turns_of(value, answered, "assistant")])
+    return _answered(value, asked, answered)
+
+
+def _answered(value: Value, asked: list[Turn], answered: str) -> Content:
+    """Return a chat that ends with the row's answer; of several with the first, which is trained."""
+    first, *others = accepted_answers(value[answered], answered)
+    return _chat(value, [*asked, turn("assistant", first, answered)], others)
 
 
 def _kto(value: Value, *_: str) -> Content:
@@ -103,23 +198,24 @@ def _kto(value: Value, *_: str) -> Content:
 def _prompt(value: Value, field: str, answer: str) -> Content:
     messages = system_turn(value)
     messages += read_turns(value[field], field) if field == "messages" else turns_of(value, field, "user")
-    return "prompt", _with_tools(value, messages) | {"answer": answer_of(value[answer])}
+    return "prompt", _with_tools(value, messages) | _expected(value, answer)
 
 
 def _preference(value: Value, *sides: str) -> Content:
     """What both conversations share is the prompt, after the row's own prompt unless it has that already."""
-    prompt = system_turn(value)
-    field = next((key for key in ("prompt", "messages", "conversations") if value.get(key) is not None), None)
-    if field:
-        prompt += turns_of(value, field, "user")
+    asked = value.get("input")
+    if isinstance(asked, dict):  # as OpenAI has it: the conversation's turns and tools
+        value = {**value, "input": asked.get("messages"), "tools": asked.get("tools") or value.get("tools")}
+    prompt = system_turn(value) + _asked(value)
+    better, worse = sides
+    if sides in UNDECIDED:
+        better, worse = _preferred(value, sides)
     chosen, rejected = (
-        transcript(value[key], key)
-        if not prompt and isinstance(value[key], str)
-        else turns_of(value, key, "assistant")
-        for key in sides
+        transcript(value[key], key) if not prompt and isinstance(value[key], str) else _side(value, key)
+        for key in (better, worse)
     )
     if chosen == rejected:
-        raise BadRow("no_preference", "chosen and rejected are the same")
+        raise BadRow("no_preference", f"{better} and {worse} are the same")
     turn_pairs = zip(chosen[:-1], rejected[:-1], strict=False)  # each side keeps a turn
     common = [shared for shared, _ in takewhile(lambda pair: pair[0] == pair[1], turn_pairs)]
     stated = [turn for turn in prompt if turn["role"] != "system"]
@@ -136,18 +232,57 @@ def _preference(value: Value, *sides: str) -> Content:
     }
 
 
+def _asked(value: Value) -> list[Turn]:
+    """Return the turns of a pair's own prompt, by whichever name it has; none if it has no prompt."""
+    field = next((key for key in PROMPTS if value.get(key) is not None), None)
+    if field is None:
+        return []
+    return _question(value, field) if field in QUESTIONS else turns_of(value, field, "user")
+
+
+def _side(value: Value, field: str) -> list[Turn]:
+    """Return the turns of one of a pair's answers, which is turns, text, a number, true or false."""
+    stated = value[field]
+    if isinstance(stated, dict | list):
+        return turns_of(value, field, "assistant")
+    return [turn("assistant", answer_text(stated, field), field)]
+
+
+def _preferred(value: Value, sides: tuple[str, ...]) -> tuple[str, str]:
+    """Return the better and the worse of two sides such as `response_a` and `response_b`.
+
+    Raises `BadRow` if no mark, or none that is certain, says which is better.
+    """
+    marks = [key for key in PREFERRED if value.get(key) is not None]
+    if len(marks) != 1:
+        raise BadRow(
+            "no_preference",
+            f"{plural(len(marks), 'key')} of {', '.join(PREFERRED)} says whether {sides[0]} or {sides[1]} is "
+            "better: write one",
+        )
+    # `response_b`, `model_b` and `B` name the second side. A number alone may count from 0 or from 1.
+    words = re.split(r"[\W_]+", str(value[marks[0]]).strip().lower())
+    if words[-1] in TIES:
+        raise BadRow("no_preference", f"{marks[0]} says that both are equally good")
+    better = [side for side in sides if side.rpartition("_")[2] == words[-1]]
+    if not better or words[0].isdigit():
+        raise BadRow("unsupported_field", f"{marks[0]} is neither {sides[0]} nor {sides[1]}")
+    return better[0], next(side for side in sides if side != better[0])
+
+
 def _input_output(value: Value, field: str) -> Content:
     segments = []
     for number, item in enumerate(items(value[field], field), start=1):
         train = item.get("label", item.get("train")) if isinstance(item, dict) else None
         if not isinstance(train, bool):
             raise BadRow("bad_shape", f"segments {number} is not an object with text and a boolean label")
-        segments.append({"text": text(item.get("text"), f"segments {number}"), "train": train})
+        refuse_marks(item, f"segments {number}", but=("train",))
+        segments.append({"text": one_text(item.get("text"), f"segments {number}"), "train": train})
     return "text", {"messages": [], "segments": segments}
 
 
 def _text(value: Value, field: str) -> Content:
-    return "text", {"messages": [], "segments": [{"text": text(value[field], field), "train": True}]}
+    return "text", {"messages": [], "segments": [{"text": one_text(value[field], field), "train": True}]}
 
 
 class Format(NamedTuple):
@@ -160,6 +295,24 @@ class Format(NamedTuple):
     lost: tuple[str, ...] = ()
 
 
+PAIRS = (
+    ("chosen", "rejected"),
+    ("chosen_response", "rejected_response"),
+    ("preferred_output", "non_preferred_output"),
+)
+UNDECIDED = (("response_a", "response_b"), ("response_1", "response_2"))  # a mark says which is better
+PREFERRED = ("preference", "preferred", "winner", "choice", "chosen", "better")
+TIES = ("tie", "tied", "equal", "both", "same", "none", "neither")
+QUESTIONS = ("instruction", "question", "query")  # `_question` reads them, with input, context and history
+CONVERSATIONS = ("messages", "conversations", "conversation")
+PROMPTS = ("prompt", *CONVERSATIONS, *QUESTIONS, "input")  # of a pair: the first that it has
+PROMPT_KEYS = frozenset((*PROMPTS, "context", "history", "system", "system_prompt"))
+SPOKEN = ("content", "value", "text", "messages")  # keys of a turn or part that hold what is said
+MOST_QUOTED = 64  # texts of a prompt's key that are looked for inside others
+# a text with one of these, or with a user and a time, is one message of a log
+SPEAKERS = ("bot_id", "from", "from_id", "role", "sender", "sender_id", "speaker")
+USERS = ("user", "user_id", "username")
+TIMES = ("created_at", "date", "sent_at", "thread_ts", "time", "timestamp", "ts")
 KTO = (("prompt", "completion", "label"), ("messages", "kto_tag"), ("conversations", "kto_tag"))
 QUERY_RESPONSE = (
     ("query", "response"),
@@ -169,36 +322,58 @@ QUERY_RESPONSE = (
     ("prompt", "response"),
     ("input", "output"),
 )
-EARLIER, BESIDE = ("history",), ("history", "input", "context")  # `_exchange` reads them
-WITHOUT_TURNS = ("history", "system", "system_prompt", "tools", "functions")
+WITHOUT_TURNS = ("tools", "functions")
 # what says more about the row comes first: a label before prompt and completion, both of them before a prompt
 # alone
 FORMATS = {
-    "preference": Format((("chosen", "rejected"),), _preference, BESIDE),
+    "preference": Format((*PAIRS, *UNDECIDED), _preference),
     "input_output": Format((("segments",),), _input_output, WITHOUT_TURNS),
-    "kto": Format(KTO, _kto, BESIDE),
-    "messages": Format((("messages",),), _conversation, EARLIER),
-    "sharegpt": Format((("conversations",), ("conversation",)), _conversation, EARLIER),
+    "kto": Format(KTO, _kto),
+    "messages": Format((("messages",),), _conversation),
+    "sharegpt": Format((("conversations",), ("conversation",)), _conversation),
     "alpaca": Format((("instruction", "output"), ("instruction", "response")), _exchange),
-    "prompt_completion": Format((("prompt", "completion"),), _prompt_completion, BESIDE),
+    "prompt_completion": Format((("prompt", "completion"),), _prompt_completion),
     "query_response": Format(QUERY_RESPONSE, _exchange),
-    "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt, BESIDE),
+    "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt),
     "text": Format((("text",),), _text, WITHOUT_TURNS),
 }
 GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.keys]
 
 
-def _chat(value: Value, turns: list[Turn]) -> Content:
-    """A conversation; a label makes it feedback, an answer that it lacks a prompt, and a score is kept."""
+def _chat(value: Value, turns: list[Turn], others: Sequence[str] = ()) -> Content:
+    """A conversation; a label makes it feedback, an answer that it lacks a prompt, and a score is kept.
+
+    `others` are the answers that are accepted besides the last turn.
+    """
     if len(value) == 1:
         return "chat", {"messages": turns}
     content = _with_tools(value, system_turn(value) + turns)
     if (thumb := label_of(value)) is not None:
+        if others:
+            raise BadRow("bad_shape", "the label is of one answer, and there are several: write a row each")
         return "feedback", content | {"label": thumb}
     if turns and turns[-1]["role"] in ("user", "tool") and value.get("answer") is not None:
-        return "prompt", content | {"answer": answer_of(value["answer"])}
+        return "prompt", content | _expected(value, "answer")
     scored = next((key for key in ("reward", "score") if value.get(key) not in (None, "")), None)
-    return "chat", content | {"reward": number_of(value[scored], scored)} if scored else content
+    content |= {"reward": number_of(value[scored], scored)} if scored else {}
+    if turns and turns[-1]["role"] == "assistant":
+        content |= _others(value, turns[-1]["content"], others)
+    return "chat", content
+
+
+def _expected(value: Value, field: str) -> dict[str, Any]:
+    """Return the answer that a prompt expects, and the others that are accepted."""
+    first, *others = accepted_answers(value[field], field)
+    return {"answer": first} | _others(value, first, others)
+
+
+def _others(value: Value, answer: str, others: Sequence[str]) -> dict[str, Any]:
+    """Return the accepted answers besides the one that is trained, those of the row's own key too."""
+    stated = value.get(OTHERS) or []
+    if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
+        raise BadRow("bad_shape", f"{OTHERS} is not a list of texts")
+    different = [one for one in dict.fromkeys((*others, *stated)) if one != answer]
+    return {OTHERS: different} if different else {}
 
 
 def _with_tools(value: Value, messages: list[Turn]) -> dict[str, Any]:

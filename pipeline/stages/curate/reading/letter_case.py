@@ -3,15 +3,29 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.stages.curate.reading.formats import BESIDE, GROUPS, WITHOUT_TURNS
+from pipeline.chat.rows import OTHERS
+from pipeline.stages.curate.reading.formats import (
+    GROUPS,
+    PREFERRED,
+    PROMPT_KEYS,
+    SPEAKERS,
+    TIMES,
+    USERS,
+    WITHOUT_TURNS,
+)
 from pipeline.stages.curate.reading.turns import MEDIA
 
 KNOWN = frozenset(
     (
         *(key for keys, _ in GROUPS for key in keys),
         *MEDIA,
-        *BESIDE,
+        *PREFERRED,
+        *PROMPT_KEYS,
+        *SPEAKERS,
+        *TIMES,
+        *USERS,
         *WITHOUT_TURNS,
+        OTHERS,
         "category",
         "domain",
         "kto_tag",

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.chat.rows import BadRow
-from pipeline.stages.curate.reading.values import from_json, items, need, text
+from pipeline.stages.curate.reading.marks import is_trained, marks_of
+from pipeline.stages.curate.reading.values import Value, from_json, items, need, one_text, text
 
 Turn = dict[str, Any]  # a `pipeline.chat.rows.Message`
 SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
@@ -28,9 +29,8 @@ ROLES = (
 )
 CALLERS = frozenset({"function_call", "tool_call"})  # an assistant's turn whose text is the call, as JSON
 REASONING = ("reasoning_content", "reasoning", "thinking")
-WEIGHTS = ("train", "training", "weight", "loss", "loss_weight")  # 0 and 1 (or false and true) are understood
 MEDIA = ("audio", "audios", "image", "images", "video", "videos")  # without them it means something else
-LOST = ("refusal", *MEDIA, "train_detail", "training_detail")  # would be, and change the turn
+LOST = ("refusal", *MEDIA)  # would be, and change the turn
 
 
 def read_turns(value: Any, field: str) -> list[Turn]:
@@ -47,8 +47,8 @@ def read_turns(value: Any, field: str) -> list[Turn]:
 
 
 def turn(role: str, content: Any, where: str) -> Turn:
-    """A plain turn."""
-    return {"role": role, "content": text(content, where)}
+    """Return a plain turn with the text of a row's field."""
+    return {"role": role, "content": one_text(content, where)}
 
 
 def turns_of(value: Mapping[str, Any], field: str, role: str) -> list[Turn]:
@@ -68,6 +68,32 @@ def transcript(words: str, where: str) -> list[Turn]:
         turn("user" if who == "Human" else "assistant", stated, where)
         for who, stated in zip(pieces[::2], pieces[1::2], strict=True)
     ]
+
+
+def with_marks(row: Value, field: str) -> Value:
+    """Return the row with its lists of marks moved to the turns of `field`, an entry for each turn.
+
+    Raises `BadRow` for a list of another length, or if a turn says something else.
+    """
+    lists = {key: items(marks, key) for key, marks in marks_of(row).items() if is_list(marks)}
+    if not lists:
+        return row
+    turns = items(row[field], field)
+    for key, marks in lists.items():
+        if len(marks) != len(turns):
+            raise BadRow(
+                "unsupported_field", f"{key} has {len(marks)} entries, and {field} has {len(turns)} turns"
+            )
+        for number, (item, mark) in enumerate(zip(turns, marks, strict=True), start=1):
+            if need(dict, item, f"{field} {number}", "bad_shape").get(key, mark) != mark:
+                raise BadRow("unsupported_field", f"{field} {number} and {key} contradict each other")
+        turns = [item | {key: mark} for item, mark in zip(turns, marks, strict=True)]
+    return {key: value for key, value in row.items() if key not in lists} | {field: turns}
+
+
+def is_list(value: Any) -> bool:
+    """Return True for a list, also if it is the text of one, as tables have it."""
+    return isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
 
 
 def system_turn(value: Mapping[str, Any]) -> list[Turn]:
@@ -108,22 +134,9 @@ def _turn(item: Any, where: str) -> Turn:
     if calls:
         result["tool_calls"] = calls
     result |= {key: text(item[key], f"{where} {key}") for key in ("tool_call_id", "name") if item.get(key)}
-    if not _trained(item, role, where):
+    if not is_trained(item, role, where):
         result["train"] = False
     return result
-
-
-def _trained(item: Mapping[str, Any], role: str, where: str) -> bool:
-    """Whether an assistant's turn is trained; for other turns, that are never, the wish is an error."""
-    key = next(filter(item.__contains__, WEIGHTS), None)
-    if key is None:
-        return True
-    weight = item[key]
-    if not isinstance(weight, bool | int | float) or weight not in (0, 1):
-        raise BadRow("unsupported_field", f"{where}: {key} is neither 0 nor 1, and would be lost")
-    if role != "assistant" and weight is True and key in ("train", "training"):
-        raise BadRow("unsupported_field", f"{where}: {key} asks to train a turn that is not the assistant's")
-    return bool(weight) or role != "assistant"
 
 
 def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

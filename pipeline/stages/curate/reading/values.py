@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pipeline.chat.rows import BadRow
 from pipeline.core.jsonl import BadLine, parse_value
+from pipeline.stages.curate.reading.marks import refuse_marks
 
 T = TypeVar("T")
 Value = Mapping[str, Any]
@@ -27,7 +28,7 @@ KINDS = {  # what JSON calls them
 
 
 def text(value: Any, where: str) -> str:
-    """`value` if it is text; of a list, the text parts joined by newlines (as llama-server does)."""
+    """Return a turn's text; of a list, the text parts joined by newlines (as llama-server does)."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -35,7 +36,22 @@ def text(value: Any, where: str) -> str:
     raise BadRow("content_not_text", f"{where} is {KINDS[type(value)]}, not text")
 
 
+def one_text(value: Any, where: str) -> str:
+    """Return the text of a row's field. There a list of several texts is not one text in parts, but several
+    for which there is one place: raises `BadRow`.
+    """
+    if isinstance(value, str):  # the usual case
+        return value
+    if isinstance(value, list) and len(value) != 1 and dict not in map(type, value):
+        raise BadRow(
+            "bad_shape", f"{where} is a list of {len(value)}, and one text is needed: write a row for each"
+        )
+    return text(value, where)
+
+
 def _part(part: Any, where: str) -> str:
+    if isinstance(part, dict):
+        refuse_marks(part, where)
     words = part.get("text") if isinstance(part, dict) and part.get("type") in ("text", None) else part
     if not isinstance(words, str):
         raise BadRow("content_not_text", f"{where} is not text")
@@ -100,11 +116,21 @@ def _lower(label: Any) -> Any:
     return label.strip().lower() if isinstance(label, str) else label
 
 
-def answer_of(value: Any) -> str:
-    """What a checker of answers expects, as text."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadRow("content_not_text", f"answer is {KINDS[type(value)]}, neither text nor a number")
-    return value if isinstance(value, str) else json.dumps(value)
+def accepted_answers(value: Any, where: str) -> list[str]:
+    """Return the different answers of a field: one, or those of a list, of which each is accepted.
+
+    Numbers, true and false become text. A list of content parts is one answer.
+    """
+    if not isinstance(value, list) or dict in map(type, value):
+        return [answer_text(value, where)]
+    if not value:
+        raise BadRow("bad_shape", f"{where} is an empty list")
+    return list(dict.fromkeys(answer_text(answer, f"{where}: {n}") for n, answer in enumerate(value, 1)))
+
+
+def answer_text(value: Any, where: str) -> str:
+    """Return an answer as text, also if it is a number, true or false."""
+    return json.dumps(value) if isinstance(value, bool | int | float) else one_text(value, where)
 
 
 def domain_of(value: Value, default: str) -> str:

@@ -1,0 +1,101 @@
+"""Marks on what is learned: the keys of a row, a turn or a part of one that say whether it is trained.
+
+Those that are understood are read. Any other key that speaks of loss, training, weight or mask is refused by
+its name, because a row that is read without it would teach what its author kept out.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pipeline.chat.rows import BadRow
+
+# The marks that are understood, in words joined by `_`. The value says what a set mark means: the turn is
+# trained, or it is not. `mask` alone is not among them, because it means either.
+TRAINED = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_mask")
+SKIPPED = ("masked", "ignore", "ignored", "ignore_loss")
+MEANINGS = dict.fromkeys(TRAINED, True) | dict.fromkeys(SKIPPED, False)
+REQUESTS = ("train", "training", "trainable")  # true asks to train the turn, also one that never is
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+SPEAKS = re.compile(r"(no|un)?(loss(?!less|y)|train(?!s\b)|weight|mask|ignor)")
+SET, UNSET = (True, "true", "1"), (False, "false", "0")  # 1 and 1.0 equal true
+KNOWN_KEYS = 4096
+
+
+@lru_cache(KNOWN_KEYS)
+def mark_name(key: str) -> str | None:
+    """Return the words of a key that speaks of loss, training, weight or mask, joined by `_`, else None.
+
+    `lossMask`, `loss-mask` and `LOSS_MASK` are `loss_mask`, and `isTrainable` is `trainable`.
+    """
+    words = [word.lower() for word in WORD.findall(key)]
+    if not any(map(SPEAKS.match, words)):
+        return None
+    return "_".join(words[1:] if words[0] == "is" else words)
+
+
+def refuse_marks(value: Mapping[str, Any], where: str, but: tuple[str, ...] = ()) -> None:
+    """Raise `BadRow` for any mark in an object in which none is read, except the keys `but`."""
+    for key in value:
+        if mark_name(key) and key not in but and not _is_missing(value[key]):
+            raise _unread(key, where)
+
+
+def is_trained(item: Mapping[str, Any], role: str, where: str) -> bool:
+    """Return False if a mark keeps an assistant's turn out of training. Other turns are never trained.
+
+    Raises `BadRow` for a mark that is not understood, for two that contradict each other, and for one that
+    asks to train a turn that is not the assistant's.
+    """
+    said: dict[bool, str] = {}
+    for key, value in item.items():
+        name = mark_name(key)
+        if name is None or _is_missing(value):
+            continue
+        wanted = _is_wanted(key, name, value, where)
+        if role != "assistant" and name in REQUESTS and value is True:
+            raise BadRow(
+                "unsupported_field", f"{where}: {key} asks to train a turn that is not the assistant's"
+            )
+        said[wanted] = key
+    if len(said) > 1:
+        raise BadRow("unsupported_field", f"{where}: {said[True]} and {said[False]} contradict each other")
+    return role != "assistant" or False not in said
+
+
+def marks_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the marks that a row has beside its turns."""
+    if not any(map(mark_name, row)):  # the usual case, which takes a third of the time
+        return {}
+    return {key: value for key, value in row.items() if mark_name(key) and not _is_missing(value)}
+
+
+def check_row_mark(key: str, value: Any) -> None:
+    """Raise `BadRow` if a mark on a whole row is not understood, or keeps the row out of training."""
+    name = mark_name(key) or key
+    if not _is_wanted(key, name, value, "the row"):
+        raise BadRow("nothing_to_train", f"{key} keeps the row out of training")
+
+
+def _is_wanted(key: str, name: str, value: Any, where: str) -> bool:
+    """Return whether a mark asks for training."""
+    if name not in MEANINGS:
+        raise _unread(key, where)
+    flag = value.strip().lower() if isinstance(value, str) else value
+    if isinstance(flag, dict | list) or flag not in (*SET, *UNSET):
+        raise BadRow("unsupported_field", f"{where}: {key} is neither 0 nor 1, and would be lost")
+    return (flag in SET) == MEANINGS[name]
+
+
+def _unread(key: str, where: str) -> BadRow:
+    return BadRow(
+        "unsupported_field",
+        f"{where}: {key} speaks of what is trained and is not read: write train, true or false, on the "
+        "assistant's turns, or take it out",
+    )
+
+
+def _is_missing(value: Any) -> bool:
+    """Return True for null and for what is empty."""
+    return value is None or value in ("", [], {})
