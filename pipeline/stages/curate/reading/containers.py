@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pipeline.core.jsonl import BadLine, parse_line, read_raw_lines
+from pipeline.stages.curate.reading.columns import table_rows
 from pipeline.stages.curate.reading.encodings import HEAD, NOT_UTF8, is_foreign
 from pipeline.stages.curate.reading.files import (
     JSON_SPACE,
@@ -113,7 +114,12 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
             yield from array_rows(file, max_bytes)
         elif layout == "object":
             text = file.read()
-            yield 1, text.index(b"{"), text[text.index(b"{") :].rstrip(JSON_SPACE)
+            row = text[text.index(b"{") :].rstrip(JSON_SPACE)
+            by_columns = table_rows(row)
+            if by_columns is None:
+                yield 1, text.index(b"{"), row
+            else:
+                yield from ((number, None, record) for number, record in enumerate(by_columns, start=1))
         else:
             if part.start:  # of a file that is not packed
                 packed.seek(part.start)

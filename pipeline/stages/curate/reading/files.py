@@ -22,6 +22,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
 from pipeline.core.special_files import is_users_data, not_listed, trouble, unreadable
 from pipeline.core.text import plural, safe
+from pipeline.stages.curate.reading.columns import table_rows
 from pipeline.stages.curate.reading.encodings import HEAD, marked, no_mark, unmarked, utf8_pieces
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -133,7 +134,9 @@ def unpacked(file: BufferedReader, packing: str) -> BufferedReader:
 
 
 def layout_of(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:
-    """`array` or `object` where the file is such a value on several lines (an array: or one), or `lines`."""
+    """`array` or `object` where the file is such a value on several lines (an array or a table by columns: or
+    one), or `lines`.
+    """
     try:
         with opened(path) as packed, unpacked(packed, packing) as file:
             head = file.read(SNIFFED)
@@ -144,8 +147,11 @@ def layout_of(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> 
             line = head[: head.find(b"\n") + 1] or head + file.readline(max_bytes)
             rest = head[len(line) :]
             if is_json(line):
-                alone = head.startswith(b"[") and not (rest + file.read(SNIFFED)).strip(JSON_SPACE)
-                return "array" if alone else "lines"
+                if (rest + file.read(SNIFFED)).strip(JSON_SPACE):
+                    return "lines"
+                if head.startswith(b"["):
+                    return "array"
+                return "lines" if table_rows(line) is None else "object"
             if head.startswith(b"["):
                 row_follows = line.endswith(b"\n") and _is_row(rest + file.read(max_bytes))
                 return "array" if BEGINS_ARRAY.match(line) and not row_follows else "lines"

@@ -1,0 +1,49 @@
+"""Tables by columns: a JSON file that is one object of columns, each a list of cells or an object of cells by
+their index, as `pandas.DataFrame.to_json` and `dict(dataset)` write them.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from pipeline.core.jsonl import BadLine, parse_line
+
+# In a row these hold lists of turns, pairs, tools or segments, which are objects. In a table by columns their
+# cells are such lists.
+TURNS = ("messages", "conversations", "conversation", "prompt", "completion", "chosen", "rejected", "history")
+LISTS = frozenset((*TURNS, "tools", "functions", "segments"))
+
+
+def table_rows(text: bytes) -> list[bytes] | None:
+    """Return each row of a table by columns as a JSON object; None if the text is anything else."""
+    try:
+        columns = _columns(parse_line(text))
+    except BadLine:  # it is met again, and reported, when it is read as a row
+        return None
+    if columns is None:
+        return None
+    cells = zip(*columns.values(), strict=True)
+    return [orjson.dumps(dict(zip(columns, row, strict=True))) for row in cells]
+
+
+def _columns(value: dict[str, Any]) -> dict[str, list[Any]] | None:
+    """Return the cells of each column, if all columns have cells at the same places; else None."""
+    places = {tuple(_places(column)) for column in value.values()}
+    if len(places) != 1 or not all(places):
+        return None
+    columns = {
+        name: list(column.values()) if isinstance(column, dict) else column for name, column in value.items()
+    }
+    in_objects = {name for name, cells in columns.items() if dict in map(type, cells)}
+    is_row = in_objects == columns.keys() or not LISTS.isdisjoint(in_objects)
+    return None if is_row else columns
+
+
+def _places(column: Any) -> Iterable[str]:
+    """Return the index of each cell; nothing for no list, nor object whose keys are numbers."""
+    if isinstance(column, list):
+        return map(str, range(len(column)))
+    if isinstance(column, dict) and all(map(str.isdigit, column)):
+        return column
+    return ()
