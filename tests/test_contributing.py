@@ -183,8 +183,6 @@ def test_a_change_that_contributing_shows_applies_and_works(tmp_path: Path, name
     changed = [file for file in re.findall(r"^\+\+\+ b/(.*)$", diff, re.MULTILINE) if file.endswith(".py")]
     checked = run([sys.executable, "-m", "ruff", "check", *changed])
     assert checked.returncode == 0, checked.stdout
-    # as `make lint` asks
-    assert all(len((tmp_path / file).read_text().splitlines()) < 250 for file in changed)
 
 
 def test_contributing_shows_these_changes_and_no_others() -> None:
