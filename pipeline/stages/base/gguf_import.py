@@ -4,6 +4,7 @@ import io
 import json
 import re
 import tempfile
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = from_gguf(AutoTokenizer, file, header)
+    drop_defaults(tokenizer, header.fields["tokenizer.ggml.tokens"])
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
     templates = named_templates(header.fields)
     tokenizer.chat_template = templates if len(templates) > 1 else templates["default"]
@@ -96,6 +98,23 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
             "model",
         )
     return tokenizer
+
+
+def drop_defaults(tokenizer: Any, words: Sequence[str]) -> None:
+    """Take tokens out of `tokenizer` that the file's list of `words` doesn't have and nothing names.
+
+    transformers 5.23 adds `<|endoftext|>` to every vocabulary of GPT-2's kind. In a file without it this
+    token is one more than there are rows of embeddings, or stands for a row that is only padding, and
+    llama.cpp reads its letters. Ids of the file's own tokens stay as they are: what is added stands behind
+    them.
+    """
+    from tokenizers import Tokenizer
+
+    known = {*words, *tokenizer.special_tokens_map.values()}
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    kept = [token for token in state["added_tokens"] if token["content"] in known]
+    if len(kept) < len(state["added_tokens"]):
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state | {"added_tokens": kept}))
 
 
 def load_gguf(file: Path, header: Header) -> Any:
