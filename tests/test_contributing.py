@@ -2,8 +2,10 @@
 and does what it says.
 """
 
+import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,12 +13,22 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import typer
+import yaml
+from typer.core import TyperGroup
 
+from pipeline.cli import app
+from pipeline.config.params import Params
+from pipeline.config.sections.values import keys_of
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import DEFAULT_HOME
+from pipeline.workflow.stages import table
 
 PAGE = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SHOWN = dict(re.findall(r"^## Add an? (.*?)\n.*?```diff\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
+PROMISED = re.findall(
+    r"^\| (.*?) \| (.*?) \| `(.*?)` \|$", PAGE.partition("# What the project promises")[2], re.MULTILINE
+)
 MOST_LINES, MOST_FILES = 30, 3  # of a diff, headers and context included
 
 # what the change is good for, as a program that ends in an AssertionError without it
@@ -187,3 +199,71 @@ def test_a_change_that_contributing_shows_applies_and_works(tmp_path: Path, name
 
 def test_contributing_shows_these_changes_and_no_others() -> None:
     assert set(SHOWN) == set(USES)
+
+
+@pytest.mark.parametrize(("feature", "has_it", "test"), PROMISED, ids=[row[0] for row in PROMISED])
+def test_what_is_promised_has_its_key_or_command_and_its_test(feature: str, has_it: str, test: str) -> None:
+    named = re.findall("`(.*?)`", has_it)
+    assert named
+    assert not [name for name in named if not is_there(name)]
+    assert there_is_test(test)
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    for name in (
+        "train.clip",
+        "train.loss: fused",
+        "quench server",
+        "quench config drop",
+        "python -m pipeline x",
+    ):
+        assert not is_there(name), name
+    assert not there_is_test("tests/test_contributing.py::test_nothing")
+    assert not there_is_test("tests/test_nothing.py")
+    assert len(PROMISED) >= 30  # the table is read
+
+
+def is_there(name: str) -> bool:
+    """Return True if a key, `key: value`, `quench VERB` or `python -m pipeline STAGE` exists."""
+    words = shlex.split(name)
+    if words[0] == "quench":
+        return is_verb(words[1:])
+    if words[:3] == ["python", "-m", "pipeline"]:
+        return words[3] in table().stages
+    key, _, value = name.partition(": ")
+    place = tuple(key.split("."))
+    known = dict(keys_of(Params))
+    if place not in known:
+        return False
+    return not value or is_value(place, value)
+
+
+def is_value(place: tuple[str, ...], value: str) -> bool:
+    """Return True if the section that holds the key at `place` takes `value`, as YAML reads it."""
+    section = Params()
+    for part in place[:-1]:
+        section = getattr(section, part)
+    try:
+        type(section).model_validate(section.model_dump() | {place[-1]: yaml.safe_load(value)})
+    except ValueError:
+        return False
+    return True
+
+
+def is_verb(words: list[str]) -> bool:
+    """Return True if `quench` followed by `words` names a command."""
+    command = typer.main.get_command(app)
+    for word in words:
+        if not isinstance(command, TyperGroup) or word not in command.commands:
+            return False
+        command = command.commands[word]
+    return True
+
+
+def there_is_test(node: str) -> bool:
+    """Return True if a test file, or a test in it, exists."""
+    file, _, name = node.partition("::")
+    if not (PROJECT / file).is_file():
+        return False
+    functions = ast.walk(ast.parse((PROJECT / file).read_text(encoding="utf-8")))
+    return not name or name in {item.name for item in functions if isinstance(item, ast.FunctionDef)}

@@ -92,6 +92,7 @@ def of_tuners(*keys: str, refused: bool = False) -> Iterator[Only]:
 CONDITIONS = (
     # of train, a value under another method, start or tuner is a mistake
     *of_methods(),
+    Only(("train.reward_temperature",), (Has("train.reward", ("softmax",)),), refused=True),
     Only(("train.grpo.parallel",), (Has("train.grpo.rollouts", ("llama-server",)),), refused=True),
     *of_tuners(*REFUSED_ELSEWHERE, refused=True),
     # the others are those of another graph of stages, or wait for another setting

@@ -53,7 +53,6 @@ GONE: Mapping[str, Gone] = {
     "train.target_experts": Gone(None, EXPERTS, "train.experts"),
     "train.router": Gone("frozen", EXPERTS, "train.experts"),
     "train.freeze_layers": Gone(0, "train.layers takes the first that trains too, as 20-", "train.layers"),
-    "train.reward_temperature": Gone(1.0, "train.reward has min_max, z_score and none"),
     "train.distill_top_k": Gone(64, "the original's 64 likeliest tokens per position are kept"),
     "train.distill_sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
     "train.preference.sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
@@ -63,9 +62,6 @@ GONE: Mapping[str, Gone] = {
     "train.bnb_4bit_use_double_quant": Gone(True, "NF4's scales are always quantized too"),
     "train.keep_quantized": Gone(True, "a GGUF's linears always stay quantized"),
     "train.sample_tokens": Gone(32, "a sample has 32 tokens at most"),
-    "train.shuffle": Gone(True, "each pass has another order"),
-    "train.clip_value": Gone(None, "train.max_grad_norm bounds gradients"),
-    "train.save_total_limit": Gone(3, "the three newest checkpoints are kept, and the best"),
     "train.embeddings_on_cpu": Gone(False, OFFLOAD, "train.offload"),
     "train.offload_layers": Gone(0, OFFLOAD, "train.offload"),
     "train.shard_base": Gone(False, OFFLOAD, "train.offload"),
@@ -76,8 +72,6 @@ GONE: Mapping[str, Gone] = {
     "train.grpo.rollout_type": Gone("F16", "rollouts are drawn with a GGUF of convert.type"),
     "train.grpo.adapter_type": Gone("F16", "llama-server's adapter is in F16"),
     "train.grpo.scale_rewards": Gone(True, "train.grpo.loss: dr_grpo doesn't scale"),
-    "train.grpo.clip_low": Gone(0.2, "the ratio is clipped as in DAPO"),
-    "train.grpo.clip_high": Gone(0.28, "the ratio is clipped as in DAPO"),
     "train.grpo.mask_truncated": Gone(False, "a completion that was cut off counts with its reward"),
     "train.grpo.correction_cap": Gone(2.0, "rollouts are corrected by a factor of 2 at most"),
     "lora.type": Gone("F16", "the adapter's GGUF is in F16"),
@@ -129,7 +123,6 @@ GONE: Mapping[str, Gone] = {
         "auto", "the first choices that go with the level's divergence are wanted unless max_kld is null"
     ),
     "serve.max_restarts": Gone(5, "a server is started again five times within an hour"),
-    "serve.flash_attn": Gone("auto", "llama-server decides it"),
 }
 
 

@@ -76,7 +76,12 @@ class Server:
 
 @contextmanager
 def serving(
-    llama: Llama, files: ModelFiles, *, ctx_size: int, parallel: int | Literal["auto"] = 1
+    llama: Llama,
+    files: ModelFiles,
+    *,
+    ctx_size: int,
+    parallel: int | Literal["auto"] = 1,
+    flash_attn: Literal["auto", "on", "off"] = "auto",
 ) -> Iterator[Server]:
     """Serve a model on a free port while the body runs, with its adapter if there is one. Raises `ToolError`
     if it doesn't come up or answer, `MachineError` if it ends before the body does.
@@ -92,6 +97,7 @@ def serving(
             "parallel": slots,
             "threads": llama.threads,
             "n_gpu_layers": layers,
+            "flash_attn": flash_attn,
             "n_predict": -1,  # the request says how much
         }
     )

@@ -90,10 +90,16 @@ def server_command(
         *("--parallel", str(settings.parallel)),
         *("--threads", str(settings.threads)),
         *("--n-gpu-layers", str(settings.n_gpu_layers)),
+        *flash_arguments(settings.flash_attn),
         *("--n-predict", str(settings.n_predict)),
         "--cont-batching",
         *("--batch-size", str(BATCH_TOKENS)),
     ]
+
+
+def flash_arguments(chosen: str) -> list[str]:
+    """Return how flash attention is switched; auto is llama-server's own default."""
+    return [] if chosen == "auto" else ["--flash-attn", chosen]
 
 
 def cache_arguments(adapters: int) -> list[str]:

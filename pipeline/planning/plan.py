@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.config.levels import UNTUNED
 from pipeline.config.products import PRODUCTS
-from pipeline.config.sections import CHECKPOINTS_KEPT
 from pipeline.core.hardware import Card
 from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.budget import file_bytes
@@ -204,7 +203,7 @@ def _shortened(setup: Setup, room: int) -> Setup:
 
 
 def plan_disk(setup: Setup) -> dict[str, int]:
-    """Bytes on disk by artifact: checkpoints (one above those that are kept while it is written), adapter,
+    """Bytes on disk by artifact: checkpoints (one above `save_total_limit` while it is written), adapter,
     merged model, GGUFs.
 
     Trained on a GGUF nothing is merged: what comes is the adapter, in its folder and as a GGUF, or the base's
@@ -216,7 +215,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
     adapter = FLOAT * sum(trained_tensors(setup))
     checkpoint = adapter + optimizer_bytes(setup) + STATE
     sizes = {
-        "checkpoints": checkpoint * (CHECKPOINTS_KEPT + 1),
+        "checkpoints": checkpoint * (setup.train.save_total_limit + 1),
         "adapter": adapter + TOKENIZER,
     }
     if quantized and not PRODUCTS[setup.train.gguf_graph].with_lora:

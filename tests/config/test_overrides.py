@@ -268,11 +268,11 @@ def test_a_section_that_is_gone_with_a_key_that_never_was_is_left_to_the_user(tm
 
 def test_what_stands_beside_former_settings_stays(tmp_path: Path) -> None:
     file = tmp_path / "params.yaml"
-    text = "train:\n  method: grpo  # mine\n  grpo: {clip_low: 0.1, group_size: 4}\n"
+    text = "train:\n  method: grpo  # mine\n  grpo: {mask_truncated: true, group_size: 4}\n"
     file.write_text(text)
     assert len(upgraded(file)) == 1
-    assert file.read_text() == text.replace("clip_low: 0.1, ", "")
-    for nothing_left in ("train:\n  shuffle: true\n", "imatrix: {}\n", "imatrix:\n  tokens: 5\n"):
+    assert file.read_text() == text.replace("mask_truncated: true, ", "")
+    for nothing_left in ("train:\n  sample_tokens: 32\n", "imatrix: {}\n", "imatrix:\n  tokens: 5\n"):
         file.write_text(nothing_left)
         assert len(upgraded(file)) == 1
         assert load_params(file) == Params()

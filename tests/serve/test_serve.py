@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,20 @@ def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: 
     wanted |= {"--ctx-size": "8192", "--parallel": "2", "--threads": "6", "--n-gpu-layers": "99"}
     wanted |= {"--n-predict": "7"}
     assert wanted.items() <= dict(zip(command, [*command[1:], ""], strict=True)).items()
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [("auto", []), ("on", ["on"]), ("off", ["off"]), ('"off"', ["off"])],  # a bare on is YAML's true
+)
+def test_flash_attention_is_switched_as_it_is_said(
+    written: str, words: list[str], tools: Toolchain, tmp_path: Path
+) -> None:
+    (tmp_path / "params.yaml").write_text(f"serve: {{flash_attn: {written}}}\n", encoding="utf-8")
+    settings = load_params(tmp_path / "params.yaml").serving
+    command = server_command(tools, Served(tmp_path / "x-Q4.gguf"), settings, tmp_path / "key")
+    given = [after for word, after in pairwise(command) if word == "--flash-attn"]
+    assert given == words
 
 
 @pytest.mark.parametrize(

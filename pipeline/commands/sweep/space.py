@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOSS = "eval_loss"  # the lower the better; of all else that is measured, the higher
 # how a run is watched and kept; trials that differ in it could not be compared while they run
-WATCHING = ("eval_steps", "save_steps", "sample_rows")
+WATCHING = ("eval_steps", "save_steps", "save_total_limit", "sample_rows")
 ON_GRID = 1e-9  # of a step: how far a value may be off the grid by rounding
 
 

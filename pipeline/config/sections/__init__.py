@@ -19,7 +19,6 @@ from pipeline.config.sections.measuring import (
     Judge,
     Parity,
 )
-from pipeline.config.sections.method_groups import CHECKPOINTS_KEPT
 from pipeline.config.sections.models import LEVELS_ALONE, Convert, Distill, Merge, Quantize
 from pipeline.config.sections.shipping import Gate, Machine, Report, Serve, ServeKeys
 from pipeline.config.sections.training import Train, Training

@@ -1,5 +1,5 @@
 """The groups of section `train` that some methods alone read: `train.preference` has the losses of
-preferences, `train.grpo` how GRPO is trained, and constants of training.
+preferences, `train.grpo` how GRPO is trained.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,6 @@ from pipeline.config.sections.values import Count, Section, Slots, key
 
 EXTERNAL = "external"  # how `rewards` names the program of `external`
 JUDGE = "judge"  # a scorer of evaluate.scorers that gives no rewards
-CHECKPOINTS_KEPT = 3  # the newest; the best is kept beside them
 Weight = Annotated[float, Field(ge=-1000, le=1000)]
 
 
@@ -55,6 +54,12 @@ class Grpo(Section):
         "dapo (advantages are divided by their group's standard deviation, the sum over a step's tokens by "
         "their number) | dr_grpo (advantages only lose their group's mean, the sum is divided by the step's "
         "completions times max_new_tokens)",
+    )
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = key(
+        0.2, "how far below 1 the ratio of new to old probability may move an update"
+    )
+    clip_high: Annotated[float, Field(gt=0, le=10)] = key(
+        0.28, "how far above 1 the ratio of new to old probability may move an update"
     )
     kl_beta: Annotated[float, Field(ge=0, le=10)] = key(
         0.0, "weight of the KL divergence from the base, 0.001 to 0.1; 0: none, and a forward less"

@@ -33,10 +33,14 @@ class Train(Section):
         "made from; needs base.level) | dpo | ipo | orpo | simpo (the chosen answer of a pair is preferred) "
         "| kto (answers with a thumb up or down) | grpo (the model's own answers, by their rewards)",
     )
-    reward: Literal["min_max", "z_score", "none"] = key(
+    reward: Literal["min_max", "z_score", "softmax", "none"] = key(
         "min_max",
         "sft only: how a chat's reward weights it: min_max (the worst counts nothing) | z_score (one "
-        "standard deviation below the mean counts nothing) | none; the mean weight is 1",
+        "standard deviation below the mean counts nothing) | softmax (each counts, the best most) | none; "
+        "the mean weight is 1",
+    )
+    reward_temperature: Annotated[float, Field(gt=0, le=10**6)] = key(
+        1.0, "softmax only: the lower, the more the best chats count, in units of the reward"
     )
     preference: Preference = group(Preference, "losses of dpo, ipo, kto, orpo and simpo")
     sft_weight: Annotated[float, Field(ge=0, le=1000)] = key(
@@ -103,6 +107,11 @@ class Train(Section):
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=1 << 16)] = key(
         8, "forwards per optimizer step"
     )
+    shuffle: bool = key(
+        True,
+        "each pass in another order; false: in the file's order (packed rows: as data/tokens has them, the "
+        "fullest first)",
+    )
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(2.0e-4, "peak learning rate, 2e-4 for example")
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = key(
         0.1, "share of the steps in which the learning rate rises from 0"
@@ -115,6 +124,9 @@ class Train(Section):
     )
     max_grad_norm: Annotated[float, Field(gt=0, le=10**6)] = key(
         1.0, "gradients are scaled down to this norm"
+    )
+    clip_value: Annotated[float, Field(gt=0, le=10**6)] | None = key(
+        None, "each element of a gradient is cut to ± this, before max_grad_norm; null: none is"
     )
     neftune_noise_alpha: Annotated[float, Field(gt=0, le=1000)] | None = key(
         None, "noise on the embeddings while training (NEFTune), 5 to 15 usual; null: none"
@@ -146,6 +158,7 @@ class Train(Section):
         "train: false stay out)",
     )
     save_steps: Count = key(100, "steps between two checkpoints")
+    save_total_limit: Count = key(3, "newest checkpoints that are kept; the best is kept beside them")
     eval_steps: Count = key(
         100, "steps between two evaluations on the rows kept for monitoring (data/final/val.jsonl)"
     )

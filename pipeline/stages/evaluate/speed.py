@@ -88,12 +88,18 @@ def serving_figures(
     `peak_memory_bytes` is its largest resident memory, mapped weights included, where the system has /proc,
     and `gpu_memory_bytes` what the driver says it holds; else None. A shorter prompt leaves buffers
     untouched, so that they are not resident yet. A full context takes more still (SmolLM2-135M with 4,096
-    tokens: 252 MB against 245; 355 without flash attention), and so does a prompt cache, which is empty here.
-    Raises `ToolError` if it doesn't come up or answer.
+    tokens: 252 MB against 245; with `serve.flash_attn` off 355), and so does a prompt cache, which is empty
+    here. Raises `ToolError` if it doesn't come up or answer.
     """
     llama = llama_of(tools, settings)
     files = ModelFiles(model, lora)
-    up = serving(llama, files, ctx_size=settings.ctx_size, parallel=settings.parallel)
+    up = serving(
+        llama,
+        files,
+        ctx_size=settings.ctx_size,
+        parallel=settings.parallel,
+        flash_attn=settings.flash_attn,
+    )
     begin = time.perf_counter()
     with up as server:
         seconds = time.perf_counter() - begin

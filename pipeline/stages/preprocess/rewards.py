@@ -4,7 +4,8 @@ A weight multiplies the loss of a chat's tokens. Raw weights of a reward r, over
 one:
 
 - min_max: (r − min) ÷ (max − min), the worst counts nothing;
-- z_score: 1 + (r − mean) ÷ standard deviation, but not below 0.
+- z_score: 1 + (r − mean) ÷ standard deviation, but not below 0;
+- softmax: exp((r − max) ÷ temperature), as in reward-weighted regression (Peters and Schaal, 2007).
 
 They are divided by their mean over the trained tokens, so that the learning rate means what it does without
 rewards. Only differences of rewards count, so a negative one is one like any other. Where all rewards are
@@ -32,6 +33,7 @@ class Weighting:
     high: float = 0.0
     mean: float = 0.0
     deviation: float = 1.0
+    temperature: float = 1.0
     divisor: float = 1.0
 
     def weights(self, rewards: Numbers) -> Numbers:
@@ -43,11 +45,15 @@ class Weighting:
     def _raw(self, rewards: Numbers) -> Numbers:
         if self.rule == "min_max":
             return np.clip((rewards - self.low) / (self.high - self.low), 0.0, 1.0)
+        if self.rule == "softmax":
+            return np.exp(np.minimum(rewards - self.high, 0.0) / self.temperature)
         return np.maximum(0.0, 1.0 + (rewards - self.mean) / self.deviation)
 
 
-def weighting(rule: str, rewards: Numbers, tokens: Numbers) -> Weighting:
-    """The weighting of training rows with these rewards (N,), NaN for none, and trained tokens (N,)."""
+def weighting(rule: str, rewards: Numbers, tokens: Numbers, temperature: float = 1.0) -> Weighting:
+    """Return the weighting of training rows with these rewards (N,), NaN for none, and trained tokens (N,).
+    Only softmax has a `temperature`.
+    """
     is_rewarded = ~np.isnan(rewards)
     if not is_rewarded.any():
         return Weighting("none")
@@ -58,6 +64,7 @@ def weighting(rule: str, rewards: Numbers, tokens: Numbers) -> Weighting:
         high=float(values.max()),
         mean=float(values.mean()),
         deviation=float(values.std()) or 1.0,
+        temperature=temperature,
     )
     if rule == "none" or plain.low == plain.high:
         return plain

@@ -149,7 +149,8 @@ def write_split(
         packed = [[place for unit in row for place in members[unit]] for row in together]
     rewards = table["reward"].to_numpy().astype(float)  # NaN where there is none
     rule = train.reward if REWARD in METHODS[train.method].settings else "none"
-    weighed = weighed or weighting(rule, rewards, table["trained"].to_numpy())
+    tokens = table["trained"].to_numpy()
+    weighed = weighed or weighting(rule, rewards, tokens, train.reward_temperature)
     weights = weighed.weights(rewards)
     write_rows_of(target, table, packed, weights)
     del table  # the proof reads what is on the disk

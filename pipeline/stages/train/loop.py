@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 from torch.utils.data import BatchSampler
 from transformers import get_scheduler
 
@@ -78,9 +78,14 @@ class Loop:
     # --- rows -----------------------------------------------------------------------------------------------
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """The micro-batches of a pass over the rows, without those of its first `done` optimizer steps."""
-        chance = torch.Generator().manual_seed(self.settings.seed + epoch)
-        order = torch.randperm(len(self.rows), generator=chance).tolist()
+        """Yield the micro-batches of a pass over the rows, without those of its first `done` optimizer steps.
+
+        The order depends on the seed and the number of the pass alone, so a run that resumes has it again.
+        """
+        order = list(range(len(self.rows)))
+        if self.settings.shuffle:
+            chance = torch.Generator().manual_seed(self.settings.seed + epoch)
+            order = torch.randperm(len(self.rows), generator=chance).tolist()
         batches = BatchSampler(order, self.settings.per_device_train_batch_size, drop_last=False)
         for numbers in islice(batches, done * self.settings.gradient_accumulation_steps, None):
             yield self.collate([self.rows[number] for number in numbers])
@@ -115,7 +120,7 @@ class Loop:
         for batch in micro_batches:
             total += self.training_step(batch, items)
         self.scaler.unscale_(self.optimizer)
-        norm = float(clip_grad_norm_(self.trained, self.settings.max_grad_norm or math.inf))
+        norm = self.clip()
         rate, scale = self.schedule.get_last_lr()[0], self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -123,6 +128,19 @@ class Loop:
             self.schedule.step()
         self.optimizer.zero_grad()
         return {"loss": float(total), "learning_rate": rate, "grad_norm": norm}
+
+    def clip(self) -> float:
+        """Bound the gradients of an optimizer step; return their norm as the backward made them.
+
+        First every element is cut to ± `clip_value`, then what is left is scaled down to `max_grad_norm`.
+        """
+        if self.settings.clip_value is None:
+            return float(clip_grad_norm_(self.trained, self.settings.max_grad_norm))
+        gradients = [weight.grad for weight in self.trained if weight.grad is not None]
+        norm = float(get_total_norm(gradients))
+        clip_grad_value_(self.trained, self.settings.clip_value)
+        clip_grad_norm_(self.trained, self.settings.max_grad_norm)
+        return norm
 
     def training_step(self, batch: Batch, items: Any) -> torch.Tensor:
         """Forward and backward of a micro-batch of an optimizer step over `items`; its share of the loss."""

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from pipeline.config.sections import CHECKPOINTS_KEPT
 from pipeline.core.errors import DataError, MachineError, Stopped
 from pipeline.core.publish import remove
 from pipeline.models.chunked_loss import chunked_loss, weighted_loss
@@ -218,7 +217,7 @@ class QuenchTrainer(Sharing):
         self.run.metrics_log.sync()
         publish_checkpoint(written, self._checkpoint(step), notes)
         remove(folder / WRITING)
-        prune(folder, CHECKPOINTS_KEPT, self._best())
+        prune(folder, self.settings.save_total_limit, self._best())
 
     def _checkpoint(self, step: int) -> Path:
         return self.run.checkpoints / f"checkpoint-{step}"

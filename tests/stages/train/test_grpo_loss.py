@@ -37,10 +37,19 @@ def test_beyond_its_border_a_token_that_has_moved_far_enough_is_left_alone(
     moved: float, advantage: float, counts: bool
 ) -> None:
     old, worth = torch.tensor([-1.0]), torch.tensor([advantage])
-    found = gradient(old + moved, old=old, advantages=worth, weights=torch.ones(1))
-    assert bool(found != 0) is counts
-    terms = policy_terms(old + moved, old, worth, torch.ones(1))
+    given = {"old": old, "advantages": worth, "weights": torch.ones(1), "settings": Grpo()}
+    assert bool(gradient(old + moved, **given) != 0) is counts
+    terms = policy_terms(old + moved, **given)
     assert bool(terms.low_clipped | terms.high_clipped) is not counts
+
+
+@pytest.mark.parametrize(("moved", "advantage"), [(0.15, 1.0), (-0.15, -1.0)])
+def test_the_borders_are_those_of_the_settings(moved: float, advantage: float) -> None:
+    """A move of 0.15 is inside of 0.2 and 0.28, and outside of 0.1."""
+    old, worth = torch.tensor([-1.0]), torch.tensor([advantage])
+    given = {"old": old, "advantages": worth, "weights": torch.ones(1)}
+    assert bool(gradient(old + moved, **given, settings=Grpo()) != 0)
+    assert not bool(gradient(old + moved, **given, settings=Grpo(clip_low=0.1, clip_high=0.1)) != 0)
 
 
 def test_a_token_without_a_probability_of_the_rollout_is_not_corrected() -> None:
@@ -82,8 +91,8 @@ def test_loss_and_gradient_are_trls(loss: str, kl_beta: float) -> None:
         given["old_per_token_logps"][kept],
         advantages[:, None].expand(4, 6)[kept],
         correction(given["old_per_token_logps"][kept], given["sampling"][kept]),
+        settings,
         reference=given["ref_per_token_logps"][kept] if kl_beta else None,
-        kl_beta=kl_beta,
     )
     # the longest was cut off, and counts, as in TRL
     group = [Completion(0, n, 0, [1] * int(lengths[n]), [], n != 2, reward=float(n)) for n in range(4)]

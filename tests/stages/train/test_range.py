@@ -1,4 +1,6 @@
-"""The settings that few need act where they should, and a run with all of them goes on to the same bytes."""
+"""The settings that few need act where they should: how gradients are cut, how fast B learns, which rows come
+when, what is kept; and a run with all of them goes on to the same bytes.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,54 @@ EVERYTHING: dict[str, Any] = {
     "layers": "1-",
     "rank_pattern": {"down_proj": 6},
     "lora_variants": ["rslora", "gaussian", "lora_plus"],
+    "clip_value": 0.01,
+    "shuffle": False,
+    "save_total_limit": 2,
     "gradient_checkpointing": 2,
     "lora_dropout": 0.1,
 }
+
+
+def test_elements_are_cut_as_torch_cuts_them_and_then_the_norm(prepared: Path, tmp_path: Path) -> None:
+    made = trainer_in(prepared, tmp_path, settings(r=4, clip_value=0.02, max_grad_norm=0.1))
+    torch.manual_seed(0)
+    plain = [torch.randn(weight.shape) for weight in made.trained]
+    for weight, gradient in zip(made.trained, plain, strict=True):
+        weight.grad = gradient.clone()
+    twins = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in plain]
+    for twin, gradient in zip(twins, plain, strict=True):
+        twin.grad = gradient.clone()
+    torch.nn.utils.clip_grad_value_(twins, 0.02)
+    torch.nn.utils.clip_grad_norm_(twins, 0.1)
+    norm = torch.cat([gradient.flatten() for gradient in plain]).norm()
+    assert made.clip() == pytest.approx(float(norm), rel=1e-5)  # of the gradients before they were cut
+    for weight, twin in zip(made.trained, twins, strict=True):
+        assert torch.equal(weight.grad, twin.grad)
+
+
+def test_cutting_elements_alone_changes_what_is_learned(prepared: Path, tmp_path: Path) -> None:
+    plain = run(prepared, tmp_path / "plain")
+    cut = run(prepared, tmp_path / "cut", clip_value=1e-4)
+    norms = [[row["grad_norm"] for row in report["metrics_log"][:1]] for report in (plain, cut)]
+    assert norms[0] == pytest.approx(norms[1])  # the first step's gradient is the same before it is cut
+    assert plain["eval_loss"] != cut["eval_loss"]
+
+
+def test_without_shuffling_rows_come_in_the_files_order(prepared: Path, tmp_path: Path) -> None:
+    def passes(**changes: Any) -> list[list[int]]:
+        made = trainer_in(prepared, tmp_path, settings(r=4, **changes))
+        return [[number for batch in made.batches(epoch, 0) for number in batch["rows"]] for epoch in (0, 1)]
+
+    rows = [*range(len(passes()[0]))]
+    assert passes(shuffle=False) == [rows, rows]
+    first, second = passes()
+    assert first != rows and first != second and sorted(first) == sorted(second) == rows
+
+
+def test_as_many_checkpoints_are_kept_as_is_asked_for(prepared: Path, tmp_path: Path) -> None:
+    run(prepared, tmp_path, max_steps=4, save_steps=1, eval_steps=4, save_total_limit=2)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*"))
+    assert kept == ["checkpoint-3", "checkpoint-4"]
 
 
 def test_b_learns_faster_by_the_ratio_and_decays_as_a_does(prepared: Path, tmp_path: Path) -> None:

@@ -62,9 +62,20 @@ OPTIMIZERS = get_args(Train.model_fields["optim"].annotation)
 ELSEWHERE = {  # tested below or beside their code
     *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("lr_scheduler_type", "max_grad_norm", "save_steps", "eval_steps", "seed", "device", "rollout_type"),
-    *("warmup_ratio", "optim", "loss", "method", "reward", "preference", "grpo", "experts", "tuner"),
+    *(
+        "warmup_ratio",
+        "optim",
+        "loss",
+        "method",
+        "reward",
+        "reward_temperature",
+        "preference",
+        "grpo",
+        "experts",
+        "tuner",
+    ),
     *("sft_weight", "offload", "early_stopping_patience", "sample_rows", "layers", "modules_to_save"),
-    *("train_on_prompt", "machine"),
+    *("train_on_prompt", "machine", "clip_value", "shuffle", "save_total_limit"),
 }
 
 

@@ -3,13 +3,13 @@
 With the ratio r = π ÷ π_old of training's own probabilities now and at the beginning of the round, an
 advantage A, and the correction w for rollouts that another program drew (μ):
 
-    loss = −w · min(r · A, clip(r, 1 − 0.2, 1 + 0.28) · A) + β · k3,
+    loss = −w · min(r · A, clip(r, 1 − low, 1 + high) · A) + β · k3,
     w = min(π_old ÷ μ, 2),  k3 = exp(ref − π) − (ref − π) − 1.
 
-The clipping is PPO's, its upper border apart from the lower one, both as in DAPO (arXiv:2503.14476, sections
-3.1 and 4.1); w is truncated importance sampling (https://fengyao.notion.site/off-policy-rl; TRL's
-`token_truncate`), with the cap that is used there; k3 is Schulman's estimate of the KL divergence to the
-reference (http://joschu.net/blog/kl-approx.html).
+The clipping is PPO's. Its upper border (`train.grpo.clip_high`) is apart from the lower one (`clip_low`), by
+default both as in DAPO (arXiv:2503.14476, sections 3.1 and 4.1). w is truncated importance sampling
+(https://fengyao.notion.site/off-policy-rl; TRL's `token_truncate`), with the cap that is used there. k3 is
+Schulman's estimate of the KL divergence to the reference (http://joschu.net/blog/kl-approx.html).
 """
 
 import math
@@ -28,7 +28,6 @@ from pipeline.stages.train.grpo.rewards import teaches
 from pipeline.stages.train.grpo.rounds import Completion
 from pipeline.stages.train.step_stats import Batch, Sums
 
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # how far below and above 1 the ratio may move an update
 CAP = 2.0  # of the correction's weight
 ENDS = 10  # steps at the beginning and at the end whose mean reward is reported
 Group = Sequence[Completion]
@@ -44,19 +43,22 @@ class Terms(NamedTuple):
 
 
 def policy_terms(
-    logps: Any, old: Any, advantages: Any, weights: Any, *, reference: Any = None, kl_beta: float = 0.0
+    logps: Any, old: Any, advantages: Any, weights: Any, settings: Grpo, reference: Any = None
 ) -> Terms:
-    """The loss of each token; all float32 (N,), `logps` with a gradient. `weights`: see `correction`."""
+    """Return the loss of each token; all float32 (N,), `logps` with a gradient. For `weights` see
+    `correction`.
+    """
+    lowest, highest = 1 - settings.clip_low, 1 + settings.clip_high
     ratio = torch.exp(logps - old)
-    clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+    clipped = ratio.clamp(lowest, highest)
     loss = -weights * torch.minimum(ratio * advantages, clipped * advantages)
     divergence = torch.zeros_like(logps)
     if reference is not None:
         behind = reference - logps
         divergence = torch.exp(behind) - behind - 1
-        loss = loss + kl_beta * divergence
-    low = (ratio < 1 - CLIP_LOW) & (advantages < 0)
-    high = (ratio > 1 + CLIP_HIGH) & (advantages > 0)
+        loss = loss + settings.kl_beta * divergence
+    low = (ratio < lowest) & (advantages < 0)
+    high = (ratio > highest) & (advantages > 0)
     return Terms(loss, low, high, divergence.detach())
 
 

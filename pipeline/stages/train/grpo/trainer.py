@@ -94,8 +94,8 @@ class GrpoTrainer(QuenchTrainer):
             inputs["old"],
             inputs["advantages"],
             weights,
+            self.grpo,
             reference=inputs["reference"] if self.grpo.kl_beta else None,
-            kl_beta=self.grpo.kl_beta,
         )
         return terms.loss.sum() / items, measured | of_tokens(terms, inputs, weights, self.grpo)
 
