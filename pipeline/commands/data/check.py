@@ -119,7 +119,10 @@ def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -
 def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: bool, as_json: bool) -> int:
     """Name the rows that can't be used; gives the exit code: 3 if there is any."""
     curate = settings(params, root)
-    for file, what in (("models/base.json", "control tokens are"), ("models/base", "lengths are")):
+    for file, what in (
+        ("models/base.json", "control tokens are"),
+        ("models/base", "lengths and what its chat template shows are"),
+    ):
         if not (root / file).exists():
             print(
                 f"check: {file} is missing, so {what} not measured: `snakemake base` makes it",

@@ -26,13 +26,14 @@ class CurateKeys(Section):
     formats: dict[str, Format] = key(
         {},
         'glob below data/raw: format, for files that are not to be judged row by row, e.g. {"logs/*.csv": '
-        "query_response}; formats: auto | messages | sharegpt | alpaca | prompt_completion | "
-        "query_response | input_output | text | preference | kto | prompt",
+        "query_response}; formats: auto | messages | sharegpt | function_calls | alpaca | "
+        "prompt_completion | query_response | input_output | text | preference | kto | prompt",
     )
     repair: Annotated[list[Literal["turns", "control_tokens", "overlong"]], ONCE] = key(
         ["turns", "control_tokens", "overlong"],
         "rows to repair, not reject: turns (out of order: join neighbors of one side, drop what follows the "
-        "last answer), control_tokens (the base's, inside text: break them up with a space), overlong (above "
+        "last answer, keep other orders that the base's template shows), control_tokens (the base's, inside "
+        "text: break them up with a space), overlong (above "
         "preprocess.max_length: split conversations between exchanges, the system turn repeated, and texts "
         "between sentences); [] rejects all three",
     )

@@ -62,6 +62,7 @@ Format = Literal[
     "auto",
     "messages",
     "sharegpt",
+    "function_calls",
     "alpaca",
     "prompt_completion",
     "query_response",

@@ -27,6 +27,8 @@ from pipeline.stages.curate.rules.heuristics import JUDGES
 ROW_RULES = (
     "read",
     "format",
+    "calls",
+    "nulls",
     "normalize",
     "secrets",
     "personal",

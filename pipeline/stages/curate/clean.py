@@ -18,12 +18,15 @@ from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.reading.letter_case import with_known_keys
+from pipeline.stages.curate.rules.calls import ReadCalls
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
 from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
+from pipeline.stages.curate.rules.nulls import drop_nulls
 from pipeline.stages.curate.rules.redaction import Redactor
 from pipeline.stages.curate.rules.shape import normalize, reasoning, turns
+from pipeline.stages.curate.rules.template import ChatTemplate
 
 KINDS: tuple[str, ...] = get_args(Kind)
 WITHHELD = "‹not shown: this row had something to redact›"
@@ -99,11 +102,16 @@ class Cleaner:
     ) -> None:
         self.settings = settings
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
+        self.length = Length(
+            base, settings.max_tokens, "split" if "overlong" in settings.repair else "reject"
+        )
         rules = {
+            "calls": ReadCalls(None if base is None else self.template),
+            "nulls": drop_nulls,
             "normalize": normalize,
             "secrets": self.redact,  # early, so that no later rule's excerpt holds half a secret
             "reasoning": reasoning(added_tokens or ()),
-            "turns": turns("repair" if "turns" in settings.repair else "reject"),
+            "turns": turns("repair" if "turns" in settings.repair else "reject", self.is_shown),
             **{name: judge.rule(settings) for name, judge in JUDGES.items() if judge.wanted(settings)},
             "control_tokens": ControlTokens(
                 added_tokens, "neutralize" if "control_tokens" in settings.repair else "reject"
@@ -112,10 +120,15 @@ class Cleaner:
             else None,
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
-        self.length = Length(
-            base, settings.max_tokens, "split" if "overlong" in settings.repair else "reject"
-        )
         self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)  # of a domain's name
+
+    def template(self) -> ChatTemplate:
+        """The base's chat template."""
+        return self.length.counter.template
+
+    def is_shown(self, row: Row) -> bool:
+        """Return True if the base's template shows the row's turns, or if there is no base to ask."""
+        return self.length.folder is None or self.template().shows_turns(row)
 
     def redact(self, row: Row, changes: Changes) -> Row:
         """The redactor's rule; where it redacts, earlier rules' excerpts are withheld: they could hold it."""

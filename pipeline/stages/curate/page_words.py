@@ -11,6 +11,8 @@ from pipeline.stages.curate.comparing.decide import SPLITS
 RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
     "format": ("Format", "row of no known format", "rows of no known format"),
+    "calls": ("Calls", "row with a broken call", "rows with broken calls"),
+    "nulls": ("Nulls", "row with nulls", "rows with nulls"),
     "reasoning": ("Reasoning", "row with reasoning inside", "rows with reasoning inside"),
     "normalize": ("Normalize", "row that can't be normalized", "rows that can't be normalized"),
     "turns": ("Turns", "row with turns out of order", "rows with turns out of order"),

@@ -83,6 +83,8 @@ REPAIRED = [
     ("u:a a:b s:c", "u:a a:b"),
     ("u:a a:b! a:c! u:d a:e", "u:a a:b+c! u:d a:e"),
     ("u:a u:b c: t:1 t:2 a:c", "u:a+b c: t:1 t:2 a:c"),
+    ("u:a a:b c: t:5 a:c", "u:a c:b t:5 a:c"),
+    ("u:a a:b a:c c:d t:5 a:e", "u:a c:b+c+d t:5 a:e"),
 ]
 
 # a row, the reason, and what its detail begins with
@@ -96,8 +98,9 @@ BAD = [
     (row("u:a c: a:b"), "bad_order", "messages 3 is assistant"),
     (row("u:a a:b r:c"), "bad_order", "messages 3 is assistant"),
     (row("u:a r:b r:b"), "bad_order", "messages 3 is assistant"),
-    (row("u:a c: c: t:5 a:b"), "bad_order", "messages 3 is assistant"),
     (row("u:a a:b! a:c"), "bad_order", "messages 3 is assistant"),
+    (row("u:a a:b! c: t:5 a:d"), "bad_order", "messages 3 is assistant"),
+    (row("u:a c: c:late t:5 a:b"), "bad_order", "messages 3 is assistant"),
     (row("u:a a: u:b a:c"), "empty_turn", "messages 2 "),
     (row("u: a:b"), "empty_turn", "messages 1 "),
     (row("u:a r:"), "empty_turn", "messages 2 "),

@@ -179,6 +179,25 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             chat(ASK, CALLING, RESULT),
         ),
     ],
+    "function_calls": [
+        (
+            {
+                "query": "2 + 2?",
+                "answers": '[{"name": "add", "arguments": {"a": 2}}]',
+                "tools": [ADD],
+                "id": 1,
+            },
+            chat(ASK, CALLING, tools=[TOOL]),
+        ),
+        (
+            {"question": "2 + 2?", "answers": [CALLING["tool_calls"][0]], "tools": json.dumps([TOOL])},
+            chat(ASK, CALLING, tools=[TOOL]),
+        ),
+        (
+            {"query": "2 + 2?", "answers": [], "tools": [ADD]},
+            chat(ASK, ANSWER | {"content": ""}, tools=[TOOL]),
+        ),
+    ],
     "alpaca": [
         ({"instruction": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
         ({"instruction": "2 + 2?", "output": "4", "kto_tag": "false"}, DOWN),

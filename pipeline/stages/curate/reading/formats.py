@@ -19,6 +19,7 @@ from pipeline.stages.curate.reading.turns import (
     MEDIA,
     Turn,
     is_list,
+    read_call,
     read_tools,
     read_turns,
     system_turn,
@@ -37,6 +38,7 @@ from pipeline.stages.curate.reading.values import (
     number_of,
     one_text,
     thumb_of,
+    without_nulls,
 )
 
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
@@ -187,6 +189,20 @@ def _answered(value: Value, asked: list[Turn], answered: str) -> Content:
     return _chat(value, [*asked, turn("assistant", first, answered)], others)
 
 
+def _function_calls(value: Value, question: str, answered: str, _: str) -> Content:
+    """Return a question and the calls that answer it, as xlam's rows have them. Without a call there is no
+    answer.
+    """
+    calls = [
+        read_call(call, f"{answered} {number}")
+        for number, call in enumerate(items(value[answered], answered), start=1)
+    ]
+    answer: Turn = {"role": "assistant", "content": ""}
+    if calls:
+        answer["tool_calls"] = calls
+    return _chat(value, [*_question(value, question), answer])
+
+
 def _kto(value: Value, *_: str) -> Content:
     """TRL's (`label`) and LLaMA-Factory's (`kto_tag`) unpaired preferences."""
     thumb = thumb_of(value, "label" if value.get("kto_tag") is None else "kto_tag")
@@ -273,7 +289,8 @@ def _preferred(value: Value, sides: tuple[str, ...]) -> tuple[str, str]:
 def _input_output(value: Value, field: str) -> Content:
     segments = []
     for number, item in enumerate(items(value[field], field), start=1):
-        train = item.get("label", item.get("train")) if isinstance(item, dict) else None
+        stated = without_nulls(item) if isinstance(item, dict) else {}
+        train = stated.get("label", stated.get("train"))
         if not isinstance(train, bool):
             raise BadRow("bad_shape", f"segments {number} is not an object with text and a boolean label")
         refuse_marks(item, f"segments {number}", but=("train",))
@@ -322,6 +339,7 @@ QUERY_RESPONSE = (
     ("prompt", "response"),
     ("input", "output"),
 )
+FUNCTION_CALLS = (("query", "answers", "tools"), ("question", "answers", "tools"))
 WITHOUT_TURNS = ("tools", "functions")
 # what says more about the row comes first: a label before prompt and completion, both of them before a prompt
 # alone
@@ -331,6 +349,7 @@ FORMATS = {
     "kto": Format(KTO, _kto),
     "messages": Format((("messages",),), _conversation),
     "sharegpt": Format((("conversations",), ("conversation",)), _conversation),
+    "function_calls": Format(FUNCTION_CALLS, _function_calls),
     "alpaca": Format((("instruction", "output"), ("instruction", "response")), _exchange),
     "prompt_completion": Format((("prompt", "completion"),), _prompt_completion),
     "query_response": Format(QUERY_RESPONSE, _exchange),

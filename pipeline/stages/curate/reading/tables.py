@@ -216,7 +216,11 @@ def _batch_rows(batch: Any, max_bytes: int) -> Iterator[Row]:
                 row = {name: _python_value(column[at]) for name, column in columns}
             values = _json_value(row, MAX_DEPTH).items()
             text = orjson.dumps(
-                {name: _value(name, cell) if type(cell) is str else cell for name, cell in values}
+                {
+                    name: _value(name, cell) if type(cell) is str else cell
+                    for name, cell in values
+                    if cell is not None
+                }
             )
             yield text if len(text) <= max_bytes else BadLine("too_long", f"longer than {max_bytes} bytes")
         except BadLine as error:
@@ -238,7 +242,11 @@ def _python_value(cell: Any) -> Any:
 
 
 def _json_value(value: Any, depth: int) -> Any:
-    """The value without the nulls of its objects. Raises `BadLine` for one that JSON doesn't have."""
+    """The value as JSON has it, nulls too. Raises `BadLine` for one that JSON doesn't have.
+
+    A null may be what a row says or what Arrow gives all rows the same keys with: formats and the rule
+    `nulls` tell them apart, as in JSONL.
+    """
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
@@ -249,7 +257,7 @@ def _json_value(value: Any, depth: int) -> Any:
         raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
     match value:
         case dict():
-            return {key: _json_value(item, depth - 1) for key, item in value.items() if item is not None}
+            return {key: _json_value(item, depth - 1) for key, item in value.items()}
         case list() | tuple():  # a tuple is an entry of a map
             return [_json_value(item, depth - 1) for item in value]
         case date() | time():

@@ -11,7 +11,16 @@ from typing import Any
 
 from pipeline.chat.rows import BadRow
 from pipeline.stages.curate.reading.marks import is_trained, marks_of
-from pipeline.stages.curate.reading.values import Value, from_json, items, need, one_text, text
+from pipeline.stages.curate.reading.text_calls import value_of
+from pipeline.stages.curate.reading.values import (
+    Value,
+    from_json,
+    items,
+    need,
+    one_text,
+    text,
+    without_nulls,
+)
 
 Turn = dict[str, Any]  # a `pipeline.chat.rows.Message`
 SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
@@ -108,7 +117,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 
 
 def _turn(item: Any, where: str) -> Turn:
-    item = {key: value for key, value in need(dict, item, where, "bad_shape").items() if value is not None}
+    item = without_nulls(need(dict, item, where, "bad_shape"))
     if lost := [key for key in LOST if item.get(key)]:
         raise BadRow("unsupported_field", f"{where}: {lost[0]} would be lost")
     name = item.get("role", item.get("from"))
@@ -145,24 +154,33 @@ def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     if calls and single:
         raise BadRow("bad_tool_call", f"{where} has both tool_calls and function_call")
     calls = need(list, calls or ([single] if single else []), f"{where} tool_calls", "bad_tool_call")
-    return [_call(call, f"{where} tool_calls {number}") for number, call in enumerate(calls, start=1)]
+    return [read_call(call, f"{where} tool_calls {number}") for number, call in enumerate(calls, start=1)]
 
 
 def _parse_calls(content: Any, where: str) -> list[dict[str, Any]]:
     """The calls that the text of a turn `function_call` is: one object, or a list of them."""
-    value = from_json(content, where, "bad_tool_call") if isinstance(content, str) else content
+    value = content
+    if isinstance(content, str):
+        try:
+            value = value_of(content.strip())
+        except ValueError:
+            raise BadRow("bad_tool_call", f"{where} is not strict JSON, nor a Python literal") from None
     return [
-        _call(call, f"{where} call {number}")
+        read_call(call, f"{where} call {number}")
         for number, call in enumerate(value if isinstance(value, list) and value else [value], start=1)
     ]
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
-    need(dict, call, where, "bad_tool_call")
-    function, identity = call.get("function", call), call.get("id")
+def read_call(call: Any, where: str) -> dict[str, Any]:
+    """Return a call in OpenAI's form; of nulls, those outside of its arguments count as missing."""
+    call = without_nulls(need(dict, call, where, "bad_tool_call"))
+    function = call.get("function", call)
+    identity = call.get("id")
     if call.get("type") not in ("function", None) or not isinstance(function, dict):
         raise BadRow("bad_tool_call", f"{where} is not a call of a function")
-    name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
+    function = without_nulls(function)
+    name = function.get("name")
+    arguments = function.get("arguments", function.get("parameters"))
     if not isinstance(name, str) or not name:
         raise BadRow("bad_tool_call", f"{where} has no name")
     if isinstance(arguments, str):
@@ -176,7 +194,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    function = need(dict, tool, where, "bad_shape").get("function", tool)
+    tool = without_nulls(need(dict, tool, where, "bad_shape"))
+    function = tool.get("function", tool)
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name or tool.get("type") not in ("function", None):
         raise BadRow("bad_shape", f"{where} is not a function with a name")

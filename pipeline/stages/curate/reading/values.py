@@ -89,6 +89,11 @@ def need(wanted: type[T], value: Any, where: str, code: str) -> T:
     return value
 
 
+def without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object without its keys that are null. Tables have these for keys of other rows."""
+    return {key: item for key, item in value.items() if item is not None}
+
+
 def label_of(value: Value) -> bool | None:
     """The thumb that a row of no particular format has; other words than true and false name classes."""
     if value.get("kto_tag") is not None:

@@ -199,14 +199,28 @@ def _numbered(
 
 
 def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
-    """The leading system turns, and the rest cut in front of each user's turn that follows another side's."""
+    """The leading system turns, and the rest cut in front of each user's turn that follows an answer.
+
+    A system turn in the middle stays with the user's turn behind it, a greeting with the first one.
+    """
     start = next((i for i, turn in enumerate(messages) if turn["role"] != "system"), len(messages))
-    exchanges: list[Turns] = []
-    for before, turn in zip([None, *messages[start:]], messages[start:], strict=False):
-        if before is None or (turn["role"] == "user" and before["role"] != "user"):
-            exchanges.append([])
-        exchanges[-1].append(turn)
-    return messages[:start], exchanges
+    exchanges: list[Turns] = [[]]
+    waiting: Turns = []  # system turns of which it is open to which exchange they belong
+    has_asked = False
+    said = ""  # the role of the last turn that is not a system turn
+    for turn in messages[start:]:
+        if turn["role"] == "system":
+            waiting.append(turn)
+            continue
+        if turn["role"] == "user":
+            if has_asked and said == "assistant":
+                exchanges.append([])
+            has_asked = True
+        exchanges[-1] += [*waiting, turn]
+        waiting = []
+        said = turn["role"]
+    exchanges[-1] += waiting
+    return messages[:start], [exchange for exchange in exchanges if exchange]
 
 
 def text_of(turn: Message) -> str:

@@ -9,8 +9,7 @@ writes them itself around `reasoning_content`. For other bases they are plain te
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from pipeline.chat.rows import ANSWERED, SIDES, TURN_LISTS, BadRow, Row, edit_texts
@@ -22,6 +21,7 @@ THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
 Turn = dict[str, Any]
 Turns = list[Turn]
+Followers = Mapping[str, tuple[str, ...]]
 
 # what may follow what; a "call" is an assistant's turn with `tool_calls`. The last one named is the one an
 # error asks for.
@@ -32,6 +32,14 @@ FOLLOWERS = {
     "assistant": ("user",),
     "call": ("tool",),
     "tool": ("tool", "assistant"),
+}
+# what may follow besides where the base's template shows it: a greeting before the user says anything, and
+# the user after a tool's result; a system turn may stand in front of whatever is due
+LOOSE_FOLLOWERS = FOLLOWERS | {
+    "start": ("system", "assistant", "user"),
+    "system": ("assistant", "user"),
+    "greeting": ("user",),
+    "tool": ("tool", "user", "assistant"),
 }
 SAID = ("assistant", "call")  # how a conversation to learn from ends
 ASKED = ("user", "tool")  # how a prompt ends
@@ -103,23 +111,37 @@ def move_reasoning(row: Row, changes: Changes) -> Row:
     return moved
 
 
-def turns(mode: Literal["repair", "reject"]) -> Rule:
-    """The rule that gives turns the canonical order of `check_turns`, after the repairs of `repair_turns`."""
+def turns(mode: Literal["repair", "reject"], is_shown: Callable[[Row], bool] | None = None) -> Rule:
+    """The rule that gives turns the canonical order of `check_turns`, after the repairs of `repair_turns`.
+
+    With `repair`, turns in one of the orders of `LOOSE_FOLLOWERS` stay as well if `is_shown` says that the
+    base's template shows them.
+    """
 
     def rule(row: Row, changes: Changes) -> Row:
         try:
             check_turns(row)
+            return row
         except BadRow:
             if mode == "reject":
                 raise
-            row = repair_turns(row, changes)
+        row = repair_turns(row, changes)
+        try:
             check_turns(row)
+            return row
+        except BadRow as why:
+            if why.code != "bad_order" or is_shown is None:
+                raise
+            row = _without_greeting(row, changes)
+            check_turns(row, LOOSE_FOLLOWERS)
+            if not is_shown(row):
+                raise BadRow("bad_order", f"{why}, and the base's chat template doesn't show it so") from None
         return row
 
     return rule
 
 
-def check_turns(row: Row) -> None:
+def check_turns(row: Row, followers: Followers = FOLLOWERS) -> None:
     """Raise `BadRow` unless the turns are in order and something is said in each of them.
 
     In order: at most one system turn, first; then user and assistant in turn; after an assistant's
@@ -129,36 +151,62 @@ def check_turns(row: Row) -> None:
     if row["kind"] == "text":
         _check_segments(row["segments"])
     elif row["kind"] in ANSWERED:
-        _check_answer(row["messages"], "messages", "start")
+        _check_answer(row["messages"], "messages", "start", followers)
     else:
-        last = _walk(row["messages"], "messages", "start")
+        last = _walk(row["messages"], "messages", "start", followers)
         if last not in ASKED:
             raise BadRow("bad_order", "the last turn of the prompt is neither the user's nor a tool's")
         for field in filter(row.__contains__, SIDES):
-            _check_answer(row[field], field, last)
+            _check_answer(row[field], field, last, followers)
 
 
-def _check_answer(turns: Turns, field: str, before: str) -> None:
+def _check_answer(turns: Turns, field: str, before: str, followers: Followers) -> None:
     answers = [turn for turn in turns if turn["role"] == "assistant"]
     if not answers:
         raise BadRow("no_assistant", f"{field} has no assistant's turn")
-    if _walk(turns, field, before) not in SAID:
+    if _walk(turns, field, before, followers) not in SAID:
         raise BadRow("bad_order", f"the last turn of {field} is not the assistant's")
     if not any(turn.get("train", True) for turn in answers):
         raise BadRow("nothing_to_train", f"every assistant's turn of {field} is kept out of training")
 
 
-def _walk(turns: Turns, field: str, state: str) -> str:
-    """Where a walk along the turns from `state` ends (a key of `FOLLOWERS`). Raises `BadRow`."""
+def _walk(turns: Turns, field: str, state: str, followers: Followers) -> str:
+    """Where a walk along the turns from `state` ends (a key of `followers`). Raises `BadRow`."""
     for number, turn in enumerate(turns, start=1):
         role = turn["role"]
-        if role not in FOLLOWERS[state]:
-            raise BadRow("bad_order", f"{field} {number} is {role}, where {FOLLOWERS[state][-1]} is due")
+        if role == "system" and followers is LOOSE_FOLLOWERS and _may_stand(turns, number, state):
+            continue  # what is due stays due
+        if role not in followers[state]:
+            raise BadRow("bad_order", f"{field} {number} is {role}, where {followers[state][-1]} is due")
         calls = role == "assistant" and bool(turn.get("tool_calls"))
         if not calls and role in ("user", "assistant") and not turn["content"].strip():
             raise BadRow("empty_turn", f"{field} {number} ({role}) is empty")
-        state = "call" if calls else role
+        if role == "assistant" and state in ("start", "system"):
+            state = "greeting"
+            if calls:
+                raise BadRow("bad_order", f"{field} {number} calls a tool before a user's turn")
+        else:
+            state = "call" if calls else role
+    if state == "greeting":
+        raise BadRow("bad_order", f"{field} has no user's turn")
     return state
+
+
+def _may_stand(turns: Turns, number: int, state: str) -> bool:
+    """Return True if the system turn of this number stands in the middle, but not between call and result."""
+    return state not in ("start", "call") and number < len(turns)
+
+
+def _without_greeting(row: Row, changes: Changes) -> Row:
+    """The row with an answer to nobody, before the user's first turn, kept out of training."""
+    messages = row["messages"]
+    place = next((place for place, turn in enumerate(messages) if turn["role"] != "system"), 0)
+    greeting = messages[place]
+    if row["kind"] not in ANSWERED or greeting["role"] != "assistant" or not greeting.get("train", True):
+        return row
+    changes.append(Change("turns", f"messages {place + 1}", *excerpts("", "‹a greeting: read, not trained›")))
+    kept = [*messages[:place], {**greeting, "train": False}, *messages[place + 1 :]]
+    return {**row, "messages": kept}
 
 
 def _check_segments(segments: list[dict[str, Any]]) -> None:
@@ -200,27 +248,45 @@ def _drop_tail(turns: Turns, field: str, changes: Changes) -> Turns:
 
 def _join_neighbors(turns: Turns, field: str, changes: Changes) -> Turns:
     """The turns with each run of one side's as one; a run gives one note, at its first turn's place."""
+    runs: list[tuple[int, Turns]] = []
+    for number, turn in enumerate(turns, start=1):
+        if runs and _is_joined(runs[-1][1][-1], turn):
+            runs[-1][1].append(turn)
+        else:
+            runs.append((number, [turn]))
     joined: Turns = []
-    for _, run in groupby(enumerate(turns, start=1), key=lambda numbered: _side(numbered[1])):
-        (number, first), *others = run
+    for number, run in runs:
+        first, *others = run
         if others:
-            contents = [first["content"], *(turn["content"] for _, turn in others)]
-            together = "\n\n".join(filter(str.strip, contents))
-            before, after = excerpts(first["content"], together)
+            together = "\n\n".join(filter(str.strip, (turn["content"] for turn in run)))
+            calls = [call for turn in run for call in turn.get("tool_calls", ())]
+            new = {**first, "content": together} | ({"tool_calls": calls} if calls else {})
+            before, after = excerpts(_text_of(first), _text_of(new) if len(run) < len(calls) else together)
             before += f" ‹and {plural(len(others), 'more turn')}›"
             changes.append(Change("turns", f"{field} {number}", before, after))
-            first = {**first, "content": together}
+            first = new
         joined.append(first)
     return joined
 
 
-def _side(turn: Turn) -> object:
-    """What neighboring turns must have in common to be joined: all but what they say.
+def _is_joined(turn: Turn, follower: Turn) -> bool:
+    """Return True if two neighboring turns are one: they have all in common but what they say.
 
-    A tool's turn, and one with tool calls or reasoning, has it in common with no other.
+    A tool's turn is joined to no other, and a call only to what is said or called before it: an answer's
+    order is reasoning, text, calls.
     """
-    alone = turn["role"] == "tool" or turn.get("tool_calls") or turn.get("reasoning_content")
-    return object() if alone else {**turn, "content": ""}
+    if turn["role"] == "tool" or follower.get("reasoning_content") or _rest(turn) != _rest(follower):
+        return False
+    if not follower.get("tool_calls"):
+        return not turn.get("tool_calls") and not turn.get("reasoning_content")
+    return not turn.get("tool_calls") or not follower["content"].strip()
+
+
+def _rest(turn: Turn) -> Turn:
+    """What neighboring turns must have in common: all but what they say."""
+    return {
+        key: value for key, value in turn.items() if key not in ("content", "tool_calls", "reasoning_content")
+    }
 
 
 def _text_of(turn: Turn) -> str:

@@ -10,7 +10,25 @@ from typing import Any
 
 from pipeline.chat.rows import BadRow, Row, conversations
 from pipeline.chat.template import SPECIAL, compiled
+from pipeline.chat.template_probe import probe, shown
 from pipeline.core.errors import DataError
+
+# a conversation with a call, of which a template shows all or not
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
+CALLING: list[dict[str, Any]] = [
+    {"role": "user", "content": "q"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "r", "name": "f", "tool_call_id": "c"},
+    {"role": "assistant", "content": "a"},
+]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"x": {"type": "string", "description": "d"}},
+    "required": ["x"],
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "description": "d", "parameters": PARAMETERS}}
+]
 
 
 class ChatTemplate:
@@ -62,6 +80,30 @@ class ChatTemplate:
             return [segment["text"] for segment in row["segments"]]
         tools = row.get("tools")
         return [self.render(turns, tools, prompt=row["kind"] == "prompt") for turns in conversations(row)]
+
+    def shows_calls(self) -> bool:
+        """Return True if the template shows tools, calls with their arguments, and results."""
+        messages, tools = probe(CALLING, TOOLS)
+        try:
+            text = self.render(messages, tools)
+        except BadRow:
+            return False
+        return all(stand_in in text for _, stand_in in shown(messages, tools))
+
+    def shows_turns(self, row: Row) -> bool:
+        """Return True if the template shows what every turn says, in the row's order."""
+        for turns in conversations(row):
+            bare, tools = probe(turns, row.get("tools"))
+            try:
+                text = self.render(bare, tools)
+            except BadRow:
+                return False
+            place = 0
+            for turn in bare:
+                place = text.find(turn["content"], place)
+                if place < 0:
+                    return False
+        return True
 
 
 def _sources(folder: Path, named: object) -> dict[str, str]:

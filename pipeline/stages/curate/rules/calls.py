@@ -1,0 +1,219 @@
+"""The rule that reads tool calls, their results and the tools themselves where they are written as text.
+
+A text is a call if it parses as one (`pipeline.stages.curate.reading.text_calls`) and its row shows that it
+is meant as one: it is all that the turn says, a tool's result follows, or the row offers the called tool.
+So an answer that explains how calls are written stays as it is.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from pipeline.chat.rows import TURN_LISTS, BadRow, Row
+from pipeline.stages.curate.reading.text_calls import (
+    GLAIVE_RESULT,
+    MARKS,
+    THOUGHT,
+    NotCalls,
+    TextCalls,
+    find_calls,
+    is_result,
+    split_results,
+    untagged_calls,
+    value_of,
+)
+from pipeline.stages.curate.reading.turns import read_call, read_tools
+from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
+from pipeline.stages.curate.rules.template import ChatTemplate
+
+Turn = dict[str, Any]
+TOOLS = re.compile(r"<tools>\s*([\[{].*?)\s*</tools>", re.DOTALL)
+# in the lines in which Hermes and Qwen say how to call
+ABOUT_CALLS = re.compile(r"</?tools>|</?tool_call>")
+QWEN_HEADING = re.compile(r"# Tools\s+You may call one or more functions[^\n]*\s*")
+
+
+class Offer(NamedTuple):
+    """The tools of a row: those that it has in their form, and the text in which others may stand."""
+
+    names: frozenset[str]
+    text: str
+
+    def has(self, name: object) -> bool:
+        """True if the row offers a tool of this name."""
+        return name in self.names or any(f"{quote}{name}{quote}" in self.text for quote in "\"'")
+
+
+class ReadCalls:
+    """The rule for a base with this chat template; without a base for one that shows calls."""
+
+    def __init__(self, template: Callable[[], ChatTemplate] | None) -> None:
+        self.template = template
+
+    @cached_property
+    def are_shown(self) -> bool:
+        """True if the base's template shows calls and results: otherwise a call as text is all there is."""
+        return self.template is None or self.template().shows_calls()
+
+    def __call__(self, row: Row, changes: Changes) -> Row:
+        """The row with calls and results as such. Raises `BadRow` (`bad_tool_call`) for a broken call."""
+        if not _is_candidate(row) or not self.are_shown:
+            return row
+        row = read_system_tools(row, changes)
+        system = "\n".join(turn["content"] for turn in row["messages"] if turn["role"] == "system")
+        names = frozenset(tool["function"]["name"] for tool in row.get("tools", ()))
+        offer = Offer(names, system)
+        read = dict(row)
+        for field in filter(row.__contains__, TURN_LISTS):
+            before = read["messages"][-1:] if field != "messages" else []
+            read[field] = list(_read_turns(row[field], field, before, offer, changes))
+        return row if read == row else read
+
+
+def _is_candidate(row: Row) -> bool:
+    """Return True if the row may hold calls as text. Most rows do not, so this is quick."""
+    if "tools" in row:
+        return True
+    for field in TURN_LISTS:
+        for turn in row.get(field, ()):
+            content = turn["content"]
+            if turn["role"] == "tool" or content.startswith(("[TOOL_CALLS]", GLAIVE_RESULT)):
+                return True
+            if "<" in content and any(mark in content for mark in (*MARKS, "<tools>")):
+                return True
+    return False
+
+
+def _read_turns(
+    turns: Sequence[Turn], field: str, before: Sequence[Turn], offer: Offer, changes: Changes
+) -> Iterator[Turn]:
+    """Yield the turns with calls and results as such; `before` has the turn in front of them, if any."""
+    last = next(iter(before), {})
+    for number, turn in enumerate(turns, start=1):
+        place = f"{field} {number}"
+        new = [turn]
+        if turn["role"] == "assistant":
+            new = [_read_answer(turn, place, _is_answered(turns, number), offer, changes)]
+        elif turn["role"] == "tool" or ("tool_calls" in last or last.get("role") == "tool"):
+            new = _read_results(turn, place, changes)
+        yield from new
+        last = new[-1]
+
+
+def _is_answered(turns: Sequence[Turn], number: int) -> bool:
+    """Return True if the next turn of another side is a tool's result."""
+    follower = next((turn for turn in turns[number:] if turn["role"] != "assistant"), None)
+    if follower is None:
+        return False
+    return follower["role"] == "tool" or (follower["role"] == "user" and is_result(follower["content"]))
+
+
+def _read_answer(turn: Turn, place: str, answered: bool, offer: Offer, changes: Changes) -> Turn:
+    """The turn with its calls as such. Raises `BadRow` for what is meant as a call and is none."""
+    content = turn["content"]
+    try:
+        found = find_calls(content)
+    except NotCalls as why:
+        if why.whole or answered or offer.names:
+            raise BadRow("bad_tool_call", f"{place} has a call as text, but {why}") from None
+        return turn
+    if found is None:
+        if "tool_calls" in turn:
+            return turn
+        calls = untagged_calls(content)
+        if not calls or not (answered or all(offer.has(_name(call)) for call in calls)):
+            return turn
+        found = TextCalls("", calls)
+    is_alone = not THOUGHT.sub("", found.before, count=1).strip()
+    if not (is_alone or answered or all(offer.has(_name(call)) for call in found.calls)):
+        return turn  # an example in an answer about calls
+    calls = [read_call(call, f"{place} call {number}") for number, call in enumerate(found.calls, start=1)]
+    stated = turn.get("tool_calls", calls)
+    if [call["function"] for call in stated] != [call["function"] for call in calls]:
+        raise BadRow("bad_tool_call", f"{place} has tool_calls, and other calls in its text")
+    shown = json.dumps([call["function"] for call in calls], ensure_ascii=False)
+    changes.append(Change("calls", place, *excerpts(content, f"{found.before} ‹calls {shown}›".lstrip())))
+    return {**turn, "content": found.before, "tool_calls": stated}
+
+
+def _name(call: dict[str, Any]) -> object:
+    return call.get("function", call).get("name")
+
+
+def _read_results(turn: Turn, place: str, changes: Changes) -> list[Turn]:
+    """The turn as results of tools, one each, and what a user says behind them; itself if it has none."""
+    content = turn["content"]
+    if turn["role"] not in ("tool", "user") or not is_result(content):
+        return [turn]
+    results, rest = split_results(content)
+    if not results or (rest and turn["role"] == "tool"):
+        return [turn]
+    shared = turn if turn["role"] == "tool" else {}
+    new: list[Turn] = [{**shared, "role": "tool", "content": result} for result in results]
+    if rest:
+        new.append({**turn, "content": rest})
+    after = " ".join(f"‹{said['role']}› {said['content']}" for said in new)
+    changes.append(Change("calls", place, *excerpts(content, after)))
+    return new
+
+
+def read_system_tools(row: Row, changes: Changes) -> Row:
+    """The row with the tools that stand between `<tools>` and `</tools>` of its first turn as `tools`.
+
+    The lines that name these tags or `<tool_call>`, or stand between two of them, go: the base's template
+    writes its own. Nothing changes if the tools can't be read, or if the row has others already.
+    """
+    first = next(iter(row["messages"]), None)
+    if first is None or first["role"] != "system":
+        return row
+    blocks = TOOLS.findall(first["content"])
+    tools = _tools(blocks[0]) if len(blocks) == 1 else None
+    if tools is None or ("tools" in row and _names(row["tools"]) != _names(tools)):
+        return row
+    left = _without_passage(first["content"])
+    changes.append(
+        Change(
+            "calls", "messages 1", *excerpts(first["content"], f"{left} ‹and tools {_names(tools)}›".lstrip())
+        )
+    )
+    others = row["messages"][1:]
+    messages = [{**first, "content": left}, *others] if left else others
+    return {**row, "messages": messages, "tools": row.get("tools", tools)}
+
+
+def _tools(block: str) -> list[dict[str, Any]] | None:
+    """The tools of a list, of one object, or of an object a line; None if they are something else."""
+    for words in ([block], block.splitlines()):
+        try:
+            values = [value_of(line.strip()) for line in words if line.strip()]
+            return read_tools(
+                [tool for value in values for tool in (value if isinstance(value, list) else [value])]
+            )
+        except ValueError:  # a `BadRow` is one too
+            continue
+    return None
+
+
+def _names(tools: Sequence[dict[str, Any]]) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
+
+
+def _without_passage(text: str) -> str:
+    """The text without the lines that name the tags or stand between two of them."""
+    kept = []
+    inside = ""
+    place = 0
+    for line in text.splitlines(keepends=True):
+        place += len(line)
+        tags = ABOUT_CALLS.findall(line)
+        if not tags and not inside:
+            kept.append(line)
+        for tag in tags:
+            closing = tag.replace("<", "</")
+            inside = closing if not tag.startswith("</") else ""
+        # a tag that is only mentioned opens nothing
+        if inside and inside not in text[place:]:
+            inside = ""
+    return QWEN_HEADING.sub("", "".join(kept)).strip()
