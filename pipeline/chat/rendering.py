@@ -122,7 +122,12 @@ def _rendered(
     for turn in trained:
         before = render(tokenizer, messages[:turn], tools, add_generation_prompt=True)
         after = text if turn + 1 == len(messages) else render(tokenizer, messages[: turn + 1], tools)
-        if not after.startswith(before) or not text.startswith(after):
+        if not after.startswith(before):
+            raise Unrenderable(
+                "template_rewrites",
+                f"the template begins turn {turn + 1} differently than its generation prompt does",
+            )
+        if not text.startswith(after):
             raise Unrenderable(
                 "template_rewrites",
                 f"the template renders turn {turn + 1} differently once more turns follow",

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.chat.tokens import save_tokenizer
+from pipeline.chat.trial import need_trainable
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import gguf_tensors
@@ -19,6 +20,7 @@ from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
 from pipeline.models.base_header import is_mixture, named_templates
 from pipeline.models.tensors import all_finite
+from pipeline.stages.base.chats import need_compiled
 from pipeline.stages.base.hf_folder import special_ids
 
 
@@ -82,7 +84,7 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
 
 def load_tokenizer_of(file: Path, header: Header) -> Any:
     """The tokenizer of a GGUF with its template, or all by name, as transformers reads it. Raises `DataError`
-    if it can't, or no end of turn is named.
+    if it can't, no end of turn is named, or no chat can be trained on it.
     """
     from transformers import AutoTokenizer
 
@@ -90,6 +92,7 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     drop_defaults(tokenizer, header.fields["tokenizer.ggml.tokens"])
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
     templates = named_templates(header.fields)
+    need_compiled(templates, str(file))
     tokenizer.chat_template = templates if len(templates) > 1 else templates["default"]
     if tokenizer.eos_token_id is None:
         raise DataError(
@@ -97,6 +100,7 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
             f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this "
             "model",
         )
+    need_trainable(tokenizer, str(file))
     return tokenizer
 
 

@@ -10,9 +10,6 @@ from typing import Any
 
 import yaml
 
-from pipeline.chat.template import try_templates
-from pipeline.chat.tokenizer_file import try_tokenizer
-from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
@@ -22,6 +19,7 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
+from pipeline.stages.base.chats import tried_tokenizer, unreadable
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
@@ -64,18 +62,17 @@ def check_config(config: dict[str, Any], source: str) -> None:
         )
 
 
-def examine(folder: Path) -> dict[str, Any]:
-    """What the model in `folder` is, for `models/base.json`. Raises `DataError` if its files disagree."""
+def examine(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """Return what the model in `folder` is, for `models/base.json`, and a sentence if a usual kind of chats
+    can't be trained on it. Raises `DataError` if its files disagree, or if no chat can be trained on it.
+    """
     from transformers import AutoConfig, GenerationConfig
 
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
+    tokenizer, note = tried_tokenizer(folder)
+    template = str(tokenizer.get_chat_template())
     try:
-        try_tokenizer(folder)
-        tokenizer = load_tokenizer(folder)
-        template = str(tokenizer.get_chat_template())
-        named = tokenizer.chat_template
-        broken = try_templates(named if isinstance(named, dict) else {"default": template}, str(folder))
         text_config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         ).get_text_config()
@@ -86,14 +83,7 @@ def examine(folder: Path) -> dict[str, Any]:
         raise
     # untrusted files: the libraries raise what they stumble over
     except Exception as error:
-        raise DataError(
-            "Q-BASE-012", f"{folder} can't be read ({' '.join(str(error).split())[:300]}): fetch it again"
-        ) from error
-    if broken:
-        raise DataError(
-            "Q-BASE-037",
-            f"the chat template of {folder} can't be compiled ({broken}): fetch it again, or correct it",
-        )
+        raise unreadable(folder, error) from error
     if len(tokenizer) > text_config.vocab_size:
         raise DataError(
             "Q-BASE-013",
@@ -105,7 +95,7 @@ def examine(folder: Path) -> dict[str, Any]:
     parameters, dtype = (
         count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
     )
-    return {
+    facts = {
         "architecture": {"model_type": config["model_type"], "architectures": config.get("architectures")},
         "license": read_license(folder / "README.md"),
         "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
@@ -118,6 +108,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "parameters": parameters,
         "dtype": dtype,
     }
+    return facts, note
 
 
 def need_sizes(config: Any) -> None:

@@ -14,6 +14,7 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchErr
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk
 from pipeline.models.experts.recognize import check_experts_of
+from pipeline.stages.base.chats import try_early
 from pipeline.stages.base.file_choice import choose_files, choose_gguf, no_such_file
 from pipeline.stages.base.hf_folder import check_config, read_object
 
@@ -44,9 +45,22 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
         )
         need_disk(cache, missing)
         print(f"base: fetching {len(wanted)} files of {repo}, {missing / 1e9:.2f} GB to go", flush=True)
-        for file in wanted:
+        weights = [file for file in wanted if file.rfilename.endswith((".safetensors", ".gguf"))]
+        settings = [file for file in wanted if file not in weights]
+        for file in settings:
             fetch_file(repo, commit, file, cache)
-    for file in wanted:
+    _publish(settings, repo, cache, folder)
+    if not gguf:
+        try_early(folder, missing)
+    with _hub_errors(repo, commit):
+        for file in weights:
+            fetch_file(repo, commit, file, cache)
+    _publish(weights, repo, cache, folder)
+
+
+def _publish(files: list[Any], repo: str, cache: Path, folder: Path) -> None:
+    """Put the files of a listing that are in `cache` into `folder`. Raises `DataError` for a damaged one."""
+    for file in files:
         arrived = cache / file.rfilename
         if _damaged(arrived, file):
             arrived.unlink()

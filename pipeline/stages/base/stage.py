@@ -28,6 +28,7 @@ from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.llamacpp.pretokenizer import need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
+from pipeline.stages.base.chats import try_early
 from pipeline.stages.base.file_choice import choose_files, no_such_file
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
@@ -52,7 +53,9 @@ def copy_folder(source: Path, folder: Path) -> None:
         )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
     check_config(read_object(source / "config.json"), str(source))
-    need_disk(folder.parent, sum((source / name).stat().st_size for name in names))
+    size = sum((source / name).stat().st_size for name in names)
+    try_early(source, size)
+    need_disk(folder.parent, size)
     for name in names:
         try:
             stream = (source / name).open("rb")
@@ -119,7 +122,7 @@ def base(
                     header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                     if whole.parent == aside:
                         whole.unlink()  # a download
-            facts = examine(aside)
+            facts, note = examine(aside)
             if not stays_gguf:
                 need_convertible(aside, find_toolchain(llamacpp_home))
         except DataError as error:  # the user knows the source, not what is not published yet
@@ -148,6 +151,8 @@ def base(
     }
     write_json(record, facts)
     remove(unfinished)
+    if note:
+        print(f"base: {note.replace(str(aside), chosen.model)}")
     print(
         f"base: {chosen.model} ({facts['architecture']['model_type']}, {facts['parameters']:,} parameters, "
         f"{facts['dtype']}) is in {target}"

@@ -19,7 +19,8 @@ from pipeline.chat.manifest import NAME, manifest
 from pipeline.chat.prompts import QUESTIONS, REWARDS, with_prompts
 from pipeline.chat.rendering import Unrenderable, own_system_prompt
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.config.methods import METHODS, REWARD, unused_sentences
+from pipeline.chat.trial import OF_THE_BASE, USUAL, base_fault, failures
+from pipeline.config.methods import METHODS, REWARD, Method, unused_sentences
 from pipeline.config.params import Params
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
@@ -43,6 +44,7 @@ from pipeline.stages.preprocess.tables import (
 )
 
 SPLITS = ("train", "val")
+TOO_LONG = "too_long"  # the reason of a row that is longer than preprocess.max_length
 
 
 def preprocess(
@@ -98,16 +100,7 @@ def preprocess(
         stats["splits"]["val"].pop("weighting")
         trained = stats["splits"]["train"]
         if not trained["rows"]:
-            reasons = (
-                ", ".join(f"{code}: {count}" for code, count in all_stats["train"].rejected.most_common())
-                or "there is none"
-            )
-            fix = " ".join(unused_sentences(all_stats["train"].untrained, train.method))
-            raise DataError(
-                "Q-PREPROCESS-001",
-                f"no row of {rows_folder / 'train.jsonl'} can be trained ({reasons}): "
-                + (fix or "fix the rows or raise preprocess.max_length"),
-            )
+            raise nothing_trained(tokenizer, all_stats["train"], rows_folder / "train.jsonl", train.method)
         stats["trained_share"] = round(trained["trained_tokens"] / trained["tokens"], 4)
         write_json(
             aside / NAME,
@@ -120,6 +113,38 @@ def preprocess(
             for name in names
         ]
     return stats, samples
+
+
+def nothing_trained(tokenizer: Any, stats: SplitStats, rows: Path, method: Method) -> DataError:
+    """Return the error of a training split of which no row can be trained: about the base, if a plain chat
+    fails on it as most rows do.
+    """
+    counts = ", ".join(f"{code}: {count}" for code, count in stats.rejected.most_common())
+    beginning = f"no row of {rows} can be trained ({counts or 'there is none'})"
+    if fix := " ".join(unused_sentences(stats.untrained, method)):
+        return DataError("Q-PREPROCESS-001", f"{beginning}: {fix}")
+    usual = next((code for code, _ in stats.rejected.most_common(1)), "")
+    if usual in OF_THE_BASE and TOO_LONG not in stats.rejected:
+        failed = failures(tokenizer)
+        if why := next(
+            (failed[kind] for kind in USUAL if kind in failed and failed[kind].code == usual), None
+        ):
+            sentence = base_fault(tokenizer, why, "the base").sentence
+            return DataError(
+                "Q-PREPROCESS-015", f"{beginning}, and the reason is the base, not the rows: {sentence}"
+            )
+        first = stats.rejects[usual][0]
+        return DataError(
+            "Q-PREPROCESS-001",
+            f"{beginning}: row {first['row']}: {first['why']}: choose a base whose chat template takes such "
+            "rows, or change the rows",
+        )
+    fixes = []
+    if stats.rejected.keys() != {TOO_LONG}:
+        fixes.append("fix the rows")
+    if TOO_LONG in stats.rejected:
+        fixes.append("raise preprocess.max_length")
+    return DataError("Q-PREPROCESS-001", f"{beginning}: {' or '.join(fixes)}")
 
 
 @dataclass(frozen=True)
@@ -184,7 +209,7 @@ def sequences(
         if (longest := sum(sizes) if pairs else max(sizes)) > max_length:
             both = " in both answers" if pairs else ""
             split_stats.reject(
-                row, name, "too_long", f"{longest:,} tokens{both}, preprocess.max_length is {max_length:,}"
+                row, name, TOO_LONG, f"{longest:,} tokens{both}, preprocess.max_length is {max_length:,}"
             )
             continue
         names = [encoding.name_in(name) for encoding in encoded]

@@ -354,6 +354,20 @@ def test_what_is_refused_is_not_fetched(hub, bring, config, file, id):
     assert [name for name, _ in hub.served] == ["config.json"] * bool(config)
 
 
+@pytest.mark.parametrize("source", ["hub", "folder"])
+def test_a_template_that_no_chat_can_be_trained_with_is_refused_before_the_weights(
+    hub, bring, folder, tmp_path, monkeypatch, source
+):
+    headless = b"{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    monkeypatch.setattr("pipeline.stages.base.chats.EARLY_BYTES", 0)
+    monkeypatch.setattr(shutil, "copyfileobj", lambda *_: pytest.fail("a file was copied"))
+    hub.files["chat_template.jinja"] = hub.listed["chat_template.jinja"] = headless
+    (folder / "chat_template.jinja").write_bytes(headless)
+    with pytest.raises(DataError, match="Q-BASE-038"):
+        bring(REPO, revision=COMMIT) if source == "hub" else bring(folder)
+    assert "model.safetensors" not in {name for name, _ in hub.served}
+
+
 # --- refusals of a folder ---
 
 
@@ -405,6 +419,7 @@ def pickled(folder):
         (edit("tokenizer_config.json", eos_token=None), "names no end-of-turn token"),
         (put("chat_template.jinja", b"{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"), "Q-CHAT-008"),
         (put("chat_template.jinja", b"{{ messages"), "Q-BASE-037"),
+        (put("chat_template.jinja", b"hello"), "Q-BASE-041"),
         (edit("tokenizer.json", normalizer=doubling(3, by=9999)), "Q-CHAT-009.*GB of memory"),
         (edit("tokenizer.json", normalizer=doubling(12)), "Q-CHAT-009"),
         (edit("tokenizer.json", normalizer=doubling(14, then=1000)), "Q-CHAT-009.*more than 5 s"),
@@ -473,6 +488,8 @@ def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring
         ({"llama__rope__scaling__type": "yarn"}, "Q-MODELS-005"),
         ({"tokenizer__ggml__eos_token_id": None}, "Q-BASE-001"),
         ({"tokenizer__chat_template": "{{ messages * 10**10 }}"}, "Q-CHAT-008"),
+        ({"tokenizer__chat_template": "hello"}, "Q-BASE-041"),
+        ({"tokenizer__ggml__eos_token_id": 258}, "Q-BASE-039.*eos_token_id to 260"),
         ({"llama__block_count": 2}, "Q-BASE-003"),
         ({"tensors": {"rope_freqs.weight": np.ones(4, np.float32)}}, "Q-MODELS-005"),
         ({"tensors": {"blk.0.attn_q.bias": np.ones(32, np.float32)}}, "Q-BASE-003.*18,720.*18,688"),

@@ -1,6 +1,7 @@
 """preprocess: nothing cut, nothing lost, packed rows hold the same tokens, the same bytes in every run."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -61,9 +62,46 @@ def test_two_runs_give_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_rows_that_are_too_long_are_counted_and_never_cut(prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"Q-PREPROCESS-001: .*too_long: \d+"):
+    with pytest.raises(DataError, match=r"Q-PREPROCESS-001: .*too_long: \d+\): raise preprocess.max_length$"):
         run(prepared, tmp_path / "tokens", max_length=16)
     assert not (tmp_path / "tokens").exists()
+
+
+REASONED = {
+    "kind": "chat",
+    "messages": [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4", "reasoning_content": "Count."},
+    ],
+}
+NO_END = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}" + (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "id", "word"),
+    [
+        (NO_END, None, "Q-PREPROCESS-015", "writes nothing after an answer"),
+        ("{{ raise_exception('not today') }}", None, "Q-PREPROCESS-015", "not today"),
+        # a template without reasoning takes plain chats, so neither it nor length is to blame
+        (None, REASONED, "Q-PREPROCESS-001", "choose a base whose chat template takes such rows"),
+    ],
+)
+def test_where_all_rows_fall_for_the_base_the_sentence_is_about_it(
+    prepared: Path, tmp_path: Path, template: str | None, row: dict[str, Any] | None, id: str, word: str
+) -> None:
+    base = Path(shutil.copytree(prepared / "models/base", tmp_path / "models/base"))
+    if template:
+        (base / "chat_template.jinja").write_text(template, encoding="utf-8")
+    shutil.copytree(prepared / "data/final", tmp_path / "data/final")
+    if row:
+        write_rows(tmp_path / "data/final/train.jsonl", [row])
+    with pytest.raises(DataError, match=word) as raised:
+        run(tmp_path, tmp_path / "data/tokens")
+    assert raised.value.id == id
+    assert "max_length" not in raised.value.sentence
+    assert "fix the rows" not in raised.value.sentence
 
 
 ASKED, ANSWERED = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}

@@ -1,0 +1,224 @@
+"""Chats that a base's template and tokenizer are tried on, before gigabytes are fetched and data is curated.
+
+They are encoded by the functions of stage `preprocess`. So a base that fails here would lose every row there,
+or would be trained to write the header of its own turns.
+"""
+
+import re
+from itertools import takewhile
+from typing import Any
+
+from pipeline.chat.rendering import Unrenderable, render
+from pipeline.chat.template_probe import Message
+from pipeline.chat.tokens import IGNORED, Row, encode
+from pipeline.core.errors import DataError
+
+QUESTION: Message = {"role": "user", "content": "Which river is the longest?"}
+ANSWER: Message = {"role": "assistant", "content": "The Nile."}
+MORE: list[Message] = [
+    {"role": "user", "content": "And which lake is the deepest?"},
+    {"role": "assistant", "content": "Lake Baikal."},
+]
+CALL = {
+    "type": "function",
+    "function": {"name": "length_of", "arguments": {"river": "Nile"}},
+    "id": "c00000001",
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "length_of",
+        "description": "Return the length of a river.",
+        "parameters": {
+            "type": "object",
+            "properties": {"river": {"type": "string", "description": "its name"}},
+            "required": ["river"],
+        },
+    },
+}
+RESULT: Message = {"role": "tool", "content": "6650", "name": "length_of", "tool_call_id": "c00000001"}
+CALLED = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, ANSWER]
+PLAIN, TURNS = "chats without reasoning", "chats of several turns"
+USUAL = (PLAIN, TURNS)  # kinds that any data set has
+# a base needs one of these kinds only: many templates know no reasoning and no tools, and a few nothing else
+CHATS: dict[str, Row] = {
+    PLAIN: {"messages": [QUESTION, ANSWER]},
+    TURNS: {"messages": [QUESTION, ANSWER, *MORE]},
+    "system turns": {"messages": [{"role": "system", "content": "Be brief."}, QUESTION, ANSWER]},
+    "reasoning": {"messages": [QUESTION, ANSWER | {"reasoning_content": "It flows through Africa."}]},
+    "tools": {"messages": CALLED, "tools": [TOOL]},
+}
+# reasons of `Unrenderable` that lie in the base if every row has them
+OF_THE_BASE = (
+    "no_end_of_turn",
+    "not_read_back",
+    "template_drops",
+    "template_not_json",
+    "template_refuses",
+    "template_rewrites",
+    "token_across_turns",
+)
+SHOWN = 16  # characters of a text on either side of a border
+ANOTHER = "or take another model"
+
+
+def need_trainable(tokenizer: Any, owner: str) -> str | None:
+    """Return a sentence on the usual kind of chats that `owner`'s template and tokenizer can't train.
+
+    Raises `DataError` if no kind can be trained, and if an answer would be trained with its turn's header.
+    """
+    if header := trained_header(tokenizer):
+        raise DataError(
+            "Q-BASE-038",
+            f"the chat template of {owner} opens no answer: with add_generation_prompt it does not write all "
+            f"of {header!r}, which would be trained, and served, as part of every answer: let it end in "
+            "{% if add_generation_prompt %}…{% endif %} with the header of an assistant's turn, "
+            f"{ANOTHER}",
+        )
+    failed = failures(tokenizer)
+    if len(failed) == len(CHATS):
+        raise base_fault(tokenizer, failed[PLAIN], owner)
+    untrained = next((kind for kind in USUAL if kind in failed), None)
+    if untrained is None:
+        return None
+    reason = base_fault(tokenizer, failed[untrained], owner).sentence
+    return f"{untrained} will be left out by stage preprocess, and others can be trained: {reason}"
+
+
+def failures(tokenizer: Any) -> dict[str, Unrenderable]:
+    """Return each kind of `CHATS` that can't be trained, with the reason."""
+    failed = {}
+    for kind, (row, encoded) in zip(CHATS, encode(tokenizer, CHATS.values()), strict=True):
+        if isinstance(encoded, Unrenderable):
+            failed[kind] = encoded
+            continue
+        trained = [label for one in encoded for label in one.labels if label != IGNORED]
+        text = tokenizer.decode(trained)
+        lost = [
+            turn["content"]
+            for turn in row["messages"]
+            if turn["role"] == "assistant" and turn["content"] not in text
+        ]
+        if lost:
+            failed[kind] = Unrenderable(
+                "not_read_back", f"the tokenizer makes {text[:60]!r} of the answer {lost[0]!r}"
+            )
+    return failed
+
+
+def trained_header(tokenizer: Any) -> str | None:
+    """Return the header of an assistant's turn where the template writes it as a part of the answer.
+
+    A template whose user's turn ends where the answer begins (Mistral's) has no header, and one that writes
+    `<think></think>` or a channel before an answer means it to be trained.
+    """
+    texts = _opened_and_whole(tokenizer)
+    if texts is None or not texts[1].startswith(texts[0]):
+        return None
+    opened, whole = texts
+    question = render(tokenizer, [QUESTION])
+    header, found, _ = whole[len(opened) :].partition(ANSWER["content"])
+    is_header = opened == question or ANSWER["role"] in header.lower()
+    return header if found and header.strip() and is_header else None
+
+
+def base_fault(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
+    """Return the error that says of `owner`, a base, why no chat can be trained on it."""
+    match why.code:
+        case "no_end_of_turn":
+            return _without_end(tokenizer, why, owner)
+        case "token_across_turns":
+            return DataError(
+                "Q-BASE-040",
+                f"the tokenizer of {owner} makes one token of the end of the chat template's generation "
+                f"prompt and the beginning of an answer{_border(tokenizer)}, so no answer can be trained by "
+                "itself: correct the template so that the prompt ends where a token does, "
+                f"{ANOTHER}",
+            )
+        case "template_rewrites" if border := _other_beginning(tokenizer):
+            opened, begins = border
+            return DataError(
+                "Q-BASE-041",
+                f"the generation prompt of {owner}'s chat template ends in {opened!r}, and an answer that is "
+                f"trained begins with {begins!r}: correct the template so that both are the same, {ANOTHER}",
+            )
+    return DataError(
+        "Q-BASE-041",
+        f"no chat can be trained on {owner}: {why}: correct its chat template, {ANOTHER}",
+    )
+
+
+def _without_end(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
+    """Return the error of a base whose turns do not end in the tokenizer's end of turn."""
+    end = tokenizer.eos_token
+    written = _after_answer(tokenizer)
+    named = f"its tokenizer's eos_token is {end}"
+    if written is None or end in written:
+        return DataError(
+            "Q-BASE-039", f"no chat can be trained on {owner}: {why}: correct its chat template, {ANOTHER}"
+        )
+    if not written:
+        return DataError(
+            "Q-BASE-039",
+            f"the chat template of {owner} writes nothing after an answer, so a model could not learn to end "
+            f"one: let it write {end} there, {ANOTHER}",
+        )
+    token = _first_token(tokenizer, written)
+    if token is None:
+        return DataError(
+            "Q-BASE-039",
+            f"the chat template of {owner} ends a turn with {written!r}, which is no control token, and "
+            f"{named}: let it write {end} there, {ANOTHER}",
+        )
+    return DataError(
+        "Q-BASE-039",
+        f"the chat template of {owner} ends a turn with {token}, and {named}, so no answer would learn to "
+        f'end: in a copy of the model set eos_token in tokenizer_config.json to "{token}" (in a GGUF '
+        f"tokenizer.ggml.eos_token_id to {tokenizer.convert_tokens_to_ids(token)}), {ANOTHER}",
+    )
+
+
+def _after_answer(tokenizer: Any) -> str | None:
+    """Return what the template writes after an answer; None if it does not show one."""
+    try:
+        text = render(tokenizer, [QUESTION, ANSWER])
+    except Unrenderable:
+        return None
+    _, found, written = text.rpartition(ANSWER["content"])
+    return written.strip() if found else None
+
+
+def _first_token(tokenizer: Any, text: str) -> str | None:
+    """Return the first of the tokenizer's added tokens in `text`, the longest of those that begin there."""
+    words = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
+    found = re.search("|".join(map(re.escape, words)) or "(?!)", text)
+    return found[0] if found else None
+
+
+def _opened_and_whole(tokenizer: Any) -> tuple[str, str] | None:
+    """Return a question with the generation prompt and the same with its answer; None if one is refused."""
+    try:
+        opened = render(tokenizer, [QUESTION], add_generation_prompt=True)
+        return opened, render(tokenizer, [QUESTION, ANSWER])
+    except Unrenderable:
+        return None
+
+
+def _border(tokenizer: Any) -> str:
+    """Return the characters on both sides of the border between prompt and answer, in brackets."""
+    texts = _opened_and_whole(tokenizer)
+    if texts is None or not texts[1].startswith(texts[0]):
+        return ""
+    opened, whole = texts
+    return f" ({opened[-SHOWN:]!r} and {whole[len(opened) :][:SHOWN]!r})"
+
+
+def _other_beginning(tokenizer: Any) -> tuple[str, str] | None:
+    """Return how the generation prompt ends and how the answer's turn begins there; None if they agree."""
+    texts = _opened_and_whole(tokenizer)
+    if texts is None or texts[1].startswith(texts[0]):
+        return None
+    opened, whole = texts
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opened, whole, strict=False)))
+    start = max(alike - SHOWN, 0)
+    return opened[start:], whole[start:][: 2 * SHOWN]

@@ -1,0 +1,184 @@
+"""Bases whose template or tokenizer would lose every row, or train the wrong text: stage `base` says so in a
+sentence before any data is curated. Sound ones pass.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+from tiny import CHATML, WORDS, tiny_params
+from tokenizer_folders import qwen_folder, smollm_folder, with_config
+from tokenizers import AddedToken, Tokenizer
+
+from pipeline.__main__ import main
+from pipeline.llamacpp.tools import Toolchain
+
+Bend = Callable[[Path], None]
+HIDDEN, LAYERS = 64, 2  # of `with_config`
+TEMPLATE = "chat_template.jinja"
+TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def loop(turn: str, prompt: str = "") -> Bend:
+    """Return what gives a folder a template: `turn` for each message `m`, then `prompt`."""
+    return added(template="{% for m in messages %}" + turn + "{% endfor %}" + prompt)
+
+
+def added(*words: str, eos: str | None = None, template: str | None = None) -> Bend:
+    """Return what gives a folder more control tokens, another end of turn and another template."""
+
+    def bend(folder: Path) -> None:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        if eos:
+            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": eos}))
+        if template:
+            (folder / TEMPLATE).write_text(template, encoding="utf-8")
+
+    return bend
+
+
+GEMMA = (
+    "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+GEMMA_TOKENS = ("<eos>", "<start_of_turn>", "<end_of_turn>")
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
+# as Qwen3.5 writes it: the prompt ends in a line break, and an answer without reasoning goes on with one
+THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n"
+    "{% if m.reasoning_content %}{{ m.reasoning_content }}\n{% endif %}"
+    "{{ '\n' if not m.reasoning_content }}</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+REFUSED: dict[str, tuple[Bend, str, tuple[str, ...]]] = {
+    # the header would be trained, and served as "assistant\n…"
+    "no generation prompt": (loop(TURN), "Q-BASE-038", ("assistant", "add_generation_prompt")),
+    "half a generation prompt": (
+        loop(TURN, "{% if add_generation_prompt %}<|im_start|>{% endif %}"),
+        "Q-BASE-038",
+        ("assistant",),
+    ),
+    "headers of words and no prompt": (
+        loop("{{ '### Question' if m.role == 'user' else '### Response' }}:\n{{ m.content }}<|im_end|>\n"),
+        "Q-BASE-038",
+        ("### Response",),
+    ),
+    # the end of turn is another token than the tokenizer's eos
+    "Gemma": (
+        added(*GEMMA_TOKENS, eos="<eos>", template=GEMMA),
+        "Q-BASE-039",
+        ("<end_of_turn>", "<eos>", "tokenizer_config.json"),
+    ),
+    "an end of text for an end of turn": (
+        added(eos="<|endoftext|>", template=CHATML),
+        "Q-BASE-039",
+        ("<|im_end|>", "<|endoftext|>"),
+    ),
+    "no end of an answer": (
+        loop("<|im_start|>{{ m.role }}\n{{ m.content }}\n", PROMPT),
+        "Q-BASE-039",
+        ("writes nothing after an answer",),
+    ),
+    "an end that is no token": (
+        loop("<|im_start|>{{ m.role }}\n{{ m.content }}</turn>\n", PROMPT),
+        "Q-BASE-039",
+        ("</turn>", "no control token"),
+    ),
+    # tokens lie across the border of question and answer
+    "two line breaks in one token": (
+        loop(
+            "<|im_start|>{{ m.role }}\n{{ '\n' if m.role == 'assistant' }}{{ m.content }}<|im_end|>\n", PROMPT
+        ),
+        "Q-BASE-040",
+        ("\\n",),
+    ),
+    "half a word in the prompt": (
+        loop(
+            "<|im_start|>{{ m.role }}\n{{ 'Answer' if m.role == 'assistant' }}{{ m.content }}<|im_end|>\n",
+            "{% if add_generation_prompt %}<|im_start|>assistant\nAns{% endif %}",
+        ),
+        "Q-BASE-040",
+        ("Ans",),
+    ),
+    # the template takes no chat at all
+    "another prompt than answers have": (
+        loop(TURN, "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"),
+        "Q-BASE-041",
+        ("<think>",),
+    ),
+    "the last turn only": (loop("", "{{ messages[-1].content }}<|im_end|>"), "Q-BASE-041", ()),
+    "refuses all": (loop("{{ raise_exception('use the processor') }}"), "Q-BASE-041", ("processor",)),
+}
+SOUND: dict[str, tuple[Bend, str]] = {
+    "SmolLM2": (lambda folder: None, ""),
+    "ChatML with a system prompt": (added(template=CHATML), ""),
+    "Gemma with its end of turn": (added(*GEMMA_TOKENS, eos="<end_of_turn>", template=GEMMA), ""),
+    "Mistral, which has no header": (added(template=MISTRAL), ""),
+    "two turns refused": (
+        loop("{% if messages | length > 3 %}{{ raise_exception('one') }}{% endif %}" + TURN, PROMPT),
+        "chats of several turns",
+    ),
+    "reasoning only": (added("<think>", "</think>", template=THOUGHTS), "chats without reasoning"),
+}
+
+
+def with_weights(folder: Path, **config: Any) -> Path:
+    """Return the folder with a config and the few tensors that say how large its model is."""
+    with_config(folder, architectures=["LlamaForCausalLM"], **config)
+    words = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    tensors = {f"model.layers.{layer}.x": np.zeros(1, np.float16) for layer in range(LAYERS)}
+    tensors["model.embed_tokens.weight"] = np.zeros((words, HIDDEN), np.float16)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def run(folder: Path, root: Path, **keys: str) -> int:
+    """Return the exit code of stage `base` of a project in `root` whose base is `folder`."""
+    params = tiny_params(folder)
+    params["base"] = {"model": str(folder), **keys}
+    (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    return main(["base", "--root", str(root), "--params", str(root / "params.yaml")])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_base_that_can_train_no_chat_is_refused_at_once(
+    name: str, tools: Toolchain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bend, id, words = REFUSED[name]
+    source = tmp_path / "source"
+    folder = qwen_folder(source, tools, WORDS) if id == "Q-BASE-040" else smollm_folder(source)
+    bend(folder)
+    (tmp_path / "project").mkdir()
+    assert run(with_weights(folder), tmp_path / "project") == 3
+    sentence = capsys.readouterr().err
+    assert id in sentence
+    for word in words:
+        assert word in sentence
+    assert not (tmp_path / "project/models/base").exists()
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_base_passes_and_what_it_leaves_out_is_said(
+    name: str, tools: Toolchain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bend, said = SOUND[name]
+    folder = smollm_folder(tmp_path / "source")
+    bend(folder)
+    (tmp_path / "project").mkdir()
+    assert run(with_weights(folder), tmp_path / "project") == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert ("will be left out" in printed) == bool(said)
