@@ -18,8 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-# a template may print the day: always this one, a Wednesday in September, so that no count depends on when it
-# is made
+# a template that is tried, before its own clock is taken out (`pipeline.chat.clock`), may print the day:
+# always this one, a Wednesday in September
 DAY = datetime(2023, 9, 27)
 SPECIAL = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 CPU_SECONDS = 2  # of the whole trial; a sound template takes a twentieth
@@ -36,6 +36,12 @@ def compiled(template: str) -> Callable[..., str]:
     """The template's render function, in the sandbox that transformers gives it. Raises jinja2's
     `TemplateSyntaxError`, or whatever else a compiler stumbles over.
     """
+    render: Callable[..., str] = environment().from_string(template).render
+    return render
+
+
+def environment() -> Any:
+    """Return the sandbox of jinja2 that transformers renders chat templates in."""
     from jinja2 import TemplateError, ext, nodes
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -63,12 +69,12 @@ def compiled(template: str) -> Callable[..., str]:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": DAY.strftime}
-    return environment.from_string(template).render
+    sandbox.filters["tojson"] = tojson
+    sandbox.globals |= {"raise_exception": raise_exception, "strftime_now": DAY.strftime}
+    return sandbox
 
 
 def try_templates(templates: Mapping[str, str], owner: str) -> str | None:

@@ -30,13 +30,11 @@ def write_tuned(
     from pipeline.gguf.scales import with_scales
 
     header, tensors = gguf_tensors(base)
-    head = header_with(base, header, fields)
+    # where the base comes from is said once: the base's own records would be mixed with the tuned file's
+    head = header_with(base, header, fields, dropped=(OWN, BASE_MODEL) if fields else ())
     need_disk(target.parent, base.stat().st_size)
     with publishing(target, check_gguf) as aside:
-        with base.open("rb") as old, aside.open("wb") as new:
-            new.write(head)
-            old.seek(header.start)
-            shutil.copyfileobj(old, new, 1 << 24)
+        _copy_tensors(base, header, head, aside)
         with aside.open("r+b") as new:
             for name, values in scales:
                 tensor = tensors[name]
@@ -45,18 +43,34 @@ def write_tuned(
                 new.write(with_scales(rows, tensor.ggml_type, values).numpy().tobytes())
 
 
-def header_with(path: Path, header: Header, fields: Mapping[str, str | int]) -> bytes:
+def rewrite_header(path: Path, header: Header, fields: Mapping[str, str | int]) -> None:
+    """Publish the GGUF at `path` again with `fields` in its metadata; its tensors keep their bytes."""
+    head = header_with(path, header, fields)
+    need_disk(path.parent, path.stat().st_size)
+    with publishing(path, check_gguf) as aside:
+        _copy_tensors(path, header, head, aside)
+
+
+def _copy_tensors(source: Path, header: Header, head: bytes, target: Path) -> None:
+    """Write `target`: `head`, and all that stands behind the header of `source`."""
+    with source.open("rb") as old, target.open("wb") as new:
+        new.write(head)
+        old.seek(header.start)
+        shutil.copyfileobj(old, new, 1 << 24)
+
+
+def header_with(
+    path: Path, header: Header, fields: Mapping[str, str | int], dropped: tuple[str, ...] = ()
+) -> bytes:
     """The bytes of a GGUF before its tensors, with `fields` at the end of its metadata instead of those of
-    their names and of all provenance that was there; padded to the alignment.
+    their names and of those that begin as one of `dropped`; padded to the alignment.
     """
     with path.open("rb") as file:
         old = file.read(header.end)
-    # where the base comes from is said once: the base's own records would be mixed with the tuned file's
-    others = tuple(fields) and (OWN, BASE_MODEL)
     kept = [
         old[slice(*span)]
         for name, span in header.spans.items()
-        if name not in fields and not name.startswith(others)
+        if name not in fields and not name.startswith(dropped)
     ]
     data_end = max((end for _, end in header.spans.values()), default=COUNTS)
     (tensors,) = struct.unpack_from("<Q", old, 8)

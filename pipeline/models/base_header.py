@@ -33,6 +33,7 @@ Text = Annotated[str, Field(min_length=1)]
 Float = Annotated[float, BeforeValidator(_stored_as_float)]
 Real = Annotated[Float, Field(allow_inf_nan=False)]
 Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
+CHAT_TEMPLATE = "tokenizer.chat_template"  # the field; those of other names add a dot and the name
 LAST_TYPE = 6  # LLAMA_TOKEN_TYPE_BYTE, the largest of llama.cpp's
 Tokens = Annotated[list[str], Field(fail_fast=True)]
 TokenTypes = Annotated[list[Annotated[int, Field(ge=0, le=LAST_TYPE)]], Field(fail_fast=True)]
@@ -212,13 +213,13 @@ def named_templates(fields: Mapping[str, Any]) -> dict[str, str]:
     """The chat templates of a header by name; llama-server takes `tool_use`, if there is one, where a request
     has tools, as transformers does.
     """
-    beginning = "tokenizer.chat_template."
+    beginning = f"{CHAT_TEMPLATE}."
     named = {
         name.removeprefix(beginning): text
         for name, text in fields.items()
         if name.startswith(beginning) and isinstance(text, str)
     }
-    default = fields.get("tokenizer.chat_template")
+    default = fields.get(CHAT_TEMPLATE)
     return named | ({"default": default} if isinstance(default, str) else {})
 
 

@@ -53,6 +53,7 @@ KEYS = {
     "base.quantization": Other("none"),
     "base.level": Other("Q4_0", GGUF),
     "base.tie": Other("keep"),
+    "base.template_date": Other("2025-01-31"),
     "curate.formats": Other({"a.jsonl": "sharegpt"}),
     "curate.repair": Other([], {"preprocess.max_length": 64}),
     "curate.reject": Other([]),

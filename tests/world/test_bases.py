@@ -16,7 +16,11 @@ from tokenizer_folders import qwen_folder, smollm_folder, with_config
 from tokenizers import AddedToken, Tokenizer
 
 from pipeline.__main__ import main
+from pipeline.chat.rendering import render
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.chat.trial import QUESTION, TOOL
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.curate.rules.template import ChatTemplate
 
 Bend = Callable[[Path], None]
 HIDDEN, LAYERS = 64, 2  # of `with_config`
@@ -113,6 +117,12 @@ REFUSED: dict[str, tuple[Bend, str, tuple[str, ...]]] = {
         "Q-BASE-040",
         ("Ans",),
     ),
+    # the date is asked for in a way that can't be fixed
+    "a date in a computed format": (
+        loop(TURN, "{% set form = '%Y' %}{{ strftime_now(form) }}" + PROMPT),
+        "Q-BASE-042",
+        ("strftime_now",),
+    ),
     # the template takes no chat at all
     "another prompt than answers have": (
         loop(TURN, "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"),
@@ -127,6 +137,10 @@ SOUND: dict[str, tuple[Bend, str]] = {
     "ChatML with a system prompt": (added(template=CHATML), ""),
     "Gemma with its end of turn": (added(*GEMMA_TOKENS, eos="<end_of_turn>", template=GEMMA), ""),
     "Mistral, which has no header": (added(template=MISTRAL), ""),
+    "a date in the template": (
+        added(template="{{ strftime_now('%d %b %Y') }}" + CHATML),
+        "always 2024-07-26",
+    ),
     "two turns refused": (
         loop("{% if messages | length > 3 %}{{ raise_exception('one') }}{% endif %}" + TURN, PROMPT),
         "chats of several turns",
@@ -181,4 +195,34 @@ def test_a_sound_base_passes_and_what_it_leaves_out_is_said(
     assert run(with_weights(folder), tmp_path / "project") == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert said in printed
-    assert ("will be left out" in printed) == bool(said)
+    assert ("will be left out" in printed) == said.startswith("chats")
+
+
+DATED = "Today Date: {{ date_string | default(strftime_now('%d %b %Y')) }}\n" + CHATML
+
+
+@pytest.mark.parametrize("place", [TEMPLATE, "tokenizer_config.json", "a list of them"])
+def test_the_date_of_the_settings_is_in_every_template_of_the_folder(place: str, tmp_path: Path) -> None:
+    folder = smollm_folder(tmp_path / "source")
+    if place == TEMPLATE:
+        (folder / TEMPLATE).write_text(DATED, encoding="utf-8")
+    else:
+        (folder / TEMPLATE).unlink()
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        named: Any = DATED
+        if place == "a list of them":
+            named = [{"name": name, "template": DATED} for name in ("default", "tool_use")]
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": named}))
+    (tmp_path / "project").mkdir()
+    assert run(with_weights(folder), tmp_path / "project", template_date="2025-03-04") == 0
+    base = tmp_path / "project/models/base"
+    tokenizer = load_tokenizer(base)
+    for tools in (None, [TOOL]):
+        text = render(tokenizer, [QUESTION], tools)
+        assert text.startswith("Today Date: 04 Mar 2025\n<|im_start|>system")
+    assert ChatTemplate(base).render([QUESTION]) == render(tokenizer, [QUESTION])
+    facts = json.loads((tmp_path / "project/models/base.json").read_text(encoding="utf-8"))
+    assert facts["template_date"] == "2025-03-04"
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            assert "04 Mar" not in (folder / name).read_text(encoding="utf-8")

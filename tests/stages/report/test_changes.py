@@ -179,6 +179,7 @@ CHANGES: dict[str, Change] = {
     "hardly a record": report(TRAIN, run={"os": "Linux"}),
     "many samples": many_samples,
     "tied head": report("models/base.json", tied=TIED | {"farthest_row": 0.0608}),
+    "dated template": report("models/base.json", template_date="2024-07-26"),
     "parity failed": lambda root: put(root / "reports/parity.json", failed_report()),
     "no better": no_better,
     "few marks": few_marks("Q4_K_M", few=3),

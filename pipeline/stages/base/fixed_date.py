@@ -1,0 +1,97 @@
+"""Write `base.template_date` into a base's chat templates, where they ask for today's date.
+
+The folder's template is what training, adapter, merged model and GGUFs get. A GGUF that is trained on as it
+is has its template in the metadata, where llama-server reads it.
+"""
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.clock import CLOCKS, NotFixed, without_clock
+from pipeline.core.errors import DataError
+from pipeline.core.publish import write_text
+from pipeline.gguf.header import Header
+from pipeline.gguf.tuned_file import rewrite_header
+from pipeline.models.base_header import CHAT_TEMPLATE, named_templates
+from pipeline.stages.base.chats import need_compiled, unreadable
+from pipeline.stages.base.hf_folder import read_object
+
+TEMPLATE_FILE = "chat_template.jinja"
+# where a folder without that file has its templates, and where llama.cpp's converter looks too
+JSON_FILES = ("tokenizer_config.json", "chat_template.json")
+KEY = "chat_template"
+
+
+def fix_date_in_folder(folder: Path, day: date) -> bool:
+    """Fix the date in every chat template of a folder; return True if one asked for it.
+
+    Raises `DataError` for a template that is broken, takes too much, or asks in a way that can't be fixed.
+    """
+    file = folder / TEMPLATE_FILE
+    changed = file.is_file() and _fix_text(file, day)
+    for name in JSON_FILES:
+        if (folder / name).is_file():
+            changed |= _fix_json(folder / name, day)
+    return changed
+
+
+def fix_date_in_gguf(file: Path, header: Header, day: date) -> bool:
+    """Fix the date in every chat template of a GGUF's metadata; return True if one asked for it.
+
+    The tensors stay as they are, byte for byte. Raises as `fix_date_in_folder` does.
+    """
+    fields = {}
+    for name, text in named_templates(header.fields).items():
+        fixed = _fixed(text, str(file), day)
+        if fixed != text:
+            fields[CHAT_TEMPLATE if name == "default" else f"{CHAT_TEMPLATE}.{name}"] = fixed
+    if fields:
+        rewrite_header(file, header, fields)
+    return bool(fields)
+
+
+def _fix_text(file: Path, day: date) -> bool:
+    """Fix the date in a file that is a template; return True if it asked for it."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise unreadable(file.parent, error) from error
+    fixed = _fixed(text, str(file.parent), day)
+    if fixed != text:
+        write_text(file, fixed)
+    return fixed != text
+
+
+def _fix_json(file: Path, day: date) -> bool:
+    """Fix the date in the template, or the list of them, of a JSON file; return True if one asked for it."""
+    settings = read_object(file)
+    named = settings.get(KEY)
+    fixed: Any = named
+    if isinstance(named, str):
+        fixed = _fixed(named, str(file.parent), day)
+    elif isinstance(named, list):
+        fixed = [
+            entry | {"template": _fixed(entry["template"], str(file.parent), day)}
+            if isinstance(entry, dict) and isinstance(entry.get("template"), str)
+            else entry
+            for entry in named
+        ]
+    if fixed != named:
+        write_text(file, json.dumps(settings | {KEY: fixed}, indent=2, ensure_ascii=False) + "\n")
+    return bool(fixed != named)
+
+
+def _fixed(template: str, owner: str, day: date) -> str:
+    """Return the template of `owner` with a fixed date."""
+    if not any(word in template for word in CLOCKS):
+        return template
+    need_compiled({"default": template}, owner)  # in a process with limits, before it is parsed here
+    try:
+        return without_clock(template, day)
+    except NotFixed as error:
+        raise DataError(
+            "Q-BASE-042",
+            f"the chat template of {owner} asks for today's date, and {error}, or take another model",
+        ) from None
