@@ -51,7 +51,8 @@ def run(
     from pipeline.workflow.cluster import is_remote
     from pipeline.workflow.dvc_yaml import need_graph
     from pipeline.workflow.integrity import verify_inputs
-    from pipeline.workflow.ledger import inputs_of
+    from pipeline.workflow.ledger import inputs_of, need_inputs
+    from pipeline.workflow.project import need_usable_path
     from pipeline.workflow.record import inputs_state, is_project_config, refresh_keys_for, running
     from pipeline.workflow.remote import finish, inputs_read
     from pipeline.workflow.settings import need_settings
@@ -62,6 +63,7 @@ def run(
     if name == "train":
         extra = {"resume": resume != REPLAY and resume, "replay": resume == REPLAY, "group": group}
     need_folder(root)
+    need_usable_path(root)
     read = read_params(params_file or root / "params.yaml")
     need_work(name, item, read.params)
     if not is_project_config(params_file, root):
@@ -80,6 +82,7 @@ def run(
             refresh_keys_for(stage, root)
         reused = reuse(stage, root)
         if not reused:
+            need_inputs(stage, root)
             verify_inputs(stage, root)
             before, inputs = inputs_state(stage, root), inputs_read(stage, root)
             _work(name, item, read.params, root, **extra)

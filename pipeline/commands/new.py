@@ -24,7 +24,7 @@ from pipeline.llamacpp.stamp import is_built
 from pipeline.llamacpp.tools import DEFAULT_HOME
 from pipeline.workflow.code_keys import FOLDER, LOCK
 from pipeline.workflow.dvc_yaml import dvc_text
-from pipeline.workflow.project import take_over
+from pipeline.workflow.project import check_path, take_over
 from pipeline.workflow.settings import lock_text
 
 SNAKEFILE = """\
@@ -87,6 +87,7 @@ def main(folder: Path, recipe: str) -> None:
         raise ConfigError(
             "Q-COMMANDS-035", f"{folder} is the folder you are in: run this from the one above it"
         )
+    check_path(folder)
     with publishing(folder) as aside:
         _write(aside, folder.name, recipe)
     try:

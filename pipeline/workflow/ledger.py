@@ -16,15 +16,17 @@ import yaml
 from pipeline.config.params import with_defaults
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import NO_PART
+from pipeline.core.locks import absent
 from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.cluster import receipts
 from pipeline.workflow.code_keys import CODE, SETTINGS
 from pipeline.workflow.dvc_project import share_record
 from pipeline.workflow.hashes import Digests, Hashes, files_below
-from pipeline.workflow.stages import Values, items_of
+from pipeline.workflow.stages import Values, items_of, users
 
 LARGE = 2**20  # bytes
+RAW = "data/raw"
 
 
 class Entry(NamedTuple):
@@ -124,6 +126,29 @@ def graph_stages(file: Path) -> dict[str, Any]:
 def inputs_of(stage: str, root: Path) -> list[str]:
     """The paths that `stage` reads, by `dvc.yaml`; none if it doesn't name the stage."""
     return stages_of(root).get(stage, Entry([], [])).deps
+
+
+def need_inputs(stage: str, root: Path) -> None:
+    """Raise `DataError` if an input of `stage` is missing, with what makes it, before the work that DVC could
+    not record without that input.
+
+    What is missing of data/raw, the stage that reads it says itself.
+    """
+    if not (root / ".dvc").is_dir():
+        return
+    stages = stages_of(root)
+    for name in stages.get(stage, Entry([], [])).deps:
+        if (root / name).exists():
+            continue
+        makers = [
+            other
+            for other, entry in stages.items()
+            if any(overlap(Path(name), Path(out)) for out in entry.outs)
+        ]
+        if makers:
+            raise absent(root / name, root, makers[0])
+        if name in users() and name != RAW:
+            raise DataError("Q-CORE-001", f"{root / name} is missing: make this folder, which may stay empty")
 
 
 def _entries(name: str, stage: dict[str, Any], values: Values) -> Iterator[tuple[str, Entry]]:

@@ -25,7 +25,7 @@ from pipeline.core.text import safe, screen
 from pipeline.workflow.cleanup import share, working
 from pipeline.workflow.cluster import take_failures, wait_for_jobs
 from pipeline.workflow.dvc_yaml import need_graph
-from pipeline.workflow.project import read_settings, refresh_keys
+from pipeline.workflow.project import need_usable_path, read_settings, refresh_keys
 from pipeline.workflow.remote import record_finished, use_this_python
 from pipeline.workflow.settings import need_settings
 from pipeline.workflow.settle import REUSE, Settled, settle
@@ -63,6 +63,7 @@ def prepare(given: Any = None, root: Path = Path()) -> Params:
     use_this_python()
     try:
         settings = _settings(given)
+        need_usable_path(root)
         read = read_settings(root)
         need_disk(root.resolve(), RECORDS)
         be_the_only_one(root)

@@ -5,17 +5,37 @@ project's Git: another version runs nothing there until `quench doctor upgrade` 
 checkout of Quench's repository is not a project in this sense: there, keys follow the code at every start.
 """
 
+import re
 from importlib.metadata import version
 from pathlib import Path
 
 from pipeline.config.params import Read, read_params
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import need_folder, write_text
+from pipeline.core.text import safe
 from pipeline.workflow.code_keys import FOLDER, key_file, write_keys
 from pipeline.workflow.package import Package
 from pipeline.workflow.stages import code_of_stages
 
 VERSION_FILE = f"{FOLDER}/version"
+# DVC puts the path into a template of Python's `str.format`
+UNUSABLE = re.compile(r"[{}]")
+
+
+def need_usable_path(root: Path) -> None:
+    """Raise `ConfigError` if `root` is a DVC project in whose folder DVC fails, because of its path."""
+    if (root / ".dvc").is_dir():
+        check_path(root.resolve())
+
+
+def check_path(folder: Path) -> None:
+    """Raise `ConfigError` if DVC would fail in `folder`, an absolute path."""
+    if found := UNUSABLE.search(str(folder)):
+        raise ConfigError(
+            "Q-WORKFLOW-026",
+            f"{safe(str(folder))} has {safe(found[0])!r} in its path, with which DVC fails: rename or move "
+            "that folder",
+        )
 
 
 def is_project(root: Path) -> bool:
