@@ -18,8 +18,8 @@ from pipeline.workflow.package import Package
 from pipeline.workflow.stages import code_of_stages
 
 VERSION_FILE = f"{FOLDER}/version"
-# DVC puts the path into a template of Python's `str.format`
-UNUSABLE = re.compile(r"[{}]")
+# DVC puts the path into a template for `str.format`, and into files in UTF-8
+UNUSABLE = re.compile(r"[{}\udc80-\udcff]")
 
 
 def need_usable_path(root: Path) -> None:
@@ -30,11 +30,12 @@ def need_usable_path(root: Path) -> None:
 
 def check_path(folder: Path) -> None:
     """Raise `ConfigError` if DVC would fail in `folder`, an absolute path."""
-    if found := UNUSABLE.search(str(folder)):
+    found = UNUSABLE.search(str(folder))
+    if found:
+        what = f'"{found[0]}"' if found[0] in "{}" else "a byte that is not UTF-8"
         raise ConfigError(
             "Q-WORKFLOW-026",
-            f"{safe(str(folder))} has {safe(found[0])!r} in its path, with which DVC fails: rename or move "
-            "that folder",
+            f"{safe(str(folder))} has {what} in its path, with which DVC fails: choose another name or place",
         )
 
 

@@ -456,6 +456,19 @@ def test_after_dvc_snakemake_has_nothing_to_do(fresh_toy: Path, built_toy: Path,
 
 
 @pytest.mark.slow
+def test_a_path_of_odd_characters_is_like_any_other(fresh_toy: Path, tmp_path: Path) -> None:
+    """Though a shell, a glob, a template or a terminal would take them for something else."""
+    odd = tmp_path / " a;b&c|d>e!`f`$HOME #g'h\"i*j?[k]\\l%s\nä日 .~"
+    shutil.copytree(fresh_toy, odd / "toy")
+    toy = Toy(odd / "toy")
+    toy.build()
+    toy.agree()
+    toy.change("max_task_drop: 10.0", "max_task_drop: 8.0")
+    assert toy.repro() == ["report"]
+    toy.agree()
+
+
+@pytest.mark.slow
 def test_pulled_clone_with_any_dates_has_nothing_to_do(clone: Toy) -> None:
     """Behavior 3. The base's weights are not kept by DVC: nobody fetches them before a stage needs them."""
     clone._repo(lambda repo: repo.pull())

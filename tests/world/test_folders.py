@@ -12,18 +12,18 @@ from make import quench
 from pipeline.__main__ import main
 from pipeline.workflow.prepare import prepare
 
-# a name that DVC takes for a field of a template, an unfinished one, the same in a parent's name
-BRACES = ["a{b}c", "a{b", "b}", "my {notes}/project", "${HOME}"]
+# a name that DVC takes for a field of a template, an unfinished one, the same in a parent's name, Latin-1
+UNUSABLE = ["a{b}c", "a{b", "b}", "my {notes}/project", "${HOME}", os.fsdecode(b"caf\xe9")]
 
 
-@pytest.mark.parametrize("name", BRACES)
+@pytest.mark.parametrize("name", UNUSABLE)
 def test_no_project_is_made_where_dvc_fails(tmp_path: Path, name: str) -> None:
     done = quench("new", tmp_path / name)
     assert done.exit_code == 2 and "Q-WORKFLOW-026" in done.output
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", BRACES)
+@pytest.mark.parametrize("name", UNUSABLE)
 def test_a_project_that_was_moved_there_runs_nothing(
     tiny_root: Path,
     tmp_path: Path,
