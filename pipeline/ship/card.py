@@ -22,7 +22,7 @@ from pipeline.llamacpp.server_process import KEPT, KEPT_PREFIXES, STACK_BYTES
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.pages.templating import fill
 from pipeline.ship.listing import escaped
-from pipeline.ship.ollama import CHATML, default_system
+from pipeline.ship.ollama import ollama_template
 
 # a line of the card's lineage
 CLAIM = re.compile(r"^\| `((?:quench|general)\.[^`|]+)` \| `([^`|]*)` \|$", re.MULTILINE)
@@ -43,7 +43,7 @@ def text_values(
 ) -> dict[str, Any]:
     """What card.md.jinja and Modelfile.jinja need; `name` is the GGUFs' name, `jinja` the base's chat
     template."""
-    system, chosen = default_system(jinja), inputs.evaluations.get(level)
+    chosen = inputs.evaluations.get(level)
     product, architecture = product_of(inputs.evaluations), inputs.base.architecture
     return {
         "inputs": inputs,
@@ -51,7 +51,7 @@ def text_values(
         "name": name,
         "level": level,
         "serve": serve,
-        "ollama": None if system is None else {"template": CHATML, "system": system},
+        "ollama": ollama_template(jinja),
         "version": __version__,
         "reference": product.reference(inputs.evaluations),
         "chosen": chosen,

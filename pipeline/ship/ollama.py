@@ -2,14 +2,18 @@
 
 Without a TEMPLATE Ollama compares with templates it knows and falls back to the bare prompt
 (https://docs.ollama.com/template). So if the base renders plain ChatML, proven by rendering, the Modelfile
-has that template; else it says that there is none.
+has that template, with tools if these can be proven too; what is not written, it says.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pipeline.chat.template import compiled
 from pipeline.core.errors import DataError
 from pipeline.core.publish import read_json
+from pipeline.ship.ollama_tools import TOOLS, Message, go_template, tool_texts
 
 CHATML = (
     "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end "
@@ -22,6 +26,28 @@ DIALOGUE = [
     {"role": "assistant", "content": "a1"},
     {"role": "user", "content": "q2"},
 ]
+
+
+@dataclass(frozen=True)
+class OllamaTemplate:
+    """What the Modelfile has of a base's chat template."""
+
+    template: str  # Go's
+    system: str  # of a conversation without one
+    tools: bool  # `template` writes them
+    unwritten: bool  # the base's template writes them, `template` does not
+
+
+def ollama_template(jinja: str | None) -> OllamaTemplate | None:
+    """Return the Go template of the base's Jinja template; None if that is not plain ChatML."""
+    system = default_system(jinja)
+    if jinja is None or system is None:
+        return None
+    texts = tool_texts(partial(_render, jinja))
+    if texts:
+        return OllamaTemplate(go_template(texts), system, tools=True, unwritten=False)
+    ignored = _render(jinja, [QUESTION], TOOLS) == _render(jinja, [QUESTION])
+    return OllamaTemplate(CHATML, system, tools=False, unwritten=not ignored)
 
 
 def default_system(jinja: str | None) -> str | None:
@@ -60,10 +86,10 @@ def chat_template(model: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _render(jinja: str, messages: list[dict[str, str]]) -> str | None:
-    """The conversation by the template, as transformers renders it; None if the template refuses it."""
+def _render(jinja: str, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str | None:
+    """Return the conversation as transformers renders it; None if the template refuses it."""
     tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     try:
-        return compiled(jinja)(messages=messages, add_generation_prompt=True, tools=None, **tokens)
+        return compiled(jinja)(messages=messages, add_generation_prompt=True, tools=tools, **tokens)
     except Exception:  # a template is a program, which can stumble over anything
         return None
