@@ -42,8 +42,9 @@ THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 GLAIVE = re.compile(
     r"""\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*'(.*)'\s*\}""", re.DOTALL
 )
-RESULT = re.compile(r"\s*<(tool_response|function_response|tool_result)>\s*(.*?)\s*</\1>", re.DOTALL)
-RESULT_OPENINGS = ("<tool_response>", "<function_response>", "<tool_result>")
+RESULT_TAGS = ("tool_response", "function_response", "tool_result")
+RESULT_OPENINGS = tuple(f"<{tag}>" for tag in RESULT_TAGS)
+BLANK = re.compile(r"\s*")
 GLAIVE_RESULT = "FUNCTION RESPONSE:"
 LONGEST_LITERAL = 1 << 16  # characters that are read as Python
 MOST_CALLS = 256  # of one turn
@@ -139,15 +140,39 @@ def split_results(text: str) -> tuple[list[str], str]:
         return [text.lstrip().removeprefix(GLAIVE_RESULT).strip()], ""
     results: list[str] = []
     place = 0
-    while found := RESULT.match(text, place):
-        results.append(found[2])
-        place = found.end()
+    while opening := next(
+        (tag for tag in RESULT_OPENINGS if text.startswith(tag, _text_start(text, place))), ""
+    ):
+        start = _text_start(text, place) + len(opening)
+        end = text.find(opening.replace("<", "</"), start)
+        if end < 0:
+            break
+        results.append(text[start:end].strip())
+        place = end + len(opening) + 1
     return results, text[place:].strip()
+
+
+def tagged(text: str, opening: str, closing: str) -> list[str]:
+    """Return what stands between each pair of tags that has something between them."""
+    found: list[str] = []
+    end = 0
+    while True:
+        start = text.find(opening, end)
+        end = text.find(closing, start) if start >= 0 else -1
+        if end < 0:
+            return found
+        found += filter(None, [text[start + len(opening) : end].strip()])
 
 
 def is_result(text: str) -> bool:
     """Return True if a text starts with a result in tags."""
     return text.lstrip().startswith((*RESULT_OPENINGS, GLAIVE_RESULT))
+
+
+def _text_start(text: str, place: int) -> int:
+    """Return the place of the first character from a place on that is not white space."""
+    found = BLANK.match(text, place)
+    return found.end() if found else place
 
 
 def _start(text: str) -> re.Match[str] | None:

@@ -21,6 +21,7 @@ from pipeline.stages.curate.reading.text_calls import (
     find_calls,
     is_result,
     split_results,
+    tagged,
     untagged_calls,
     value_of,
 )
@@ -29,7 +30,6 @@ from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.template import ChatTemplate
 
 Turn = dict[str, Any]
-TOOLS = re.compile(r"<tools>\s*([\[{].*?)\s*</tools>", re.DOTALL)
 # in the lines in which Hermes and Qwen say how to call
 ABOUT_CALLS = re.compile(r"</?tools>|</?tool_call>")
 QWEN_HEADING = re.compile(r"# Tools\s+You may call one or more functions[^\n]*\s*")
@@ -168,7 +168,9 @@ def read_system_tools(row: Row, changes: Changes) -> Row:
     first = next(iter(row["messages"]), None)
     if first is None or first["role"] != "system":
         return row
-    blocks = TOOLS.findall(first["content"])
+    blocks = [
+        block for block in tagged(first["content"], "<tools>", "</tools>") if block.startswith(("[", "{"))
+    ]
     tools = _tools(blocks[0]) if len(blocks) == 1 else None
     if tools is None or ("tools" in row and _names(row["tools"]) != _names(tools)):
         return row
@@ -202,6 +204,7 @@ def _names(tools: Sequence[dict[str, Any]]) -> list[str]:
 
 def _without_passage(text: str) -> str:
     """The text without the lines that name the tags or stand between two of them."""
+    ends = {closing: text.rfind(closing) for closing in ("</tools>", "</tool_call>")}
     kept = []
     inside = ""
     place = 0
@@ -214,6 +217,6 @@ def _without_passage(text: str) -> str:
             closing = tag.replace("<", "</")
             inside = closing if not tag.startswith("</") else ""
         # a tag that is only mentioned opens nothing
-        if inside and inside not in text[place:]:
+        if inside and ends[inside] < place:
             inside = ""
     return QWEN_HEADING.sub("", "".join(kept)).strip()
