@@ -4,6 +4,7 @@ command on a machine without a GPU.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,9 +72,10 @@ def parts(plan: Plan) -> dict[str, int]:
     return {part.name: part.bytes for part in plan.memory.parts}
 
 
-def run_plan(*words: object, gpu: Card | None = None) -> Any:
-    """`quench config plan` with these words, on a machine that has this GPU."""
+def run_plan(*words: object, gpu: Card | None = None, free_disk: int = 10**13) -> Any:
+    """`quench config plan` with these words, on a machine with this GPU and these bytes of disk free."""
     with pytest.MonkeyPatch.context() as machine:
+        machine.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free_disk))
         machine.setattr("pipeline.commands.plan.first_gpu", lambda: gpu)
         return quench("config", "plan", *words)
 

@@ -26,6 +26,7 @@ from pipeline.config.params import Params, load_params
 from pipeline.config.sections import AUTO
 from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.hardware import Card, first_gpu, main_memory
+from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.ranks import wanted_processes
 from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_gb
 from pipeline.core.usage import Figures
@@ -43,6 +44,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DEVICES = {"cuda": "GPU", "cpu": "CPU"}
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes that are still to be written, with a fifth to spare, and those that are free."""
+
+    needed: int
+    free: int
+
+    @property
+    def missing(self) -> int:
+        """Bytes that there are too few of."""
+        return max(0, self.needed - self.free)
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,9 @@ def settings_of(params_file: Path | None, root: Path, recipe: str | None) -> Par
 def main(
     params: Params, root: Path, hardware: Hardware, *, config: Path | None, serve: bool, as_json: bool
 ) -> None:
-    """Print the plan of training, or of serving with `serve`; `MachineError` if it does not fit the card."""
+    """Print the plan of training, or of serving with `serve`. Raises `MachineError` if card or disk are
+    too small.
+    """
     vram, processes_given = hardware.vram, hardware.processes
     processes = wanted_processes("train", None if processes_given is None else str(processes_given))
     shape = load_shape(config) if config else find_shape(params, root)
@@ -100,15 +116,18 @@ def main(
 
         distillations = [plan_distillation(params, shape, level, card) for level in params.quantize.distill]
     stages = dict(planned_stages(params, plan))
+    disk = disk_of(plan, root)
     if as_json:
         value = plan.as_json() | {
+            "free_disk": disk.free,
+            "fits_disk": not disk.missing,
             "stages": {name: asdict(planned) for name, planned in stages.items()},
             "distill": [asdict(distillation) for distillation in distillations],
             "idle": idle_settings(params),
         }
         print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
-        show(plan, stages, base, shutil.disk_usage(root).free)
+        show(plan, stages, base, disk)
         if processes > 1:
             print(f"Memory is that of one of {processes} processes, time that of one alone.")
         elif params.train.shares_base:
@@ -128,9 +147,22 @@ def main(
             f"training needs {memory_gb(plan.memory.total)} and does not fit {plan.card.words}: "
             f"{plan.remedy}",
         )
+    if disk.missing:
+        raise MachineError(
+            "Q-TRAIN-006",
+            f"the run needs {disk_gb(disk.needed)} of disk and {disk_gb(disk.free)} are free: make room",
+        )
 
 
-def show(plan: Plan, stages: Mapping[str, Figures], base: str, free_disk: int) -> None:
+def disk_of(plan: Plan, root: Path) -> Disk:
+    """Return what a run writes below `root` and what is free there. DVC's copies are not counted: they may be
+    on another disk, or share blocks.
+    """
+    base = 0 if (root / "models" / "base").exists() else plan.disk[BASE]
+    return Disk(int((own_bytes(plan.disk) + base) * DISK_MARGIN), shutil.disk_usage(root).free)
+
+
+def show(plan: Plan, stages: Mapping[str, Figures], base: str, disk: Disk) -> None:
     """Print the plan as tables of at most 100 columns, plain if there is no terminal."""
     console = wide_console()
     write = partial(console.print, markup=False)
@@ -139,7 +171,7 @@ def show(plan: Plan, stages: Mapping[str, Figures], base: str, free_disk: int) -
         f"{plan.setup.loss} loss, on the {DEVICES[plan.setup.device]}"
     )
     console.print(memory_table(plan.memory, plan.card))
-    write(verdict(plan))
+    write(verdict(plan, disk))
     if plan.memory_reductions:
         console.print(reductions_table(plan.memory_reductions))
     files = ", ".join(
@@ -147,7 +179,7 @@ def show(plan: Plan, stages: Mapping[str, Figures], base: str, free_disk: int) -
     )
     write(
         f"Disk: {disk_gb(own_bytes(plan.disk))} ({files}), beside the base's {disk_gb(plan.disk[BASE])}; "
-        f"{disk_gb(free_disk)} are free."
+        f"{disk_gb(disk.free)} are free."
     )
     write(
         f"DVC's cache: {disk_gb(plan.disk[CACHE])} more, a copy of each of these but the checkpoints, and of "
@@ -203,16 +235,21 @@ def stages_table(stages: Mapping[str, Figures]) -> "Table":
     return table
 
 
-def verdict(plan: Plan) -> str:
-    """Whether it fits, and the longest rows that would."""
+def verdict(plan: Plan, disk: Disk) -> str:
+    """Whether it fits the memory and the disk, and the longest rows that would."""
+    full = f"It does not fit on the disk: {disk_gb(disk.missing)} too much. " if disk.missing else ""
     if plan.card is None or plan.longest_row is None:
-        return "Whether it fits is not measured: there is no GPU here; name a card's memory with --vram GB."
+        unknown = (
+            "Whether it fits is not measured: there is no GPU here; name a card's memory with --vram GB."
+        )
+        return f"{full}{unknown}"
     spare = plan.card.memory - plan.memory.total
-    fits = (
-        f"It fits, with {memory_gb(spare)} to spare."
-        if spare >= 0
-        else f"It does not fit: {memory_gb(-spare)} too much."
-    )
+    if spare < 0:
+        fits = f"{full}It does not fit: {memory_gb(-spare)} too much."
+    elif full:
+        fits = f"{full}The memory is enough, with {memory_gb(spare)} to spare."
+    else:
+        fits = f"It fits, with {memory_gb(spare)} to spare."
     if not plan.longest_row:
         return f"{fits} Not even rows of one token fit."
     limit = (

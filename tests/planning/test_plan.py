@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,12 +41,9 @@ print("HEAVY", *(name for name in heavy if name in sys.modules))
     ],
     ids=["fits", "does-not-fit", "no-card"],
 )
-def test_what_a_reader_is_shown(
-    tmp_path: Path, words: list[str], code: int, snapshot: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**11))
+def test_what_a_reader_is_shown(tmp_path: Path, words: list[str], code: int, snapshot: Any) -> None:
     tokenized(tmp_path)
-    shown = run_plan(*words, "--root", tmp_path)
+    shown = run_plan(*words, "--root", tmp_path, free_disk=10**11)
     assert shown.exit_code == code
     assert max(map(len, shown.stdout.splitlines())) <= 100
     assert shown.stdout + shown.stderr == snapshot(extension_class=Golden)
@@ -113,6 +109,26 @@ def test_the_machines_own_card_is_taken(tmp_path: Path) -> None:
     assert found["tflops_assumed"] and found["tflops"] == pytest.approx(312 * 0.4)
     other = run_plan("--recipe", "demo", "--root", tmp_path, "--json", gpu=Card("A 9000", 80 * GIB, "cuda"))
     assert json.loads(other.stdout)["tflops"] is None
+
+
+@pytest.mark.parametrize("card", [["--vram", "8"], []], ids=["card", "no-card"])
+def test_a_disk_that_is_too_small_does_not_fit(tmp_path: Path, card: list[str]) -> None:
+    words = ["--recipe", "qwen2.5-7b-8gb", "--root", tmp_path, *card]
+    shown = run_plan(*words, free_disk=130_000_000)
+    assert shown.exit_code == 6 and "Q-TRAIN-006" in shown.stderr
+    assert "It fits" not in shown.stdout
+    as_json = json.loads(run_plan(*words, "--json", free_disk=130_000_000).stdout)
+    assert (as_json["fits_disk"], as_json["free_disk"]) == (False, 130_000_000)
+
+
+def test_a_base_that_is_there_takes_no_more_room(tmp_path: Path) -> None:
+    words = ["--recipe", "qwen2.5-7b-8gb", "--vram", "8", "--root", tmp_path]
+    sizes = plan_json(*words)["disk"]
+    copies = "copies in DVC's cache"
+    enough = int(1.2 * (sum(sizes.values()) - sizes["base"] - sizes[copies])) + 1
+    assert run_plan(*words, free_disk=enough).exit_code == 6
+    (tmp_path / "models/base").mkdir(parents=True)
+    assert run_plan(*words, free_disk=enough).exit_code == 0
 
 
 def test_several_processes_share_a_base_out(tmp_path: Path) -> None:
