@@ -7,6 +7,7 @@ import argparse
 import importlib
 import io
 import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -178,7 +179,7 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
         _say(error, rank, arguments.stage, arguments.root)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{arguments.stage}: stopped by hand; the same command resumes it", file=sys.stderr)
+        _say(Stopped(signal.SIGINT), rank, arguments.stage, arguments.root)
         return 130
     return 0
 

@@ -64,9 +64,7 @@ def override(file: Path, given: Given) -> list[str]:
     """
     file = file.resolve()  # a link stays one
     read = read_params(file)
-    before, values = read.params.model_dump(mode="json"), deepcopy(read.values)
-    for place, value in given.items():
-        put(values, place, value)
+    before, values = read.params.model_dump(mode="json"), _values_with(read, given)
     wanted = Read(checked(file, values, {}), read.values, read.lines)
     after = wanted.params.model_dump(mode="json")
     changed = [place for place in given if value_at(before, place) != value_at(after, place)]
@@ -78,6 +76,20 @@ def override(file: Path, given: Given) -> list[str]:
         except ConfigError:  # keys share lines
             _write(file, _with(text, given), values, problem)
     return [change(place, before, after) for place in changed]
+
+
+def settings_with(given: Given, read: Read, file: Path) -> Params:
+    """Return the settings of the `params.yaml` that was `read`, with the `given` ones in it. Raises
+    `ConfigError` if they would be wrong.
+    """
+    return checked(file, _values_with(read, given), {})
+
+
+def _values_with(read: Read, given: Given) -> Any:
+    values = deepcopy(read.values)
+    for place, value in given.items():
+        put(values, place, value)
+    return values
 
 
 @cache

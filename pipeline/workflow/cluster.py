@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.core.errors import MachineError, QuenchError, ToolError
+from pipeline.core.owner import RUN
 from pipeline.core.publish import remove, write_json
 
 LOOK_SECONDS = 10.0
@@ -136,8 +137,8 @@ def leave(left: Receipt | Failure, root: Path) -> None:
 
 
 def leave_failure(stage: str, error: str, exit_code: int, root: Path) -> None:
-    """Have Snakemake's machine show this error of a job; nothing is left if that is this machine."""
-    if is_remote() and (root / ".dvc").is_dir():
+    """Have Snakemake show this error of its job at the end. A stage that is run by hand leaves nothing."""
+    if (is_remote() or RUN in os.environ) and (root / ".dvc").is_dir():
         with suppress(QuenchError):  # the disk is full: the log may have it
             leave(Failure(stage, error, exit_code), root)
 

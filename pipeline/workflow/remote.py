@@ -25,22 +25,19 @@ from pipeline.workflow.ledger import changed_paths, md5s_of, stages_of
 from pipeline.workflow.record import inputs_state, record, record_all, refresh_keys_for
 from pipeline.workflow.settle import REUSE
 
-# SLURM sends SIGTERM to every process of a job. The shell and `tee` wait for the stage, which saves its work:
-# if they ended first, the stage would be killed with the job's step.
-SHELL = """set -euo pipefail; trap : TERM; tee() ( trap "" TERM; exec tee "$@" ); """
+# Ctrl-C sends SIGINT, and SLURM SIGTERM, to every process of a job. The shell and `tee` wait for the stage,
+# which saves its work: if they ended first, its last words would be lost, and SLURM would kill the stage.
+SHELL = """set -euo pipefail; trap : INT TERM; tee() ( trap "" INT TERM; exec tee "$@" ); """
 
 
 def job_settings(root: Path = Path(), *, remote: bool) -> Params:
     """The project's settings for a process other than Snakemake's main one; `remote`: on another machine."""
     if remote:
-        from snakemake.shell import shell
-
         os.environ[REMOTE] = "1"
         # a scheduler copies the environment of the machine that submits
         os.environ.pop(RUN, None)
         os.environ.pop(REUSE, None)
         use_this_python()
-        shell.prefix(SHELL)
     return load_params(root / "params.yaml")
 
 

@@ -1,6 +1,7 @@
 """The command line of a stage: how a job of one is named, and the options."""
 
 import argparse
+import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,11 +26,9 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
     """
     from pipeline.workflow.stages import table
 
-    stages = table().stages
     name, _, item = stage.partition("@")
-    if name not in stages:
-        raise ConfigError("Q-WORKFLOW-019", f"no stage is called {stage!r}: it is one of {', '.join(stages)}")
-    each = stages[name].each
+    need_stage(name)
+    each = table().stages[name].each
     if bool(each) != bool(item):
         form = f"{name}@NAME, {name}@F16 for example" if each else f"just {name}"
         raise ConfigError("Q-WORKFLOW-019", f"{stage!r} is not how stage {name} is named: write {form}")
@@ -47,6 +46,19 @@ def parsed(stage: str, resume: bool | Path | str, shards: int | None) -> tuple[s
     if shards is not None and name != "curate":
         raise ConfigError("Q-WORKFLOW-020", f"--shards is about curate alone: leave it out for {name}")
     return name, item
+
+
+def need_stage(name: str) -> None:
+    """Raise `ConfigError` if no stage is called `name`, with the one that is meant and all that there are."""
+    from pipeline.workflow.stages import table
+
+    stages = list(table().stages)
+    if name not in stages:
+        near = difflib.get_close_matches(name, stages, n=1)
+        hint = f"did you mean {near[0]}? The stages are" if near else "the stages are"
+        raise ConfigError(
+            "Q-WORKFLOW-019", f"no stage is called {safe(name, 80)!r}: {hint} {', '.join(stages)}"
+        )
 
 
 def need_work(name: str, item: str, params: "Params") -> None:

@@ -25,7 +25,8 @@ import psutil
 import pytest
 import yaml
 from forked import SERVER, Forked
-from make import ended, full_params, ran, until
+from make import ended, ran, until
+from toy_project import write_toy
 from user_project import BIN, nothing_to_do
 
 from pipeline.config.params import Params, load_params
@@ -38,18 +39,14 @@ from pipeline.workflow.dvc_project import place
 from pipeline.workflow.dvc_yaml import dvc_text
 from pipeline.workflow.ledger import recorded_stages
 from pipeline.workflow.prepare import prepare
+from pipeline.workflow.remote import SHELL
 from pipeline.workflow.settle import reuse, settle
 from pipeline.workflow.stages import stages_in, table
 
-TOY = PROJECT / "tests/toy"
 ALL = ["base", "curate", "train", "merge", "quantize", "quantize", "report"]  # the toy's stages
 EMPTIES = ["data/rejects.jsonl", "data/spare"]  # outputs of its curation
 QUENCH = BIN / "quench"
 AFTER_TRAIN = ["merge", "quantize", "quantize", "report"]  # sorted by name, as the toy's plans are
-IGNORED = [
-    *("/.snakemake/", "/.quench/", "/counter", "/at-work-*", "/hold", "/tool", "/together"),
-    *("/models", "/reports", "/data/final", "/data/raw", "/data/rejects.jsonl", "/data/spare"),
-]
 
 
 # ---- the three real graphs
@@ -114,6 +111,7 @@ def snakemake_graph(
 ) -> dict[str, Stage]:
     """The real Snakefile's jobs, by Snakemake's loader, in a folder of just its sources (empty files)."""
     from snakemake.api import DAGSettings, OutputSettings, ResourceSettings, SnakemakeApi
+    from snakemake.shell import shell
 
     folder = tmp_path_factory.mktemp("snakemake-graph")
     shutil.copy(PROJECT / "Snakefile", folder)
@@ -137,6 +135,7 @@ def snakemake_graph(
         workflow.dag(DAGSettings(forceall=True)).printrulegraph()
         jobs = [job for job in workflow._workflow.dag.jobs if job.rule.name != "all"]
         assert workflow._workflow.default_target == "all"
+        assert shell._process_prefix == SHELL  # the shell and `tee` outlive the signals that a stage gets
         return {_job_name(job): _job_stage(job) for job in jobs}
 
 
@@ -367,18 +366,7 @@ def fresh_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy in git and DVC with its raw data tracked and a remote, nothing built. Read only."""
     from dvc.repo import Repo
 
-    root = tmp_path_factory.mktemp("toy") / "toy"
-    shutil.copytree(TOY, root, ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "params.yaml").write_text(re.sub(r"base-Q\w+, |, base-Q\w+", "", full_params()))
-    shutil.copytree(PROJECT / "profiles", root / "profiles")
-    (root / "data/raw").mkdir(parents=True)
-    (root / "data/raw/a.jsonl").write_text("rows\n")
-    for stage in ("base", "curate", "train"):
-        (root / f"{stage}.txt").write_text(f"code of {stage}\n")
-    (root / ".gitignore").write_text("\n".join(IGNORED))
-    _git(root, "init", "--quiet")
-    Repo.init(str(root)).close()
-    shutil.copy(PROJECT / ".dvcignore", root)
+    root = write_toy(tmp_path_factory.mktemp("toy") / "toy")
     with Repo(str(root)) as repo:
         repo.add(str(root / "data/raw"))
         with repo.config.edit() as config:

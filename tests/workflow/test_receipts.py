@@ -165,13 +165,9 @@ def test_a_stage_that_runs_again_forgets_what_an_earlier_job_left(
 
 def test_a_job_is_no_part_of_the_submitting_process(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler copies the environment to the job, which would end with the process of that number."""
-    from snakemake.shell import shell
-
-    monkeypatch.setattr(shell, "_process_prefix", None)
     monkeypatch.setenv("PATH", "/usr/bin")
     for name in (RUN, REUSE, REMOTE):
         monkeypatch.setenv(name, "1")
     settings = job_settings(project, remote=True)
     assert settings.convert.name == "tiny"
     assert (os.environ.get(RUN), os.environ.get(REUSE), os.environ[REMOTE]) == (None, None, "1")
-    assert shell._process_prefix.count("trap") == 2

@@ -1,9 +1,7 @@
 """Verbs of a project's life: new, run (and run sweep), status."""
 
 import json
-import os
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,7 +57,8 @@ def run(
     Snakemake's; the best few again with other seeds. The same command resumes it, and shows the
     result.
     """
-    from pipeline.config.overrides import from_words, put
+    from pipeline.config.overrides import from_words, put, settings_with
+    from pipeline.workflow.project import read_settings
 
     settings = [word for word in words or [] if SETTING.fullmatch(word)]
     rest = [word for word in words or [] if not SETTING.fullmatch(word)]
@@ -76,14 +75,17 @@ def run(
     if name or as_json:
         raise typer.BadParameter("--name and --json are for quench run sweep SPACE")
     sections: dict[str, Any] = {}
-    for place, value in from_words(settings).items():
+    given = from_words(settings)
+    for place, value in given.items():
         put(sections, place, value)
+    from pipeline.commands import run
+    from pipeline.commands.targets import in_snakemakes_words
+
+    params = settings_with(given, read_settings(root), root / "params.yaml")
+    rest = in_snakemakes_words(rest, params, root)
     if sections:  # the Snakefile's first lines write them into params.yaml
         rest += ["--config", *(f"{section}={json.dumps(keys)}" for section, keys in sections.items())]
-    if not (root / "params.yaml").exists():  # Snakemake would miss its Snakefile
-        load(None, root)
-    os.chdir(root)
-    os.execv(sys.executable, [sys.executable, "-m", "snakemake", *rest])  # noqa: S606 (no shell)
+    raise typer.Exit(run.main(root, rest))
 
 
 @app.command(epilog="example: quench status --open")

@@ -13,6 +13,7 @@ alone.
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -81,13 +82,11 @@ def main(argv: list[str] | None = None) -> int:
         settings = read_params(args.root / "params.yaml").params.curating
         with running(f"curate_{args.phase}@{args.item}", args.root), inputs_below(args.root):
             run(args.phase, args.item, args.root, settings)
-    except (QuenchError, Stopped) as error:
+    except (QuenchError, KeyboardInterrupt) as interruption:
+        error = interruption if isinstance(interruption, QuenchError | Stopped) else Stopped(signal.SIGINT)
         print(f"curate_{args.phase}: {error}", file=sys.stderr)
         leave_failure(f"curate_{args.phase}@{args.item}", str(error), error.exit_code, args.root)
         return error.exit_code
-    except KeyboardInterrupt:
-        print(f"curate_{args.phase}: stopped by hand; run the same command again", file=sys.stderr)
-        return 130
     return 0
 
 

@@ -1,0 +1,107 @@
+"""Run Snakemake for `quench run`, and end as its stages ended.
+
+Snakemake is a child in the same process group, so the terminal's Ctrl-C and Ctrl-Z reach it and its stages
+directly. A signal that was sent to this process alone is passed on to the stages that run, because Snakemake
+would only wait for their end.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from pipeline.core.child import bound
+from pipeline.core.errors import Stopped
+from pipeline.core.locks import stages_at_work
+
+LOOK_SECONDS = 0.1  # between two looks for stages that a signal is to be passed on to
+REMEDY = "the same command goes on"
+
+
+@dataclass
+class Heard:
+    """The signals that came, and those of them that the process group did not get."""
+
+    all: list[int] = field(default_factory=list)
+    alone: list[int] = field(default_factory=list)
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        self.all.append(number)
+        if number != signal.SIGINT or not in_foreground():
+            self.alone.append(number)
+
+
+def main(root: Path, words: Sequence[str]) -> int:
+    """Run Snakemake with `words` in the folder `root` and return its exit code, which is that of a stage that
+    failed. Raises `Stopped` if a signal ended it.
+    """
+    # Snakemake is killed with this process: its stages notice that, save their work and end
+    command = bound([sys.executable, "-m", "snakemake", *words], signal.SIGKILL)
+    with listening() as heard:
+        code = wait(subprocess.Popen(command, cwd=root), heard, root)
+    if code and heard.all:
+        raise Stopped(heard.all[0], REMEDY)
+    if code < 0:
+        raise Stopped(-code, REMEDY)
+    return code
+
+
+@contextmanager
+def listening() -> Iterator[Heard]:
+    """Note SIGINT and SIGTERM instead of ending by them. One that is ignored, in a script, stays so."""
+    heard = Heard()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, heard.note)
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def wait(snakemake: "subprocess.Popen[bytes]", heard: Heard, root: Path) -> int:
+    """Wait until Snakemake has ended, pass on what is heard meanwhile, and return its exit code."""
+    told: dict[int, int] = {}  # {process id: how many signals it knows of}
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return snakemake.wait(LOOK_SECONDS)
+        if not heard.alone:
+            continue
+        # with SIGTERM Snakemake starts no further job
+        receivers = dict.fromkeys(stages_below(snakemake.pid, root), heard.alone[-1])
+        for process, number in {snakemake.pid: signal.SIGTERM, **receivers}.items():
+            # a stage that starts late gets one signal, for a second one ends it without a checkpoint
+            if told.get(process, 0) < len(heard.alone):
+                told[process] = len(heard.alone)
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
+
+
+def stages_below(snakemake: int, root: Path) -> list[int]:
+    """Return the process ids of the stages that Snakemake runs on this machine."""
+    with suppress(psutil.Error):
+        children = {process.pid for process in psutil.Process(snakemake).children(recursive=True)}
+        return [int(pid) for pid in stages_at_work(root).values() if pid.isdigit() and int(pid) in children]
+    return []
+
+
+def in_foreground() -> bool:
+    """Return True if the terminal's Ctrl-C goes to this process group."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)
