@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.params import Params
-from pipeline.config.products import ModelFiles
+from pipeline.config.products import ModelFiles, is_base
 from pipeline.config.sections import BASE
-from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError, QuenchError
+from pipeline.core.text import one_line, plural
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.workflow.integrity import verify_outputs
+
+REASON = 160  # characters of the gate's reason
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,31 @@ class Project:
     def verify(self, *paths: Path | None, again: bool = True) -> None:
         """Raise `DataError` where one of `paths` is not what its stage recorded (`verify_outputs`)."""
         verify_outputs([*filter(None, paths)], self.root, again=again, params=self.file)
+
+    def refusal(self, model: str) -> str | None:
+        """Return one line that says why the gate refuses a model; None if it passes, or if the reports are
+        missing or damaged.
+        """
+        from pipeline.gate.inputs import load_inputs
+        from pipeline.gate.judge import judge
+        from pipeline.gate.scores import Evidence
+
+        models = self.params.evaluate.models
+        if is_base(model) or model not in models:
+            return None
+        try:
+            inputs = load_inputs(self.root, models)
+        except QuenchError:
+            return None
+        evidence = Evidence(inputs.evaluations, inputs.answers)
+        judgment = judge(model, evidence, inputs.parity, self.params.report.gate, inputs.train)
+        if judgment.verdict != "fail":
+            return None
+        reasons = [reason.partition(". ")[0].rstrip(".") for reason in judgment.reasons]
+        reason, *others = reasons
+        more = f" and for {plural(len(others), 'more reason')}" if others else ""
+        page = self.root / "reports" / "index.html"
+        return f"the gate refuses {model}: {one_line(reason, REASON)}{more} (see {page})"
 
     def _stage_of(self, model: str) -> str:
         params = self.params

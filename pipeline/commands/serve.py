@@ -1,7 +1,8 @@
 """Serve one model with the pinned llama-server on 127.0.0.1, behind a key, with the recipe's flags.
 
 Reads one GGUF of `models/gguf/` (or `models/base/model.gguf`, if base.quantization is gguf) and its adapters,
-`reports/quants.json` (which level to take), section `serve` and, for the smoke test, `data/final/test.jsonl`.
+`reports/` (which level to take, and whether the gate refuses it), section `serve` and, for the smoke test,
+`data/final/test.jsonl`.
 Writes `.quench/api-key` (a new one each time, readable by its owner only) and a new `logs/serve-MODEL.log`.
 
     quench serve [MODEL] [--lora] [--adapter FILE[=SCALE] ...] [--smoke K]
@@ -138,6 +139,8 @@ def main(
             with server() as running:
                 print(f"{title}: {judge(smoke(running, prompts), params.report.gate.min_stopped)}")
             return
+        if refusal := project.refusal(model):
+            _print(refusal)
         url = f"http://127.0.0.1:{params.serve.port}"
         call = how_to_call(title, url, key_file, log, [adapter.name for adapter in applied])
         try:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import tiny
 import yaml
 from golden import Golden
 from make import ended, ran
+from report_inputs import MODELS, change, write_inputs
 from rigged import rigged
 
 from pipeline.commands import chat as chatting
@@ -568,6 +569,28 @@ def test_smoke_tells_a_model_that_stops_from_one_that_does_not(
     done = ended(quench(root, "serve", model, "--smoke", "2"), cwd=PROJECT, timeout=60)
     assert done.returncode == code, done.stderr
     assert re.search(figures, done.stderr if code else done.stdout)
+
+
+@pytest.mark.parametrize(("model", "is_refused"), [("Q4_K_M", True), ("Q5_K_M", False)])
+def test_a_model_that_the_gate_refuses_is_served_with_a_word(
+    root: Path, tmp_path: Path, model: str, is_refused: bool
+) -> None:
+    project = write_inputs(Path(shutil.copytree(root, tmp_path / "project")))
+    settings = yaml.safe_load((project / "params.yaml").read_text(encoding="utf-8"))
+    settings["serve"]["port"] = free_port()
+    settings["evaluate"]["models"] = list(MODELS)
+    (project / "params.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    file = project / "reports/eval/Q4_K_M.json"
+    change(file, task=json.loads(file.read_text(encoding="utf-8"))["task"] | {"stopped": 0.81})
+    command = quench(project, "serve", model)
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        lines = list(takewhile(lambda line: "is served on" not in line, server.stdout))
+        server.terminate()
+    words = [line for line in lines if line.startswith("the gate refuses")]
+    assert len(words) == is_refused
+    if is_refused:
+        assert model in words[0] and "81%" in words[0] and "reports/index.html" in words[0]
 
 
 def test_lines_that_go_on() -> None:
