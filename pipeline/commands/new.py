@@ -15,7 +15,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.commands.recipes import recipe_file, recipe_text
+from pipeline.commands.recipes import name_for, recipe_file, recipe_params, recipe_text
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.places import IS_CHECKOUT, resource
@@ -103,7 +103,8 @@ def main(folder: Path, recipe: str) -> None:
 def _write(folder: Path, name: str, recipe: str) -> None:
     """The project's files."""
     shutil.copytree(resource("profiles"), folder / "profiles")
-    params = load_params(recipe_file(recipe))
+    models = name_for(name)
+    params = recipe_params(recipe, models)
     ignored = resource(".gitignore").read_text(encoding="utf-8")
     (folder / RAW).mkdir(parents=True)
     for kept in re.findall(r"^!/(.+)/\.gitkeep$", ignored, re.MULTILINE):  # empty, but in Git
@@ -112,7 +113,7 @@ def _write(folder: Path, name: str, recipe: str) -> None:
     texts = {
         "README.md": README.format(name=name),
         "Snakefile": SNAKEFILE,
-        "params.yaml": recipe_text(recipe),
+        "params.yaml": recipe_text(recipe, models),
         LOCK: lock_text(params),
         "dvc.yaml": dvc_text(params.graph, of_project=True),
         # the repository's own, but the keys of the code are kept: here they are the project's

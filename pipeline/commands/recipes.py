@@ -7,17 +7,21 @@ not, byte for byte, what these make.
 """
 
 import difflib
+import re
+import unicodedata
 from pathlib import Path
 
-from pipeline.config.params import load_params
+from pipeline.config.params import Params, load_params
 from pipeline.config.products import PRODUCTS
-from pipeline.core.errors import ConfigError, MachineError
+from pipeline.core.errors import ConfigError, MachineError, QuenchError
 from pipeline.core.places import resource
 from pipeline.core.publish import publishing
 from pipeline.workflow.dvc_yaml import put_graph
+from pipeline.workflow.project import is_project
 from pipeline.workflow.settings import starting_text, write_lock
 
 RECIPES = resource("recipes")
+MOST_LETTERS = 40  # of a project's name in the names of its models
 TITLE = "Recipe"  # what the line begins with that names a written file's recipe
 
 
@@ -36,12 +40,29 @@ def recipe_file(recipe: str) -> Path:
     return RECIPES / f"{recipe}.yaml"
 
 
-def recipe_text(recipe: str) -> str:
-    """The `params.yaml` that `quench config use` writes: what the recipe changes of the schema's defaults."""
+def recipe_params(recipe: str, name: str | None = None) -> Params:
+    """Return the recipe's settings; those of a project whose models are called `name`, if one is given.
+
+    A project of one's own has answers of any kind: it is not scored as the demo's rows are, which are JSON.
+    """
+    params = load_params(recipe_file(recipe))
+    if name is None:
+        return params
+    values = params.model_dump(mode="json")
+    values["convert"]["name"] = name
+    if recipe.startswith("demo"):
+        values["evaluate"]["scorers"] = Params().evaluate.scorers
+    return Params.model_validate(values)
+
+
+def recipe_text(recipe: str, name: str | None = None) -> str:
+    """The `params.yaml` that `quench config use` writes: what the recipe changes of the schema's defaults. In
+    a project its models are called `name` (`recipe_params`).
+    """
     file = recipe_file(recipe)
     purpose = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     return starting_text(
-        load_params(file),
+        recipe_params(recipe, name),
         [
             f"{TITLE} {recipe}: {purpose}",
             "A key that is left out has its default. `quench config show` lists all, `quench config show "
@@ -57,8 +78,9 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     Raises `ConfigError` for an unknown recipe and, unless `force` is set, for a params.yaml with edits (the
     diff is in the message).
     """
-    file, target = recipe_file(recipe), root / "params.yaml"
-    new = recipe_text(recipe).encode()
+    recipe_file(recipe)
+    target, name = root / "params.yaml", name_in(root)
+    new = recipe_text(recipe, name).encode()
     try:
         old = target.read_bytes()
     except FileNotFoundError:
@@ -68,14 +90,14 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
             "Q-COMMANDS-004", f"{target} can't be read ({error.strerror}): correct its rights or move it away"
         ) from error
     changes = unified_diff(old or b"", new, str(target), f"recipe {recipe}")
-    recipes = (recipe_text(name).encode() for name in recipe_names())
+    recipes = (recipe_text(other, name).encode() for other in recipe_names())
     if old is not None and not force and old not in recipes:
         raise ConfigError(
             "Q-COMMANDS-003",
             f"{target} has edits that are in no recipe: keep a copy, then `quench config use {recipe} "
             f"--force` replaces it:\n{changes}",
         )
-    params = load_params(file)
+    params = recipe_params(recipe, name)
     graph = params.graph
     changed = (root / "dvc.yaml").is_file() and put_graph(root, graph)
     if old != new:
@@ -86,6 +108,23 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
         print(f"{root / 'dvc.yaml'} is the graph of {PRODUCTS[graph].plural} now")
     print(changes + f"{target} is recipe {recipe} now" if changes else f"{target} is recipe {recipe} already")
     return changes
+
+
+def name_in(root: Path) -> str | None:
+    """Return what the models of a project that `quench new` made are called; None in any other folder."""
+    if not is_project(root):
+        return None
+    try:
+        return load_params(root / "params.yaml").convert.name
+    except QuenchError:  # it is missing or damaged, and is about to be written
+        return name_for(root.resolve().name)
+
+
+def name_for(folder: str) -> str:
+    """Return a folder's name as the name of models: of a file, in any file system."""
+    plain = unicodedata.normalize("NFKD", folder).encode("ascii", "ignore").decode()
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("._-")[:MOST_LETTERS].rstrip("._-")
+    return safe or Params().convert.name
 
 
 def graph(root: Path, cache_base: bool | None = None) -> None:

@@ -18,7 +18,6 @@ COLUMNS = 100
 SMALL = 0.01  # numbers below are written with an exponent: 2.0e-4
 INDENT = "  "
 BEHIND = "  # "  # before a comment behind a value
-SHORTEST = 24  # characters of such a comment
 
 
 def full_text(params: Params, header: list[str]) -> str:
@@ -30,16 +29,32 @@ def full_text(params: Params, header: list[str]) -> str:
 
 
 def short_text(params: Params, header: list[str], places: Set[Key]) -> str:
-    """A `params.yaml` of these keys, each with the beginning of its comment behind it where there is room."""
+    """A `params.yaml` of these keys, each with what its comment says first: behind it if there is room, else
+    above it.
+    """
     values = params.model_dump(mode="json")
     lines = [line for text in header for line in _comment(text, "")]
     for place, field in _with_sections(places):
         line = _line(place, field, values)
-        room = COLUMNS - len(line) - len(BEHIND)
-        short = textwrap.shorten(re.sub(r" \([^()]*\)", "", field.description or ""), room, placeholder=" …")
         lines += [""] if len(place) == 1 else []
-        lines.append(f"{line}{BEHIND}{short}" if room >= SHORTEST and not group_of(field) else line)
+        if group_of(field):
+            lines.append(line)
+            continue
+        first, fits = _first_words(field.description or "", COLUMNS - len(line) - len(BEHIND))
+        lines += [f"{line}{BEHIND}{first}"] if fits else [*_comment(first, INDENT * (len(place) - 1)), line]
     return "\n".join(lines) + "\n"
+
+
+def _first_words(comment: str, room: int) -> tuple[str, bool]:
+    """Return as many whole clauses of a comment as fit into `room` characters, at least one, without what is
+    in brackets; and whether they fit.
+    """
+    first, *clauses = re.sub(r" \([^()]*\)", "", comment).split("; ")
+    for clause in clauses:
+        if len(first) + len(clause) + 2 > room:
+            break
+        first = f"{first}; {clause}"
+    return first, len(first) <= room
 
 
 def _with_sections(places: Set[Key] | None) -> Iterator[tuple[Key, FieldInfo]]:

@@ -15,7 +15,7 @@ from pipeline.core.strict_yaml import read_strict
 from pipeline.workflow.settings import lock_text, read_by_dvc
 
 ALL = sorted((PROJECT / "recipes").glob("*.yaml"))
-LONGEST = 64  # lines of a params.yaml that a recipe is written as
+LONGEST = 70  # lines of a params.yaml that a recipe is written as
 QWEN = [path for path in ALL if path.stem.startswith("qwen")]
 SEEN = (PROJECT / "benchmarks/results/2026-11-24-qwen-commits.md").read_text(encoding="utf-8").splitlines()
 KEYS = {".".join(place): field for place, field in keys_of(Params) if not group_of(field)}
@@ -84,6 +84,7 @@ def test_the_written_file_is_short_and_reads_back_the_same(tmp_path, path):
     assert read.params == load_params(path)
     assert left_out(read.values, read_by_dvc(read.params.graph)) == []
     assert max(map(len, text.splitlines())) <= 100 and len(text.splitlines()) <= LONGEST
+    assert not [line for line in text.splitlines() if line.endswith("…")]  # comments end with a clause
     changed = [one for one in shown(tmp_path).values() if one["line"] and one["from"] != "default"]
     assert changed and all(one["from"] == "recipe" for one in changed)
 

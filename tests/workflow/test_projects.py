@@ -15,7 +15,8 @@ from make import quench as invoke
 from user_project import BIN, quench
 
 from pipeline.__main__ import main
-from pipeline.config.params import read_params
+from pipeline.commands.recipes import name_for
+from pipeline.config.params import Params, read_params
 from pipeline.config.text import left_out
 from pipeline.core.locks import RUN, lock_file, take
 from pipeline.core.places import PROJECT
@@ -51,6 +52,38 @@ def test_a_new_project_has_settings_a_graph_git_and_dvc_and_no_code(made: Path) 
     assert "params.lock.yaml" in staged
     read = read_params(made / "params.yaml")
     assert not left_out(read.values, read_by_dvc(read.params.graph))
+
+
+def test_a_new_project_is_called_as_its_folder_and_scored_as_any_chat(made: Path) -> None:
+    params = read_params(made / "params.yaml").params
+    assert params.convert.name == "my-assistant"
+    assert params.evaluate.scorers == ["rouge_l"]
+    assert yaml.safe_load((made / "params.lock.yaml").read_text())["convert"]["name"] == "my-assistant"
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("bashbot", "bashbot"),
+        ("Übung 2", "Ubung-2"),
+        (".hidden", "hidden"),
+        ("日本", "model"),
+        ("a" * 90, "a" * 40),
+        ("50%: {draft}", "50-draft"),
+    ],
+)
+def test_a_folders_name_becomes_one_that_every_file_system_takes(folder: str, name: str) -> None:
+    assert name_for(folder) == name
+    assert Params.model_validate({"convert": {"name": name}})
+
+
+def test_another_recipe_leaves_a_project_its_name(root: Path) -> None:
+    done = quench(root, "config", "use", "demo-small")
+    assert done.exit_code == 0, done.output
+    params = read_params(root / "params.yaml").params
+    assert (params.convert.name, params.evaluate.scorers) == ("my-assistant", ["rouge_l"])
+    change_params(root, train={"r": 4})
+    assert "Q-COMMANDS-003" in quench(root, "config", "use", "demo").output
 
 
 def test_a_folder_with_content_is_left_alone(made: Path, tmp_path: Path) -> None:

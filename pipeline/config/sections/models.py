@@ -33,7 +33,7 @@ class Merge(Section):
 
 class Convert(Section):
     name: Annotated[str, fits("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", FILE_NAME)] = key(
-        "model", "file name of every GGUF: NAME-F16.gguf, NAME-Q4_K_M.gguf, …"
+        "model", "file name of every GGUF: NAME-F16.gguf, NAME-Q4_K_M.gguf and so on"
     )
     type: SixteenBit = key(
         "F16",
