@@ -27,6 +27,7 @@ from pipeline.stages.curate.rules.heuristics import JUDGES
 ROW_RULES = (
     "read",
     "format",
+    "markup",
     "calls",
     "nulls",
     "normalize",
@@ -34,6 +35,7 @@ ROW_RULES = (
     "personal",
     "reasoning",
     "turns",
+    "tags",
     *JUDGES,
     "control_tokens",
     "length",

@@ -25,7 +25,9 @@ from pipeline.stages.curate.rules.heuristics import JUDGES
 from pipeline.stages.curate.rules.length import Length
 from pipeline.stages.curate.rules.nulls import drop_nulls
 from pipeline.stages.curate.rules.redaction import Redactor
+from pipeline.stages.curate.rules.rendered import Markup
 from pipeline.stages.curate.rules.shape import normalize, reasoning, turns
+from pipeline.stages.curate.rules.tags import Tags
 from pipeline.stages.curate.rules.template import ChatTemplate
 
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -106,12 +108,14 @@ class Cleaner:
             base, settings.max_tokens, "split" if "overlong" in settings.repair else "reject"
         )
         rules = {
+            "markup": Markup(added_tokens or (), takes_ends="control_tokens" in settings.repair),
             "calls": ReadCalls(None if base is None else self.template),
             "nulls": drop_nulls,
             "normalize": normalize,
             "secrets": self.redact,  # early, so that no later rule's excerpt holds half a secret
             "reasoning": reasoning(added_tokens or ()),
             "turns": turns("repair" if "turns" in settings.repair else "reject", self.is_shown),
+            "tags": Tags(added_tokens or ()),
             **{name: judge.rule(settings) for name, judge in JUDGES.items() if judge.wanted(settings)},
             "control_tokens": ControlTokens(
                 added_tokens, "neutralize" if "control_tokens" in settings.repair else "reject"

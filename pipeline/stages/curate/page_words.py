@@ -11,11 +11,13 @@ from pipeline.stages.curate.comparing.decide import SPLITS
 RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
     "format": ("Format", "row of no known format", "rows of no known format"),
+    "markup": ("Markup", "rendered chat that is not understood", "rendered chats that are not understood"),
     "calls": ("Calls", "row with a broken call", "rows with broken calls"),
     "nulls": ("Nulls", "row with nulls", "rows with nulls"),
     "reasoning": ("Reasoning", "row with reasoning inside", "rows with reasoning inside"),
     "normalize": ("Normalize", "row that can't be normalized", "rows that can't be normalized"),
     "turns": ("Turns", "row with turns out of order", "rows with turns out of order"),
+    "tags": ("Tags", "answer with half a pair of tags", "answers with half a pair of tags"),
     "refusals": ("Refusals", "boilerplate refusal", "boilerplate refusals"),
     "languages": ("Languages", "row in another language", "rows in other languages"),
     "garbage": ("Garbage", "garbled row", "garbled rows"),

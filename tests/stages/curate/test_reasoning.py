@@ -1,4 +1,6 @@
-"""Inline reasoning goes to `reasoning_content`, and only where the base knows the tokens."""
+"""Inline reasoning goes to `reasoning_content`, and only where the base knows the tokens; a thought beside
+another is no answer.
+"""
 
 from pathlib import Path
 
@@ -35,11 +37,15 @@ def test_thoughts_are_moved_and_other_text_stays(tmp_path: Path) -> None:
     assert changes == [(line, "messages 2") for line in lines] + [(6, "chosen 1"), (6, "rejected 1")]
 
 
-def test_a_turn_that_has_reasoning_stays(tmp_path: Path) -> None:
-    same = chat("a", "<think>x</think>y")
-    same["messages"][1]["reasoning_content"] = "z"
-    _, changes = moved(tmp_path, [same], ["<think>", "</think>"])
-    assert changes == []
+def test_a_thought_beside_another_is_rejected_and_the_same_one_is_not_repeated(tmp_path: Path) -> None:
+    rows = [chat("a", "<think>x</think>y"), chat("b", "<think>\nx\n</think>y")]
+    for row, stated in zip(rows, "zx", strict=True):
+        row["messages"][1]["reasoning_content"] = stated
+    found, changes = moved(tmp_path, rows, ["<think>", "</think>"])
+    assert [row["messages"][1] for row in found] == [
+        {"role": "assistant", "content": "y", "reasoning_content": "x"}
+    ]
+    assert changes == [(2, "messages 2")]
 
 
 def test_only_for_a_base_with_these_tokens(tmp_path: Path) -> None:

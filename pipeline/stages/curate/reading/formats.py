@@ -9,19 +9,21 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pipeline.chat.rows import OTHERS, TURN_LISTS, BadRow, Kind, Row
 from pipeline.core.text import plural
 from pipeline.stages.curate.reading.marks import check_row_mark, marks_of, refuse_marks
+from pipeline.stages.curate.reading.markup import is_rendered
 from pipeline.stages.curate.reading.turns import (
     MEDIA,
+    SPEAKER,
     Turn,
     is_list,
     read_call,
     read_tools,
     read_turns,
+    shared_prompt,
     system_turn,
     transcript,
     turn,
@@ -226,26 +228,11 @@ def _preference(value: Value, *sides: str) -> Content:
     better, worse = sides
     if sides in UNDECIDED:
         better, worse = _preferred(value, sides)
-    chosen, rejected = (
-        transcript(value[key], key) if not prompt and isinstance(value[key], str) else _side(value, key)
-        for key in (better, worse)
-    )
+    chosen, rejected = (_side(value, key, prompted=bool(prompt)) for key in (better, worse))
     if chosen == rejected:
         raise BadRow("no_preference", f"{better} and {worse} are the same")
-    turn_pairs = zip(chosen[:-1], rejected[:-1], strict=False)  # each side keeps a turn
-    common = [shared for shared, _ in takewhile(lambda pair: pair[0] == pair[1], turn_pairs)]
-    stated = [turn for turn in prompt if turn["role"] != "system"]
-    repeated = [turn for turn in common if turn["role"] != "system"][: len(stated)]
-    if repeated == stated:  # both sides are complete conversations
-        # a set, because `in` on a list takes quadratic time
-        stated_systems = {json.dumps(turn) for turn in common if turn["role"] == "system"}
-        prompt = [
-            turn for turn in prompt if turn["role"] == "system" and json.dumps(turn) not in stated_systems
-        ]
-    return "preference", _with_tools(value, prompt + common) | {
-        "chosen": chosen[len(common) :],
-        "rejected": rejected[len(common) :],
-    }
+    messages, chosen, rejected = shared_prompt(prompt, chosen, rejected)
+    return "preference", _with_tools(value, messages) | {"chosen": chosen, "rejected": rejected}
 
 
 def _asked(value: Value) -> list[Turn]:
@@ -256,9 +243,13 @@ def _asked(value: Value) -> list[Turn]:
     return _question(value, field) if field in QUESTIONS else turns_of(value, field, "user")
 
 
-def _side(value: Value, field: str) -> list[Turn]:
-    """Return the turns of one of a pair's answers, which is turns, text, a number, true or false."""
+def _side(value: Value, field: str, *, prompted: bool) -> list[Turn]:
+    """Return the turns of one of a pair's answers, which is turns, text, a number, true or false. Without a
+    prompt, a text is an entire conversation: a transcript, or a rendered chat, which the rule `markup` reads.
+    """
     stated = value[field]
+    if not prompted and isinstance(stated, str) and (SPEAKER.match(stated) or not is_rendered(stated)):
+        return transcript(stated, field)
     if isinstance(stated, dict | list):
         return turns_of(value, field, "assistant")
     return [turn("assistant", answer_text(stated, field), field)]
@@ -299,7 +290,11 @@ def _input_output(value: Value, field: str) -> Content:
 
 
 def _text(value: Value, field: str) -> Content:
-    return "text", {"messages": [], "segments": [{"text": one_text(value[field], field), "train": True}]}
+    """A text; of one that is a rendered chat the rule `markup` reads the turns."""
+    words = one_text(value[field], field)
+    if is_rendered(words):
+        return _chat(value, [turn("assistant", words, field)])
+    return "text", {"messages": [], "segments": [{"text": words, "train": True}]}
 
 
 class Format(NamedTuple):

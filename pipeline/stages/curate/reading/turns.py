@@ -5,8 +5,10 @@ What can't be said in the canonical form raises `BadRow` with the place (`messag
 itself.
 """
 
+import json
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from pipeline.chat.rows import BadRow
@@ -103,6 +105,25 @@ def with_marks(row: Value, field: str) -> Value:
 def is_list(value: Any) -> bool:
     """Return True for a list, also if it is the text of one, as tables have it."""
     return isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
+
+
+def shared_prompt(
+    prompt: list[Turn], chosen: list[Turn], rejected: list[Turn]
+) -> tuple[list[Turn], list[Turn], list[Turn]]:
+    """Return the prompt and the two answers of a pair. What both sides begin with belongs to the prompt, and
+    replaces what was stated of it if they repeat that.
+    """
+    turn_pairs = zip(chosen[:-1], rejected[:-1], strict=False)  # each side keeps a turn
+    common = [shared for shared, _ in takewhile(lambda pair: pair[0] == pair[1], turn_pairs)]
+    stated = [turn for turn in prompt if turn["role"] != "system"]
+    repeated = [turn for turn in common if turn["role"] != "system"][: len(stated)]
+    if repeated == stated:  # both sides are complete conversations
+        # a set, because `in` on a list takes quadratic time
+        stated_systems = {json.dumps(turn) for turn in common if turn["role"] == "system"}
+        prompt = [
+            turn for turn in prompt if turn["role"] == "system" and json.dumps(turn) not in stated_systems
+        ]
+    return prompt + common, chosen[len(common) :], rejected[len(common) :]
 
 
 def system_turn(value: Mapping[str, Any]) -> list[Turn]:

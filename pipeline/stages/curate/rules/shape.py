@@ -1,9 +1,11 @@
 """The rules that bring a row into shape: composed Unicode, reasoning in its own field, and turns in the order
 that a chat template expects.
 
-Reasoning inside the answer, `<think>…</think>` at its beginning, goes to where templates look for it. Only
-for a base whose tokenizer has these tokens: there they would be control tokens inside text, and its template
-writes them itself around `reasoning_content`. For other bases they are plain text and stay.
+Reasoning inside the answer, `<think>…</think>` at its beginning, goes to where templates look for it; so does
+all that stands before `</think>` alone, since many templates write the opening tag themselves, so that logs
+do not have it. Only for a base whose tokenizer has these tokens: there they would be control tokens inside
+text, and its template writes them itself around `reasoning_content`. For other bases they are plain text and
+stay.
 """
 
 import json
@@ -17,7 +19,9 @@ from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
 
 MOST_MARKS = 64  # Unicode's own limit for text streams is 30 (UAX #15, Stream-Safe Text Format)
+OPENING, CLOSING = "<think>", "</think>"
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+ENDED_THOUGHT = re.compile(r"(.*?)(?<![`'\"])</think>(?![`'\"])\s*", re.DOTALL)  # in quotes it is a word
 MARKS_BY_PARTS = "\u0f73\u0f75\u0f81"  # of class 0 themselves, made of marks
 Turn = dict[str, Any]
 Turns = list[Turn]
@@ -89,26 +93,62 @@ def _is_mark(character: str) -> bool:
 
 def reasoning(added_tokens: Iterable[str]) -> Rule | None:
     """The rule for a tokenizer with these added tokens; None if it has no `<think>`."""
-    return move_reasoning if {"<think>", "</think>"} <= set(added_tokens) else None
+    return move_reasoning if {OPENING, CLOSING} <= set(added_tokens) else None
 
 
 def move_reasoning(row: Row, changes: Changes) -> Row:
-    """The row with each assistant turn's thoughts in its `reasoning_content`, unless it has one already."""
+    """The row with each assistant turn's thoughts in its `reasoning_content`, without their tags."""
     moved = row
     for field in TURN_LISTS:
         for number, turn in enumerate(row.get(field, ()), start=1):
-            if (
-                turn["role"] != "assistant"
-                or "reasoning_content" in turn
-                or not (thought := THOUGHT.match(turn["content"]))
-            ):
+            if turn["role"] != "assistant":
                 continue
-            answer, stated = turn["content"][thought.end() :], thought[1].strip()
-            # templates say "none" by an empty thought
-            new = {**turn, "content": answer} | ({"reasoning_content": stated} if stated else {})
+            new = _with_reasoning_apart(turn)
+            if new is turn:
+                continue
             moved = {**moved, field: [*moved[field][: number - 1], new, *moved[field][number:]]}
-            changes.append(Change("reasoning", f"{field} {number}", *excerpts(turn["content"], answer)))
+            if new["content"] != turn["content"]:
+                place, before, after = f"{field} {number}", turn["content"], new["content"]
+            else:
+                place = f"{field} {number} reasoning_content"
+                before, after = turn["reasoning_content"], new.get("reasoning_content", "")
+            changes.append(Change("reasoning", place, *excerpts(before, after)))
     return moved
+
+
+def _with_reasoning_apart(turn: Turn) -> Turn:
+    """The turn with its thought apart; itself if nothing is to be done. A thought beside another one stays
+    where it is, unless it is the same.
+    """
+    reasoning = turn.get("reasoning_content")
+    stated = _without_tags(reasoning) if reasoning else ""
+    new = turn
+    if reasoning and stated != reasoning:
+        new = {key: turn[key] for key in turn if key != "reasoning_content"}
+        # templates say "none" by an empty thought
+        new |= {"reasoning_content": stated} if stated else {}
+    thought = _thought(turn["content"])
+    if thought is None or (stated and thought[1].strip() != stated):
+        return new
+    stated = thought[1].strip()
+    new = {**new, "content": turn["content"][thought.end() :]}
+    return new | ({"reasoning_content": stated} if stated else {})
+
+
+def _thought(content: str) -> re.Match[str] | None:
+    """The thought with which an answer begins; its opening tag may be missing."""
+    if CLOSING not in content:
+        return None
+    if OPENING in content or content.count(CLOSING) > 1:
+        return THOUGHT.match(content)
+    return ENDED_THOUGHT.match(content)
+
+
+def _without_tags(reasoning: str) -> str:
+    """A thought without the tags around it."""
+    if not reasoning.lstrip().startswith(OPENING) and not reasoning.rstrip().endswith(CLOSING):
+        return reasoning
+    return reasoning.strip().removeprefix(OPENING).removesuffix(CLOSING).strip()
 
 
 def turns(mode: Literal["repair", "reject"], is_shown: Callable[[Row], bool] | None = None) -> Rule:

@@ -1,0 +1,169 @@
+"""The rule that reads chats that were rendered before: a turn whose text is such a chat becomes its turns.
+
+What stands in a column `text` comes here as the only turn of the assistant. A prompt may end with the header
+of the answer, an answer with the token that ends a turn: the base's own template writes both. Excerpts show
+each turn with its role.
+"""
+
+import re
+from collections.abc import Iterable
+
+from pipeline.chat.rows import SIDES, BadRow, Row
+from pipeline.stages.curate.reading.markup import (
+    ENDS,
+    MAYBE,
+    REMEDY,
+    Rendered,
+    is_rendered,
+    parse,
+    parse_part,
+    without_ends,
+)
+from pipeline.stages.curate.reading.turns import Turn, shared_prompt
+from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
+
+# how markers look, also those that no dialect here has: no word, and no tag of HTML, which Gemma's tokenizer
+# has as tokens too
+MARKER = re.compile(r"\s*<[|｜][^\s<>|｜]+[|｜]>")
+OWN_MARKER = re.compile(r"[<\[〈][^\s<>]*[|｜_:][^\s<>]*[>\]〉]")
+LONGEST_TAIL = 64  # characters in which the end of a turn is looked for
+THINKS = "<think>"  # some templates end a prompt with it
+
+
+class Markup:
+    """The rule; of the added tokens some may be markers of the base's own template. Ends of turns or texts in
+    rows that were not rendered otherwise are taken off only if `takes_ends`.
+    """
+
+    def __init__(self, added_tokens: Iterable[str], *, takes_ends: bool = True) -> None:
+        self.own = tuple(filter(OWN_MARKER.fullmatch, added_tokens))
+        self.takes_ends = takes_ends
+
+    def __call__(self, row: Row, changes: Changes) -> Row:
+        """Return the row with the turns of rendered chats. Raises `BadRow` if one is not understood."""
+        if row["kind"] == "text":
+            return self._text(row, changes)
+        fields = [field for field in ("messages", *SIDES) if field in row]
+        if not any(_may_be_rendered(turn) for field in fields for turn in row[field]):
+            return row
+        if not self.takes_ends and not any(
+            is_rendered(turn["content"]) for field in fields for turn in row[field]
+        ):
+            return row
+        read = dict(row)
+        read["messages"], begun = _expanded(row["messages"], "messages", None, changes)
+        if row["kind"] == "preference":
+            chosen, rejected = (_side(row, side, begun, changes) for side in SIDES)
+            if chosen == rejected:
+                raise BadRow("no_preference", "chosen and rejected are the same")
+            messages, chosen, rejected = shared_prompt(read["messages"], chosen, rejected)
+            return read | {"messages": messages, "chosen": chosen, "rejected": rejected}
+        if begun and begun.strip() != THINKS:
+            raise BadRow("markup", f"messages ends in the beginning of an answer: {REMEDY}")
+        return read
+
+    def _text(self, row: Row, changes: Changes) -> Row:
+        """Return a text without the tokens around it; of several segments all is markup on purpose."""
+        if len(row["segments"]) != 1:
+            return row
+        segment = row["segments"][0]
+        text = without_ends(segment["text"]) if self.takes_ends else segment["text"]
+        if MARKER.match(text) or (self.own and text.lstrip().startswith(self.own)):
+            raise BadRow("markup", f"segments 1 begins with a marker of no chat that is known: {REMEDY}")
+        if text == segment["text"]:
+            return row
+        changes.append(Change("markup", "segments 1", *excerpts(segment["text"], text)))
+        return row | {"segments": [{**segment, "text": text}]}
+
+
+def _may_be_rendered(turn: Turn) -> bool:
+    content: str = turn["content"]
+    if MAYBE.match(content):
+        return True
+    return turn["role"] == "assistant" and content[-LONGEST_TAIL:].rstrip().endswith(ENDS)
+
+
+def _side(row: Row, field: str, begun: str | None, changes: Changes) -> list[Turn]:
+    """Return the turns of one side of a pair, of which the prompt may have begun the first."""
+    turns, rest = _expanded(row[field], field, begun, changes)
+    if rest:
+        raise BadRow("markup", f"{field} ends in the beginning of an answer: {REMEDY}")
+    return turns
+
+
+def _expanded(
+    turns: list[Turn], field: str, begun: str | None, changes: Changes
+) -> tuple[list[Turn], str | None]:
+    """Return the turns, each rendered chat as its own turns, and what the last prompt has of an answer that
+    is not among them. `begun` is the beginning of the first answer.
+    """
+    expanded: list[Turn] = []
+    for number, turn in enumerate(turns, start=1):
+        place = f"{field} {number}"
+        if turn["role"] == "assistant":
+            inner = _answer(turn, place, expanded, alone=len(turns) == 1)
+            if begun and inner and inner[0]["role"] == "assistant":
+                inner = [{**inner[0], "content": begun + inner[0]["content"]}, *inner[1:]]
+            begun = None
+        elif turn["role"] == "tool":
+            inner = [turn]
+        else:
+            inner, begun = _prompt(turn, place)
+        if inner != [turn]:
+            shown = "\n".join(f"{said['role']}: {said['content']}" for said in inner)
+            changes.append(Change("markup", place, *excerpts(turn["content"], shown)))
+        expanded += inner
+    return expanded, begun
+
+
+def _prompt(turn: Turn, place: str) -> tuple[list[Turn], str | None]:
+    """Return the turns of a user's or system turn, and the beginning of the answer if they end with it."""
+    rendered = parse_part(turn["content"], place)
+    if rendered is None:
+        return [turn], None
+    inner = rendered.turns
+    begun = None
+    if inner and inner[-1]["role"] == "assistant":
+        begun = inner[-1]["content"]
+        inner = inner[:-1]
+        whole = rendered.ended or not rendered.dialect.ends_each
+        if begun and begun.strip() != THINKS and whole:
+            raise BadRow("markup", f"{place} ends with an answer: {REMEDY}")
+    roles = {said["role"] for said in inner}
+    if not inner or (turn["role"] == "system" and roles != {"system"}):
+        raise BadRow("markup", f"{place} holds other turns than its own: {REMEDY}")
+    return _with_keys_of(turn, inner, place), begun
+
+
+def _answer(turn: Turn, place: str, before: list[Turn], *, alone: bool) -> list[Turn]:
+    """Return the turns of an assistant's turn: its own, or those of a whole chat if it stands alone."""
+    content = turn["content"]
+    rendered = parse(content, place) if alone else parse_part(content, place)
+    if rendered is None:
+        said = without_ends(content)
+        return [turn if said == content else {**turn, "content": said}]
+    inner = _without_open_header(rendered)
+    if alone and not any(said["role"] == "assistant" for said in inner):
+        raise BadRow("markup", f"{place} begins like a rendered chat, but has no answer: {REMEDY}")
+    if not alone:
+        # an answer that repeats its prompt
+        inner = inner[len(before) :] if inner[: len(before)] == before else inner
+        if not inner or any(said["role"] in ("user", "system") for said in inner):
+            raise BadRow("markup", f"{place} holds other turns than its own: {REMEDY}")
+    return _with_keys_of(turn, inner, place)
+
+
+def _without_open_header(rendered: Rendered) -> list[Turn]:
+    """Return the turns without the header of an answer that does not follow."""
+    last = rendered.turns[-1] if rendered.turns else None
+    if last and last["role"] == "assistant" and not last["content"] and not rendered.ended:
+        return rendered.turns[:-1]
+    return rendered.turns
+
+
+def _with_keys_of(turn: Turn, inner: list[Turn], place: str) -> list[Turn]:
+    """Return the turns with what else the turn says of itself, which only one turn can take over."""
+    more = {key: turn[key] for key in turn if key not in ("role", "content")}
+    if more and len(inner) != 1:
+        raise BadRow("markup", f"{place} holds several turns, and {next(iter(more))} is of one: {REMEDY}")
+    return [{**said, **more} for said in inner]
