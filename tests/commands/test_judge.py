@@ -214,6 +214,9 @@ def test_the_command_needs_two_files_and_no_project(model: Path, root: Path) -> 
     alone = quench("judge", model, "--root", root)
     assert alone.exit_code == 2
     assert "Q-JUDGE-001" in alone.output
+    missing = quench("judge", root / "nosuch.gguf", "--root", root)
+    assert missing.exit_code == 3
+    assert "Q-JUDGE-002" in missing.output
     options = ("--root", root, "--ctx-size", CTX + 256, "--threads", 1, "--rows", 2)
     short = quench("judge", model, model, *options)
     assert "Q-JUDGE-013" in short.output  # answers of 256 tokens, as without a params.yaml, and 256 positions

@@ -63,6 +63,8 @@ def candidates(paths: Sequence[Path]) -> list[Candidate]:
     GGUF, a part of one, has no chat template or one that exceeds the limits of `pipeline.chat.template`.
     """
     if len(paths) < 2:
+        for path in paths:  # that it is missing or damaged is said first
+            whole_header(path)
         raise ConfigError(
             "Q-JUDGE-001",
             f"{paths[0] if paths else 'nothing'} alone can't be compared: name two GGUF files at least",
