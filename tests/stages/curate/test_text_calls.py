@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.chat.rows import BadRow, Row
 from pipeline.stages.curate.reading.text_calls import NotCalls, find_calls, split_results, untagged_calls
+from pipeline.stages.curate.reading.turns import read_turns
 from pipeline.stages.curate.rules.calls import ReadCalls
 
 CALL = {"name": "f", "arguments": {"a": 1}}
@@ -58,6 +59,15 @@ def test_what_can_be_read_in_no_single_way_is_no_call(text: str) -> None:
 )
 def test_other_lists_and_objects_are_no_calls(text: str) -> None:
     assert untagged_calls(text) is None
+
+
+def test_a_turn_of_role_tool_call_may_have_the_tag_too() -> None:
+    (turn,) = read_turns(
+        [{"from": "tool_call", "value": f"<tool_call>\n{TEXT}\n</tool_call>"}], "conversations"
+    )
+    assert turn["tool_calls"] == [{"type": "function", "function": CALL}]
+    with pytest.raises(BadRow, match="conversations 1 is not strict JSON"):
+        read_turns([{"from": "tool_call", "value": f"Look: <tool_call>{TEXT}"}], "conversations")
 
 
 def row(answer: str, result: str = "4", system: str = "") -> Row:

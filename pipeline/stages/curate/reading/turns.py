@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.chat.rows import BadRow
 from pipeline.stages.curate.reading.marks import is_trained, marks_of
-from pipeline.stages.curate.reading.text_calls import value_of
+from pipeline.stages.curate.reading.text_calls import find_calls, value_of
 from pipeline.stages.curate.reading.values import (
     Value,
     from_json,
@@ -183,7 +183,8 @@ def _parse_calls(content: Any, where: str) -> list[dict[str, Any]]:
     value = content
     if isinstance(content, str):
         try:
-            value = value_of(content.strip())
+            tagged = find_calls(content)
+            value = tagged.calls if tagged and not tagged.before else value_of(content.strip())
         except ValueError:
             raise BadRow("bad_tool_call", f"{where} is not strict JSON, nor a Python literal") from None
     return [
