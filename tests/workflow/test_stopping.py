@@ -83,7 +83,7 @@ def trains(root: Path) -> bool:
 @pytest.mark.parametrize(
     ("command", "last"),
     [
-        (SNAKEMAKE, "train: stopped by SIGINT: checkpoint-1 is complete"),
+        pytest.param(SNAKEMAKE, "train: stopped by SIGINT: checkpoint-1 is complete", marks=pytest.mark.slow),
         (QUENCH, "quench: stopped by SIGINT: the same command goes on"),
     ],
     ids=["snakemake", "quench"],
@@ -100,7 +100,9 @@ def test_ctrl_c_in_a_terminal(toy: Path, command: list[str], last: str) -> None:
     assert stages_at_work(toy) == {}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=lambda one: one.name
+)
 def test_a_signal_to_quench_run_alone_reaches_its_stage_and_no_other(
     toy: Path, number: signal.Signals
 ) -> None:
