@@ -8,7 +8,7 @@ each turn with its role.
 import re
 from collections.abc import Iterable
 
-from pipeline.chat.rows import SIDES, BadRow, Row
+from pipeline.chat.rows import OTHERS, SIDES, BadRow, Row
 from pipeline.stages.curate.reading.markup import (
     ENDS,
     MAYBE,
@@ -42,7 +42,13 @@ class Markup:
     def __call__(self, row: Row, changes: Changes) -> Row:
         """Return the row with the turns of rendered chats. Raises `BadRow` if one is not understood."""
         if row["kind"] == "text":
-            return self._text(row, changes)
+            segments = row["segments"]
+            if len(segments) != 1 or not segments[0]["train"] or not is_rendered(segments[0]["text"]):
+                return self._text(row, changes)
+            whole = {"role": "assistant", "content": segments[0]["text"]}
+            row = {key: row[key] for key in row if key != "segments"} | {"kind": "chat", "messages": [whole]}
+        elif self.takes_ends and (OTHERS in row or "answer" in row):
+            row = _references(row, changes)
         fields = [field for field in ("messages", *SIDES) if field in row]
         if not any(_may_be_rendered(turn) for field in fields for turn in row[field]):
             return row
@@ -74,6 +80,20 @@ class Markup:
             return row
         changes.append(Change("markup", "segments 1", *excerpts(segment["text"], text)))
         return row | {"segments": [{**segment, "text": text}]}
+
+
+def _references(row: Row, changes: Changes) -> Row:
+    """Return the row with what answers are compared with, without ends of turns or texts."""
+    expected = {key: row[key] for key in ("answer", OTHERS) if key in row}
+    read = {
+        key: without_ends(stated) if isinstance(stated, str) else [*map(without_ends, stated)]
+        for key, stated in expected.items()
+    }
+    if read == expected:
+        return row
+    for key in (key for key in read if read[key] != expected[key]):
+        changes.append(Change("markup", key, *excerpts(str(expected[key]), str(read[key]))))
+    return row | read
 
 
 def _may_be_rendered(turn: Turn) -> bool:
