@@ -8,7 +8,6 @@ apart and would hide what a later scorer sees: then the next scorer that does te
 from collections.abc import Iterable, Sequence
 
 from pipeline.gate.evaluations import Answer, Answers, Evaluation, Evaluations, Task
-from pipeline.metrics.answers import domain_means
 
 
 def with_deciding_scorer(evaluations: Evaluations, answers: Answers) -> tuple[Evaluations, Answers]:
@@ -73,6 +72,8 @@ def _tells_apart(name: str, tasks: Iterable[Task], answers: Answers) -> bool:
 
 def _decided(evaluation: Evaluation, name: str, passed_over: list[str], rows: Sequence[Answer]) -> Evaluation:
     """Return the evaluation with the task's figures by another scorer."""
+    from pipeline.metrics.answers import domain_means  # it loads numpy, and `quench plan` reads this module
+
     task = evaluation.task
     if task is None or task.scores is None:
         return evaluation
