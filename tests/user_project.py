@@ -16,8 +16,10 @@ from make import change_params, ended
 from make import quench as invoke
 from typer.testing import Result
 
+from pipeline.config.params import load_params
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import DEFAULT_HOME
+from pipeline.workflow.dvc_yaml import put_graph
 from pipeline.workflow.settings import refresh_lock
 
 RESULTS = ("data", "models", "reports")
@@ -76,6 +78,7 @@ def user_project(root: Path, finished: Path, **sections: Mapping[str, Any]) -> P
         shutil.copytree(finished / name, root / name, dirs_exist_ok=True)
     shutil.copy(finished / "params.yaml", root)
     refresh_lock(change_params(root, **sections))
+    put_graph(root, load_params(root / "params.yaml").graph)
     with chdir(root), Repo(str(root)) as repo:
         repo.add("data/raw")
         repo.commit(force=True)
