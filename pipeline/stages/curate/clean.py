@@ -115,7 +115,7 @@ class Cleaner:
             "secrets": self.redact,  # early, so that no later rule's excerpt holds half a secret
             "reasoning": reasoning(added_tokens or ()),
             "turns": turns("repair" if "turns" in settings.repair else "reject", self.is_shown),
-            "tags": Tags(added_tokens or ()),
+            "tags": Tags(added_tokens) if added_tokens is not None else None,
             **{name: judge.rule(settings) for name, judge in JUDGES.items() if judge.wanted(settings)},
             "control_tokens": ControlTokens(
                 added_tokens, "neutralize" if "control_tokens" in settings.repair else "reject"

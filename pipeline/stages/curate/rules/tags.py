@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pipeline.chat.rows import TURN_LISTS, BadRow, Row
 from pipeline.stages.curate.rules.changes import Changes
 
-REMEDY = "complete the answer, or put the tag in backticks if it is a word"
+REMEDY = "write the other half or leave the row out; a tag that is a word belongs in backticks"
 FOR_ANY_BASE = ("<think>", "</think>")
 SLASHED = re.compile(r"(?<=^[<\[])/")
 END = re.compile(r"(?<=[<|｜_▁])end(?=[>|｜_▁])")
