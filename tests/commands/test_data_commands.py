@@ -235,13 +235,28 @@ def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
     assert KEY not in shown.stdout + shown.stderr
 
 
-def test_check_names_fifty_rows_or_all(raw: Path) -> None:
-    (raw / "many.jsonl").write_text("{\n" * 70)
-    for flags, named in (((), 50), (("--all",), 70)):
+def test_check_names_the_first_row_of_a_reason_or_all(raw: Path) -> None:
+    (raw / "many.jsonl").write_text("{\n" * 70 + '{"nl": "list", "bash": "ls"}\n' * 2)
+    for flags, named in (((), 2), (("--all",), 72)):
         shown = data(raw.parent, "check", str(raw / "many.jsonl"), *flags)
         assert shown.stdout.count(f"{raw / 'many.jsonl'}:") == named
-        assert ("--all" in shown.stdout) == (named == 50)
-        assert shown.stdout.splitlines()[-1].endswith("70 not_json")
+        assert ("--all" in shown.stdout) == (named == 2)
+        assert shown.stdout.splitlines()[-1].endswith("70 not_json, 2 unknown_format")
+        if named == 2:
+            first, second, *_ = shown.stdout.splitlines()
+            assert first.startswith(f"{raw / 'many.jsonl'}:1: not_json: ") and "69 more rows" in first
+            assert f"{raw / 'many.jsonl'}:71: unknown_format: the row has the keys nl, bash," in second
+
+
+def test_check_names_fifty_reasons_of_files_or_all(raw: Path) -> None:
+    (raw / "many").mkdir()
+    for number in range(60):
+        (raw / f"many/{number:02}.jsonl").write_text("{\n{\n")
+    for flags, named in (((), 50), (("--all",), 120)):
+        shown = data(raw.parent, "check", str(raw / "many"), *flags)
+        assert shown.stdout.count(".jsonl:") == named
+        assert ("10 more" in shown.stdout) == (named == 50)
+        assert shown.stdout.splitlines()[-1].endswith("120 rejected: 120 not_json")
 
 
 def test_check_measures_control_tokens_where_the_base_is_known(raw: Path) -> None:

@@ -18,7 +18,8 @@ app = topic("Look at the data: check files, compare versions, see rows, export; 
 def check(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files, or folders of files.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="Name every rejected row, not only the first 50.")
+        bool,
+        typer.Option("--all", help="Name every rejected row, not only the first of each reason in a file."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rejected rows as JSON lines.")] = False,
     params: ParamsFile = None,

@@ -6,7 +6,9 @@ quench data check data/raw
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner
 
 RECIPE = resource("recipes/demo.yaml")
-SHOWN = 50  # rejected rows that are named one by one
+SHOWN = 50  # lines about rejected rows
 
 
 def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
@@ -116,8 +118,28 @@ def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -
     tally["empty"] += tally["lines"] == before
 
 
+def grouped(entries: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the first entry of each reason in each file, and how many rows of the file have that reason."""
+    for _, of_file in groupby(entries, itemgetter("file")):
+        first: dict[str, dict[str, Any]] = {}
+        counts = Counter[str]()
+        for entry in of_file:
+            first.setdefault(entry["reason"], entry)
+            counts[entry["reason"]] += 1
+        yield from ((entry, counts[reason]) for reason, entry in first.items())
+
+
+def _line(entry: dict[str, Any], rows: int) -> str:
+    """Say what is wrong with a row, and with how many more of its file."""
+    line = "" if entry["line"] is None else f":{entry['line']}"
+    more = f" (and {plural(rows - 1, 'more row')})" if rows > 1 else ""
+    return f"{entry['file']}{line}: {entry['reason']}: {one_line(entry['detail'], 300)}{more}"
+
+
 def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: bool, as_json: bool) -> int:
-    """Name the rows that can't be used; gives the exit code: 3 if there is any."""
+    """Name the rows that can't be used, by default the first of each file and reason. Return the exit code,
+    which is 3 if there is any.
+    """
     curate = settings(params, root)
     for file, what in (
         ("models/base.json", "control tokens are"),
@@ -129,20 +151,23 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
                 file=sys.stderr,
             )
     reasons, tally = Counter[str](), Counter[str]()
-    for entry in rejects(curate, root, paths, tally):
-        reasons[entry["reason"]] += 1
+    found = rejects(curate, root, paths, tally)
+    lines = 0
+    for entry, rows in ((entry, 1) for entry in found) if everything or as_json else grouped(found):
+        reasons[entry["reason"]] += rows
+        lines += 1
         if as_json:
             print(json.dumps(entry, ensure_ascii=False))
-        elif everything or reasons.total() <= SHOWN:
-            line = "" if entry["line"] is None else f":{entry['line']}"
-            print(f"{entry['file']}{line}: {entry['reason']}: {one_line(entry['detail'], 300)}")
+        elif everything or lines <= SHOWN:
+            print(_line(entry, rows))
     out = sys.stderr if as_json else sys.stdout  # what a machine reads stays clean
     print(*(f"check: {sentence}" for sentence in _stats(tally)), sep="\n", file=out)
     if not reasons:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
         return 0
-    if reasons.total() > SHOWN and not everything and not as_json:
-        print(f"… and {reasons.total() - SHOWN:,} more: --all names them")
+    if reasons.total() > min(lines, SHOWN) and not everything and not as_json:
+        left = f"… and {lines - SHOWN:,} more reasons of files: " if lines > SHOWN else "check: "
+        print(f"{left}--all names every row")
     print(
         f"check: {reasons.total():,} rejected: "
         f"{', '.join(f'{number:,} {reason}' for reason, number in reasons.most_common())}",

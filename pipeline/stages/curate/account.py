@@ -49,8 +49,14 @@ class FileStats:
     sha256: str
     rows: int = 0
     kept: int = 0
+    readable: int = 0  # rows that have a format; a later rule may have rejected them
+    rejected: Counter[str] = field(default_factory=Counter)  # reason → rows
     formats: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+
+    def is_unreadable(self) -> bool:
+        """Return True if the file has rows, and none can be read. Empty lines are no rows."""
+        return not self.readable and self.rejected.total() > self.rejected["blank"]
 
     def summary(self) -> dict[str, Any]:
         """What `reports/data.json` holds of the file."""
@@ -123,6 +129,9 @@ class CurationStats:
         file = self.files[done.file]
         file.rows += done.lines
         file.kept += done.lines - len(done.rejects)
+        by_rule = done.cleaning_stats.rejected_by
+        file.readable += done.lines - by_rule["read"] - by_rule["format"]
+        file.rejected.update(done.cleaning_stats.rejected)
         file.formats.update(done.cleaning_stats.formats)
         self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
 
@@ -132,6 +141,8 @@ class CurationStats:
             total = self.files[name]
             total.rows += counts.rows
             total.kept += counts.kept
+            total.readable += counts.readable
+            total.rejected.update(counts.rejected)
             total.formats.update(counts.formats)
             total.notes.update(counts.notes)
         self._add(later.cleaning, later.domains)

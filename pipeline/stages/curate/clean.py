@@ -33,6 +33,8 @@ from pipeline.stages.curate.rules.template import ChatTemplate
 KINDS: tuple[str, ...] = get_args(Kind)
 WITHHELD = "‹not shown: this row had something to redact›"
 KNOWN_DOMAINS = 10_000  # names that are looked through once
+KNOWN_DETAILS = 1000  # sentences that name keys, likewise
+NAMES_KEYS = ("unknown_format", "unsupported_field")  # reasons whose sentence may name keys of the row
 SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
 MOST_TURNS = 65535  # that are distinguished
 TEXT_SHOWN = 2000  # characters of a rejected line
@@ -125,6 +127,7 @@ class Cleaner:
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
         self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)  # of a domain's name
+        self.scrubbed = lru_cache(KNOWN_DETAILS)(self.redactor.scrub)
 
     def template(self) -> ChatTemplate:
         """The base's chat template."""
@@ -201,7 +204,8 @@ class Cleaner:
         if len(text) > TEXT_SHOWN or len(line.raw) > SCRUBBED:
             text = f"{text[:TEXT_SHOWN]}… ({len(line.raw)} bytes)"
         rule, why = rejected.rule, rejected.why
-        return asdict(Reject(file, line.number, line.offset, rule, why.code, str(why), text))
+        detail = self.scrubbed(str(why)) if why.code in NAMES_KEYS else str(why)
+        return asdict(Reject(file, line.number, line.offset, rule, why.code, detail, text))
 
     def note(self, done: Cleaned, line: RawLine, identity: str, changes: Changes) -> None:
         """Account for what the rules changed in a row that was accepted."""

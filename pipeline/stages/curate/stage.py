@@ -42,8 +42,8 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> Curati
 
     Streams: docs/curation-at-scale.md says what memory grows by. `processes`: workers, by default one a core;
     the outputs are the same bytes with any number, and with any number of shards
-    (`pipeline.stages.curate.shard`). Raises `DataError` if no row can be used or a wanted split is empty,
-    `ConfigError` for a glob that no file matches; then nothing is published.
+    (`pipeline.stages.curate.shard`). Raises `DataError` if no row of a file can be read, no row can be
+    used or a wanted split is empty, `ConfigError` for a glob that no file matches; then nothing is published.
     """
     with scratch_folder(root / "data/.curating") as folder:
         work = Work(folder)

@@ -188,6 +188,10 @@ CSV: dict[str, tuple[bytes, list[Any]]] = {
     "a line for Excel and no more": (b"sep=;", []),
     "a line for Excel that is wrong": (b"sep=;\nprompt,completion\n1,2\n", [{"prompt,completion": "1,2"}]),
     "a column's name like that line": (b"sep=x\n1\n", [{"sep=x": "1"}]),
+    "other spellings": (
+        b"systemPrompt,Chosen Text,kto-tag\na,b,1\n",
+        [{"system_prompt": "a", "Chosen Text": "b", "kto_tag": "1"}],
+    ),
     "capitals": (
         b'Messages, TOOLS,Other\n"[{""a"": 1}]",{},x\n',
         [{"messages": [{"a": 1}], "tools": {}, "Other": "x"}],
@@ -571,7 +575,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def read_by(project: Project) -> list[str]:
     """The names of all files that the stage read or refused, as its outputs have them."""
     (project.raw / "good.jsonl").write_bytes(lines(chat("hi")))
-    report = project.run()
+    report = project.run(source_weights={"good.jsonl": 1.0, "*": 0.0})
     return sorted({*report["files"], *(one["file"] for one in project.rejects())} - {"good.jsonl"})
 
 
@@ -727,7 +731,7 @@ def test_hostile_files_cost_their_rows_and_nothing_else(tmp_path: Path) -> None:
     files = HOSTILE | {f"{name}.json": data for name, (data, _) in LINES.items()}
     files |= {f"{name}.csv": data for name, (data, _) in CSV.items()}
     project = Project(tmp_path, files | {"good.jsonl": lines(chat("a good row"))})
-    report = project.run()
+    report = project.run(source_weights={"good.jsonl": 1.0, "*": 0.0})
     assert report["files_found"] == len(report["files"]) == len(files) + 1 > 60
     assert "good.jsonl:1" in [row["source"] for row in project.rows()]
     unaccounted = {

@@ -288,8 +288,11 @@ def test_each_format_gives_the_canonical_form(
 
 def recognized(root: Path, rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, int]]:
     """What the stage counts in a file of each format."""
-    report = Project(root, {f"{name}.jsonl": lines(*values) for name, values in rows.items()}).run()
-    return {name.removesuffix(".jsonl"): file["formats"] for name, file in report["files"].items()}
+    files = {f"{name}.jsonl": lines(*values) for name, values in rows.items()}
+    project = Project(root, files | {"good.jsonl": lines({"prompt": "a", "completion": "b"})})
+    # some of the files have no row that can be read
+    report = project.run(source_weights={"good.jsonl": 1.0, "*": 0.0})
+    return {name.removesuffix(".jsonl"): report["files"][name]["formats"] for name in files}
 
 
 def test_every_format_is_recognized(tmp_path: Path) -> None:
@@ -345,8 +348,12 @@ def called_with(arguments: Any) -> dict[str, Any]:
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "unknown_format": [
-        ({}, "chosen + rejected; segments; "),
-        ({"instruction": "a"}, ""),
+        ({}, "the row has no keys"),
+        (
+            {"instruction": "a", "b\n": None},
+            "the row has the keys instruction, b (null), which fit no format: ",
+        ),
+        ({f"{number}{'k' * 50}": 1 for number in range(9)}, f"k…, 5{'k' * 38}… and 3 more, "),
     ],
     "bad_shape": [
         ({"messages": {"role": "user"}}, "messages is an object, not a list"),

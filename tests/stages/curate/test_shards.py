@@ -187,6 +187,20 @@ def test_no_file_that_can_be_read_is_the_same_sentence_for_any_number_of_shards(
     assert said[0] == said[1] and project.outputs() == {}
 
 
+def test_a_file_of_which_no_row_can_be_read_is_the_same_sentence_for_any_number_of_shards(
+    tmp_path: Path,
+) -> None:
+    """The file is cut, and the first shard's part of it has the row that is named."""
+    files = {"a.jsonl": lines(chat("one", "row")), "b.jsonl": lines(*({"nl": "x" * 50} for _ in range(40)))}
+    project = make_project(tmp_path, files)
+    said = []
+    for use in (project.run, lambda: sharded(project, SMALL, 3)):
+        with pytest.raises(DataError, match=r"Q-CURATE-019: .* none of 40 rows .*; line 1: ") as caught:
+            use()
+        said.append(str(caught.value))
+    assert said[0] == said[1] and project.outputs() == {}
+
+
 SHARES = {"val_fraction": 0.03, "test_fraction": 0.12}
 SMALL = settings_with(**SHARES)
 PIECES = st.lists(

@@ -102,6 +102,14 @@ def read_plan(work: Work) -> Plan:
     return load(work.made("plan") / PLAN, Plan)
 
 
+def stats_of(work: Work, plan: Plan) -> CurationStats:
+    """Return what all shards counted."""
+    stats = CurationStats.of(plan.files, plan.refused)
+    for folder in work.each("clean"):
+        stats.merge(load(folder / STATS, CurationStats))
+    return stats
+
+
 def _targets(
     paths: dict[str, Path], sizes: dict[str, int], max_line_bytes: int, shards: int
 ) -> dict[str, list[int]]:

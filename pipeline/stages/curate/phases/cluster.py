@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pipeline.chat.rows import BadRow
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import dump_line
-from pipeline.stages.curate.account import CurationStats
 from pipeline.stages.curate.comparing.contamination import Leak, Overlaps, describe
 from pipeline.stages.curate.comparing.decide import (
     CONTAMINATED,
@@ -35,7 +34,7 @@ from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched
 from pipeline.stages.curate.comparing.spill import Spill, pieces, sizes
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.pairs import add_pairs, make_pairs, near_duplicates, pair_counts
-from pipeline.stages.curate.phases.cleaning import STATS, Plan
+from pipeline.stages.curate.phases.cleaning import Plan, stats_of
 from pipeline.stages.curate.phases.compare import (
     ANSWERS,
     FIRST,
@@ -60,9 +59,7 @@ DECISION = np.dtype([("outcome", "u1"), ("split", "u1"), ("duplicate_of", "i4"),
 
 def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     """Decide on every row, and write what `write` and `publish` need to know."""
-    stats = CurationStats.of(plan.files, plan.refused)
-    for folder in work.each("clean"):
-        stats.merge(load(folder / STATS, CurationStats))
+    stats = stats_of(work, plan)
     rows = work.rows()
     table = table_of(np.concatenate([read_facts(folder) for folder in work.each("clean")]), stats.domains)
     clusters = _clusters(work, rows, settings)

@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 from pipeline.chat.rows import OTHERS, TURN_LISTS, BadRow, Kind, Row
-from pipeline.core.text import plural
+from pipeline.core.text import one_line, plural
 from pipeline.stages.curate.reading.marks import check_row_mark, marks_of, refuse_marks
 from pipeline.stages.curate.reading.markup import is_rendered
 from pipeline.stages.curate.reading.turns import (
@@ -43,6 +44,7 @@ from pipeline.stages.curate.reading.values import (
     without_nulls,
 )
 
+KEYS_SHOWN, KEY_SHOWN = 6, 40  # of a row that fits no format, and characters of each
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
 
@@ -54,11 +56,7 @@ def detect(value: Value) -> str:
             if name == "text":
                 _check_is_no_message(keys_here)
             return name
-    raise BadRow(
-        "unknown_format",
-        f"has none of the keys {'; '.join(' + '.join(known.keys[0]) for known in FORMATS.values())}, nor of "
-        "other names for them",
-    )
+    raise BadRow("unknown_format", _unknown(value))
 
 
 def _check_is_no_message(keys: set[str]) -> None:
@@ -76,6 +74,19 @@ def _check_is_no_message(keys: set[str]) -> None:
         f"looks like a message of {program} (text with {names}): put the turns of a conversation into one "
         "row of messages, or name the file in curate.formats as text",
     )
+
+
+def _unknown(value: Value) -> str:
+    """Say which keys a row of no format has, the first ones."""
+    if not value:
+        return "the row has no keys"
+    names = [
+        one_line(key, KEY_SHOWN) + (" (null)" if item is None else "")
+        for key, item in islice(value.items(), KEYS_SHOWN)
+    ]
+    more = f" and {len(value) - KEYS_SHOWN} more" if len(value) > KEYS_SHOWN else ""
+    stated = f"the row has the keys {', '.join(names)}{more}"
+    return f"{stated}, which fit no format: rename them, for example to prompt and completion"
 
 
 def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> Row:

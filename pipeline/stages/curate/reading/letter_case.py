@@ -1,6 +1,8 @@
-"""Keys in another spelling: `Question`, ` answer` and `System Prompt` are the keys that formats know."""
+"""Keys in another spelling: `Question`, ` answer` and `systemPrompt` are the keys that formats know."""
 
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from pipeline.chat.rows import OTHERS
@@ -34,6 +36,8 @@ KNOWN = frozenset(
         "score",
     )
 )
+KEPT_ROWS, KEPT_LENGTH = 1024, 1000  # rows whose keys are remembered, and characters of these
+HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 LONGEST = max(map(len, KNOWN)) + 8  # characters of a key that is looked at, with spaces around it
 
 
@@ -41,8 +45,9 @@ def with_known_keys(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row with the keys that its formats know, wherever it has them in another spelling only."""
     if KNOWN.issuperset(row):  # the usual case
         return row
-    names = list(row)
-    known = known_names(names)
+    names = tuple(row)
+    # Most files have the same keys in every row. Long ones are not kept.
+    known = _kept_names(names) if sum(map(len, names)) <= KEPT_LENGTH else tuple(known_names(names))
     return row if known == names else dict(zip(known, row.values(), strict=True))
 
 
@@ -51,9 +56,16 @@ def known_names(names: Sequence[str]) -> list[str]:
     spelled: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         if name not in KNOWN and len(name) <= LONGEST:
-            spelled.setdefault(name.strip().lower().replace(" ", "_").replace("-", "_"), []).append(place)
+            words = HUMP.sub("_", name.strip())
+            spelled.setdefault(words.lower().replace(" ", "_").replace("-", "_"), []).append(place)
     known = list(names)
     for key, places in spelled.items():
         if key in KNOWN and key not in names and len(places) == 1:
             known[places[0]] = key
     return known
+
+
+@lru_cache(KEPT_ROWS)
+def _kept_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `known_names` of the keys of a row."""
+    return tuple(known_names(names))

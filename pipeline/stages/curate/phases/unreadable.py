@@ -1,0 +1,68 @@
+"""Files of which no row can be read: that is no bad row, but a wrong file, and the stage stops."""
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pipeline.config.sections import Curate
+from pipeline.core.errors import DataError
+from pipeline.core.text import one_line, plural
+from pipeline.stages.curate.account import FileStats
+from pipeline.stages.curate.inputs import by_glob
+from pipeline.stages.curate.phases.cleaning import REJECTS, raw_folder, read_plan, stats_of
+from pipeline.stages.curate.phases.work import Work
+
+NAMED = 5  # files in the sentence
+DETAIL = 200  # characters of a reason
+
+
+def check_files(root: Path, settings: Curate, work: Work) -> None:
+    """Raise `DataError` for files of which no row can be read, after the shards have read all of them.
+
+    A file whose share in `curate.source_weights` is 0 may be so.
+    """
+    files = stats_of(work, read_plan(work)).files
+    unreadable = {
+        name: file
+        for name, file in files.items()
+        if file.is_unreadable() and by_glob(name, settings.source_weights, 1.0)
+    }
+    if not unreadable:
+        return
+    examples = _first_rejects(work, list(unreadable)[:NAMED])
+    sentences = [_sentence(raw_folder(root) / name, unreadable[name], examples[name]) for name in examples]
+    if len(unreadable) > NAMED:
+        sentences.append(f"and so in {plural(len(unreadable) - NAMED, 'more file')}")
+    first = next(iter(unreadable))
+    raise DataError(
+        "Q-CURATE-019",
+        f"{'; '.join(sentences)}: mend or convert the file, move it away, or set "
+        f"curate.source_weights: {{{first}: 0}} to leave it out",
+    )
+
+
+def _sentence(path: Path, file: FileStats, example: dict[str, Any]) -> str:
+    """Say of one file how many rows fail for which reasons, and the first of them."""
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in file.rejected.most_common(3))
+    detail = one_line(example["detail"], DETAIL)
+    where = f"line {example['line']}: {detail}"
+    return f"{path}: none of {plural(file.rows, 'row')} can be read ({reasons}; {where})"
+
+
+def _first_rejects(work: Work, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the first reject of each file that is more than an empty line."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in chain.from_iterable(map(_entries, work.each("clean"))):
+        if entry["file"] in names and entry["reason"] != "blank":
+            found.setdefault(entry["file"], entry)
+            if len(found) == len(names):
+                break
+    return found
+
+
+def _entries(folder: Path) -> Iterator[dict[str, Any]]:
+    with (folder / REJECTS).open("rb") as lines:
+        yield from map(orjson.loads, lines)
