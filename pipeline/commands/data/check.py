@@ -21,6 +21,7 @@ from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
 from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.stages.curate.reading.files import files_below, refusal
+from pipeline.stages.curate.reading.workbooks import sheets_sentences
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner
@@ -94,8 +95,8 @@ def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -
     """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it
     stands or repaired.
 
-    `tally` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
-    `scored` (with a reward).
+    `tally` counts: `files`, `unread` and `empty` files, `sheets_not_read`, `lines`, `usable` lines, and
+    rows by kind and as `scored` (with a reward).
     """
     from pipeline.stages.curate.clean import CleaningStats, Rejected, file_entry
 
@@ -105,7 +106,8 @@ def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -
         yield file_entry(name, why)
         return
     before = tally["lines"]
-    for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=Counter()):
+    notes = Counter[str]()
+    for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=notes):
         tally["lines"] += 1
         try:
             rows = cleaner.clean(name, line, CleaningStats(), [])
@@ -116,6 +118,7 @@ def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -
         tally.update(row["kind"] for row in rows)
         tally["scored"] += sum("reward" in row for row in rows)
     tally["empty"] += tally["lines"] == before
+    tally["sheets_not_read"] += notes["sheets_not_read"]
 
 
 def grouped(entries: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
@@ -184,5 +187,6 @@ def _stats(tally: Counter[str]) -> list[str]:
         f"{plural(tally['files'], 'file')}: {tally['files'] - tally['unread']:,} read, "
         f"{tally['unread']:,} not read{empty}; {plural(tally['lines'], 'row')}: {tally['usable']:,} usable, "
         f"{tally['lines'] - tally['usable']:,} rejected",
+        *sheets_sentences(tally["sheets_not_read"]),
         *kinds_sentences(untrained, tally["scored"]),
     ]

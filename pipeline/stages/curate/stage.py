@@ -29,6 +29,7 @@ from pipeline.stages.curate.phases.compare import join, sample, sketch
 from pipeline.stages.curate.phases.publish import publish, write
 from pipeline.stages.curate.phases.work import Work
 from pipeline.stages.curate.reading.files import READ
+from pipeline.stages.curate.reading.workbooks import sheets_sentences
 from pipeline.stages.curate.shard import work_of
 from pipeline.stages.curate.workers import workers
 from pipeline.workflow.shards import FOLDER
@@ -101,6 +102,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
     )
     sentences = [
         *file_sentences(report.files_found, [*report.files_unread], empty),
+        *sheets_sentences(sum(file["notes"].get("sheets_not_read", 0) for file in report.files.values())),
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
         *([pairs_sentence(report.pairs)] if report.pairs else []),

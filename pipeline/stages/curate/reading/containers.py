@@ -1,4 +1,4 @@
-"""The rows inside a raw file as JSON bytes: JSONL, one JSON value, CSV, TSV, Parquet;
+"""The rows inside a raw file as JSON bytes: JSONL, one JSON value, CSV, TSV, Parquet, Excel;
 gzip and Zstandard around them.
 
 The name tells the container, and the content whether JSON is one value a line or one value in all. Whatever a
@@ -19,6 +19,7 @@ from pipeline.stages.curate.reading.columns import table_rows
 from pipeline.stages.curate.reading.encodings import HEAD, NOT_UTF8, is_foreign
 from pipeline.stages.curate.reading.files import (
     JSON_SPACE,
+    PACKED_TABLES,
     TEXT_TABLES,
     is_json,
     layout_of,
@@ -26,7 +27,8 @@ from pipeline.stages.curate.reading.files import (
     suffixes,
     unpacked,
 )
-from pipeline.stages.curate.reading.tables import csv_rows, parquet_rows
+from pipeline.stages.curate.reading.tables import Row, csv_rows, parquet_rows
+from pipeline.stages.curate.reading.workbooks import workbook_rows
 
 RawRow = tuple[int, int | None, bytes | BadLine]
 BLOCK = 1 << 16  # bytes
@@ -103,12 +105,8 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
     if layout == ".json":
         layout = layout_of(path, packing, max_bytes, notes)
     with opened(path) as packed, unpacked(packed, packing) as file:
-        if layout in (".parquet", *TEXT_TABLES):
-            records = (
-                parquet_rows(file, max_bytes)
-                if layout == ".parquet"
-                else csv_rows(file, max_bytes, notes, "\t" if layout == ".tsv" else ",")
-            )
+        if layout in (*TEXT_TABLES, *PACKED_TABLES):
+            records = _records(layout, file, max_bytes, notes)
             yield from ((number, None, row) for number, row in enumerate(records, start=1))
         elif layout == "array":
             yield from array_rows(file, max_bytes)
@@ -124,6 +122,15 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
             if part.start:  # of a file that is not packed
                 packed.seek(part.start)
             yield from _lines(file, max_bytes, notes, part)
+
+
+def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
+    """The records of a table, whose suffix is `kind`."""
+    if kind == ".parquet":
+        return parquet_rows(file, max_bytes)
+    if kind == ".xlsx":
+        return workbook_rows(file, max_bytes, notes)
+    return csv_rows(file, max_bytes, notes, "\t" if kind == ".tsv" else ",")
 
 
 def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:

@@ -26,9 +26,9 @@ from pipeline.stages.curate.reading.columns import table_rows
 from pipeline.stages.curate.reading.encodings import HEAD, marked, no_mark, unmarked, utf8_pieces
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-TEXT_TABLES = (".csv", ".tsv")
-PACKED_SUFFIXES = (".gz", ".zst")  # around JSON, CSV and TSV; Parquet is packed inside
-READ = "*.jsonl, *.ndjson, *.json, *.csv and *.tsv, plain or with .gz or .zst, and *.parquet"
+TEXT_TABLES, PACKED_TABLES = (".csv", ".tsv"), (".parquet", ".xlsx")
+PACKED_SUFFIXES = (".gz", ".zst")  # around JSON, CSV and TSV; the others are packed inside
+READ = "*.jsonl, *.ndjson, *.json, *.csv and *.tsv, plain or with .gz or .zst, *.parquet and *.xlsx"
 ALWAYS_ALLOWED = 256 << 20  # bytes that any file may unpack to
 MAX_GROWTH = 200  # times its size on disk that a larger one may unpack to; text rarely reaches 20
 GZIP_READ = 1 << 16
@@ -114,7 +114,8 @@ def suffixes(name: str) -> tuple[str, str]:
     kind, packing = (first, last) if last in PACKED_SUFFIXES else (last, "")
     if kind in JSON_SUFFIXES:
         return ".json", packing
-    return (kind, packing) if kind in TEXT_TABLES or (kind, packing) == (".parquet", "") else ("", "")
+    is_read = kind in TEXT_TABLES or (kind in PACKED_TABLES and not packing)
+    return (kind, packing) if is_read else ("", "")
 
 
 def unpacked(file: BufferedReader, packing: str) -> BufferedReader:

@@ -27,6 +27,7 @@ FAULTS = {  # the csv module's words, and ours
     "unexpected end": "a quote is never closed",
 }
 TURNS = re.compile(r"\s*\[\s*\{")
+NAMELESS = "the first line must name the columns: "
 SEPARATORS = (",", ";", "\t", "|")
 SEPARATOR_LINE = re.compile(rb'"?sep=(\t|[^\w\s"])"?\s*', re.IGNORECASE)  # above the header, for Excel
 BATCH = 32  # rows of a Parquet file that are unpacked at a time
@@ -40,7 +41,6 @@ class Columns(NamedTuple):
 
     names: list[str]  # from the first that is not empty
     unnamed: int  # columns before that: the row's number or name, as pandas and R write it
-    separator: str
 
 
 def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str], separator: str) -> Iterator[Row]:
@@ -64,10 +64,10 @@ def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str], separato
     if line == b"":
         return
     separators = (given[1].decode(),) if given else (separator, *SEPARATORS)
-    columns = _columns(line, separators, max_bytes, notes)
+    columns, separator = _header(line, separators, max_bytes, notes)
     for text, lines in records:
         try:
-            yield orjson.dumps(_object(columns, _cells(text, columns.separator, max_bytes, notes)))
+            yield orjson.dumps(record_object(columns, _cells(text, separator, max_bytes, notes)))
             notes["index_column"] += columns.unnamed > 0
         except BadLine as error:
             yield error
@@ -125,8 +125,10 @@ def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | Non
         yield b"".join(parts) or None, lines + 1
 
 
-def _columns(record: bytes | None, separators: Sequence[str], max_bytes: int, notes: Counter[str]) -> Columns:
-    """Return the columns, by the first of `separators` that the header has. Raises `BadLine` if it does not
+def _header(
+    record: bytes | None, separators: Sequence[str], max_bytes: int, notes: Counter[str]
+) -> tuple[Columns, str]:
+    """Return the columns, and the first of `separators` that the header has. Raises `BadLine` if it does not
     name them.
     """
     notes["crlf"] += (record or b"").endswith(b"\r\n")
@@ -142,19 +144,22 @@ def _columns(record: bytes | None, separators: Sequence[str], max_bytes: int, no
     # A quote inside a name is another separator's: of a;"b, c" by commas.
     likely = (separator for separator, cells in found.items() if len(cells) > 1 and '"' not in "".join(cells))
     separator = next(likely, separators[0])
-    cells = found.get(separator, [])
-    unnamed = next((place for place, name in enumerate(cells) if name.strip()), len(cells))
+    if separator not in found:
+        raise BadLine("bad_header", NAMELESS + why)
+    return columns_of(found[separator]), separator
+
+
+def columns_of(header: Sequence[str]) -> Columns:
+    """Return the columns that the cells of a header name. Raises `BadLine`."""
+    cells = [name if name.strip() else "" for name in header]
+    unnamed = next((place for place, name in enumerate(cells) if name), len(cells))
     names = known_names(cells[unnamed:])
     named = [name for name in names if name]
     if not named:
-        why = why or "none has a name"
-    elif len(set(named)) < len(named):
-        why = "two have the same name"
-    else:
-        why = ""
-    if why:
-        raise BadLine("bad_header", f"the first line must name the columns: {why}")
-    return Columns(names, unnamed, separator)
+        raise BadLine("bad_header", f"{NAMELESS}none has a name")
+    if len(set(named)) < len(named):
+        raise BadLine("bad_header", f"{NAMELESS}two have the same name")
+    return Columns(names, unnamed)
 
 
 def _cells(record: bytes | None, separator: str, max_bytes: int, notes: Counter[str]) -> list[str]:
@@ -178,7 +183,7 @@ def _cells(record: bytes | None, separator: str, max_bytes: int, notes: Counter[
     return cells
 
 
-def _object(columns: Columns, cells: list[str]) -> dict[str, Any]:
+def record_object(columns: Columns, cells: list[str]) -> dict[str, Any]:
     """Return a record as an object. Raises `BadLine` for cells that no name stands above."""
     width = columns.unnamed + len(columns.names)
     if len(cells) != width:
