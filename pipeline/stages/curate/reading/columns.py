@@ -1,5 +1,6 @@
 """Tables by columns: a JSON file that is one object of columns, each a list of cells or an object of cells by
-their index, as `pandas.DataFrame.to_json` and `dict(dataset)` write them.
+their index, as `pandas.DataFrame.to_json` and `dict(dataset)` write them. At least one column has a name that
+some format knows.
 """
 
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ from typing import Any
 import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line
+from pipeline.stages.curate.reading.letter_case import KNOWN, known_names
 
 # In a row these hold lists of turns, pairs, tools or segments, which are objects. In a table by columns their
 # cells are such lists.
@@ -29,6 +31,8 @@ def table_rows(text: bytes) -> list[bytes] | None:
 
 def _columns(value: dict[str, Any]) -> dict[str, list[Any]] | None:
     """Return the cells of each column, if all columns have cells at the same places; else None."""
+    if KNOWN.isdisjoint(known_names(list(value))):
+        return None
     places = {tuple(_places(column)) for column in value.values()}
     if len(places) != 1 or not all(places):
         return None
