@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice, product
 from typing import Any, NamedTuple
 
 from pipeline.chat.rows import OTHERS, TURN_LISTS, BadRow, Kind, Row
@@ -36,6 +36,7 @@ from pipeline.stages.curate.reading.values import (
     accepted_answers,
     answer_text,
     domain_of,
+    is_blank,
     items,
     label_of,
     number_of,
@@ -101,7 +102,7 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     if keys is None:
         needs = " or ".join(map(" + ".join, groups))
         raise BadRow("wrong_format", f"curate.formats says {name}, which needs {needs}")
-    if lost := sorted(filter(value.get, keys_here.intersection((*MEDIA, *FORMATS[name].lost)))):
+    if lost := sorted(filter(value.get, keys_here.intersection(LOST_KEYS[name]))):
         raise BadRow("unsupported_field", f"{lost[0]} would be lost")
     if len(value) == 1:
         kind, content = FORMATS[name].read(value, *keys)
@@ -184,7 +185,7 @@ def _question(value: Value, prompt: str) -> list[Turn]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRow("bad_shape", f"{where} is not a pair of question and answer")
         turns += [turn("user", pair[0], where), turn("assistant", pair[1], where)]
-    more = [field for field in ("input", "context") if field != prompt and value.get(field)]
+    more = [field for field in ("input", "context") if field != prompt and not is_blank(value.get(field))]
     question = "\n\n".join(filter(None, (one_text(value[field], field) for field in (prompt, *more))))
     return [*turns, turn("user", question, prompt)]
 
@@ -232,6 +233,8 @@ def _prompt(value: Value, field: str, answer: str) -> Content:
 
 def _preference(value: Value, *sides: str) -> Content:
     """What both conversations share is the prompt, after the row's own prompt unless it has that already."""
+    if sides in WORSE:
+        return _worse_answer(value, *sides)
     asked = value.get("input")
     if isinstance(asked, dict):  # as OpenAI has it: the conversation's turns and tools
         value = {**value, "input": asked.get("messages"), "tools": asked.get("tools") or value.get("tools")}
@@ -243,6 +246,22 @@ def _preference(value: Value, *sides: str) -> Content:
     if chosen == rejected:
         raise BadRow("no_preference", f"{better} and {worse} are the same")
     messages, chosen, rejected = shared_prompt(prompt, chosen, rejected)
+    return "preference", _with_tools(value, messages) | {"chosen": chosen, "rejected": rejected}
+
+
+def _worse_answer(value: Value, field: str, worse: str) -> Content:
+    """Return a pair of the conversation below `field`, and the same with a worse last answer (ms-swift)."""
+    chosen = read_turns(value[field], field)
+    if not chosen or chosen[-1]["role"] != "assistant":
+        raise BadRow(
+            "bad_shape", f"{field} does not end with an answer, to which {worse} would be the worse one"
+        )
+    rejected = turns_of(value, worse, "assistant")
+    if rejected and rejected[0]["role"] == "assistant":
+        rejected = chosen[:-1] + rejected
+    if chosen == rejected:
+        raise BadRow("no_preference", f"the last answer of {field} and {worse} are the same")
+    messages, chosen, rejected = shared_prompt(system_turn(value), chosen, rejected)
     return "preference", _with_tools(value, messages) | {"chosen": chosen, "rejected": rejected}
 
 
@@ -323,11 +342,13 @@ PAIRS = (
     ("chosen_response", "rejected_response"),
     ("preferred_output", "non_preferred_output"),
 )
+CONVERSATIONS = ("messages", "conversations", "conversation")
 UNDECIDED = (("response_a", "response_b"), ("response_1", "response_2"))  # a mark says which is better
 PREFERRED = ("preference", "preferred", "winner", "choice", "chosen", "better")
 TIES = ("tie", "tied", "equal", "both", "same", "none", "neither")
+# a conversation, and a worse last answer or the same conversation with it
+WORSE = tuple(product(CONVERSATIONS, ("rejected_response", "rejected_messages")))
 QUESTIONS = ("instruction", "question", "query")  # `_question` reads them, with input, context and history
-CONVERSATIONS = ("messages", "conversations", "conversation")
 PROMPTS = ("prompt", *CONVERSATIONS, *QUESTIONS, "input")  # of a pair: the first that it has
 PROMPT_KEYS = frozenset((*PROMPTS, "context", "history", "system", "system_prompt"))
 SPOKEN = ("content", "value", "text", "messages")  # keys of a turn or part that hold what is said
@@ -350,7 +371,7 @@ WITHOUT_TURNS = ("tools", "functions")
 # what says more about the row comes first: a label before prompt and completion, both of them before a prompt
 # alone
 FORMATS = {
-    "preference": Format((*PAIRS, *UNDECIDED), _preference),
+    "preference": Format((*PAIRS, *WORSE, *UNDECIDED), _preference),
     "input_output": Format((("segments",),), _input_output, WITHOUT_TURNS),
     "kto": Format(KTO, _kto),
     "messages": Format((("messages",),), _conversation),
@@ -361,6 +382,12 @@ FORMATS = {
     "query_response": Format(QUERY_RESPONSE, _exchange),
     "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt),
     "text": Format((("text",),), _text, WITHOUT_TURNS),
+}
+# what a format does not read and would change what is learned: an answer of a pair, say
+ANSWERS_OF_PAIRS = {*chain(*PAIRS), *(worse for _, worse in WORSE), "chosen_messages"}
+LOST_KEYS = {
+    name: {*MEDIA, *format.lost, *(ANSWERS_OF_PAIRS if name != "preference" else ())}
+    for name, format in FORMATS.items()
 }
 GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.keys]
 

@@ -17,9 +17,12 @@ from pipeline.stages.curate.reading.text_calls import find_calls, value_of
 from pipeline.stages.curate.reading.values import (
     Value,
     from_json,
+    is_blank,
+    is_by_columns,
     items,
     need,
     one_text,
+    split_reasoning,
     text,
     without_nulls,
 )
@@ -40,6 +43,8 @@ ROLES = (
 )
 CALLERS = frozenset({"function_call", "tool_call"})  # an assistant's turn whose text is the call, as JSON
 REASONING = ("reasoning_content", "reasoning", "thinking")
+# names for the same that are not read; beside one that is read they repeat it
+OTHER_REASONING = ("reasoning_details", "reasoning_text", "thinking_blocks", "thought", "thoughts")
 MEDIA = ("audio", "audios", "image", "images", "video", "videos")  # without them it means something else
 LOST = ("refusal", *MEDIA)  # would be, and change the turn
 
@@ -67,7 +72,8 @@ def turns_of(value: Mapping[str, Any], field: str, role: str) -> list[Turn]:
     stated = value[field]
     if isinstance(stated, str) and field not in ("messages", "conversations"):
         return [turn(role, stated, field)]
-    return read_turns([stated] if isinstance(stated, dict) else stated, field)
+    single = isinstance(stated, dict) and not is_by_columns(stated)
+    return read_turns([stated] if single else stated, field)
 
 
 def transcript(words: str, where: str) -> list[Turn]:
@@ -128,8 +134,9 @@ def shared_prompt(
 
 def system_turn(value: Mapping[str, Any]) -> list[Turn]:
     """The system turn that a row has beside its turns, if it has one."""
-    system = value.get("system") or value.get("system_prompt")
-    return [turn("system", system, "system")] if system else []
+    stated = [value.get(key) for key in ("system", "system_prompt")]
+    system = next((words for words in stated if not is_blank(words)), None)
+    return [] if system is None else [turn("system", system, "system")]
 
 
 def read_tools(value: Any) -> list[dict[str, Any]]:
@@ -153,20 +160,46 @@ def _turn(item: Any, where: str) -> Turn:
         calls = _parse_calls(content, where)
     if calls and role != "assistant":
         raise BadRow("bad_tool_call", f"{where}: only the assistant calls tools")
+    thoughts, content = split_reasoning(content, where)
+    if role == "tool":
+        content = _result_text(content)
     result: Turn = {
         "role": role,
         "content": "" if name in CALLERS or (calls and content is None) else text(content, where),
     }
-    if reasoning := next((item[key] for key in REASONING if item.get(key)), None):
+    if reasoning := _reasoning(item, role, where) or thoughts:
         if role != "assistant":
             raise BadRow("unsupported_field", f"{where}: only the assistant's reasoning is kept")
-        result["reasoning_content"] = text(reasoning, f"{where} reasoning_content")
+        result["reasoning_content"] = reasoning
     if calls:
         result["tool_calls"] = calls
     result |= {key: text(item[key], f"{where} {key}") for key in ("tool_call_id", "name") if item.get(key)}
     if not is_trained(item, role, where):
         result["train"] = False
     return result
+
+
+def _result_text(content: Any) -> Any:
+    """Return a tool's result as the JSON that a model is given, if it is neither text nor parts of one."""
+    parts = isinstance(content, list) and all(
+        isinstance(part, str) or (isinstance(part, dict) and "text" in part) for part in content
+    )
+    return (
+        content
+        if content is None or isinstance(content, str) or parts
+        else json.dumps(content, ensure_ascii=False)
+    )
+
+
+def _reasoning(item: Mapping[str, Any], role: str, where: str) -> str:
+    """Return the reasoning below a turn's own key. Raises `BadRow` if it is below a key that is not read."""
+    stated = next((item[key] for key in REASONING if item.get(key)), None)
+    if stated is not None:
+        return text(stated, f"{where} reasoning_content")
+    unread = next((key for key in OTHER_REASONING if item.get(key)), None)
+    if unread is not None and role == "assistant":
+        raise BadRow("unsupported_field", f"{where}: {unread} would be lost: write reasoning_content")
+    return ""
 
 
 def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ T = TypeVar("T")
 Value = Mapping[str, Any]
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 DOMAIN_CHARACTERS = 64
+REASONING_PARTS = {"thinking": "thinking", "reasoning": "text"}  # a part's type, and the key of its text
 KINDS = {  # what JSON calls them
     dict: "an object",
     list: "a list",
@@ -49,6 +50,21 @@ def one_text(value: Any, where: str) -> str:
     return text(value, where)
 
 
+def split_reasoning(content: Any, where: str) -> tuple[str, Any]:
+    """Return the reasoning that a turn's content has in parts of its own, and the content without them."""
+    if not isinstance(content, list):
+        return "", content
+    thoughts = []
+    rest = []
+    for part in content:
+        key = REASONING_PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
+        if key is None:
+            rest.append(part)
+        else:
+            thoughts.append(text(part.get(key), f"{where}: reasoning"))
+    return "\n".join(thoughts), rest if thoughts else content
+
+
 def _part(part: Any, where: str) -> str:
     if isinstance(part, dict):
         refuse_marks(part, where)
@@ -59,10 +75,31 @@ def _part(part: Any, where: str) -> str:
 
 
 def items(value: Any, where: str) -> list[Any]:
-    """`value` if it is a list, or the list that its text is as JSON (tables have nothing but text)."""
+    """`value` if it is a list, the list that its text is as JSON (tables have nothing but text), or the
+    objects of a list by columns.
+    """
     if isinstance(value, str):
         value = from_json(value, where, "bad_shape", "a list, nor one as strict JSON")
+    if is_by_columns(value):
+        lengths = set(map(len, value.values()))
+        if len(lengths) > 1:
+            raise BadRow("bad_shape", f"{where} is an object of lists, and these are not equally long")
+        return [dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True)]
     return need(list, value, where, "bad_shape")
+
+
+def is_by_columns(value: Any) -> bool:
+    """Return True for a list of objects by columns, `{"role": […], "content": […]}`, as a `Sequence` of
+    datasets stores it.
+    """
+    return (
+        isinstance(value, dict) and bool(value) and all(isinstance(cells, list) for cells in value.values())
+    )
+
+
+def is_blank(value: Any) -> bool:
+    """Return True for a field that says nothing: null, empty, or as tables have it, spaces."""
+    return not (value.strip() if isinstance(value, str) else value)
 
 
 def from_json(words: str, where: str, code: str, wanted: str = "strict JSON") -> Any:
