@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import yaml
 
-from pipeline.core.errors import MachineError, ToolError
+from pipeline.core.errors import DataError, MachineError, ToolError
 from pipeline.core.locks import locked
 from pipeline.core.yaml_readers import read_fast
 from pipeline.workflow.cluster import is_remote
@@ -109,7 +109,10 @@ def _check_no_writer(rwlock: Path) -> None:
 
 
 def _set_aside_if_cut(file: Path) -> None:
-    """DVC writes `dvc.lock` in place; stages whose record is lost run again."""
+    """DVC writes `dvc.lock` in place; stages whose record is lost run again.
+
+    Raises `DataError` if it is Git's that is not merged yet: setting that aside would train again.
+    """
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
     from voluptuous import Invalid
 
@@ -117,11 +120,22 @@ def _set_aside_if_cut(file: Path) -> None:
         if file.exists():
             COMPILED_LOCKFILE_SCHEMA(read_fast(file))
     except (yaml.YAMLError, Invalid, UnicodeDecodeError):
+        need_merged(file)
         broken = file.replace(file.with_name("dvc.lock.broken"))
         print(
             f"dvc.lock was cut short by a kill: it is now {broken.name}, and stages without a record run "
             "again",
             file=sys.stderr,
+        )
+
+
+def need_merged(lock: Path) -> None:
+    """Raise `DataError` if Git left the marks of a conflict in `lock`, a dvc.lock that can't be read."""
+    if any(line.startswith(b"<<<<<<< ") for line in lock.read_bytes().splitlines()):
+        raise DataError(
+            "Q-WORKFLOW-018",
+            f"{lock} has the marks of a merge with conflicts: `git checkout --ours dvc.lock` (or `--theirs`) "
+            "takes one side's record, then run again; what it doesn't fit is made again",
         )
 
 

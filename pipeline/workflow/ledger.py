@@ -21,7 +21,7 @@ from pipeline.core.strict_yaml import read_strict
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.cluster import receipts
 from pipeline.workflow.code_keys import CODE, SETTINGS
-from pipeline.workflow.dvc_project import share_record
+from pipeline.workflow.dvc_project import need_merged, share_record
 from pipeline.workflow.hashes import Digests, Hashes, files_below
 from pipeline.workflow.stages import Values, items_of, users
 
@@ -88,7 +88,7 @@ def recorded_stages(root: Path) -> dict[str, Any]:
             ):
                 return dict(stages)
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError):
-            pass
+            need_merged(lock)
     raise DataError(
         "Q-WORKFLOW-018",
         f"{lock} is damaged, so nothing can be compared with it: `git checkout dvc.lock`, or `snakemake`, "

@@ -450,7 +450,6 @@ def test_somebodys_own_stage_does_not_switch_the_checks_off(project: Path, own: 
     "spoil",
     [
         lambda text: text[: text.index("outs:") + 3],
-        lambda text: "<<<<<<< HEAD\n" + text,
         lambda text: "stages:\n",
         lambda text: "[]",
     ],

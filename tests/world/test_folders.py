@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 from make import quench
+from toy_project import write_toy
 
 from pipeline.__main__ import main
+from pipeline.core.errors import DataError
+from pipeline.workflow.ledger import recorded_stages
 from pipeline.workflow.prepare import prepare
+from pipeline.workflow.settle import settle
 
 # a name that DVC takes for a field of a template, an unfinished one, the same in a parent's name, Latin-1
 UNUSABLE = ["a{b}c", "a{b", "b}", "my {notes}/project", "${HOME}", os.fsdecode(b"caf\xe9")]
@@ -119,3 +123,20 @@ def test_a_folder_of_the_user_s_that_is_missing_is_named(
     (project / "data/guard").mkdir()
     assert main(["curate", "--root", str(project)]) == 3
     assert "data/raw" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_dvc_lock_with_the_marks_of_a_merge_is_kept(tmp_path: Path, end: str) -> None:
+    """treeverse/dvc#8638: set aside as one that a kill cut short, it would cost every training on record."""
+    root = write_toy(tmp_path / "toy")
+    sides = "  base: {cmd: one}", "  base: {cmd: two}"
+    lines = ["schema: '2.0'", "stages:", "<<<<<<< HEAD", sides[0], "=======", sides[1], ">>>>>>> theirs", ""]
+    lock = root / "dvc.lock"
+    lock.write_text(end.join(lines), newline="")
+    before = lock.read_bytes()
+    for read in (settle, recorded_stages):
+        with pytest.raises(DataError, match="--ours") as caught:
+            read(root)
+        assert caught.value.id == "Q-WORKFLOW-018"
+    assert lock.read_bytes() == before
+    assert not list(root.glob("dvc.lock.*"))
