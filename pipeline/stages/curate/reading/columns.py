@@ -9,12 +9,11 @@ from typing import Any
 import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line
+from pipeline.stages.curate.reading.formats import LIST_KEYS, TURN_KEYS
 from pipeline.stages.curate.reading.letter_case import KNOWN, known_names
 
-# In a row these hold lists of turns, pairs, tools or segments, which are objects. In a table by columns their
-# cells are such lists.
-TURNS = ("messages", "conversations", "conversation", "prompt", "completion", "chosen", "rejected", "history")
-LISTS = frozenset((*TURNS, "tools", "functions", "segments"))
+# In a row these hold lists of objects. In a table by columns their cells are such lists.
+LISTS = LIST_KEYS | TURN_KEYS
 
 
 def table_rows(text: bytes) -> list[bytes] | None:
@@ -31,13 +30,15 @@ def table_rows(text: bytes) -> list[bytes] | None:
 
 def _columns(value: dict[str, Any]) -> dict[str, list[Any]] | None:
     """Return the cells of each column, if all columns have cells at the same places; else None."""
-    if KNOWN.isdisjoint(known_names(list(value))):
+    names = known_names(list(value))
+    if KNOWN.isdisjoint(names):
         return None
     places = {tuple(_places(column)) for column in value.values()}
     if len(places) != 1 or not all(places):
         return None
     columns = {
-        name: list(column.values()) if isinstance(column, dict) else column for name, column in value.items()
+        name: list(column.values()) if isinstance(column, dict) else column
+        for name, column in zip(names, value.values(), strict=True)
     }
     in_objects = {name for name, cells in columns.items() if dict in map(type, cells)}
     is_row = in_objects == columns.keys() or not LISTS.isdisjoint(in_objects)

@@ -298,11 +298,12 @@ def _preferred(value: Value, sides: tuple[str, ...]) -> tuple[str, str]:
             "better: write one",
         )
     # `response_b`, `model_b` and `B` name the second side. A number alone may count from 0 or from 1.
-    words = re.split(r"[\W_]+", str(value[marks[0]]).strip().lower())
-    if words[-1] in TIES:
+    *before, name = re.split(r"[\W_]+", str(value[marks[0]]).strip().lower())
+    if name in TIES:
         raise BadRow("no_preference", f"{marks[0]} says that both are equally good")
-    better = [side for side in sides if side.rpartition("_")[2] == words[-1]]
-    if not better or words[0].isdigit():
+    better = [side for side in sides if side.rpartition("_")[2] == name]
+    is_name = not before or (len(before) == 1 and before[0] in ANSWERERS)
+    if not better or not is_name or (name.isdigit() and not before):
         raise BadRow("unsupported_field", f"{marks[0]} is neither {sides[0]} nor {sides[1]}")
     return better[0], next(side for side in sides if side != better[0])
 
@@ -346,11 +347,17 @@ CONVERSATIONS = ("messages", "conversations", "conversation")
 UNDECIDED = (("response_a", "response_b"), ("response_1", "response_2"))  # a mark says which is better
 PREFERRED = ("preference", "preferred", "winner", "choice", "chosen", "better")
 TIES = ("tie", "tied", "equal", "both", "same", "none", "neither")
+ANSWERERS = ("answer", "assistant", "candidate", "completion", "model", "option", "output", "response")
 # a conversation, and a worse last answer or the same conversation with it
 WORSE = tuple(product(CONVERSATIONS, ("rejected_response", "rejected_messages")))
+ANSWERS_OF_PAIRS = frozenset((*chain(*PAIRS), *(worse for _, worse in WORSE), "chosen_messages"))
 QUESTIONS = ("instruction", "question", "query")  # `_question` reads them, with input, context and history
+WITHOUT_TURNS = ("tools", "functions")
 PROMPTS = ("prompt", *CONVERSATIONS, *QUESTIONS, "input")  # of a pair: the first that it has
 PROMPT_KEYS = frozenset((*PROMPTS, "context", "history", "system", "system_prompt"))
+# keys that hold a list: of turns, calls, pairs, texts, pieces or tools; and those of turns or a text
+LIST_KEYS = frozenset((*CONVERSATIONS, "answers", "history", OTHERS, "segments", *WITHOUT_TURNS))
+TURN_KEYS = frozenset(("prompt", "completion", *ANSWERS_OF_PAIRS, *chain(*UNDECIDED)))
 SPOKEN = ("content", "value", "text", "messages")  # keys of a turn or part that hold what is said
 MOST_QUOTED = 64  # texts of a prompt's key that are looked for inside others
 # a text with one of these, or with a user and a time, is one message of a log
@@ -367,7 +374,6 @@ QUERY_RESPONSE = (
     ("input", "output"),
 )
 FUNCTION_CALLS = (("query", "answers", "tools"), ("question", "answers", "tools"))
-WITHOUT_TURNS = ("tools", "functions")
 # what says more about the row comes first: a label before prompt and completion, both of them before a prompt
 # alone
 FORMATS = {
@@ -384,7 +390,6 @@ FORMATS = {
     "text": Format((("text",),), _text, WITHOUT_TURNS),
 }
 # what a format does not read and would change what is learned: an answer of a pair, say
-ANSWERS_OF_PAIRS = {*chain(*PAIRS), *(worse for _, worse in WORSE), "chosen_messages"}
 LOST_KEYS = {
     name: {*MEDIA, *format.lost, *(ANSWERS_OF_PAIRS if name != "preference" else ())}
     for name, format in FORMATS.items()

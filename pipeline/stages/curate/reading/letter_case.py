@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.chat.rows import OTHERS
 from pipeline.stages.curate.reading.formats import (
+    ANSWERS_OF_PAIRS,
     GROUPS,
     PREFERRED,
     PROMPT_KEYS,
@@ -20,6 +21,7 @@ from pipeline.stages.curate.reading.turns import MEDIA
 KNOWN = frozenset(
     (
         *(key for keys, _ in GROUPS for key in keys),
+        *ANSWERS_OF_PAIRS,
         *MEDIA,
         *PREFERRED,
         *PROMPT_KEYS,

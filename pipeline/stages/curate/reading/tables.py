@@ -16,11 +16,9 @@ import orjson
 from pipeline.core.jsonl import BYTE_ORDER_MARK, MAX_DEPTH, BadLine, parse_value
 from pipeline.stages.curate.reading.encodings import NOT_UTF8
 from pipeline.stages.curate.reading.files import growth_limit
+from pipeline.stages.curate.reading.formats import LIST_KEYS, TURN_KEYS
 from pipeline.stages.curate.reading.letter_case import known_names
 
-# text there is of no use
-JSON_COLUMNS = frozenset(("messages", "conversations", "history", "tools", "segments"))
-TURN_COLUMNS = frozenset(("prompt", "completion", "chosen", "rejected"))  # text, or a list of turns
 FAULTS = {  # the csv module's words, and ours
     "new-line character": "a line ends with CR alone: write LF or CRLF",
     "expected after": "something stands between a quote and the next separator",
@@ -198,8 +196,8 @@ def record_object(columns: Columns, cells: list[str]) -> dict[str, Any]:
 
 def _value(name: str, cell: str) -> Any:
     """A cell's string, or the JSON that its column is known for."""
-    if (name in JSON_COLUMNS and cell.lstrip().startswith(("[", "{"))) or (
-        name in TURN_COLUMNS and TURNS.match(cell)
+    if (name in LIST_KEYS and cell.lstrip().startswith(("[", "{"))) or (
+        name in TURN_KEYS and TURNS.match(cell)
     ):
         try:
             return parse_value(cell.encode("utf-8"))

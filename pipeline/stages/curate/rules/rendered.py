@@ -8,7 +8,7 @@ each turn with its role.
 import re
 from collections.abc import Iterable
 
-from pipeline.chat.rows import OTHERS, SIDES, BadRow, Row
+from pipeline.chat.rows import SIDES, BadRow, Row
 from pipeline.stages.curate.reading.markup import (
     ENDS,
     MAYBE,
@@ -21,6 +21,7 @@ from pipeline.stages.curate.reading.markup import (
 )
 from pipeline.stages.curate.reading.turns import Turn, shared_prompt
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
+from pipeline.stages.curate.rules.references import edit_references
 
 # how markers look, also those that no dialect here has: no word, and no tag of HTML, which Gemma's tokenizer
 # has as tokens too
@@ -47,8 +48,8 @@ class Markup:
                 return self._text(row, changes)
             whole = {"role": "assistant", "content": segments[0]["text"]}
             row = {key: row[key] for key in row if key != "segments"} | {"kind": "chat", "messages": [whole]}
-        elif self.takes_ends and (OTHERS in row or "answer" in row):
-            row = _references(row, changes)
+        elif self.takes_ends:
+            row = edit_references(row, without_ends, "markup", changes)
         fields = [field for field in ("messages", *SIDES) if field in row]
         if not any(_may_be_rendered(turn) for field in fields for turn in row[field]):
             return row
@@ -60,8 +61,6 @@ class Markup:
         read["messages"], begun = _expanded(row["messages"], "messages", None, changes)
         if row["kind"] == "preference":
             chosen, rejected = (_side(row, side, begun, changes) for side in SIDES)
-            if chosen == rejected:
-                raise BadRow("no_preference", "chosen and rejected are the same")
             messages, chosen, rejected = shared_prompt(read["messages"], chosen, rejected)
             return read | {"messages": messages, "chosen": chosen, "rejected": rejected}
         if begun and begun.strip() != THINKS:
@@ -80,20 +79,6 @@ class Markup:
             return row
         changes.append(Change("markup", "segments 1", *excerpts(segment["text"], text)))
         return row | {"segments": [{**segment, "text": text}]}
-
-
-def _references(row: Row, changes: Changes) -> Row:
-    """Return the row with what answers are compared with, without ends of turns or texts."""
-    expected = {key: row[key] for key in ("answer", OTHERS) if key in row}
-    read = {
-        key: without_ends(stated) if isinstance(stated, str) else [*map(without_ends, stated)]
-        for key, stated in expected.items()
-    }
-    if read == expected:
-        return row
-    for key in (key for key in read if read[key] != expected[key]):
-        changes.append(Change("markup", key, *excerpts(str(expected[key]), str(read[key]))))
-    return row | read
 
 
 def _may_be_rendered(turn: Turn) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pipeline.chat.rows import ANSWERED, SIDES, TURN_LISTS, BadRow, Row, edit_texts
 from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, Rule, excerpts
+from pipeline.stages.curate.rules.references import edit_references
 
 MOST_MARKS = 64  # Unicode's own limit for text streams is 30 (UAX #15, Stream-Safe Text Format)
 OPENING, CLOSING = "<think>", "</think>"
@@ -97,7 +98,9 @@ def reasoning(added_tokens: Iterable[str]) -> Rule | None:
 
 
 def move_reasoning(row: Row, changes: Changes) -> Row:
-    """The row with each assistant turn's thoughts in its `reasoning_content`, without their tags."""
+    """The row with each assistant turn's thoughts in its `reasoning_content`, without their tags, and without
+    those of answers that are only compared with.
+    """
     moved = row
     for field in TURN_LISTS:
         for number, turn in enumerate(row.get(field, ()), start=1):
@@ -113,7 +116,13 @@ def move_reasoning(row: Row, changes: Changes) -> Row:
                 place = f"{field} {number} reasoning_content"
                 before, after = turn["reasoning_content"], new.get("reasoning_content", "")
             changes.append(Change("reasoning", place, *excerpts(before, after)))
-    return moved
+    return edit_references(moved, _without_thought, "reasoning", changes)
+
+
+def _without_thought(answer: str) -> str:
+    """The answer behind its thought; all of it if nothing else is said."""
+    thought = _thought(answer)
+    return answer if thought is None else answer[thought.end() :] or answer
 
 
 def _with_reasoning_apart(turn: Turn) -> Turn:
@@ -186,7 +195,8 @@ def check_turns(row: Row, followers: Followers = FOLLOWERS) -> None:
 
     In order: at most one system turn, first; then user and assistant in turn; after an assistant's
     `tool_calls` one or more tool turns, then the assistant. A chat ends with the assistant, a prompt with the
-    user (or a tool), and an answer of a preference continues its prompt as in a chat.
+    user (or a tool), and an answer of a preference continues its prompt as in a chat. By then, rules may have
+    made two answers of a preference the same.
     """
     if row["kind"] == "text":
         _check_segments(row["segments"])
@@ -198,6 +208,8 @@ def check_turns(row: Row, followers: Followers = FOLLOWERS) -> None:
             raise BadRow("bad_order", "the last turn of the prompt is neither the user's nor a tool's")
         for field in filter(row.__contains__, SIDES):
             _check_answer(row[field], field, last, followers)
+        if row["kind"] == "preference" and row["chosen"] == row["rejected"]:
+            raise BadRow("no_preference", "chosen and rejected are the same")
 
 
 def _check_answer(turns: Turns, field: str, before: str, followers: Followers) -> None:
