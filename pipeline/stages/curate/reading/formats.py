@@ -16,6 +16,7 @@ from pipeline.chat.rows import OTHERS, TURN_LISTS, BadRow, Kind, Row
 from pipeline.core.text import one_line, plural
 from pipeline.stages.curate.reading.marks import check_row_mark, marks_of, refuse_marks
 from pipeline.stages.curate.reading.markup import is_rendered
+from pipeline.stages.curate.reading.reasoning import OF_ROWS, add_reasoning
 from pipeline.stages.curate.reading.turns import (
     MEDIA,
     SPEAKER,
@@ -110,6 +111,8 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
         value = _with_row_marks(value, keys)
         kind, content = FORMATS[name].read(value, *keys)
         _check_prompts(value, keys, content)
+        if kind not in ("prompt", "text") and not REASONING_KEYS.isdisjoint(value):
+            add_reasoning(value, content, keys, is_read=name in ANSWERED_BY_TEXT)
         if value.get(OTHERS) and OTHERS not in content:
             raise BadRow("unsupported_field", f"{OTHERS} would be lost")
     return {"source": source, "kind": kind, "domain": domain_of(value, domain), **content}
@@ -374,6 +377,8 @@ QUERY_RESPONSE = (
     ("input", "output"),
 )
 FUNCTION_CALLS = (("query", "answers", "tools"), ("question", "answers", "tools"))
+ANSWERED_BY_TEXT = ("alpaca", "prompt_completion", "query_response")
+REASONING_KEYS = frozenset(OF_ROWS)
 # what says more about the row comes first: a label before prompt and completion, both of them before a prompt
 # alone
 FORMATS = {

@@ -16,6 +16,7 @@ from pipeline.stages.curate.reading.formats import (
     USERS,
     WITHOUT_TURNS,
 )
+from pipeline.stages.curate.reading.reasoning import OF_ROWS
 from pipeline.stages.curate.reading.turns import MEDIA
 
 KNOWN = frozenset(
@@ -23,6 +24,7 @@ KNOWN = frozenset(
         *(key for keys, _ in GROUPS for key in keys),
         *ANSWERS_OF_PAIRS,
         *MEDIA,
+        *OF_ROWS,
         *PREFERRED,
         *PROMPT_KEYS,
         *SPEAKERS,

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.chat.rows import BadRow
 from pipeline.stages.curate.reading.marks import is_trained, marks_of
+from pipeline.stages.curate.reading.reasoning import reasoning_of, split_reasoning
 from pipeline.stages.curate.reading.text_calls import find_calls, value_of
 from pipeline.stages.curate.reading.values import (
     Value,
@@ -22,7 +23,6 @@ from pipeline.stages.curate.reading.values import (
     items,
     need,
     one_text,
-    split_reasoning,
     text,
     without_nulls,
 )
@@ -42,9 +42,6 @@ ROLES = (
     )
 )
 CALLERS = frozenset({"function_call", "tool_call"})  # an assistant's turn whose text is the call, as JSON
-REASONING = ("reasoning_content", "reasoning", "thinking")
-# names for the same that are not read; beside one that is read they repeat it
-OTHER_REASONING = ("reasoning_details", "reasoning_text", "thinking_blocks", "thought", "thoughts")
 MEDIA = ("audio", "audios", "image", "images", "video", "videos")  # without them it means something else
 LOST = ("refusal", *MEDIA)  # would be, and change the turn
 
@@ -167,7 +164,7 @@ def _turn(item: Any, where: str) -> Turn:
         "role": role,
         "content": "" if name in CALLERS or (calls and content is None) else text(content, where),
     }
-    if reasoning := _reasoning(item, role, where) or thoughts:
+    if reasoning := reasoning_of(item, role, where) or thoughts:
         if role != "assistant":
             raise BadRow("unsupported_field", f"{where}: only the assistant's reasoning is kept")
         result["reasoning_content"] = reasoning
@@ -189,17 +186,6 @@ def _result_text(content: Any) -> Any:
         if content is None or isinstance(content, str) or parts
         else json.dumps(content, ensure_ascii=False)
     )
-
-
-def _reasoning(item: Mapping[str, Any], role: str, where: str) -> str:
-    """Return the reasoning below a turn's own key. Raises `BadRow` if it is below a key that is not read."""
-    stated = next((item[key] for key in REASONING if item.get(key)), None)
-    if stated is not None:
-        return text(stated, f"{where} reasoning_content")
-    unread = next((key for key in OTHER_REASONING if item.get(key)), None)
-    if unread is not None and role == "assistant":
-        raise BadRow("unsupported_field", f"{where}: {unread} would be lost: write reasoning_content")
-    return ""
 
 
 def _calls(item: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

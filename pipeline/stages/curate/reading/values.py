@@ -16,7 +16,6 @@ T = TypeVar("T")
 Value = Mapping[str, Any]
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 DOMAIN_CHARACTERS = 64
-REASONING_PARTS = {"thinking": "thinking", "reasoning": "text"}  # a part's type, and the key of its text
 KINDS = {  # what JSON calls them
     dict: "an object",
     list: "a list",
@@ -48,21 +47,6 @@ def one_text(value: Any, where: str) -> str:
             "bad_shape", f"{where} is a list of {len(value)}, and one text is needed: write a row for each"
         )
     return text(value, where)
-
-
-def split_reasoning(content: Any, where: str) -> tuple[str, Any]:
-    """Return the reasoning that a turn's content has in parts of its own, and the content without them."""
-    if not isinstance(content, list):
-        return "", content
-    thoughts = []
-    rest = []
-    for part in content:
-        key = REASONING_PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
-        if key is None:
-            rest.append(part)
-        else:
-            thoughts.append(text(part.get(key), f"{where}: reasoning"))
-    return "\n".join(thoughts), rest if thoughts else content
 
 
 def _part(part: Any, where: str) -> str:
