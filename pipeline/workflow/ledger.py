@@ -132,7 +132,8 @@ def need_inputs(stage: str, root: Path) -> None:
     """Raise `DataError` if an input of `stage` is missing, with what makes it, before the work that DVC could
     not record without that input.
 
-    What is missing of data/raw, the stage that reads it says itself.
+    What is missing of data/raw, the stage that reads it says itself. Keys of code and settings are made by
+    the command that runs the stage, or by Snakemake before its jobs.
     """
     if not (root / ".dvc").is_dir():
         return
@@ -143,7 +144,7 @@ def need_inputs(stage: str, root: Path) -> None:
         makers = [
             other
             for other, entry in stages.items()
-            if any(overlap(Path(name), Path(out)) for out in entry.outs)
+            if other not in (CODE, SETTINGS) and any(overlap(Path(name), Path(out)) for out in entry.outs)
         ]
         if makers:
             raise absent(root / name, root, makers[0])

@@ -121,7 +121,7 @@ def test_command_is_hardened_and_carries_the_recipe(tools: Toolchain, tmp_path: 
 
 @pytest.mark.parametrize(
     ("written", "words"),
-    [("auto", []), ("on", ["on"]), ("off", ["off"]), ('"off"', ["off"])],  # a bare on is YAML's true
+    [("auto", []), ("true", ["on"]), ("false", ["off"]), ('"off"', ["off"])],
 )
 def test_flash_attention_is_switched_as_it_is_said(
     written: str, words: list[str], tools: Toolchain, tmp_path: Path

@@ -84,7 +84,7 @@ def test_a_stage_is_recorded_by_dvc_with_the_raw_data_that_it_read(
     (project / ".dvc").rmdir()
     with chdir(project), Repo.init(str(project), no_scm=True) as repo:
         repo.add("data/raw")
-    (project / "data/raw/more.jsonl").write_text("{}\n")
+    (project / "data/raw/more.jsonl").write_text('{"text": "More of it."}\n')
     with monkeypatch.context() as patch:
         patch.setattr(pipeline.stages.curate.stage, "main", lambda *_: None)
         assert main(["curate", "--root", str(project)]) == 4

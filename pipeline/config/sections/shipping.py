@@ -23,14 +23,14 @@ from pipeline.config.sections.values import (
 MAX_TASK_DROP = 10.0
 
 
-def _as_said(value: object) -> object:
-    """Return a bare on or off, which YAML reads as true or false, as the word that was written."""
+def _as_word(value: object) -> object:
+    """Return true as on and false as off, which are llama-server's words."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return value
 
 
-FlashAttention = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_said)]
+FlashAttention = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_word)]
 
 
 class Gate(Section):
@@ -92,7 +92,7 @@ class ServeKeys(Section):
     port: Annotated[int, Field(ge=1024, le=65535)] = key(8081, "port on 127.0.0.1")
     ctx_size: Tokens = key(4096, "context of each answer, in tokens")
     parallel: Slots = key(1, "answers at the same time")
-    flash_attn: FlashAttention = key("auto", "flash attention: on | off | auto (llama-server decides)")
+    flash_attn: FlashAttention = key("auto", "flash attention: true | false | auto (llama-server decides)")
     n_predict: Annotated[int, Field(ge=1, le=1 << 24)] = key(1024, "longest answer, in tokens")
 
 

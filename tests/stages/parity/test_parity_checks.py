@@ -156,8 +156,8 @@ BOTH = ["outputs_sixteen", "outputs_trained"]
         ("16-bit", {"merged": OTHER, "untuned": OTHER}, BOTH, "the adapter was not merged"),
         ("16-bit", {"merged": OTHER, "trained": OTHER}, ["outputs_sixteen"], "merged into the NF4 base"),
         ("nf4", {"merged": OTHER, "sixteen": OTHER}, ["outputs_trained"], "merged into the 16-bit base"),
-        ("16-bit", {"trained": OTHER}, ["outputs_trained"], "set merge.base to nf4 or auto"),
-        ("nf4", {"sixteen": OTHER}, ["outputs_sixteen"], "set merge.base to 16-bit or auto"),
+        ("16-bit", {"trained": OTHER}, ["outputs_trained"], "set merge.base to nf4"),
+        ("nf4", {"sixteen": OTHER}, ["outputs_sixteen"], "set merge.base to 16-bit"),
         ("16-bit", {"merged": OTHER}, BOTH, "not this base with this adapter"),
         ("16-bit", {"merged": STRANGE}, BOTH, "too large for float16"),
         ("16-bit", {"sixteen": STRANGE}, ["outputs_sixteen"], "too large for float16"),
@@ -231,8 +231,8 @@ def test_where_weights_were_not_checked_the_divergence_is_the_evidence_and_that_
 @pytest.mark.parametrize(
     ("merge_base", "models", "warned", "advised"),
     [
-        ("16-bit", {"trained": OTHER}, "outputs_trained", ("merge.base to nf4 or", "max_kld_trained")),
-        ("nf4", {"sixteen": OTHER}, "outputs_sixteen", ("merge.base to 16-bit or", "16-bit base is meant")),
+        ("16-bit", {"trained": OTHER}, "outputs_trained", ("merge.base to nf4", "max_kld_trained")),
+        ("nf4", {"sixteen": OTHER}, "outputs_sixteen", ("merge.base to 16-bit", "16-bit base is meant")),
     ],
 )
 def test_what_nf4_costs_is_a_warning_where_the_merged_weights_passed(
