@@ -226,3 +226,14 @@ def test_the_date_of_the_settings_is_in_every_template_of_the_folder(place: str,
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         if (folder / name).is_file():
             assert "04 Mar" not in (folder / name).read_text(encoding="utf-8")
+
+
+def test_an_adapter_is_no_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """unslothai/unsloth#421: the folder that training wrote has no config.json."""
+    folder = with_weights(smollm_folder(tmp_path / "source"))
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 3
+    said = capsys.readouterr().err
+    assert "Q-BASE-007" in said and "LoRA adapter" in said

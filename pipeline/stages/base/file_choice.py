@@ -45,6 +45,12 @@ def choose_files(names: list[str], source: str) -> list[str]:
             if pickles
             else f"{source} has no safetensors weights: choose a folder or repository that has them",
         )
+    if "config.json" not in kept and "adapter_config.json" in top:
+        raise DataError(
+            "Q-BASE-007",
+            f"{source} has an adapter_config.json and no config.json, so it is a LoRA adapter and no model: "
+            "name the model that it was trained on, or merge the two",
+        )
     for name in ("config.json", "tokenizer.json"):
         if name not in kept:
             raise DataError(

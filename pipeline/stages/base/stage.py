@@ -11,6 +11,7 @@ template hashes).
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Base
 from pipeline.config.sections.places import Hub, LocalFile, Place
 from pipeline.core.errors import DataError, ToolError
+from pipeline.core.git_lfs import REMEDY, is_pointer
 from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
@@ -54,6 +56,7 @@ def copy_folder(source: Path, folder: Path) -> None:
             "base.model, for a hub repository its commit in base.revision, for a package a file in base.file",
         )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
+    need_no_pointer(source, names)
     check_config(read_object(source / "config.json"), str(source))
     size = sum((source / name).stat().st_size for name in names)
     try_early(source, size)
@@ -67,6 +70,14 @@ def copy_folder(source: Path, folder: Path) -> None:
             ) from error
         with stream, (folder / name).open("wb") as copy:
             shutil.copyfileobj(stream, copy, 1 << 20)
+
+
+def need_no_pointer(folder: Path, names: list[str]) -> None:
+    """Raise `DataError` if one of the files is a pointer of Git LFS. What can't be read is found later."""
+    for name in names:
+        with suppress(OSError):
+            if is_pointer(folder / name):
+                raise DataError("Q-BASE-043", f"{folder / name} is a pointer of Git LFS: {REMEDY}")
 
 
 def find_in_package(package: str, file: str) -> Path:

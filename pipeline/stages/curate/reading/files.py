@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from pipeline.core.errors import DataError
+from pipeline.core.git_lfs import POINTER, REMEDY
 from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
 from pipeline.core.special_files import is_users_data, not_listed, trouble, unreadable
 from pipeline.core.text import plural, safe
@@ -122,6 +123,8 @@ def unpacked(file: BufferedReader, packing: str) -> BufferedReader:
     """Return the bytes inside a file packed with ".gz", ".zst" or "" (none), in UTF-8 if a byte order mark
     says that they are not. This and reading raise `BadLine`.
     """
+    if file.peek(len(POINTER)).startswith(POINTER):
+        raise BadLine("broken_container", f"this is a pointer of Git LFS: {REMEDY}")
     inside = file
     if packing:
         pieces = _gzip_pieces(file) if packing == ".gz" else _zstd_pieces(file)
