@@ -237,3 +237,20 @@ def test_an_adapter_is_no_base(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert run(folder, tmp_path / "project") == 3
     said = capsys.readouterr().err
     assert "Q-BASE-007" in said and "LoRA adapter" in said
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0123abcd' * 8}\nsize 271234567\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", TEMPLATE])
+def test_a_base_of_pointers_is_refused_with_what_fetches_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """huggingface/transformers#27923: a clone without Git LFS has such texts in the place of large files."""
+    folder = with_weights(smollm_folder(tmp_path / "source"))
+    (folder / name).write_text(POINTER)
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 3
+    said = capsys.readouterr().err
+    assert "Q-BASE-043" in said and name in said and "git lfs pull" in said
+    assert not (tmp_path / "project/models/base").exists()

@@ -4,26 +4,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_bases import TEMPLATE, run, with_weights
-from tokenizer_folders import smollm_folder
 
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.reading.containers import raw_lines
 
 TEXT = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0123abcd' * 8}\nsize 271234567\n"
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", TEMPLATE])
-def test_a_base_of_pointers_is_refused_with_what_fetches_it(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = with_weights(smollm_folder(tmp_path / "source"))
-    (folder / name).write_text(TEXT)
-    (tmp_path / "project").mkdir()
-    assert run(folder, tmp_path / "project") == 3
-    said = capsys.readouterr().err
-    assert "Q-BASE-043" in said and name in said and "git lfs pull" in said
-    assert not (tmp_path / "project/models/base").exists()
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.jsonl.gz", "a.tsv.zst"])
