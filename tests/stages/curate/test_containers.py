@@ -149,7 +149,7 @@ CSV: dict[str, tuple[bytes, list[Any]]] = {
         [{"messages": [{"role": "user"}], "tools": {}}],
     ),
     "JSON that isn't": (
-        b'messages\n[{\'role\': \'user\'}]\n"[{""a"": NaN}]"\nplain\n',
+        b'messages\n[{\'role\': user}]\n"[{""a"": NaN}]"\nplain\n',
         ["not_json", "not_finite", {"messages": "plain"}],
     ),
     "turns or text": (

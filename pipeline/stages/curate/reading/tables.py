@@ -18,6 +18,7 @@ from pipeline.stages.curate.reading.encodings import NOT_UTF8
 from pipeline.stages.curate.reading.files import growth_limit
 from pipeline.stages.curate.reading.formats import LIST_KEYS, TURN_KEYS
 from pipeline.stages.curate.reading.letter_case import known_names
+from pipeline.stages.curate.reading.text_calls import python_objects
 
 FAULTS = {  # the csv module's words, and ours
     "new-line character": "a line ends with CR alone: write LF or CRLF",
@@ -202,7 +203,10 @@ def _value(name: str, cell: str) -> Any:
         try:
             return parse_value(cell.encode("utf-8"))
         except BadLine as error:
-            raise BadLine(error.code, f"column {name}: {error}") from None
+            try:
+                return python_objects(cell)
+            except ValueError:
+                raise BadLine(error.code, f"column {name}: {error}: write it by json.dumps") from None
     return cell
 
 

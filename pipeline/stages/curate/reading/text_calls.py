@@ -7,6 +7,7 @@ call in its row is for `pipeline.stages.curate.rules.calls` to say.
 
 import ast
 import json
+import math
 import re
 import warnings
 from typing import Any, NamedTuple
@@ -122,8 +123,19 @@ def value_of(words: str) -> Any:
             return {"name": parse_value(glaive[1].encode()), "arguments": arguments}
         except BadLine:
             pass  # it may be Python
-    # once more through the strict reader, for its limits
-    return parse_value(orjson.dumps(_literal(_parsed(words))))
+    return _checked(_literal(_parsed(words)))
+
+
+def python_objects(words: str) -> list[dict[str, Any]]:
+    """Return the list of objects that a text is as a Python literal, as pandas writes it into a cell.
+
+    Raises `ValueError` for other text, lists of texts too: NumPy prints these without commas, and Python
+    reads two of them as one.
+    """
+    value = _literal(_parsed(words.strip()))
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError("not a list of objects")
+    return list(_checked(value))
 
 
 def calls_of(value: Any) -> list[dict[str, Any]]:
@@ -284,11 +296,21 @@ def _literal(node: ast.expr) -> Any:
             return made
         case ast.List(elts=elements):
             return [_literal(element) for element in elements]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if (
+            number != math.inf
+        ):
             return -number
-        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+        case ast.Constant(value=None | bool() | int() | float() | str() as value) if value != math.inf:
             return value
     raise ValueError("not a literal that JSON has")
+
+
+def _checked(value: Any) -> Any:
+    """Return a literal's value as the strict JSON reader has it. Raises `ValueError` beyond its limits."""
+    try:
+        return parse_value(orjson.dumps(value))
+    except TypeError as error:  # orjson's: a number of more than 64 bits, half of a surrogate pair
+        raise ValueError(str(error)) from None
 
 
 def _python_calls(words: str) -> list[dict[str, Any]] | None:

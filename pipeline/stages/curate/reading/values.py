@@ -6,11 +6,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pipeline.chat.rows import BadRow
 from pipeline.core.jsonl import BadLine, parse_value
 from pipeline.stages.curate.reading.marks import refuse_marks
+from pipeline.stages.curate.reading.text_calls import python_objects
 
 T = TypeVar("T")
 Value = Mapping[str, Any]
@@ -59,11 +61,16 @@ def _part(part: Any, where: str) -> str:
 
 
 def items(value: Any, where: str) -> list[Any]:
-    """`value` if it is a list, the list that its text is as JSON (tables have nothing but text), or the
-    objects of a list by columns.
+    """`value` if it is a list, the list that its text is as JSON or a Python literal (tables have nothing but
+    text), or the objects of a list by columns.
     """
     if isinstance(value, str):
-        value = from_json(value, where, "bad_shape", "a list, nor one as strict JSON")
+        try:
+            value = from_json(value, where, "bad_shape", "a list, nor one as strict JSON")
+        except BadRow:
+            with suppress(ValueError):
+                return list(python_objects(value))
+            raise
     if is_by_columns(value):
         lengths = set(map(len, value.values()))
         if len(lengths) > 1:
