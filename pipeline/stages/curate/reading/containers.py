@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipeline.core.jsonl import BadLine, parse_line, read_raw_lines
+from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
 from pipeline.stages.curate.reading.columns import table_rows
 from pipeline.stages.curate.reading.encodings import HEAD, NOT_UTF8, is_foreign
 from pipeline.stages.curate.reading.files import (
@@ -63,15 +63,28 @@ class RawLine(NamedTuple):
 
 
 def parsed(row: bytes | BadLine) -> dict[str, Any]:
-    """The JSON object of a row as `raw_lines` gives it. Raises `BadLine`."""
+    """The JSON object of a row as `raw_lines` gives it; a list of turns is put into one. Raises `BadLine`."""
     if isinstance(row, BadLine):
         raise row
     try:
         return parse_line(row)
     except BadLine as error:
+        if error.code == "not_object":
+            turns = parse_value(row)
+            if _is_chat(turns):
+                return {"messages": turns}
+            raise BadLine(error.code, f"{error}, and no list of turns") from None
         if error.code != "not_utf8":
             raise
         raise BadLine(error.code, f"{error}: {NOT_UTF8}") from None
+
+
+def _is_chat(value: Any) -> bool:
+    """Return True for a list of turns, as some files have it without an object around it."""
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(
+        isinstance(turn, dict) and not turn.keys().isdisjoint(("role", "from")) for turn in value
+    )
 
 
 def raw_lines(
