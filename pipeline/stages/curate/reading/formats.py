@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import chain, islice, product
 from typing import Any, NamedTuple
 
@@ -46,19 +47,25 @@ from pipeline.stages.curate.reading.values import (
     without_nulls,
 )
 
+KNOWN_ROWS = 1024  # sets of keys whose format is remembered
 KEYS_SHOWN, KEY_SHOWN = 6, 40  # of a row that fits no format, and characters of each
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
 
 def detect(value: Value) -> str:
     """The name of the row's format, judged by its keys alone. Raises `BadRow` if it has none."""
-    keys_here = _filled(value)
-    for keys, name in GROUPS:
-        if keys_here.issuperset(keys):
-            if name == "text":
-                _check_is_no_message(keys_here)
-            return name
-    raise BadRow("unknown_format", _unknown(value))
+    name = _format_of(frozenset(key for key in FORMAT_KEYS.intersection(value) if value[key] is not None))
+    if name is None:
+        raise BadRow("unknown_format", _unknown(value))
+    if name == "text":
+        _check_is_no_message(_filled(value))
+    return name
+
+
+@lru_cache(KNOWN_ROWS)
+def _format_of(keys_here: frozenset[str]) -> str | None:
+    """Return the first format of which a row has the keys. Most rows of a file have the same."""
+    return next((name for keys, name in GROUPS if keys_here.issuperset(keys)), None)
 
 
 def _check_is_no_message(keys: set[str]) -> None:
@@ -103,8 +110,10 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     if keys is None:
         needs = " or ".join(map(" + ".join, groups))
         raise BadRow("wrong_format", f"curate.formats says {name}, which needs {needs}")
-    if lost := sorted(filter(value.get, keys_here.intersection(LOST_KEYS[name]))):
-        raise BadRow("unsupported_field", f"{lost[0]} would be lost")
+    lost = LOST_KEYS[name]
+    if not keys_here.isdisjoint(lost):
+        for key in sorted(filter(value.get, keys_here.intersection(lost))):
+            raise BadRow("unsupported_field", f"{key} would be lost")
     if len(value) == 1:
         kind, content = FORMATS[name].read(value, *keys)
     else:
@@ -135,13 +144,13 @@ def _check_prompts(value: Value, keys: tuple[str, ...], content: Mapping[str, An
 
     Raises `BadRow` (`unsupported_field`) for one that would be dropped.
     """
-    others = sorted(filter(value.get, PROMPT_KEYS.intersection(value).difference(keys)))
+    others = [key for key in value if key in PROMPT_KEYS and key not in keys and value[key]]
     if not others:
         return
     said = [turn["content"] for field in TURN_LISTS for turn in content.get(field, ())]
     said += [segment["text"] for segment in content.get("segments", ())]
     whole = {text.strip() for text in said}
-    for key in others:
+    for key in sorted(others):
         stated = value[key]
         plain = isinstance(stated, str) and not is_list(stated)
         strings = (stated.strip(),) if plain else _strings(stated)
@@ -183,14 +192,18 @@ def _exchange(value: Value, prompt: str, answered: str) -> Content:
 def _question(value: Value, prompt: str) -> list[Turn]:
     """Return the turns of history and of the question, with its input or context after an empty line."""
     turns = []
-    for number, pair in enumerate(items(value.get("history") or [], "history"), start=1):
+    history = value.get("history")
+    for number, pair in enumerate(items(history, "history") if history else (), start=1):
         where = f"history {number}"
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRow("bad_shape", f"{where} is not a pair of question and answer")
         turns += [turn("user", pair[0], where), turn("assistant", pair[1], where)]
-    more = [field for field in ("input", "context") if field != prompt and not is_blank(value.get(field))]
-    question = "\n\n".join(filter(None, (one_text(value[field], field) for field in (prompt, *more))))
-    return [*turns, turn("user", question, prompt)]
+    fields = [prompt]
+    fields += [
+        key for key in ("input", "context") if key in value and key != prompt and not is_blank(value[key])
+    ]
+    texts = [one_text(value[field], field) for field in fields]
+    return [*turns, {"role": "user", "content": "\n\n".join(filter(None, texts))}]
 
 
 def _prompt_completion(value: Value, prompt: str, answered: str) -> Content:
@@ -400,6 +413,7 @@ LOST_KEYS = {
     for name, format in FORMATS.items()
 }
 GROUPS = [(keys, name) for name, format in FORMATS.items() for keys in format.keys]
+FORMAT_KEYS = frozenset(chain(*(keys for keys, _ in GROUPS)))
 
 
 def _chat(value: Value, turns: list[Turn], others: Sequence[str] = ()) -> Content:
@@ -432,6 +446,8 @@ def _expected(value: Value, field: str) -> dict[str, Any]:
 def _others(value: Value, answer: str, others: Sequence[str]) -> dict[str, Any]:
     """Return the accepted answers besides the one that is trained, those of the row's own key too."""
     stated = value.get(OTHERS) or []
+    if not others and not stated:  # the usual case
+        return {}
     if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
         raise BadRow("bad_shape", f"{OTHERS} is not a list of texts")
     different = [one for one in dict.fromkeys((*others, *stated)) if one != answer]

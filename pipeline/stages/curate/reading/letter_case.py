@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.chat.rows import OTHERS
 from pipeline.stages.curate.reading.formats import (
     ANSWERS_OF_PAIRS,
-    GROUPS,
+    FORMAT_KEYS,
     PREFERRED,
     PROMPT_KEYS,
     SPEAKERS,
@@ -21,8 +21,8 @@ from pipeline.stages.curate.reading.turns import MEDIA
 
 KNOWN = frozenset(
     (
-        *(key for keys, _ in GROUPS for key in keys),
         *ANSWERS_OF_PAIRS,
+        *FORMAT_KEYS,
         *MEDIA,
         *OF_ROWS,
         *PREFERRED,

@@ -131,6 +131,8 @@ def shared_prompt(
 
 def system_turn(value: Mapping[str, Any]) -> list[Turn]:
     """The system turn that a row has beside its turns, if it has one."""
+    if "system" not in value and "system_prompt" not in value:  # the usual case
+        return []
     stated = [value.get(key) for key in ("system", "system_prompt")]
     system = next((words for words in stated if not is_blank(words)), None)
     return [] if system is None else [turn("system", system, "system")]

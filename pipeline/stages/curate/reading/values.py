@@ -154,6 +154,8 @@ def accepted_answers(value: Any, where: str) -> list[str]:
 
     Numbers, true and false become text. A list of content parts is one answer.
     """
+    if isinstance(value, str):  # the usual case
+        return [value]
     if not isinstance(value, list) or dict in map(type, value):
         return [answer_text(value, where)]
     if not value:

@@ -30,6 +30,8 @@ from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.template import ChatTemplate
 
 Turn = dict[str, Any]
+# All begin with the same character, so that most texts are done with quickly.
+MARKED = re.compile("|".join(re.escape(mark) for mark in (*MARKS, "<tools>") if mark.startswith("<")))
 # in the lines in which Hermes and Qwen say how to call
 ABOUT_CALLS = re.compile(r"</?tools>|</?tool_call>")
 QWEN_HEADING = re.compile(r"# Tools\s+You may call one or more functions[^\n]*\s*")
@@ -81,7 +83,7 @@ def _is_candidate(row: Row) -> bool:
             content = turn["content"]
             if turn["role"] == "tool" or content.startswith(("[TOOL_CALLS]", GLAIVE_RESULT)):
                 return True
-            if "<" in content and any(mark in content for mark in (*MARKS, "<tools>")):
+            if MARKED.search(content):
                 return True
     return False
 

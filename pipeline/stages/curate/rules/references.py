@@ -8,6 +8,8 @@ from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
 def edit_references(row: Row, edit: Callable[[str], str], rule: str, changes: Changes) -> Row:
     """Return the row with these answers edited, and note a change of `rule` for each key that differs."""
+    if "answer" not in row and OTHERS not in row:  # the usual case
+        return row
     edited = row
     for key in ("answer", OTHERS):
         if key not in row:

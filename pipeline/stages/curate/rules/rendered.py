@@ -8,7 +8,7 @@ each turn with its role.
 import re
 from collections.abc import Iterable
 
-from pipeline.chat.rows import SIDES, BadRow, Row
+from pipeline.chat.rows import SIDES, TURN_LISTS, BadRow, Row
 from pipeline.stages.curate.reading.markup import (
     ENDS,
     MAYBE,
@@ -28,6 +28,7 @@ from pipeline.stages.curate.rules.references import edit_references
 MARKER = re.compile(r"\s*<[|｜][^\s<>|｜]+[|｜]>")
 OWN_MARKER = re.compile(r"[<\[〈][^\s<>]*[|｜_:][^\s<>]*[>\]〉]")
 LONGEST_TAIL = 64  # characters in which the end of a turn is looked for
+LAST_CHARACTERS = frozenset(end[-1] for end in ENDS)
 THINKS = "<think>"  # some templates end a prompt with it
 
 
@@ -50,11 +51,10 @@ class Markup:
             row = {key: row[key] for key in row if key != "segments"} | {"kind": "chat", "messages": [whole]}
         elif self.takes_ends:
             row = edit_references(row, without_ends, "markup", changes)
-        fields = [field for field in ("messages", *SIDES) if field in row]
-        if not any(_may_be_rendered(turn) for field in fields for turn in row[field]):
+        if not _is_candidate(row):
             return row
         if not self.takes_ends and not any(
-            is_rendered(turn["content"]) for field in fields for turn in row[field]
+            is_rendered(turn["content"]) for field in TURN_LISTS for turn in row.get(field, ())
         ):
             return row
         read = dict(row)
@@ -81,11 +81,18 @@ class Markup:
         return row | {"segments": [{**segment, "text": text}]}
 
 
-def _may_be_rendered(turn: Turn) -> bool:
-    content: str = turn["content"]
-    if MAYBE.match(content):
-        return True
-    return turn["role"] == "assistant" and content[-LONGEST_TAIL:].rstrip().endswith(ENDS)
+def _is_candidate(row: Row) -> bool:
+    """Return True if the row may hold a rendered chat or the end of one. Most do not, so this is quick."""
+    for field in TURN_LISTS:
+        for turn in row.get(field, ()):
+            content = turn["content"]
+            if MAYBE.match(content):
+                return True
+            if turn["role"] == "assistant":
+                tail = content[-LONGEST_TAIL:].rstrip()
+                if tail[-1:] in LAST_CHARACTERS and tail.endswith(ENDS):
+                    return True
+    return False
 
 
 def _side(row: Row, field: str, begun: str | None, changes: Changes) -> list[Turn]:

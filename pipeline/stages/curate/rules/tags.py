@@ -36,15 +36,16 @@ class Tags:
         """Return the row. Raises `BadRow` if an answer has half a pair."""
         for field in TURN_LISTS:
             for number, turn in enumerate(row.get(field, ()), start=1):
-                if turn["role"] == "assistant":
+                if turn["role"] != "assistant":
+                    continue
+                if self.tag.search(turn["content"]):
                     self.check(turn["content"], f"{field} {number}")
-                    self.check(turn.get("reasoning_content", ""), f"{field} {number} reasoning_content")
+                if "reasoning_content" in turn:
+                    self.check(turn["reasoning_content"], f"{field} {number} reasoning_content")
         return row
 
     def check(self, text: str, place: str) -> None:
         """Raise `BadRow` unless each tag has its other half, and none is left of a thought."""
-        if not self.tag.search(text):
-            return
         open_tags: dict[str, bool] = {}  # by closing tag
         for tag in self.tag.findall(CODE.sub("", text)):
             if self.thinks and tag in FOR_ANY_BASE:
