@@ -13,6 +13,7 @@ READ = ("reasoning_content", "reasoning", "thinking")
 # names for the same that are not read; beside one that is read they repeat it
 UNREAD = ("reasoning_details", "reasoning_text", "thinking_blocks", "thought", "thoughts")
 OF_ROWS = (*READ, *UNREAD, "chain_of_thought", "cot", "CoT", "Complex_CoT")
+ANY_OF_ROWS = frozenset(OF_ROWS)
 PARTS = {"thinking": "thinking", "reasoning": "text"}  # a part's type, and the key of its text
 
 
@@ -48,6 +49,8 @@ def add_reasoning(value: Value, content: dict[str, Any], keys: Sequence[str], *,
     Raises `BadRow` if the row's format does not read it (`is_read`), or not below that key, and no turn says
     the same. A single word, such as off, is a switch and no reasoning.
     """
+    if ANY_OF_ROWS.isdisjoint(value):  # the usual case
+        return
     key = next((key for key in OF_ROWS if key in value and key not in keys and _is_prose(value[key])), None)
     if key is None:
         return

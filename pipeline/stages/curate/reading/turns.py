@@ -166,7 +166,10 @@ def _turn(item: Any, where: str) -> Turn:
         "role": role,
         "content": "" if name in CALLERS or (calls and content is None) else text(content, where),
     }
-    if reasoning := reasoning_of(item, role, where) or thoughts:
+    stated = reasoning_of(item, role, where)
+    if stated and thoughts and stated.strip() != thoughts.strip():
+        raise BadRow("unsupported_field", f"{where}: its parts have other reasoning than its own key")
+    if reasoning := stated or thoughts:
         if role != "assistant":
             raise BadRow("unsupported_field", f"{where}: only the assistant's reasoning is kept")
         result["reasoning_content"] = reasoning

@@ -90,7 +90,9 @@ def is_by_columns(value: Any) -> bool:
 
 def is_blank(value: Any) -> bool:
     """Return True for a field that says nothing: null, empty, or as tables have it, spaces."""
-    return not (value.strip() if isinstance(value, str) else value)
+    if isinstance(value, str):
+        return not value.strip()
+    return not value and not isinstance(value, int | float)  # 0 and false say something
 
 
 def from_json(words: str, where: str, code: str, wanted: str = "strict JSON") -> Any:
