@@ -38,7 +38,8 @@ TOOL = {
 }
 RESULT: Message = {"role": "tool", "content": "6650", "name": "length_of", "tool_call_id": "c00000001"}
 CALLED = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, ANSWER]
-PLAIN, TURNS = "chats without reasoning", "chats of several turns"
+PLAIN = "chats without reasoning"
+TURNS = "chats of several turns"
 USUAL = (PLAIN, TURNS)  # kinds that any data set has
 # a base needs one of these kinds only: many templates know no reasoning and no tools, and a few nothing else
 CHATS: dict[str, Row] = {

@@ -79,7 +79,8 @@ def use(recipe: str, root: Path, force: bool = False) -> str:
     diff is in the message).
     """
     recipe_file(recipe)
-    target, name = root / "params.yaml", name_in(root)
+    target = root / "params.yaml"
+    name = name_in(root)
     new = recipe_text(recipe, name).encode()
     try:
         old = target.read_bytes()

@@ -1,4 +1,4 @@
-"""What `quench run` is to make: names of stages and jobs, checked and put into Snakemake's words.
+"""The names of stages and jobs after `quench run`: check them and put them into Snakemake's words.
 
 Snakemake knows a stage with a job for each level only by its files, and answers a misspelled name with an
 exception.
@@ -55,7 +55,8 @@ def files_of(target: str, params: Params, root: Path) -> Iterator[str]:
         return
     name, _, item = target.partition("@")
     need_stage(name)
-    stages, values = stages_in(params.graph), values_of(params)
+    stages = stages_in(params.graph)
+    values = values_of(params)
     if name not in stages:
         need_work(name, item, params)
     stage = stages[name]

@@ -30,7 +30,7 @@ DIALOGUE = [
 
 @dataclass(frozen=True)
 class OllamaTemplate:
-    """What the Modelfile has of a base's chat template."""
+    """The parts of a base's chat template that the Modelfile has."""
 
     template: str  # Go's
     system: str  # of a conversation without one

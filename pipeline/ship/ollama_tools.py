@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Message] | None], str | None]
 
-OPENING, END = "<|im_start|>", "<|im_end|>\n"
+OPENING = "<|im_start|>"
+END = "<|im_end|>\n"
 SYSTEM: Message = {"role": "system", "content": "system text"}
 USER: Message = {"role": "user", "content": "question"}
 FUNCTIONS: list[Message] = [
@@ -47,7 +48,7 @@ PROOFS: list[list[Message]] = [
 
 
 class ToolTexts(NamedTuple):
-    """What stands around tools, calls and results in ChatML."""
+    """The texts around tools, calls and results in ChatML."""
 
     alone: str  # before the first tool, in a chat without a system turn
     joined: str  # between a system turn's text and the first tool
@@ -72,7 +73,8 @@ def tool_texts(render: Render) -> ToolTexts | None:
 def _extracted(render: Render) -> ToolTexts | None:
     """Find the texts between what is known in three renderings; None if something known is not there."""
     first, second = (_dumped(function) for function in FUNCTIONS)
-    opening, end = f"{OPENING}system\n", END + f"{OPENING}user\n"
+    opening = f"{OPENING}system\n"
+    end = END + f"{OPENING}user\n"
     joined = _pieces(render([SYSTEM, USER], TOOLS), opening + SYSTEM["content"], first, second, end)
     alone = _pieces(render([USER], TOOLS), opening, first, second, end)
     function = CALLS[0]["function"]
@@ -100,7 +102,8 @@ def _extracted(render: Render) -> ToolTexts | None:
 
 def _pieces(text: str | None, *marks: str) -> list[str]:
     """Return the texts before, between and after marks that follow each other; none if one is missing."""
-    pieces, rest = [], text or ""
+    pieces = []
+    rest = text or ""
     for mark in marks:
         piece, found, rest = rest.partition(mark)
         if not found:
@@ -125,10 +128,12 @@ def _is_plain(text: str) -> bool:
 
 def with_tools(messages: Sequence[Message], functions: Sequence[Message], texts: ToolTexts) -> str:
     """Return the conversation with tools as `go_template` writes it, but for the spelling of JSON."""
-    text, before = "", ""
+    text = ""
+    before = ""
     opened, between, closed = texts.result
     for number, message in enumerate(messages):
-        role, content = message["role"], message["content"]
+        role = message["role"]
+        content = message["content"]
         if before == "tool" and role != "tool":
             text += closed + END
         if number == 0:

@@ -1,4 +1,4 @@
-"""Whether chats can be trained on a folder's tokenizer and template.
+"""Check that chats can be trained on a folder's tokenizer and template.
 
 Both are foreign programs, so they are first tried in processes with limits. Nothing but small files is read,
 so it is known before the weights are fetched or copied.

@@ -30,7 +30,7 @@ SMALL = {
 
 
 class Asked(NamedTuple):
-    """Which setting has rows packed, and what to do if the base can't have it."""
+    """The setting that has rows packed, and what to do if the base can't have it."""
 
     by: str
     remedy: str

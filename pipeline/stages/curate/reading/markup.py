@@ -39,7 +39,7 @@ BARS = "system|user|assistant|tool|observation|prompter|human|bot|model"
 
 
 class Dialect(NamedTuple):
-    """How one family of templates writes turns, in regular expressions."""
+    """The turns of one family of templates, as regular expressions."""
 
     name: str
     first: str  # what the text begins with

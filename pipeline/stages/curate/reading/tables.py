@@ -36,7 +36,7 @@ Row = bytes | BadLine  # a JSON object's bytes, or why there are none
 
 
 class Columns(NamedTuple):
-    """What a table's header says."""
+    """The columns that a table's header names."""
 
     names: list[str]  # from the first that is not empty
     unnamed: int  # columns before that: the row's number or name, as pandas and R write it
