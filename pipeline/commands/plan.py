@@ -236,7 +236,7 @@ def stages_table(stages: Mapping[str, Figures]) -> "Table":
 
 
 def verdict(plan: Plan, disk: Disk) -> str:
-    """Return a sentence: does the run fit the memory and the disk, and which are the longest rows that would?"""
+    """Return sentences on memory and disk: does the run fit, and how long are the longest rows that would?"""
     full = f"It does not fit on the disk: {disk_gb(disk.missing)} too much. " if disk.missing else ""
     if plan.card is None or plan.longest_row is None:
         unknown = (
