@@ -18,10 +18,15 @@ PARTS = {"thinking": "thinking", "reasoning": "text"}  # a part's type, and the 
 
 
 def reasoning_of(item: Mapping[str, Any], role: str, where: str) -> str:
-    """Return the reasoning below a turn's own key. Raises `BadRow` if it is below a key that is not read."""
-    stated = next((item[key] for key in READ if item.get(key)), None)
-    if stated is not None:
-        return text(stated, f"{where} reasoning_content")
+    """Return the reasoning below a turn's own key.
+
+    Raises `BadRow` if it is below a key that is not read, or if two keys hold different reasoning.
+    """
+    stated = [text(item[key], f"{where} {key}") for key in READ if item.get(key)]
+    if stated:
+        if any(other.strip() != stated[0].strip() for other in stated):
+            raise BadRow("unsupported_field", f"{where} has reasoning in two keys, and they differ")
+        return stated[0]
     unread = next((key for key in UNREAD if item.get(key)), None)
     if unread is not None and role == "assistant":
         raise BadRow("unsupported_field", f"{where}: {unread} would be lost: write reasoning_content")
