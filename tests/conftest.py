@@ -29,6 +29,7 @@ from kept import STORE, kept
 from needed import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 (hooks)
 from plots_once import forget_plots, plots_once  # noqa: F401 (fixtures)
 
+from pipeline.core.owner import RUN
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 
@@ -163,6 +164,13 @@ def pytest_unconfigure() -> None:
     """Leave nothing of the session's home behind."""
     if OWNER:
         shutil.rmtree(HOME, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _belongs_to_no_run() -> Iterator[None]:
+    """Forget the Snakemake run that a test has begun in this process: later stages are run by hand."""
+    yield
+    os.environ.pop(RUN, None)
 
 
 @pytest.fixture(autouse=True, scope="session")

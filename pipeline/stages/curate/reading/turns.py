@@ -240,10 +240,11 @@ def read_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    tool = without_nulls(need(dict, tool, where, "bad_shape"))
-    function = tool.get("function", tool)
+    """Return a tool in OpenAI's form. Its nulls stay for the rule `nulls`, but for a null `function`."""
+    need(dict, tool, where, "bad_shape")
+    function = tool if tool.get("function") is None else tool["function"]
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name or tool.get("type") not in ("function", None):
         raise BadRow("bad_shape", f"{where} is not a function with a name")
-    rest = {key: tool[key] for key in tool if key != "type"}
+    rest = {key: value for key, value in tool.items() if key != "type" and (key, value) != ("function", None)}
     return {"type": "function"} | (rest if function is not tool else {"function": rest})
