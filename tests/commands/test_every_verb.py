@@ -163,7 +163,7 @@ def online(served: Path, tools: Toolchain, tmp_path: Path) -> Iterator[Path]:
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(PROJECT)}
     ) as process:
         try:
-            assert process.stdout and "127.0.0.1" in process.stdout.readline()
+            assert process.stdout and any("127.0.0.1" in line for line in process.stdout)
             yield root
         finally:
             process.send_signal(signal.SIGINT)
