@@ -277,7 +277,7 @@ def test_the_command(root: Path, params: Params, words: Sequence[str], title: st
     )
     try:
         assert process.stdout is not None
-        first = process.stdout.readline()
+        first = next((line for line in process.stdout if "is served on" in line), "")
         assert first.startswith(f"{title} is served on"), process.stderr and process.stderr.read()
         key = read_key(root / KEY_FILE)
         answer = httpx.get(
