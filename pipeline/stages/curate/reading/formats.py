@@ -207,7 +207,8 @@ def _question(value: Value, prompt: str) -> list[Turn]:
 
 
 def _prompt_completion(value: Value, prompt: str, answered: str) -> Content:
-    asked, stated = turns_of(value, prompt, "user"), value[answered]
+    asked = turns_of(value, prompt, "user")
+    stated = value[answered]
     if isinstance(stated, dict) or (isinstance(stated, list) and dict in map(type, stated)):
         return _chat(value, [*asked, *turns_of(value, answered, "assistant")])
     return _answered(value, asked, answered)

@@ -45,7 +45,7 @@ def drop_nulls(row: Row, changes: Changes) -> Row:
 
 
 class Declared:
-    """What a tool says of a value: the schemas that may describe it, none if it is not declared."""
+    """A tool's word on a value: the schemas that may describe it, none if it is not declared."""
 
     def __init__(self, schemas: Sequence[Any], root: Schema) -> None:
         self.root = root
@@ -124,7 +124,7 @@ def _without_nulls(call: dict[str, Any], declared: Mapping[str, Declared]) -> di
 
 
 def _declared(tools: Sequence[dict[str, Any]]) -> dict[str, Declared]:
-    """What each tool of a row says of its arguments, by its name."""
+    """Return the declared arguments of each tool of a row, by the tool's name."""
     found = {}
     for tool in tools:
         function = tool["function"]

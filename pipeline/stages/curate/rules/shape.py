@@ -223,7 +223,7 @@ def _check_answer(turns: Turns, field: str, before: str, followers: Followers) -
 
 
 def _walk(turns: Turns, field: str, state: str, followers: Followers) -> str:
-    """Where a walk along the turns from `state` ends (a key of `followers`). Raises `BadRow`."""
+    """Return the state (a key of `followers`) in which a walk along the turns ends. Raises `BadRow`."""
     for number, turn in enumerate(turns, start=1):
         role = turn["role"]
         if role == "system" and followers is LOOSE_FOLLOWERS and _may_stand(turns, number, state):
@@ -335,7 +335,7 @@ def _is_joined(turn: Turn, follower: Turn) -> bool:
 
 
 def _rest(turn: Turn) -> Turn:
-    """What neighboring turns must have in common: all but what they say."""
+    """Return the keys that neighboring turns must have in common: all but what they say."""
     return {
         key: value for key, value in turn.items() if key not in ("content", "tool_calls", "reasoning_content")
     }
