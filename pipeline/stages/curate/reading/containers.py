@@ -9,12 +9,18 @@ that says why there are none. Of a JSON array of any length only the element at 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import orjson
+
 from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
+from pipeline.stages.curate.exports.export import HEAD_RECORDS, Export, Head, Record
+from pipeline.stages.curate.exports.registry import export_of
 from pipeline.stages.curate.reading.columns import table_rows
 from pipeline.stages.curate.reading.encodings import HEAD, NOT_UTF8, is_foreign
 from pipeline.stages.curate.reading.files import (
@@ -117,24 +123,80 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
     layout = "lines" if part.start else kind
     if layout == ".json":
         layout = layout_of(path, packing, max_bytes, notes)
+        export = _export_of(path, packing, layout, max_bytes)
+        if export is not None:
+            notes[f"export_{export.name}"] += 1
+            with opened(path) as packed, unpacked(packed, packing) as file:
+                yield from _exported(export, _json_rows(file, layout, max_bytes, notes), max_bytes, notes)
+            return
     with opened(path) as packed, unpacked(packed, packing) as file:
         if layout in (*TEXT_TABLES, *PACKED_TABLES):
             records = _records(layout, file, max_bytes, notes)
             yield from ((number, None, row) for number, row in enumerate(records, start=1))
-        elif layout == "array":
-            yield from array_rows(file, max_bytes)
-        elif layout == "object":
-            text = file.read()
-            row = text[text.index(b"{") :].rstrip(JSON_SPACE)
-            by_columns = table_rows(row)
-            if by_columns is None:
-                yield 1, text.index(b"{"), row
-            else:
-                yield from ((number, None, record) for number, record in enumerate(by_columns, start=1))
         else:
             if part.start:  # of a file that is not packed
                 packed.seek(part.start)
-            yield from _lines(file, max_bytes, notes, part)
+            yield from _json_rows(file, layout, max_bytes, notes, part)
+
+
+def _json_rows(
+    file: BufferedReader, layout: str, max_bytes: int, notes: Counter[str], part: Part = ALL
+) -> Iterator[RawRow]:
+    """Yield the rows of a JSON file that stands at its beginning, or at that of a part of its lines."""
+    if layout == "array":
+        yield from array_rows(file, max_bytes)
+    elif layout == "object":
+        text = file.read()
+        row = text[text.index(b"{") :].rstrip(JSON_SPACE)
+        by_columns = table_rows(row)
+        if by_columns is None:
+            yield 1, text.index(b"{"), row
+        else:
+            yield from ((number, None, record) for number, record in enumerate(by_columns, start=1))
+    else:
+        yield from _lines(file, max_bytes, notes, part)
+
+
+def _export_of(path: Path, packing: str, layout: str, max_bytes: int) -> Export | None:
+    """Return the export that the file's first records show it to be; None for rows in a format."""
+    values = []
+    # What breaks here is met again, and reported, when the rows are read.
+    with suppress(BadLine, OSError), opened(path) as packed, unpacked(packed, packing) as file:
+        for row in islice(_json_rows(file, layout, max_bytes, Counter()), HEAD_RECORDS):
+            record = _record(row)
+            if not isinstance(record.value, BadLine):
+                values.append(record.value)
+    return export_of(Head(layout, tuple(values)))
+
+
+def _record(row: RawRow) -> Record:
+    number, offset, data = row
+    if isinstance(data, BadLine):
+        return Record(number, offset, data)
+    try:
+        return Record(number, offset, parse_value(data))
+    except BadLine as why:
+        return Record(number, offset, why)
+
+
+def _exported(
+    export: Export, rows: Iterable[RawRow], max_bytes: int, notes: Counter[str]
+) -> Iterator[RawRow]:
+    """Yield the rows of a program's export as JSON bytes. Blank lines are no records of it."""
+    records = (record for record in map(_record, rows) if not _is_blank(record))
+    for number, offset, row in export.read(records, notes):
+        if isinstance(row, BadLine):
+            yield number, offset, row
+            continue
+        text = orjson.dumps(row)
+        if len(text) > max_bytes:
+            yield number, offset, BadLine("too_long", f"a conversation of more than {max_bytes} bytes")
+        else:
+            yield number, offset, text
+
+
+def _is_blank(record: Record) -> bool:
+    return isinstance(record.value, BadLine) and record.value.code == "blank"
 
 
 def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
@@ -147,13 +209,15 @@ def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str
 
 
 def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
-    """Whether the file can be read in parts that begin at its lines: plain JSON, a value a line."""
+    """Whether the file can be read in parts that begin at its lines: plain JSON, a row a line."""
     if suffixes(name) != (".json", ""):
         return False
     with opened(path) as file:
         if is_foreign(file.peek(HEAD)):
             return False
-    return layout_of(path, "", max_bytes, Counter()) == "lines"
+    if layout_of(path, "", max_bytes, Counter()) != "lines":
+        return False
+    return _export_of(path, "", "lines", max_bytes) is None
 
 
 def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part) -> Iterator[RawRow]:

@@ -1,0 +1,85 @@
+"""What a program's export is: how it is recognized by the beginning of a file, and how its records become
+rows.
+
+A record is what the file's container gives: a line of JSONL, an element of an array, or the one object of a
+file. A row is an object in one of the formats of `reading.formats`, mostly `messages`. One record may give
+several rows (branches of a conversation), and many records one row (a session that is written line by line).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pipeline.core.jsonl import BadLine
+
+HEAD_RECORDS = 20  # records by which a file is recognized
+
+
+class Record(NamedTuple):
+    """A JSON value of a file, or why there is none."""
+
+    number: int  # from 1
+    offset: int | None  # bytes from the start of the unpacked file
+    value: Any | BadLine
+
+
+class Conversation(NamedTuple):
+    """A row that an export gives, or why its records give none."""
+
+    number: int  # of the record at which it begins
+    offset: int | None
+    row: dict[str, Any] | BadLine
+
+
+@dataclass(frozen=True)
+class Head:
+    """The beginning of a file: its layout and its first records, without those that can't be read."""
+
+    layout: str  # "lines", "array" or "object"
+    values: tuple[Any, ...]
+
+    def objects(self) -> list[dict[str, Any]]:
+        """Return the records that are objects."""
+        return [value for value in self.values if isinstance(value, dict)]
+
+
+Notes = Counter[
+    str
+]  # what was left out or decided, as name → how often; it comes to stand in reports/data.json
+
+
+@dataclass(frozen=True)
+class Export:
+    """The export of one program.
+
+    `read` gives a row, or a `BadLine` that names what is wrong, for everything in the file that is a
+    conversation; what it leaves out on purpose it counts in the notes. It holds one conversation in memory.
+    """
+
+    name: str
+    is_head: Callable[[Head], bool]
+    read: Callable[[Iterable[Record], Notes], Iterator[Conversation]]
+
+
+def each_record(
+    rows_of: Callable[[dict[str, Any], Notes], Iterable[dict[str, Any]]],
+) -> Callable[[Iterable[Record], Notes], Iterator[Conversation]]:
+    """Return the `read` of an export of which each record is a conversation.
+
+    `rows_of` gives the rows of one; it may raise `BadLine`, which then stands for the record.
+    """
+
+    def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
+        for number, offset, value in records:
+            try:
+                if isinstance(value, BadLine):
+                    raise value
+                if not isinstance(value, dict):
+                    raise BadLine("not_object", "not a JSON object, as this export's conversations are")
+                for row in rows_of(value, notes):
+                    yield Conversation(number, offset, row)
+            except BadLine as why:
+                yield Conversation(number, offset, why)
+
+    return read
