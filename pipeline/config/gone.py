@@ -53,6 +53,7 @@ GONE: Mapping[str, Gone] = {
     "train.target_experts": Gone(None, EXPERTS, "train.experts"),
     "train.router": Gone("frozen", EXPERTS, "train.experts"),
     "train.freeze_layers": Gone(0, "train.layers takes the first that trains too, as 20-", "train.layers"),
+    "train.shuffle": Gone(True, "train.order is shuffled or as_given", "train.order"),
     "train.distill_top_k": Gone(64, "the original's 64 likeliest tokens per position are kept"),
     "train.distill_sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
     "train.preference.sft_weight": Gone(0.0, "it is called train.sft_weight", "train.sft_weight"),
@@ -180,6 +181,10 @@ def _layers(train: Mapping[str, Any]) -> list[int] | str:
     return f"{first}-" if named is None else [layer for layer in named if layer >= first]
 
 
+def _order(train: Mapping[str, Any]) -> str:
+    return "shuffled" if train["shuffle"] else "as_given"
+
+
 def _offload(train: Mapping[str, Any]) -> int | str:
     layers, shared = train.get("offload_layers"), train.get("shard_base")
     if layers and shared:
@@ -194,6 +199,7 @@ TAKEN: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "curate.reject": _reject,
     "curate.repair": _repair,
     "train.layers": _layers,
+    "train.order": _order,
     "train.offload": _offload,
 }
 BESIDE = ("train.layers", "train.lora_variants")  # keys that files had beside a former one

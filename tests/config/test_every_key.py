@@ -92,7 +92,7 @@ KEYS = {
     "train.max_steps": Other(10),
     "train.per_device_train_batch_size": Other(2),
     "train.gradient_accumulation_steps": Other(4),
-    "train.shuffle": Other(False),
+    "train.order": Other("as_given"),
     "train.learning_rate": Other(1e-4),
     "train.warmup_ratio": Other(0.0),
     "train.lr_scheduler_type": Other("linear"),

@@ -192,6 +192,8 @@ ONE_NOW = {
     "train: {embeddings_on_cpu: true, shard_base: false}": "embeddings",
     "train: {embeddings_on_cpu: true, offload_layers: 3}": 3,
     "train: {shard_base: true, offload_layers: 0}": "shared",
+    "train: {shuffle: false}": "as_given",
+    "train: {shuffle: true, r: 8}": "shuffled",
     "train: {router: train}": ["gate_proj", "up_proj", "down_proj", "router"],
     "train: {router: train, target_experts: [down_proj]}": ["down_proj", "router"],
 }
@@ -228,7 +230,7 @@ def test_former_settings_that_are_one_now(former: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Q-CONFIG-003: .*\n  \w+\.\w+: .*`quench config upgrade`"):
         load_params(file)
     gone = {sentence.partition(" is gone: ")[0].rpartition(".")[2] for sentence in upgraded(file)}
-    assert gone == {*re.findall(r"(\w+): [^{]", former)} - {"layers", "lora_variants"}
+    assert gone == {*re.findall(r"(\w+): [^{]", former)} - {"layers", "lora_variants", "r"}
     assert ONE_NOW[former] in load_params(file).model_dump()[former.partition(":")[0]].values()
     by_lines = load_params(file)
     file.write_text(yaml.safe_dump(values, default_flow_style=True))  # on one line

@@ -94,5 +94,7 @@ class Preprocess(Section):
         1024, "longest row and length of a packed row, in tokens; longer rows are rejected, never cut"
     )
     packing: bool = key(
-        True, "put several short rows into one training row (best fit); each row sees only itself"
+        True,
+        "put several short rows into one training row (best fit, unless train.order is as_given); each row "
+        "sees only itself",
     )

@@ -107,10 +107,10 @@ class Train(Section):
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=1 << 16)] = key(
         8, "forwards per optimizer step"
     )
-    shuffle: bool = key(
-        True,
-        "each pass in another order; false: in the file's order (packed rows: as data/tokens has them, the "
-        "fullest first)",
+    order: Literal["shuffled", "as_given"] = key(
+        "shuffled",
+        "shuffled (each pass in another order) | as_given (each pass by the names of the files below "
+        "data/raw, then by their rows: a curriculum; rows are packed in this order, not by best fit)",
     )
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = key(2.0e-4, "peak learning rate, 2e-4 for example")
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = key(

@@ -50,8 +50,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     spaces: list[int] = []  # its keys, ascending: the smallest that is large enough is the best fit
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         length = lengths[number]
-        if not 0 < length <= capacity:
-            raise AssertionError(f"sequence {number} has {length} tokens, a packed row takes 1 to {capacity}")
+        _check_fits(number, length, capacity)
         place = bisect_left(spaces, length)
         if place < len(spaces):
             space = spaces[place]
@@ -67,6 +66,29 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
                 insort(spaces, space - length)
             by_space[space - length].append(row)
     return rows
+
+
+def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """The sequences, by number, of each packed row of at most `capacity` tokens, in the order given: a row
+    ends before the sequence that doesn't fit any more.
+
+    Raises `AssertionError` as `best_fit` does.
+    """
+    rows: list[list[int]] = []
+    space = 0
+    for number, length in enumerate(lengths):
+        _check_fits(number, length, capacity)
+        if length > space:
+            rows.append([])
+            space = capacity
+        rows[-1].append(number)
+        space -= length
+    return rows
+
+
+def _check_fits(number: int, length: int, capacity: int) -> None:
+    if not 0 < length <= capacity:
+        raise AssertionError(f"sequence {number} has {length} tokens, a packed row takes 1 to {capacity}")
 
 
 BY_PACKING = Asked("preprocess.packing is true", "set it to false")

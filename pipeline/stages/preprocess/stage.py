@@ -27,7 +27,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.text import most, plural
-from pipeline.stages.preprocess.packing import best_fit, need_rows_apart, packed_by
+from pipeline.stages.preprocess.packing import best_fit, in_order, need_rows_apart, packed_by
 from pipeline.stages.preprocess.page import render_labels_page, sample, unused
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.rewards import Weighting, account, sentences, weighting
@@ -59,9 +59,9 @@ def preprocess(
     """Tokenize and pack both splits, prove what was written, publish the folder; the statistics of it, and
     some rows to look at.
 
-    Of `train` the method and the weights of rewards are used. A row longer than `max_length` tokens (a pair:
-    both answers together), one that the template can't render whole and with exact labels, and one of a kind
-    that the method has no use for is left out and counted by reason; nothing is cut. With
+    Of `train` the method, the order and the weights of rewards are used. A row longer than `max_length`
+    tokens (a pair: both answers together), one that the template can't render whole and with exact labels,
+    and one of a kind that the method has no use for is left out and counted by reason; nothing is cut. With
     `train.train_on_prompt` what is asked is learned too, not the answers alone.
 
     Raises `DataError` where no training row is left, where tokenizer and configuration contradict each other
@@ -168,9 +168,10 @@ def write_split(
     lengths, units = token_lengths(table), table["unit"].to_pylist()
     # the numbers of each unit's sequences, which are neighbors
     members = [list(unit) for _, unit in groupby(range(len(units)), key=units.__getitem__)]
-    together = best_fit([sum(lengths[place] for place in unit) for unit in members], max_length)
     packed = members
     if to_tokens.packing:
+        pack = in_order if train.order == "as_given" else best_fit
+        together = pack([sum(lengths[place] for place in unit) for unit in members], max_length)
         packed = [[place for unit in row for place in members[unit]] for row in together]
     rewards = table["reward"].to_numpy().astype(float)  # NaN where there is none
     rule = train.reward if REWARD in METHODS[train.method].settings else "none"

@@ -83,7 +83,7 @@ class Loop:
         The order depends on the seed and the number of the pass alone, so a run that resumes has it again.
         """
         order = list(range(len(self.rows)))
-        if self.settings.shuffle:
+        if self.settings.order == "shuffled":
             chance = torch.Generator().manual_seed(self.settings.seed + epoch)
             order = torch.randperm(len(self.rows), generator=chance).tolist()
         batches = BatchSampler(order, self.settings.per_device_train_batch_size, drop_last=False)

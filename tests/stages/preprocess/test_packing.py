@@ -1,6 +1,7 @@
 """packing: nothing lost or cut, rows nearly full, and the loss is that of the rows alone."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.chat.tokens import IGNORED
-from pipeline.stages.preprocess.packing import best_fit
+from pipeline.stages.preprocess.packing import best_fit, in_order
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=120), capacity=st.integers(50, 90))
@@ -37,10 +38,22 @@ def test_best_fit(lengths: list[int], rows: list[list[int]]) -> None:
     assert best_fit(lengths, 10) == rows
 
 
+@given(lengths=st.lists(st.integers(1, 50), max_size=120), capacity=st.integers(50, 90))
+def test_packed_in_order_nothing_changes_places_and_no_row_ends_early(
+    lengths: list[int], capacity: int
+) -> None:
+    rows = in_order(lengths, capacity)
+    assert [number for row in rows for number in row] == [*range(len(lengths))]
+    filled = [sum(lengths[number] for number in row) for row in rows]
+    assert all(0 < tokens <= capacity for tokens in filled)
+    assert all(tokens + lengths[row[0]] > capacity for tokens, row in zip(filled, rows[1:], strict=False))
+
+
+@pytest.mark.parametrize("pack", [best_fit, in_order])
 @pytest.mark.parametrize("length", [0, 11])
-def test_nothing_is_cut(length: int) -> None:
+def test_nothing_is_cut(length: int, pack: Any) -> None:
     with pytest.raises(AssertionError, match="takes 1 to 10"):
-        best_fit([3, length], 10)
+        pack([3, length], 10)
 
 
 def test_the_packed_loss_is_the_loss_of_the_rows(whole_qwen2: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.config.params import Params
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import tree_hash
-from pipeline.core.jsonl import write_rows
+from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.stages.preprocess.stage import main, preprocess
 
 
@@ -54,6 +54,17 @@ def test_labels_are_the_answers(prepared: Path, tmp_path: Path) -> None:
     assert 0 < stats["trained_share"] < 0.5
     asked = run(prepared, tmp_path / "asked", packing=False, train=Train(train_on_prompt=True))
     assert asked["trained_share"] == 1
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_rows_stay_as_given(packing: bool, prepared: Path, tmp_path: Path) -> None:
+    """The order of the rows' file is the order of the tokens, packed or not."""
+    run(prepared, tmp_path / "tokens", packing=packing, train=Train(order="as_given"))
+    packed = parquet.read_table(tmp_path / "tokens/train.parquet")["row_ids"].to_pylist()
+    taken = [row_id for row in packed for row_id in row]
+    given = [row["id"] for row in read_rows(prepared / "data/final/train.jsonl") if row["id"] in taken]
+    assert taken == given
+    assert (len(packed) < len(taken)) == packing
 
 
 def test_two_runs_give_the_same_bytes(prepared: Path, tmp_path: Path) -> None:

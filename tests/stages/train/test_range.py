@@ -18,7 +18,7 @@ EVERYTHING: dict[str, Any] = {
     "rank_pattern": {"down_proj": 6},
     "lora_variants": ["rslora", "gaussian", "lora_plus"],
     "clip_value": 0.01,
-    "shuffle": False,
+    "order": "as_given",
     "save_total_limit": 2,
     "gradient_checkpointing": 2,
     "lora_dropout": 0.1,
@@ -56,7 +56,7 @@ def test_without_shuffling_rows_come_in_the_files_order(prepared: Path, tmp_path
         return [[number for batch in made.batches(epoch, 0) for number in batch["rows"]] for epoch in (0, 1)]
 
     rows = [*range(len(passes()[0]))]
-    assert passes(shuffle=False) == [rows, rows]
+    assert passes(order="as_given") == [rows, rows]
     first, second = passes()
     assert first != rows and first != second and sorted(first) == sorted(second) == rows
 
