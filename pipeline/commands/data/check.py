@@ -19,6 +19,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
+from pipeline.stages.curate.reading.archives import members_sentences
 from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.stages.curate.reading.files import files_below, refusal
 from pipeline.stages.curate.reading.workbooks import sheets_sentences
@@ -95,8 +96,8 @@ def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -
     """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it
     stands or repaired.
 
-    `tally` counts: `files`, `unread` and `empty` files, `sheets_not_read`, `lines`, `usable` lines, and
-    rows by kind and as `scored` (with a reward).
+    `tally` counts: `files`, `unread` and `empty` files, files that are a `description`, `members_not_read`,
+    `sheets_not_read`, `lines`, `usable` lines, and rows by kind and as `scored` (with a reward).
     """
     from pipeline.stages.curate.clean import CleaningStats, Rejected, file_entry
 
@@ -117,8 +118,9 @@ def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -
         tally["usable"] += 1
         tally.update(row["kind"] for row in rows)
         tally["scored"] += sum("reward" in row for row in rows)
-    tally["empty"] += tally["lines"] == before
-    tally["sheets_not_read"] += notes["sheets_not_read"]
+    tally["empty"] += tally["lines"] == before and not notes["description"]
+    for note in ("description", "members_not_read", "sheets_not_read"):
+        tally[note] += notes[note]
 
 
 def grouped(entries: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
@@ -182,11 +184,14 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
 def _stats(tally: Counter[str]) -> list[str]:
     """What was read, in which every file and row is counted once, and what training doesn't do with it."""
     empty = f", {tally['empty']:,} without a row" if tally["empty"] else ""
+    if tally["description"]:
+        empty += f", {tally['description']:,} only describing a data set"
     untrained = {kind: tally[kind] for kind in get_args(Kind) if kind not in TRAINED}
     return [
         f"{plural(tally['files'], 'file')}: {tally['files'] - tally['unread']:,} read, "
         f"{tally['unread']:,} not read{empty}; {plural(tally['lines'], 'row')}: {tally['usable']:,} usable, "
         f"{tally['lines'] - tally['usable']:,} rejected",
         *sheets_sentences(tally["sheets_not_read"]),
+        *members_sentences(tally["members_not_read"]),
         *kinds_sentences(untrained, tally["scored"]),
     ]

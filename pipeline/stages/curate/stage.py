@@ -28,6 +28,7 @@ from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.compare import join, sample, sketch
 from pipeline.stages.curate.phases.publish import publish, write
 from pipeline.stages.curate.phases.work import Work
+from pipeline.stages.curate.reading.archives import members_sentences
 from pipeline.stages.curate.reading.files import READ
 from pipeline.stages.curate.reading.workbooks import sheets_sentences
 from pipeline.stages.curate.shard import work_of
@@ -87,12 +88,21 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
 
 
+def _noted(report: CurationReport, note: str) -> int:
+    """Return how often a note was taken, over all files."""
+    return sum(file["notes"].get(note, 0) for file in report.files.values())
+
+
 def main(params: Params, root: Path, shards: int | None = None) -> None:
     """Run the stage below `root`, or publish what jobs made of this many shards, and print the result."""
     settings = params.curating
     report = publish(root, settings, work_of(root, settings, shards)) if shards else curate(root, settings)
     remove(root / FOLDER)
-    empty = [name for name, file in report.files.items() if not file["rows"]]
+    empty = [
+        name
+        for name, file in report.files.items()
+        if not file["rows"] and not file["notes"].get("description")
+    ]
     splits = ", ".join(f"{split} {report.splits[split]}" for split in SPLITS)
     lost = report.rows_rejected + report.rows_dropped
     parts = f", {report.parts_added:,} more by splitting" if report.parts_added else ""
@@ -102,7 +112,8 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
     )
     sentences = [
         *file_sentences(report.files_found, [*report.files_unread], empty),
-        *sheets_sentences(sum(file["notes"].get("sheets_not_read", 0) for file in report.files.values())),
+        *sheets_sentences(_noted(report, "sheets_not_read")),
+        *members_sentences(_noted(report, "members_not_read")),
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
         *([pairs_sentence(report.pairs)] if report.pairs else []),

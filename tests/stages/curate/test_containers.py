@@ -369,7 +369,7 @@ def test_what_json_has_no_form_for_rejects_its_row_alone(
         (UUID(int=1).bytes, pyarrow.uuid(), "00000000-0000-0000-0000-000000000001"),
         ("grün".encode(), pyarrow.binary(), "grün"),
         (b"\x89PNG", pyarrow.binary(), {"bytes": 4}),  # no text, but there: a picture must not vanish
-        ([("a", 1)], pyarrow.map_(pyarrow.string(), pyarrow.int64()), [["a", 1]]),
+        ([("a", 1)], pyarrow.map_(pyarrow.string(), pyarrow.int64()), {"a": 1}),
     ],
     ids=str,
 )
@@ -550,10 +550,21 @@ def test_an_element_may_lie_across_blocks(tmp_path: Path, element: bytes) -> Non
 @pytest.mark.parametrize(
     ("name", "code"),
     [("a.jsonl", None), ("a.NDJSON.gz", None), ("a.json.zst", None), ("a.csv", None), ("a.b.parquet", None)]
-    + [("a.TSV", None), ("a.tsv.gz", None)]
+    + [("a.TSV", None), ("a.tsv.gz", None), ("a.jsonl.zstd", None), ("a.Arrow", None), ("a.feather", None)]
+    + [("a.tar", None), ("a.tar.GZ", None), ("a.tgz", None), ("a.tar.zst", None), ("a.tzst", None)]
     + [
         (name, "unknown_container")
-        for name in ("a.txt", "a", "a.gz", "a.jsonl.bz2", "a.parquet.gz", "a.tab", "jsonl", "a.csv.gz.zst")
+        for name in (
+            "a.txt",
+            "a",
+            "a.gz",
+            "a.jsonl.bz2",
+            "a.parquet.gz",
+            "a.tab",
+            "jsonl",
+            "a.csv.gz.zst",
+            "a.arrow.gz",
+        )
     ],
 )
 def test_files_are_known_by_their_suffix(tmp_path: Path, name: str, code: str | None) -> None:

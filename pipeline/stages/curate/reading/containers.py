@@ -1,5 +1,5 @@
-"""The rows inside a raw file as JSON bytes: JSONL, one JSON value, CSV, TSV, Parquet, Excel;
-gzip and Zstandard around them.
+"""The rows inside a raw file as JSON bytes: JSONL, one JSON value, CSV, TSV, Parquet, Arrow, Excel; gzip and
+Zstandard around them, and tars of them.
 
 The name tells the container, and the content whether JSON is one value a line or one value in all. Whatever a
 file holds, each of its rows is given once: as bytes for `pipeline.core.jsonl.parse_line`, or as the `BadLine`
@@ -9,35 +9,47 @@ that says why there are none. Of a JSON array of any length only the element at 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from io import BufferedReader
-from itertools import islice
+from io import BufferedReader, BytesIO
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
+from pipeline.core.text import safe
 from pipeline.stages.curate.exports.export import HEAD_RECORDS, Export, Head, Record
 from pipeline.stages.curate.exports.registry import export_of
+from pipeline.stages.curate.reading.archives import BrokenArchive, tar_members
+from pipeline.stages.curate.reading.columnar import arrow_rows, parquet_rows
 from pipeline.stages.curate.reading.columns import table_rows
 from pipeline.stages.curate.reading.encodings import HEAD, NOT_UTF8, is_foreign
 from pipeline.stages.curate.reading.files import (
+    ARCHIVE,
+    ARROW,
     JSON_SPACE,
     PACKED_TABLES,
     TEXT_TABLES,
+    Pieces,
+    growth_limit,
+    head_size,
     is_json,
+    layout_in,
     layout_of,
     opened,
     suffixes,
     unpacked,
 )
-from pipeline.stages.curate.reading.tables import Row, csv_rows, parquet_rows
+from pipeline.stages.curate.reading.saved_folders import is_description, missing_files
+from pipeline.stages.curate.reading.tables import Row, csv_rows
 from pipeline.stages.curate.reading.workbooks import workbook_rows
 
+T = TypeVar("T")
 RawRow = tuple[int, int | None, bytes | BadLine]
 BLOCK = 1 << 16  # bytes
+STREAMED = (".json", *TEXT_TABLES)  # which members of an archive are read; the others need a file to seek in
 # from inside a string to its end, or the block's
 STRING_REST = re.compile(rb'[^"\\]*+(?>(?:\\.[^"\\]*+)*)(")?', re.DOTALL)
 TOKEN = re.compile(rb'"' + STRING_REST.pattern + rb"|[\[\]{},]", re.DOTALL)
@@ -119,6 +131,12 @@ def raw_lines(
 
 
 def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part) -> Iterator[RawRow]:
+    if is_description(path):
+        notes["description"] += 1
+        yield from (
+            (number, None, _missing(file)) for number, file in enumerate(missing_files(path), start=1)
+        )
+        return
     kind, packing = suffixes(name)
     layout = "lines" if part.start else kind
     if layout == ".json":
@@ -130,7 +148,9 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
                 yield from _exported(export, _json_rows(file, layout, max_bytes, notes), max_bytes, notes)
             return
     with opened(path) as packed, unpacked(packed, packing) as file:
-        if layout in (*TEXT_TABLES, *PACKED_TABLES):
+        if kind == ARCHIVE:
+            yield from _rows_of_members(tar_members(file), growth_limit(packed), max_bytes, notes)
+        elif layout in (*TEXT_TABLES, *PACKED_TABLES):
             records = _records(layout, file, max_bytes, notes)
             yield from ((number, None, row) for number, row in enumerate(records, start=1))
         else:
@@ -199,10 +219,100 @@ def _is_blank(record: Record) -> bool:
     return isinstance(record.value, BadLine) and record.value.code == "blank"
 
 
+def _missing(file: str) -> BadLine:
+    return BadLine("broken_container", f"it lists {safe(file)}, which is not there: copy the folder again")
+
+
+def _rows_of_members(
+    members: Iterable[tuple[str, BufferedReader | None]], limit: int, max_bytes: int, notes: Counter[str]
+) -> Iterator[RawRow]:
+    """Yield the rows of the files in an archive, their numbers going on from member to member.
+
+    What is wrong with a member costs its own rows, and what is wrong with the archive all that follow.
+    Together the members may unpack to `limit` bytes.
+    """
+    total = unpacked_bytes = 0
+    for name, content in members:
+        kind, packing = suffixes(name)
+        if content is None or kind not in STREAMED:
+            notes["members_not_read"] += 1
+            continue
+        if unpacked_bytes > limit:
+            raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
+        pieces = Pieces(iter(()), limit)
+        try:
+            with unpacked(content, packing, limit) as inside:
+                layout, pieces = _sniffed(kind, inside, limit, max_bytes, notes)
+                for row in _member_rows(kind, layout, BufferedReader(pieces, BLOCK), max_bytes, notes):
+                    total += 1
+                    yield total, None, row
+        except BrokenArchive:
+            raise
+        except BadLine as broken:
+            total += 1
+            yield total, None, BadLine(broken.code, f"{name}: {broken}")
+        unpacked_bytes += pieces.total
+
+
+def _member_rows(
+    kind: str, layout: str, file: BufferedReader, max_bytes: int, notes: Counter[str]
+) -> Iterator[bytes | BadLine]:
+    """Yield the rows of a member. It is read once, so what shows that it is an export is kept."""
+    if kind != ".json":
+        yield from _records(kind, file, max_bytes, notes)
+        return
+    rows = _json_rows(file, layout, max_bytes, notes)
+    head, rest = _begun(rows, HEAD_RECORDS)
+    values = tuple(record.value for record in map(_record, head))
+    export = export_of(Head(layout, tuple(value for value in values if not isinstance(value, BadLine))))
+    found: Iterator[RawRow] = chain(head, rest)
+    if export is not None:
+        notes[f"export_{export.name}"] += 1
+        found = _exported(export, found, max_bytes, notes)
+    yield from (row for _, _, row in found)
+
+
+def _sniffed(
+    kind: str, file: BufferedReader, limit: int, max_bytes: int, notes: Counter[str]
+) -> tuple[str, Pieces]:
+    """Return the layout of a member, which can be read only once, and all of its bytes."""
+    blocks = iter(lambda: file.read1(BLOCK), b"")
+    if kind != ".json":
+        return kind, Pieces(blocks, limit)
+    head, rest = _begun(blocks, head_size(max_bytes), len)
+    return layout_in(BytesIO(b"".join(head)), max_bytes, notes), Pieces(chain(head, rest), limit)
+
+
+def _begun(
+    items: Iterator[T], most: int, size_of: Callable[[T], int] = lambda _: 1
+) -> tuple[list[T], Iterator[T]]:
+    """Return the first items, until their sizes come to `most`, and the others. What keeps one of the first
+    from being read is raised in its turn, by the others.
+    """
+    head: list[T] = []
+    total = 0
+    try:
+        for item in items:
+            head.append(item)
+            total += size_of(item)
+            if total >= most:
+                break
+    except BadLine as error:
+        return head, _raising(error)
+    return head, items
+
+
+def _raising(error: BadLine) -> Iterator[Any]:
+    raise error
+    yield
+
+
 def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
     """The records of a table, whose suffix is `kind`."""
     if kind == ".parquet":
         return parquet_rows(file, max_bytes)
+    if kind in ARROW:
+        return arrow_rows(file, max_bytes)
     if kind == ".xlsx":
         return workbook_rows(file, max_bytes, notes)
     return csv_rows(file, max_bytes, notes, "\t" if kind == ".tsv" else ",")
@@ -210,7 +320,7 @@ def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str
 
 def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
     """Whether the file can be read in parts that begin at its lines: plain JSON, a row a line."""
-    if suffixes(name) != (".json", ""):
+    if suffixes(name) != (".json", "") or is_description(path):
         return False
     with opened(path) as file:
         if is_foreign(file.peek(HEAD)):

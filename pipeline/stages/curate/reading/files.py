@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader, RawIOBase
+from io import BufferedReader, BytesIO, RawIOBase
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,11 +25,19 @@ from pipeline.core.special_files import is_users_data, not_listed, trouble, unre
 from pipeline.core.text import plural, safe
 from pipeline.stages.curate.reading.columns import table_rows
 from pipeline.stages.curate.reading.encodings import HEAD, marked, no_mark, unmarked, utf8_pieces
+from pipeline.stages.curate.reading.saved_folders import refusal_beside_state
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-TEXT_TABLES, PACKED_TABLES = (".csv", ".tsv"), (".parquet", ".xlsx")
-PACKED_SUFFIXES = (".gz", ".zst")  # around JSON, CSV and TSV; the others are packed inside
-READ = "*.jsonl, *.ndjson, *.json, *.csv and *.tsv, plain or with .gz or .zst, *.parquet and *.xlsx"
+TEXT_TABLES = (".csv", ".tsv")
+ARROW = (".arrow", ".feather")
+PACKED_TABLES = (".parquet", ".xlsx", *ARROW)
+ARCHIVE = ".tar"
+PACKED_SUFFIXES = {".gz": ".gz", ".zst": ".zst", ".zstd": ".zst"}  # around JSON, CSV, TSV and tar
+SHORT_ARCHIVES = {".tgz": ".gz", ".tzst": ".zst"}  # a tar and its packing in one suffix
+READ = (
+    "*.jsonl, *.ndjson, *.json, *.csv, *.tsv and *.tar of these, plain or with .gz or .zst, *.parquet, "
+    "*.arrow, *.feather and *.xlsx"
+)
 ALWAYS_ALLOWED = 256 << 20  # bytes that any file may unpack to
 MAX_GROWTH = 200  # times its size on disk that a larger one may unpack to; text rarely reaches 20
 GZIP_READ = 1 << 16
@@ -89,7 +97,10 @@ def refusal(path: Path) -> BadLine | None:
             "unknown_container",
             "this is a link to a folder, which is not followed" if path.is_symlink() else "this is a folder",
         )
-    return None if suffixes(path.name)[0] else BadLine("unknown_container", f"only files {READ} are read")
+    kind, _ = suffixes(path.name)
+    if kind in ARROW:
+        return refusal_beside_state(path)
+    return None if kind else BadLine("unknown_container", f"only files {READ} are read")
 
 
 @contextmanager
@@ -112,57 +123,71 @@ def size(path: Path) -> int:
 def suffixes(name: str) -> tuple[str, str]:
     """The container (JSON's is .json, none is "") and its packing, as suffixes: (".json", ".gz")."""
     *_, first, last = ["", "", *PurePosixPath(name.lower()).suffixes]
-    kind, packing = (first, last) if last in PACKED_SUFFIXES else (last, "")
+    if last in SHORT_ARCHIVES:
+        return ARCHIVE, SHORT_ARCHIVES[last]
+    kind, packing = (first, PACKED_SUFFIXES[last]) if last in PACKED_SUFFIXES else (last, "")
     if kind in JSON_SUFFIXES:
         return ".json", packing
-    is_read = kind in TEXT_TABLES or (kind in PACKED_TABLES and not packing)
+    is_read = kind in (*TEXT_TABLES, ARCHIVE) or (kind in PACKED_TABLES and not packing)
     return (kind, packing) if is_read else ("", "")
 
 
-def unpacked(file: BufferedReader, packing: str) -> BufferedReader:
+def unpacked(file: BufferedReader, packing: str, limit: int | None = None) -> BufferedReader:
     """Return the bytes inside a file packed with ".gz", ".zst" or "" (none), in UTF-8 if a byte order mark
-    says that they are not. This and reading raise `BadLine`.
+    says that they are not. They are at most `limit`, by default the file's `growth_limit`. This and reading
+    raise `BadLine`.
     """
+    limit = growth_limit(file) if limit is None else limit
     if file.peek(len(POINTER)).startswith(POINTER):
         raise BadLine("broken_container", f"this is a pointer of Git LFS: {REMEDY}")
     inside = file
     if packing:
         pieces = _gzip_pieces(file) if packing == ".gz" else _zstd_pieces(file)
-        inside = BufferedReader(_Pieces(pieces, growth_limit(file)), GZIP_READ)
+        inside = BufferedReader(Pieces(pieces, limit), GZIP_READ)
     head = inside.peek(HEAD)[:HEAD]
     if encoding := unmarked(head):
         raise no_mark(encoding)
     if encoding := marked(head):
-        return BufferedReader(_Pieces(utf8_pieces(inside, encoding), growth_limit(file)), GZIP_READ)
+        return BufferedReader(Pieces(utf8_pieces(inside, encoding), limit), GZIP_READ)
     return inside
 
 
 def layout_of(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:
-    """`array` or `object` where the file is such a value on several lines (an array or a table by columns: or
-    one), or `lines`.
-    """
+    """Return the `layout_in` of a file."""
     try:
         with opened(path) as packed, unpacked(packed, packing) as file:
-            head = file.read(SNIFFED)
-            notes["bom"] += head.startswith(BYTE_ORDER_MARK)
-            head = head.removeprefix(BYTE_ORDER_MARK).lstrip(JSON_SPACE)
-            if not head.startswith((b"[", b"{")):
-                return "lines"
-            line = head[: head.find(b"\n") + 1] or head + file.readline(max_bytes)
-            rest = head[len(line) :]
-            if is_json(line):
-                if (rest + file.read(SNIFFED)).strip(JSON_SPACE):
-                    return "lines"
-                if head.startswith(b"["):
-                    return "array"
-                return "lines" if table_rows(line) is None else "object"
-            if head.startswith(b"["):
-                row_follows = line.endswith(b"\n") and _is_row(rest + file.read(max_bytes))
-                return "array" if BEGINS_ARRAY.match(line) and not row_follows else "lines"
-            text = line + rest + file.read(max_bytes)
-            return "object" if len(text) <= max_bytes and is_json(text) else "lines"
+            return layout_in(file, max_bytes, notes)
     except BadLine:  # it is met again, and reported, when the rows are read
         return "lines"
+
+
+def layout_in(file: BufferedReader | BytesIO, max_bytes: int, notes: Counter[str]) -> str:
+    """Return `array` or `object` if the file is such a value on several lines (an array or a table by
+    columns: or one), else `lines`. At most `head_size` bytes are read.
+    """
+    head = file.read(SNIFFED)
+    notes["bom"] += head.startswith(BYTE_ORDER_MARK)
+    head = head.removeprefix(BYTE_ORDER_MARK).lstrip(JSON_SPACE)
+    if not head.startswith((b"[", b"{")):
+        return "lines"
+    line = head[: head.find(b"\n") + 1] or head + file.readline(max_bytes)
+    rest = head[len(line) :]
+    if is_json(line):
+        if (rest + file.read(SNIFFED)).strip(JSON_SPACE):
+            return "lines"
+        if head.startswith(b"["):
+            return "array"
+        return "lines" if table_rows(line) is None else "object"
+    if head.startswith(b"["):
+        row_follows = line.endswith(b"\n") and _is_row(rest + file.read(max_bytes))
+        return "array" if BEGINS_ARRAY.match(line) and not row_follows else "lines"
+    text = line + rest + file.read(max_bytes)
+    return "object" if len(text) <= max_bytes and is_json(text) else "lines"
+
+
+def head_size(max_bytes: int) -> int:
+    """Return the bytes that `layout_in` reads at most."""
+    return 2 * (SNIFFED + max_bytes)
 
 
 def _is_row(text: bytes) -> bool:
@@ -185,7 +210,7 @@ def growth_limit(file: BufferedReader) -> int:
     return max(ALWAYS_ALLOWED, MAX_GROWTH * os.fstat(file.fileno()).st_size)
 
 
-class _Pieces(RawIOBase):
+class Pieces(RawIOBase):
     """Byte strings, one after the other, as a file of at most `limit` bytes."""
 
     def __init__(self, pieces: Iterator[bytes], limit: int) -> None:

@@ -1,21 +1,16 @@
-"""The records of CSV, TSV and Parquet files as JSON objects, a key per column; empty cells are left out."""
+"""The records of CSV and TSV files as JSON objects, a key per column; empty cells are left out."""
 
 import csv
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import date, time, timedelta
-from decimal import Decimal
 from io import BufferedReader
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import orjson
 
-from pipeline.core.jsonl import BYTE_ORDER_MARK, MAX_DEPTH, BadLine, parse_value
+from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine, parse_value
 from pipeline.stages.curate.reading.encodings import NOT_UTF8
-from pipeline.stages.curate.reading.files import growth_limit
 from pipeline.stages.curate.reading.formats import LIST_KEYS, TURN_KEYS
 from pipeline.stages.curate.reading.letter_case import known_names
 from pipeline.stages.curate.reading.text_calls import python_objects
@@ -29,8 +24,6 @@ TURNS = re.compile(r"\s*\[\s*\{")
 NAMELESS = "the first line must name the columns: "
 SEPARATORS = (",", ";", "\t", "|")
 SEPARATOR_LINE = re.compile(rb'"?sep=(\t|[^\w\s"])"?\s*', re.IGNORECASE)  # above the header, for Excel
-BATCH = 32  # rows of a Parquet file that are unpacked at a time
-READ_AHEAD = 1 << 20  # bytes of each column
 
 Row = bytes | BadLine  # a JSON object's bytes, or why there are none
 
@@ -74,35 +67,6 @@ def csv_rows(file: BufferedReader, max_bytes: int, notes: Counter[str], separato
                 raise BadLine(
                     "not_csv", "it is unclear where records begin: the rest of the file isn't read"
                 ) from None
-
-
-def parquet_rows(file: BufferedReader, max_bytes: int) -> Iterator[Row]:
-    """Each row; what JSON has no type for becomes text. Raises `BadLine` where the file can't be read.
-
-    Bytes that are not text become an object with their number, so that no format takes them for anything (or
-    for nothing).
-    """
-    import pyarrow  # takes a while, and most have no use for it
-    from pyarrow.parquet import ParquetFile
-
-    unpacked_bytes, limit = 0, growth_limit(file)
-    try:
-        table = ParquetFile(file, buffer_size=READ_AHEAD, pre_buffer=False)
-        names = table.schema_arrow.names
-        if len(set(names)) < len(names):
-            raise BadLine("bad_header", "two columns have the same name")
-        names = known_names(names)
-        for batch in table.iter_batches(BATCH, use_threads=False):
-            unpacked_bytes += batch.nbytes
-            if unpacked_bytes > limit:
-                raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
-            yield from _batch_rows(batch.rename_columns(names), max_bytes)
-    except BadLine:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise BadLine(
-            "broken_container", f"Arrow can't read this Parquet file further ({type(error).__name__})"
-        ) from None
 
 
 def _records(file: BufferedReader, max_bytes: int) -> Iterator[tuple[bytes | None, int]]:
@@ -189,14 +153,14 @@ def record_object(columns: Columns, cells: list[str]) -> dict[str, Any]:
         raise BadLine("bad_shape", f"{len(cells)} cells, but the header names {width}")
     if columns.unnamed:
         cells = cells[columns.unnamed :]
-    row = {name: _value(name, cell) for name, cell in zip(columns.names, cells, strict=True) if cell}
+    row = {name: cell_value(name, cell) for name, cell in zip(columns.names, cells, strict=True) if cell}
     if "" in row:
         raise BadLine("bad_shape", "a cell holds something, and its column has no name")
     return row
 
 
-def _value(name: str, cell: str) -> Any:
-    """A cell's string, or the JSON that its column is known for."""
+def cell_value(name: str, cell: str) -> Any:
+    """Return a cell's string, or the JSON that its column is known for. Raises `BadLine`."""
     if (name in LIST_KEYS and cell.lstrip().startswith(("[", "{"))) or (
         name in TURN_KEYS and TURNS.match(cell)
     ):
@@ -208,70 +172,3 @@ def _value(name: str, cell: str) -> Any:
             except ValueError:
                 raise BadLine(error.code, f"column {name}: {error}: write it by json.dumps") from None
     return cell
-
-
-def _batch_rows(batch: Any, max_bytes: int) -> Iterator[Row]:
-    """Each row of an Arrow record batch."""
-    try:
-        rows = batch.to_pylist()
-    except (ValueError, OverflowError):  # one cell is enough: text that is not UTF-8, a year 10,000
-        rows = [None] * len(batch)
-    for at, row in enumerate(rows):
-        try:
-            if row is None:
-                columns = zip(batch.schema.names, batch.columns, strict=True)
-                row = {name: _python_value(column[at]) for name, column in columns}
-            values = _json_value(row, MAX_DEPTH).items()
-            text = orjson.dumps(
-                {
-                    name: _value(name, cell) if type(cell) is str else cell
-                    for name, cell in values
-                    if cell is not None
-                }
-            )
-            yield text if len(text) <= max_bytes else BadLine("too_long", f"longer than {max_bytes} bytes")
-        except BadLine as error:
-            yield error
-
-
-def _python_value(cell: Any) -> Any:
-    """An Arrow scalar's value; None if it is a time that Python can't tell."""
-    from pyarrow.types import is_temporal
-
-    try:
-        return cell.as_py()
-    except (ValueError, OverflowError):
-        if is_temporal(cell.type):
-            return None
-        raise BadLine(
-            "bad_shape", "a cell holds what has no form in JSON, such as text that is not UTF-8"
-        ) from None
-
-
-def _json_value(value: Any, depth: int) -> Any:
-    """The value as JSON has it, nulls too. Raises `BadLine` for one that JSON doesn't have.
-
-    A null may be what a row says or what Arrow gives all rows the same keys with: formats and the rule
-    `nulls` tell them apart, as in JSONL.
-    """
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise BadLine("not_finite", "a cell holds NaN or infinity")
-        return value
-    if depth == 0:
-        raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
-    match value:
-        case dict():
-            return {key: _json_value(item, depth - 1) for key, item in value.items()}
-        case list() | tuple():  # a tuple is an entry of a map
-            return [_json_value(item, depth - 1) for item in value]
-        case date() | time():
-            return value.isoformat()
-        case Decimal() | UUID() | timedelta():
-            return str(value)
-        case bytes():
-            text = value.decode("utf-8", "replace")
-            return text if text.encode() == value else {"bytes": len(value)}
-    raise BadLine("bad_shape", f"a cell of type {type(value).__name__} has no form in JSON")

@@ -1,0 +1,67 @@
+"""Folders that `Dataset.save_to_disk` and `DatasetDict.save_to_disk` of `datasets` write: Arrow files, and
+JSON files that describe them and hold no rows.
+
+`state.json` lists the Arrow files that are the data set. Others beside it are what `map` and `filter` kept of
+their results.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.jsonl import BadLine
+
+STATE = "state.json"
+DESCRIPTIONS = {  # file → the key that tells it from rows
+    STATE: "_data_files",
+    "dataset_info.json": "features",
+    "dataset_dict.json": "splits",
+}
+LARGEST = 16 << 20  # bytes of such a file
+
+
+def is_description(path: Path) -> bool:
+    """Return True for a JSON file that describes a data set."""
+    return path.name in DESCRIPTIONS and DESCRIPTIONS[path.name] in _read(path)
+
+
+def missing_files(path: Path) -> list[str]:
+    """Return the Arrow files that a description lists and its folder does not have."""
+    if path.name != STATE:
+        return []
+    return [name for name in _names(_read(path)["_data_files"]) if not (path.parent / name).is_file()]
+
+
+def refusal_beside_state(path: Path) -> BadLine | None:
+    """Return why an Arrow file is not read, if the state.json beside it says so."""
+    state = _read(path.parent / STATE)
+    if "_data_files" not in state:
+        return None
+    if _names(state.get("_indices_data_files")):
+        return BadLine(
+            "unknown_container",
+            "state.json selects rows of this file by an index, as old versions of datasets did: load the "
+            "folder and save it with a current one",
+        )
+    if path.name not in _names(state["_data_files"]):
+        return BadLine(
+            "unknown_container", "state.json beside it does not list this file: it is a cache of datasets"
+        )
+    return None
+
+
+def _names(listed: Any) -> list[str]:
+    files = listed if isinstance(listed, list) else []
+    names = [file.get("filename") for file in files if isinstance(file, dict)]
+    return [name for name in names if isinstance(name, str)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a description's object; an empty one if it is missing or anything else."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return {}
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
