@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from pipeline.chat.rows import BadRow
+from pipeline.stages.curate.reading.blocks import has_blocks, spread
 from pipeline.stages.curate.reading.marks import is_trained, marks_of
 from pipeline.stages.curate.reading.reasoning import reasoning_of, split_reasoning
 from pipeline.stages.curate.reading.text_calls import find_calls, value_of
@@ -41,6 +42,7 @@ ROLES = (
         "tool",
     )
 )
+SCHEMAS, CACHE = {"input_schema": "parameters"}, ("cache_control",)  # keys of Anthropic's tools
 CALLERS = frozenset({"function_call", "tool_call"})  # an assistant's turn whose text is the call, as JSON
 MEDIA = ("audio", "audios", "image", "images", "video", "videos")  # without them it means something else
 LOST = ("refusal", *MEDIA)  # would be, and change the turn
@@ -55,7 +57,11 @@ def read_turns(value: Any, field: str) -> list[Turn]:
             if type(content) is str and type(role) is str and role in ROLES:
                 turns.append({"role": ROLES[role], "content": content})
                 continue
-        turns.append(_turn(item, f"{field} {number}"))
+        where = f"{field} {number}"
+        if isinstance(item, dict) and has_blocks(item.get("content")):
+            turns += [_turn(one, where) for one in spread(item, where)]
+        else:
+            turns.append(_turn(item, where))
     return turns
 
 
@@ -240,11 +246,17 @@ def read_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    """Return a tool in OpenAI's form. Its nulls stay for the rule `nulls`, but for a null `function`."""
+    """Return a tool in OpenAI's form, also of Anthropic's (`input_schema`). Its nulls stay for the rule
+    `nulls`, but for a null `function`.
+    """
     need(dict, tool, where, "bad_shape")
     function = tool if tool.get("function") is None else tool["function"]
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or not name or tool.get("type") not in ("function", None):
+    types = ("function", None)
+    if function is tool and isinstance(tool.get("input_schema"), dict):
+        types = ("custom", None)
+        function = tool = {SCHEMAS.get(key, key): value for key, value in tool.items() if key not in CACHE}
+    if not isinstance(name, str) or not name or tool.get("type") not in types:
         raise BadRow("bad_shape", f"{where} is not a function with a name")
     rest = {key: value for key, value in tool.items() if key != "type" and (key, value) != ("function", None)}
     return {"type": "function"} | (rest if function is not tool else {"function": rest})
