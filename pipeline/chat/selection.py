@@ -12,13 +12,14 @@ move no others.
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import OTHERS, TRAINED, Row, completed
 from pipeline.chat.tokens import Encoded, encodable
+from pipeline.config.scorers import TOOL_CALLS
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 
@@ -85,18 +86,53 @@ def encoded_rows(tokenizer: Any, rows: Path, count: int, ctx_size: int) -> list[
     return list(islice(encodable(tokenizer, candidates, ctx_size), count))
 
 
-def answerable_rows(rows: Path, count: int) -> list[Row]:
-    """`count` drawn chats whose last turn is an answer in words: a call of a tool is not scored. Raises
+def answerable_rows(rows: Path, count: int, scorers: Sequence[str]) -> list[Row]:
+    """`count` drawn chats that end in a turn which one of `scorers` can score (`questions`). Raises
     `DataError` if there is none.
     """
-    chats = drawn(filter(is_answerable, chats_in(rows)), count)
+    chats = drawn(questions(chats_in(rows), scorers), count)
     if not chats:
         raise DataError(
             "Q-CHAT-004",
-            f"no chat of {rows} ends in an answer that can be scored: set evaluate.scorers to [], or fix "
+            f"no chat of {rows} {endings(scorers)} that can be scored: set evaluate.scorers to [], or fix "
             "the chats",
         )
     return chats
+
+
+def endings(scorers: Sequence[str]) -> str:
+    """Say what a chat must have for one of `scorers`."""
+    words = ["ends in an answer"] if set(scorers) - {TOOL_CALLS} else []
+    return " or ".join([*words, *(["calls a tool that it offers"] if TOOL_CALLS in scorers else [])])
+
+
+def questions(chats: Iterable[Row], scorers: Sequence[str]) -> Iterator[Row]:
+    """Each chat as it is asked: up to its last turn if that is in words and a scorer scores words, and up to
+    the last turn that calls tools if `tool_calls` is among the scorers.
+    """
+    scores_words = bool(set(scorers) - {TOOL_CALLS})
+    for row in chats:
+        if scores_words and is_answerable(row):
+            yield row
+        if TOOL_CALLS in scorers and (called := up_to_calls(row)):
+            yield called
+
+
+def up_to_calls(row: Row) -> Row | None:
+    """The chat up to its last trained turn that calls tools, with an id of its own if other turns follow.
+
+    None if there is no such turn, or the row offers no tools: llama-server then reads no calls.
+    """
+    turns = row["messages"]
+    calling = [
+        place
+        for place, turn in enumerate(turns)
+        if place and turn.get("tool_calls") and turn.get("train") is not False
+    ]
+    if not calling or not row.get("tools"):
+        return None
+    end = calling[-1] + 1
+    return row if end == len(turns) else {**row, "id": f"{row['id']}#{end}", "messages": turns[:end]}
 
 
 def is_answerable(row: Row) -> bool:

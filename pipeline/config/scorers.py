@@ -11,6 +11,7 @@ PLAIN = {  # take nothing after their name; in words, beside the setting
     "json_fields": "share of fields equal",
     "rouge_l": "words in the same order: for chats whose answers can be put in other words",
     "code": "a Python answer runs the row's tests, sandboxed",
+    "tool_calls": "name and arguments of calls equal",
 }
 WORDS = PLAIN | {
     "number:MARKER": "the number after it",
@@ -20,6 +21,7 @@ WORDS = PLAIN | {
     "judge": "a model gives marks, see evaluate.judge",
 }
 SPELLINGS = ", ".join(WORDS).replace(", judge", " or judge")
+TOOL_CALLS = "tool_calls"  # scores turns that call tools, all others turns in words
 MOST_REPEATS = 100_000  # of a pattern's {n} multiplied: 0.2 s to compile
 # can't lead out of the folder
 NAME = re.compile(r"(?P<file>[^./\\:][^/\\:]*(?:/[^./\\:][^/\\:]*)*\.py):(?P<function>[^\W\d]\w*)")

@@ -38,6 +38,12 @@ ASK_SECONDS = 600  # that a measurement's own client waits, and may be waited fo
 # over what it took when its model was loaded: a schema of 100,000 levels takes all memory (measured: 20 GB in
 # 3 minutes), and so does a chat template, which is tried before the server is ready
 GROWTH_BYTES = 4 * MEMORY_GB
+# what it says of an answer that its parser of calls and reasoning can't read (common/chat.cpp)
+UNPARSED = "The model produced output that does not match the expected"
+
+
+class Unparsed(ToolError):
+    """An answer that is not in the form of the model's chat template: llama-server shows none of it."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,13 @@ class Server:
         return True
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """POST `body` and give the decoded answer; `ToolError` with the server's words where it refuses."""
+        """POST `body` and give the decoded answer; `ToolError` with the server's words where it refuses,
+        `Unparsed` if it can't read what the model said.
+        """
         answer = self.client.post(path, json=body)
         if answer.status_code != 200:
-            raise ToolError(
+            kind = Unparsed if UNPARSED in answer.text else ToolError
+            raise kind(
                 "Q-LLAMACPP-013", f"llama-server answered {answer.status_code} to {path}: {answer.text[:300]}"
             )
         return answer.json()

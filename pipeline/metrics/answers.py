@@ -11,16 +11,25 @@ from pipeline.chat.rows import other_references
 from pipeline.chat.selection import SEED
 from pipeline.chat.tokens import chat_request
 from pipeline.config.products import ModelFiles
+from pipeline.config.scorers import TOOL_CALLS
 from pipeline.config.sections import Evaluate, External, Judge
 from pipeline.core.hashing import json_hash
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.progress import progress
-from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.server import Server, Unparsed, serving
 from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.intervals import interval
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Score
 from pipeline.metrics.scorers import parse, scored
+from pipeline.metrics.tool_calls import (
+    CALLS,
+    EXPECTED,
+    UNPARSED,
+    call_figures,
+    expected_calls,
+    made_calls,
+)
 
 UNKNOWN = "unknown"  # the domain of a row without one
 KEEP_SECONDS = 10.0  # answers are written this often
@@ -53,9 +62,11 @@ def evaluated_server(
 
 
 def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[str, Any]:
-    """Ask for the last turn of one row through the OpenAI protocol.
+    """Ask for the last turn of one row through the OpenAI protocol, with the row's tools.
 
-    `stopped`: the model ended the answer by itself; `refused`: the answer is nothing but a stock refusal.
+    `stopped`: the model ended the answer by itself; `refused`: the answer is nothing but a stock refusal;
+    `calls` and `expected_calls`: the tools that llama-server reads in the answer and that the row has there;
+    `unparsed`: llama-server can't read the answer.
     """
     *prompt, last = row["messages"]
     # cache_prompt: which request warmed a slot changes the rounding, and so the answer. Which rows share a
@@ -67,19 +78,38 @@ def answer_row(server: Server, row: dict[str, Any], settings: Evaluate) -> dict[
         "max_tokens": settings.max_new_tokens,
         "cache_prompt": server.parallel == 1,
     }
-    reply = server.post("/v1/chat/completions", chat_request(prompt, row.get("tools")) | limits)
-    choice = reply["choices"][0]
-    answer = choice["message"].get("content") or ""
+    said = _ask(server, chat_request(prompt, row.get("tools")) | limits)
     return {
         "id": row["id"],
         "domain": _domain(row.get("domain")),
         "prompt": prompt[-1]["content"] if prompt else "",
         "reference": last["content"],
         **other_references(row),
-        "answer": answer,
-        "stopped": choice["finish_reason"] != "length",
-        "refused": is_refusal(answer),
+        **_present(EXPECTED, expected_calls(last)),
+        **said,
+        "refused": is_refusal(said["answer"]),
     }
+
+
+def _ask(server: Server, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer's text, its calls if it has any, and whether it ended by itself; of an answer that
+    llama-server can't read, only that.
+    """
+    try:
+        choice = server.post("/v1/chat/completions", request)["choices"][0]
+    except Unparsed:
+        return {"answer": "", UNPARSED: True, "stopped": False}
+    message = choice["message"]
+    return {
+        "answer": message.get("content") or "",
+        **_present(CALLS, made_calls(message)),
+        "stopped": choice["finish_reason"] != "length",
+    }
+
+
+def _present(key: str, values: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the values by their key if there are any."""
+    return {key: values} if values else {}
 
 
 def kept_answers(
@@ -146,6 +176,8 @@ def score_answers(
             scores[scorer.name], refused = scored(scorer, answers)
             if refused:
                 unscored[scorer.name] = f"{len(refused)} of {len(answers)} references: {min(refused)}"
+            elif scorer.name == TOOL_CALLS and not any(answer.get(EXPECTED) for answer in answers):
+                unscored[scorer.name] = f"any of {len(answers)} references: none of them calls a tool"
     decides = next((scorer.name for scorer in parsed if _any_measured(scores[scorer.name])), parsed[0].name)
     first = scores[decides]
     for place, answer in enumerate(answers):
@@ -171,6 +203,7 @@ def score_answers(
             }
             for name, points in scores.items()
         },
+        **({CALLS: call_figures(answers)} if TOOL_CALLS in scores else {}),
     }
 
 

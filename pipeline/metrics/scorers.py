@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import other_references
-from pipeline.config.scorers import scorer_problems
+from pipeline.config.scorers import TOOL_CALLS, scorer_problems
 from pipeline.config.sections import External, Judge
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.metrics import code, judging, own, text
 from pipeline.metrics.external import ExternalScorer
 from pipeline.metrics.score import Measure, Score, Scorer, best_score
+from pipeline.metrics.tool_calls import EXPECTED, tool_calls
 
-PLAIN = {**text.PLAIN, "code": code.passes}
+PLAIN = {**text.PLAIN, "code": code.passes, TOOL_CALLS: tool_calls}
 SLOTS = {"code": 2, "judge": 4, "external": 4}
 # those that ask no model and run no code, so that trying one costs nothing
 TEXT_ALONE = {*text.PLAIN, "number", "regex"}
@@ -76,7 +77,10 @@ def check_references(rows: Iterable[dict[str, Any]], scorers: Sequence[str], roo
     """
     tried = [parse(spelled, root=root) for spelled in scorers if spelled.partition(":")[0] in TEXT_ALONE]
     for row in rows:
-        reference = row["messages"][-1]["content"]
+        last = row["messages"][-1]
+        if "tool_calls" in last:
+            continue  # only `tool_calls` scores it
+        reference = last["content"]
         answer = {"id": row["id"], "reference": reference, "answer": reference} | other_references(row)
         for scorer in tried:
             _score(scorer, answer)
@@ -87,6 +91,8 @@ class Unscorable(DataError):
 
 
 def _score(scorer: Scorer, answer: dict[str, Any]) -> Score:
+    if answer.get(EXPECTED) and scorer.name != TOOL_CALLS:
+        return Score(None, False)  # the reference's words are not what is expected
     try:
         return best_score(scorer.measure, answer)
     except ValueError as error:

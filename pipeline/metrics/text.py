@@ -3,7 +3,7 @@
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
 from itertools import takewhile
@@ -63,14 +63,14 @@ def rouge_l(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
     return Score(2 * precision * recall / (precision + recall), True)
 
 
-def common_words(left: Sequence[str], right: Sequence[str]) -> int:
+def common_words(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
     """Length of the longest common subsequence: the zeros that are left of a row of ones.
 
     The library fills a table of every word against every word: 11 s for 4,000 words each. Here a row of that
     table is the bits of one integer (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for
     the longest common subsequence problem"): 0.01 s.
     """
-    places: dict[str, int] = {}  # of each word in `one`, a bit each
+    places: dict[Hashable, int] = {}  # of each word in `left`, a bit each
     for place, word in enumerate(left):
         places[word] = places.get(word, 0) | 1 << place
     ones = row = (1 << len(left)) - 1

@@ -47,10 +47,10 @@ def test_the_draw_is_the_seeds_alone(count: int, there: int, seed: int, order: A
 def test_calls_of_tools_make_room_for_answers_in_words(tmp_path: Path) -> None:
     file = tmp_path / "test.jsonl"
     write_rows(file, [*rows("calls", 64, ASK, CALL), *rows("cut", 10, ASK), *rows("words", 136, ASK, ANSWER)])
-    assert Counter(row["domain"] for row in answerable_rows(file, 64)) == {"words": 64}
+    assert Counter(row["domain"] for row in answerable_rows(file, 64, ["exact_match"])) == {"words": 64}
     write_rows(file, rows("calls", 5, ASK, CALL))
     with pytest.raises(DataError, match="Q-CHAT-004"):
-        answerable_rows(file, 64)
+        answerable_rows(file, 64, ["exact_match"])
 
 
 def test_rows_longer_than_the_context_make_room_for_others(finished: Path, tmp_path: Path) -> None:

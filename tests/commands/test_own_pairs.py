@@ -191,6 +191,10 @@ def test_without_a_scorer_rows_or_scores_that_differ_there_is_no_file(root: Path
 
     write_params(root, Params.model_validate({"convert": {"name": "tiny"}, "evaluate": {"scorers": []}}))
     assert "Q-PAIRS-005" in refused()
+    write_params(
+        root, Params.model_validate({"convert": {"name": "tiny"}, "evaluate": {"scorers": ["tool_calls"]}})
+    )
+    assert "Q-PAIRS-006" in refused()
     write_params(root, PARAMS)
     (root / "data/evaluation/mine.py").write_text(SHORT.replace("1 / (1 + len(answer))", "0.5"))
     assert "Q-PAIRS-004" in refused()

@@ -17,11 +17,11 @@ from pipeline.commands import chat as chatting
 from pipeline.commands.pairs.answering import Sampling, sampled_answers
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
-from pipeline.llamacpp.server import Server, connect, serving
+from pipeline.llamacpp.server import Server, Unparsed, connect, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.metrics.answers import answer_row
+from pipeline.metrics.answers import answer_row, score_answers
 from pipeline.serve.smoke import judge, smoke
-from pipeline.stages.parity.behavior import answer
+from pipeline.stages.parity.behavior import Answer, answer
 
 HIDDEN, NEWLINE, END, TOKENS = 32, "Ċ", 260, 261  # of tiny.tiny_gguf's vocabulary
 CALL = {"name": "weather", "arguments": {"place": "Ulm"}}
@@ -47,6 +47,7 @@ SAID = {
     ],
 }
 QUESTION = [{"role": "user", "content": "Is it warm in Ulm?"}]
+EXPECTING = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]}
 ROW = {
     "id": "r1",
     "messages": [*QUESTION, {"role": "assistant", "content": "yes"}],
@@ -117,6 +118,52 @@ def test_evaluation_scores_the_answer_without_its_reasoning(servers: dict[str, S
         "reasons": ("yes", True),
         "calls": ("", True),
     }
+
+
+def test_evaluation_compares_the_calls_that_llama_server_reads(servers: dict[str, Server]) -> None:
+    """The row expects a call after a tool's result; its tools go with the request."""
+    result = {"role": "tool", "content": "22 °C"}
+    row = {**ROW, "messages": [*QUESTION, EXPECTING, result, EXPECTING]}
+    found = {name: answer_row(server, row, PARAMS.evaluating) for name, server in servers.items()}
+    assert {name: (one["expected_calls"], one.get("calls")) for name, one in found.items()} == {
+        "reasons": ([CALL], None),
+        "calls": ([CALL], [CALL]),
+    }
+    assert {name: score_answers([one], ["tool_calls"])["score"] for name, one in found.items()} == {
+        "reasons": 0.0,
+        "calls": 1.0,
+    }
+
+
+def test_a_call_that_is_cut_off_is_read_as_far_as_it_goes(servers: dict[str, Server]) -> None:
+    """The limit of new tokens ends the answer within the call's tag."""
+    settings = PARAMS.evaluating.model_copy(update={"max_new_tokens": len(SAID["calls"]) - 1})
+    row = {**ROW, "messages": [*QUESTION, EXPECTING]}
+    found = answer_row(servers["calls"], row, settings)
+    assert (found["calls"], found["stopped"]) == ([CALL], False)
+
+
+def test_what_llama_server_cannot_read_has_no_points_and_ends_nothing(servers: dict[str, Server]) -> None:
+    """It answers with an error; evaluation goes on with the next row."""
+    after_a_call = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
+    turns = [*QUESTION, {"role": "assistant", "content": after_a_call}]
+    body = {"messages": turns, "tools": TOOLS, "max_tokens": 1}
+    with pytest.raises(Unparsed, match="Q-LLAMACPP-013"):
+        servers["reasons"].post("/v1/chat/completions", body)
+
+    class Asked:
+        """The server, asked that whatever the row is."""
+
+        parallel = 1
+
+        def post(self, path: str, _: Any) -> Any:
+            return servers["reasons"].post(path, body)
+
+    row = {**ROW, "messages": [*QUESTION, EXPECTING]}
+    found = answer_row(Asked(), row, PARAMS.evaluating)  # type: ignore[arg-type]
+    assert (found["answer"], found["unparsed"], found["stopped"]) == ("", True, False)
+    assert score_answers([found], ["tool_calls"])["calls"]["unparsed"] == 1
+    assert answer(Asked(), body, 1) == Answer(False, "", [])  # type: ignore[arg-type]
 
 
 def test_pairs_keep_the_reasoning_and_know_a_call(

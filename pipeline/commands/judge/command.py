@@ -80,7 +80,7 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
     judged = candidates(files)
     check_context(judged, load.ctx_size)
     reference = describe(options.reference, options.reference.stem) if options.reference else None
-    rows = held_out_rows(options.data or root / DATA, options.rows or COMPARED_ROWS)
+    rows = held_out_rows(options.data or root / DATA, options.rows or COMPARED_ROWS, evaluate.scorers)
     check_references(rows, evaluate.scorers, root)
     served = measure_served(
         judged,

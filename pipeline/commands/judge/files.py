@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import BadRow
-from pipeline.chat.selection import drawn, is_answerable
+from pipeline.chat.selection import drawn, endings, questions
 from pipeline.chat.template import try_templates
 from pipeline.chat.tokens import Row, chat_request, chats
 from pipeline.core.errors import ConfigError, DataError, ToolError
@@ -160,8 +160,9 @@ def vocabulary(fields: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def held_out_rows(file: Path, count: int) -> list[Row]:
-    """`count` drawn chats of `file` that end in an answer in words, the ones that stage evaluate draws.
+def held_out_rows(file: Path, count: int, scorers: Sequence[str]) -> list[Row]:
+    """`count` drawn chats of `file` that end in what one of `scorers` scores, the ones that stage evaluate
+    draws.
 
     Rows are those of data/final, or chats in any form that `messages` of data/raw may have; one without an
     id is called by its line. Raises `DataError` if the file is missing, a line is not a chat or no chat ends
@@ -173,12 +174,11 @@ def held_out_rows(file: Path, count: int) -> list[Row]:
             f"{file} is missing, so there are no chats to ask: run `snakemake curate`, or name a JSONL file "
             "with --data",
         )
-    rows = drawn(filter(is_answerable, chats(_checked(file))), count)
+    rows = drawn(questions(chats(_checked(file)), scorers), count)
     if not rows:
         raise DataError(
             "Q-JUDGE-006",
-            f"{file} holds no chat that ends in an assistant's answer in words: name another file with "
-            "--data",
+            f"{file} holds no chat that {endings(scorers)}: name another file with --data",
         )
     return rows
 

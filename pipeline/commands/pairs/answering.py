@@ -24,7 +24,7 @@ from pipeline.config.sections import Evaluate
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.jsonl import read_rows
-from pipeline.llamacpp.server import Server
+from pipeline.llamacpp.server import Server, Unparsed
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.metrics.answers import evaluated_server, kept_answers
 
@@ -114,7 +114,10 @@ def _ask(
             "seed": _seed(sampling.seed, row, number),
             "cache_prompt": server.parallel == 1 and number > 0,
         }
-        choice = server.post("/v1/chat/completions", request | options)["choices"][0]
+        try:
+            choice = server.post("/v1/chat/completions", request | options)["choices"][0]
+        except Unparsed:
+            return {"turn": {"role": "assistant", "content": ""}, "stopped": False, "calls": False}
         turn = choice["message"]
         reasoning = {"reasoning_content": turn["reasoning_content"]} if turn.get("reasoning_content") else {}
         return {

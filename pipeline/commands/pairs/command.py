@@ -19,6 +19,7 @@ from pipeline.commands.pairs.answering import FOLDER, Sampling, hashes, sampled_
 from pipeline.commands.pairs.choosing import counts, pair_of, score
 from pipeline.commands.project import Project
 from pipeline.config.params import Params
+from pipeline.config.scorers import TOOL_CALLS
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.core.publish import remove, write_json
@@ -115,6 +116,12 @@ def scorer_of(params: Params, options: Options) -> str:
             "Q-PAIRS-005",
             "evaluate.scorers is [], so no answer can be called better: name a scorer with --scorer, rouge_l "
             "for example",
+        )
+    if scorer == TOOL_CALLS:
+        raise ConfigError(
+            "Q-PAIRS-006",
+            "tool_calls scores calls of tools, and pairs are made of answers in words: name another scorer "
+            "with --scorer, rouge_l for example",
         )
     return scorer
 

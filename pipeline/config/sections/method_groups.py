@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.config.scorers import scorer_problems
+from pipeline.config.scorers import TOOL_CALLS, scorer_problems
 from pipeline.config.sections.measuring import External
 from pipeline.config.sections.values import Count, Section, Slots, key
 
@@ -71,6 +71,11 @@ class Grpo(Section):
             yield (
                 "grpo.rewards names judge, a model that is asked for each answer, in evaluate alone: leave "
                 "it out, or have a program of yours ask it (external)"
+            )
+        if TOOL_CALLS in self.rewards:
+            yield (
+                "grpo.rewards names tool_calls, which scores the calls that llama-server reads of an answer, "
+                "in evaluate alone: leave it out, or have a program of yours read the text (external)"
             )
         plain = [name for name in self.rewards if name not in (EXTERNAL, JUDGE)]
         yield from (f"grpo.rewards: {problem}" for problem in scorer_problems(plain, has_judge=False))

@@ -87,7 +87,7 @@ def measure(product: Made, params: Params, root: Path, tools: Toolchain) -> dict
     Raises `ToolError` if llama.cpp can't serve it, `GateError` if its logits can't be compared.
     """
     settings = params.evaluating
-    rows = answerable_rows(root / "data/final/test.jsonl", COMPARED_ROWS)
+    rows = answerable_rows(root / "data/final/test.jsonl", COMPARED_ROWS, settings.scorers)
     with evaluated_server(product.gguf, settings, tools, product.lora) as server:
         answers = answers_of(server, list(rows), settings, (product.lora or product.gguf).name)
     scored = score_answers(

@@ -112,7 +112,7 @@ def task(
     """The figures of the task and every answer; None and nothing where nothing is scored."""
     if not settings.scorers:
         return None, []
-    drawn = answerable_rows(rows, settings.task_rows)
+    drawn = answerable_rows(rows, settings.task_rows, settings.scorers)
     answers = answers_of(server, drawn, settings, label)
     return score_answers(
         answers, settings.scorers, judge=settings.judge, external=settings.external, root=root

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
-from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.server import Server, Unparsed, serving
 from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, count_check, exact
 
 ENDS, MARKERS = "Answers end", "No markers in answers"  # titles
@@ -70,11 +70,14 @@ def questions(
 
 
 def answer(server: Server, request: dict[str, Any], budget: int) -> Answer:
-    """One greedy answer of at most `budget` tokens through the OpenAI protocol."""
-    reply = server.post(
-        "/v1/chat/completions",
-        request | {"temperature": 0, "max_tokens": budget, "logprobs": True, "top_logprobs": 1},
-    )
+    """One greedy answer of at most `budget` tokens through the OpenAI protocol; an empty one that did not end
+    if llama-server can't read what was said.
+    """
+    options = {"temperature": 0, "max_tokens": budget, "logprobs": True, "top_logprobs": 1}
+    try:
+        reply = server.post("/v1/chat/completions", request | options)
+    except Unparsed:
+        return Answer(False, "", [])
     choice = reply["choices"][0]
     tokens = (choice.get("logprobs") or {}).get("content") or []
     parts = (choice["message"].get(key) or "" for key in ("reasoning_content", "content"))
