@@ -55,6 +55,7 @@ KEYS = {
     "base.tie": Other("keep"),
     "base.template_date": Other("2025-01-31"),
     "curate.formats": Other({"a.jsonl": "prompt"}),
+    "curate.fields": Other({"a.jsonl": {"system": "Be brief."}}),
     "curate.repair": Other([], {"preprocess.max_length": 64}),
     "curate.reject": Other([]),
     "curate.languages": Other(["en"]),

@@ -1,9 +1,10 @@
 """How chats become rows and tokens: sections `curate` and `preprocess`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
+from pipeline.config.field_sources import checked_fields
 from pipeline.config.sections.values import (
     ONCE,
     Format,
@@ -21,6 +22,8 @@ Language = Annotated[
     str, fits("[a-z]{2,3}", "a language: write its ISO 639 code in small letters, en for example")
 ]
 
+FieldMapping = Annotated[dict[str, Any], PlainValidator(checked_fields)]
+
 
 class CurateKeys(Section):
     formats: dict[str, Format] = key(
@@ -28,6 +31,13 @@ class CurateKeys(Section):
         'glob below data/raw: format, for files that are not to be judged row by row, e.g. {"logs/*.csv": '
         "query_response}; formats: auto | messages | sharegpt | function_calls | alpaca | "
         "prompt_completion | query_response | input_output | text | preference | kto | prompt",
+    )
+    fields: dict[str, FieldMapping] = key(
+        {},
+        "glob below data/raw: targets and sources, for rows with other key names, e.g. "
+        '{"tickets/*.csv": {user: Question, assistant: Command}}; a source is a key, a dotted path, a '
+        'template ("{title}: {body}") or {text: a constant}, null drops a key; `quench data check FILE '
+        "--write` proposes it",
     )
     repair: Annotated[list[Literal["turns", "control_tokens", "overlong"]], ONCE] = key(
         ["turns", "control_tokens", "overlong"],

@@ -22,6 +22,9 @@ from pipeline.stages.curate.comparing.decide import (
     domain_counts,
 )
 from pipeline.stages.curate.comparing.duplicates import Clusters, duplicate_counts
+from pipeline.stages.curate.inputs import by_glob
+from pipeline.stages.curate.mapped import lacking
+from pipeline.stages.curate.reading.fields import MAPPED
 from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (
@@ -52,21 +55,26 @@ class FileStats:
     readable: int = 0  # rows that have a format; a later rule may have rejected them
     rejected: Counter[str] = field(default_factory=Counter)  # reason → rows
     formats: Counter[str] = field(default_factory=Counter)
+    # of a mapping in `curate.fields`: target → rows that have its source; and how many rows were mapped
+    mapped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
 
     def is_unreadable(self) -> bool:
         """Return True if the file has rows, and none can be read. Empty lines are no rows."""
         return not self.readable and self.rejected.total() > self.rejected["blank"]
 
-    def summary(self) -> dict[str, Any]:
-        """What `reports/data.json` holds of the file."""
+    def summary(self, mapping: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What `reports/data.json` holds of the file, for which `curate.fields` has this mapping."""
+        notes = self.notes + Counter(mapped=self.mapped[MAPPED])
+        unsourced = lacking(mapping, self.mapped)
         return {
             "rows": self.rows,
             "kept": self.kept,
             "rejected": self.rows - self.kept,
             "sha256": self.sha256,
             "formats": dict(self.formats),
-            "notes": {note: count for note, count in self.notes.items() if count},
+            "notes": {note: count for note, count in notes.items() if count},
+            **({"fields_lacking": unsourced} if unsourced else {}),
         }
 
 
@@ -133,6 +141,7 @@ class CurationStats:
         file.readable += done.lines - by_rule["read"] - by_rule["format"]
         file.rejected.update(done.cleaning_stats.rejected)
         file.formats.update(done.cleaning_stats.formats)
+        file.mapped.update(done.cleaning_stats.mapped)
         self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
 
     def merge(self, later: "CurationStats") -> None:
@@ -144,6 +153,7 @@ class CurationStats:
             total.readable += counts.readable
             total.rejected.update(counts.rejected)
             total.formats.update(counts.formats)
+            total.mapped.update(counts.mapped)
             total.notes.update(counts.notes)
         self._add(later.cleaning, later.domains)
 
@@ -195,7 +205,9 @@ class CurationStats:
             domains=domain_counts(decisions, table, domains),
             balance=balance_counts(decisions, table, domains),
             duplicates=duplicate_counts(clusters, settings.near_threshold),
-            files={name: file.summary() for name, file in self.files.items()},
+            files={
+                name: file.summary(by_glob(name, settings.fields, None)) for name, file in self.files.items()
+            },
             **counted,
         )
 

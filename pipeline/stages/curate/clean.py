@@ -10,12 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.chat.rows import OTHERS, Kind, Row, completed, row_id
+from pipeline.chat.rows import OTHERS, BadRow, Kind, Row, completed, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.containers import RawLine, parsed
+from pipeline.stages.curate.reading.fields import RowMapper
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.reading.letter_case import with_known_keys
 from pipeline.stages.curate.rules.calls import ReadCalls
@@ -32,6 +33,7 @@ from pipeline.stages.curate.rules.template import ChatTemplate
 
 KINDS: tuple[str, ...] = get_args(Kind)
 WITHHELD = "‹not shown: this row had something to redact›"
+KNOWN_FILES = 256  # whose mappings are kept
 KNOWN_DOMAINS = 10_000  # names that are looked through once
 KNOWN_DETAILS = 1000  # sentences that name keys, likewise
 NAMES_KEYS = ("unknown_format", "unsupported_field")  # reasons whose sentence may name keys of the row
@@ -59,6 +61,8 @@ class CleaningStats:
     redactions: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)  # of lines
     kinds: Counter[str] = field(default_factory=Counter)  # of rows
+    # of a mapping in `curate.fields`: target → rows that have its source; and how many rows were mapped
+    mapped: Counter[str] = field(default_factory=Counter)
 
     def update(self, more: "CleaningStats") -> None:
         """Add the counts of others."""
@@ -126,6 +130,7 @@ class Cleaner:
             else None,
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
+        self.mapper = lru_cache(KNOWN_FILES)(self.mapper_of)
         self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)  # of a domain's name
         self.scrubbed = lru_cache(KNOWN_DETAILS)(self.redactor.scrub)
 
@@ -147,14 +152,36 @@ class Cleaner:
             ]
         return redacted
 
+    def mapper_of(self, file: str) -> RowMapper | None:
+        """The mapping of `curate.fields` for a file; None if it has none."""
+        stated = by_glob(file, self.settings.fields, None)
+        if stated is None:
+            return None
+        return RowMapper(stated, file, by_glob(file, self.settings.formats, "auto"))
+
+    def keyed(
+        self, stated: dict[str, Any], file: str, cleaning_stats: CleaningStats
+    ) -> tuple[dict[str, Any], str]:
+        """Return a row with the keys that formats know, and its format. Raises `BadRow` if it has none."""
+        mapper = self.mapper(file) if self.settings.fields else None
+        value = with_known_keys(stated if mapper is None else mapper.apply(stated, cleaning_stats.mapped))
+        given_format = by_glob(file, self.settings.formats, "auto")
+        if given_format != "auto":
+            return value, given_format
+        try:
+            return value, detect(value)
+        except BadRow as why:
+            if mapper is None:
+                raise
+            raise BadRow(why.code, mapper.explained(str(why), stated)) from None
+
     def clean(self, file: str, line: RawLine, cleaning_stats: CleaningStats, changes: Changes) -> list[Row]:
         """The rows of one line. Raises `Rejected` if there are none."""
         rule = "read"
         try:
-            value = with_known_keys(parsed(line.data))
+            stated = parsed(line.data)
             rule = "format"
-            given_format = by_glob(file, self.settings.formats, "auto")
-            kind = detect(value) if given_format == "auto" else given_format
+            value, kind = self.keyed(stated, file, cleaning_stats)
             cleaning_stats.formats[kind] += 1
             row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=kind)
             if OTHERS in row and OTHERS not in value:

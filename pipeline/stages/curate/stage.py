@@ -22,6 +22,7 @@ from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments
+from pipeline.stages.curate.mapped import fields_sentences
 from pipeline.stages.curate.page_words import pairs_sentence
 from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder
 from pipeline.stages.curate.phases.cluster import cluster
@@ -114,6 +115,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         *file_sentences(report.files_found, [*report.files_unread], empty),
         *sheets_sentences(_noted(report, "sheets_not_read")),
         *members_sentences(_noted(report, "members_not_read")),
+        *fields_sentences(report.files, settings),
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
         *([pairs_sentence(report.pairs)] if report.pairs else []),

@@ -216,7 +216,7 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         ({"query": "2 + 2?", "response": "4", "history": [["2 + 2?", "4"]]}, chat(ASK, ANSWER, ASK, ANSWER)),
         ({"system_prompt": "Be brief.", "question": "2 + 2?", "response": "4"}, chat(SYSTEM, ASK, ANSWER)),
         ({"input": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
-        ({"prompt": "2 + 2?", "response": "4", "answer": "four"}, chat(ASK, ANSWER)),
+        ({"prompt": "2 + 2?", "response": "4", "answer": 4}, chat(ASK, ANSWER)),
     ],
     "input_output": [
         (
@@ -351,7 +351,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({}, "the row has no keys"),
         (
             {"instruction": "a", "b\n": None},
-            "the row has the keys instruction, b (null), which fit no format: ",
+            "the row has the keys instruction, b (null), and output or response is missing or empty",
         ),
         ({f"{number}{'k' * 50}": 1 for number in range(9)}, f"k…, 5{'k' * 38}… and 3 more, "),
     ],
@@ -383,6 +383,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (of(ASK, ANSWER, tools="[{"), "tools is not a list, nor one as strict JSON"),
     ],
     "unsupported_field": [
+        ({"prompt": "2 + 2?", "response": "4", "answer": "four"}, "answer would be lost"),
+        ({"prompt": "2 + 2?", "chosen": "4", "rejected": "5", "response": "six"}, "response would be lost"),
+        (of(ASK, ANSWER, output="5"), "output would be lost"),
+        (of(ASK, ANSWER, completion=["4", "5"]), "completion would be lost"),
+        ({"text": "2 + 2?", "answer": "4"}, "answer would be lost"),
         *(
             (of(ASK, ANSWER, label=label), "label is a thumb or the number of a class: write true or false")
             for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")

@@ -26,6 +26,7 @@ from pipeline.stages.curate.comparing.row_parts import key_of, request_and_answe
 from pipeline.stages.curate.comparing.sketched import PRINTS, Sketched, Sketches
 from pipeline.stages.curate.comparing.spill import Keys, Spill, groups_of, pieces
 from pipeline.stages.curate.phases.cleaning import FACTS
+from pipeline.stages.curate.phases.mappings import check_fields
 from pipeline.stages.curate.phases.unreadable import check_files
 from pipeline.stages.curate.phases.work import Work, dump
 from pipeline.stages.curate.samples import SHOWN
@@ -50,8 +51,10 @@ class Answers(NamedTuple):
 def sample(root: Path, settings: Curate, work: Work) -> None:
     """Find the boilerplate in a sample of all rows, exact duplicates, guarded texts.
 
-    Raises `DataError`, first of all for a file of which no row can be read.
+    Raises `DataError`, first of all for a file of which no row can be read, and `ConfigError` for a mapping
+    that no row fits.
     """
+    check_fields(root, settings, work)
     check_files(root, settings, work)
     rows = work.rows()
     with work.making("sample") as folder:

@@ -39,7 +39,8 @@ def check_files(root: Path, settings: Curate, work: Work) -> None:
     first = next(iter(unreadable))
     raise DataError(
         "Q-CURATE-019",
-        f"{'; '.join(sentences)}: mend or convert the file, move it away, or set "
+        f"{'; '.join(sentences)}: mend or convert the file, map its keys in curate.fields (`quench "
+        "data check` proposes it), move it away, or set "
         f"curate.source_weights: {{{first}: 0}} to leave it out",
     )
 

@@ -1,6 +1,6 @@
 """Tables by columns: a JSON file that is one object of columns, each a list of cells or an object of cells by
-their index, as `pandas.DataFrame.to_json` and `dict(dataset)` write them. At least one column has a name that
-some format knows.
+their index, as `pandas.DataFrame.to_json` and `dict(dataset)` write them. There are several columns,
+or the only one has a name that some format knows.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def table_rows(text: bytes) -> list[bytes] | None:
 def _columns(value: dict[str, Any]) -> dict[str, list[Any]] | None:
     """Return the cells of each column, if all columns have cells at the same places; else None."""
     names = known_names(list(value))
-    if KNOWN.isdisjoint(names):
+    if KNOWN.isdisjoint(names) and len(names) == 1:
         return None
     places = {tuple(_places(column)) for column in value.values()}
     if len(places) != 1 or not all(places):

@@ -14,7 +14,7 @@ from itertools import chain, islice, product
 from typing import Any, NamedTuple
 
 from pipeline.chat.rows import OTHERS, TURN_LISTS, BadRow, Kind, Row
-from pipeline.core.text import one_line, plural
+from pipeline.core.text import listed, one_line, plural
 from pipeline.stages.curate.reading.marks import check_row_mark, marks_of, refuse_marks
 from pipeline.stages.curate.reading.markup import is_rendered
 from pipeline.stages.curate.reading.reasoning import OF_ROWS, add_reasoning
@@ -48,6 +48,7 @@ from pipeline.stages.curate.reading.values import (
 )
 
 KNOWN_ROWS = 1024  # sets of keys whose format is remembered
+UNREAD = "would be lost: write it into the row's turns, or set it to null in curate.fields"
 KEYS_SHOWN, KEY_SHOWN = 6, 40  # of a row that fits no format, and characters of each
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
@@ -62,10 +63,18 @@ def detect(value: Value) -> str:
     return name
 
 
-@lru_cache(KNOWN_ROWS)
 def _format_of(keys_here: frozenset[str]) -> str | None:
-    """Return the first format of which a row has the keys. Most rows of a file have the same."""
-    return next((name for keys, name in GROUPS if keys_here.issuperset(keys)), None)
+    """Return the first format of which a row has the keys."""
+    group = group_of(keys_here)
+    return None if group is None else group[1]
+
+
+@lru_cache(KNOWN_ROWS)
+def group_of(keys_here: frozenset[str]) -> tuple[tuple[str, ...], str] | None:
+    """Return the first keys by which a row has a format, and that format. Most rows of a file have the same
+    keys.
+    """
+    return next((group for group in GROUPS if keys_here.issuperset(group[0])), None)
 
 
 def _check_is_no_message(keys: set[str]) -> None:
@@ -95,7 +104,15 @@ def _unknown(value: Value) -> str:
     ]
     more = f" and {len(value) - KEYS_SHOWN} more" if len(value) > KEYS_SHOWN else ""
     stated = f"the row has the keys {', '.join(names)}{more}"
-    return f"{stated}, which fit no format: rename them, for example to prompt and completion"
+    if missing := _missing(_filled(value)):
+        return f"{stated}, and {listed(missing, 'or')} is missing or empty"
+    return f"{stated}, which fit no format: map them in curate.fields (`quench data check` proposes it)"
+
+
+def _missing(keys_here: set[str]) -> list[str]:
+    """Return the keys of which one would give the row a format."""
+    lacking = [set(keys) - keys_here for keys, _ in GROUPS if not keys_here.isdisjoint(keys)]
+    return list(dict.fromkeys(next(iter(keys)) for keys in lacking if len(keys) == 1))
 
 
 def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> Row:
@@ -113,13 +130,13 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     lost = LOST_KEYS[name]
     if not keys_here.isdisjoint(lost):
         for key in sorted(filter(value.get, keys_here.intersection(lost))):
-            raise BadRow("unsupported_field", f"{key} would be lost")
+            raise BadRow("unsupported_field", f"{key} {UNREAD}")
     if len(value) == 1:
         kind, content = FORMATS[name].read(value, *keys)
     else:
         value = _with_row_marks(value, keys)
         kind, content = FORMATS[name].read(value, *keys)
-        _check_prompts(value, keys, content)
+        _check_unread(value, keys, content)
         if kind not in ("prompt", "text") and not REASONING_KEYS.isdisjoint(value):
             add_reasoning(value, content, keys, is_read=name in ANSWERED_BY_TEXT)
         if value.get(OTHERS) and OTHERS not in content:
@@ -139,16 +156,20 @@ def _with_row_marks(value: Value, keys: tuple[str, ...]) -> Value:
     return value if turns is None else with_marks(value, turns)
 
 
-def _check_prompts(value: Value, keys: tuple[str, ...], content: Mapping[str, Any]) -> None:
-    """Check that each key that is a prompt in some format was read here, or says what the row says anyway.
+def _check_unread(value: Value, keys: tuple[str, ...], content: Mapping[str, Any]) -> None:
+    """Check that each key that is a prompt or an answer in some format was read here, or says what the row
+    says anyway.
 
     Raises `BadRow` (`unsupported_field`) for one that would be dropped.
     """
-    others = [key for key in value if key in PROMPT_KEYS and key not in keys and value[key]]
+    others = [key for key in value if key in SAYING_KEYS and key not in keys and value[key]]
     if not others:
         return
-    said = [turn["content"] for field in TURN_LISTS for turn in content.get(field, ())]
+    turns = [turn for field in TURN_LISTS for turn in content.get(field, ())]
+    said = [turn["content"] for turn in turns]
+    said += [turn["reasoning_content"] for turn in turns if "reasoning_content" in turn]
     said += [segment["text"] for segment in content.get("segments", ())]
+    said += [content["answer"], *content.get(OTHERS, ())] if "answer" in content else content.get(OTHERS, ())
     whole = {text.strip() for text in said}
     for key in sorted(others):
         stated = value[key]
@@ -156,7 +177,7 @@ def _check_prompts(value: Value, keys: tuple[str, ...], content: Mapping[str, An
         strings = (stated.strip(),) if plain else _strings(stated)
         quoted = [words for words in strings if words and words not in whole]
         if len(quoted) > MOST_QUOTED or not all(any(words in text for text in said) for words in quoted):
-            raise BadRow("unsupported_field", f"{key} would be lost")
+            raise BadRow("unsupported_field", f"{key} {UNREAD}")
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -372,6 +393,8 @@ QUESTIONS = ("instruction", "question", "query")  # `_question` reads them, with
 WITHOUT_TURNS = ("tools", "functions")
 PROMPTS = ("prompt", *CONVERSATIONS, *QUESTIONS, "input")  # of a pair: the first that it has
 PROMPT_KEYS = frozenset((*PROMPTS, "context", "history", "system", "system_prompt"))
+ANSWER_KEYS = ("answer", "completion", "output", "response")
+SAYING_KEYS = PROMPT_KEYS.union(ANSWER_KEYS)
 # keys that hold a list: of turns, calls, pairs, texts, pieces or tools; and those of turns or a text
 LIST_KEYS = frozenset((*CONVERSATIONS, "answers", "history", OTHERS, "segments", *WITHOUT_TURNS))
 TURN_KEYS = frozenset(("prompt", "completion", *ANSWERS_OF_PAIRS, *chain(*UNDECIDED)))

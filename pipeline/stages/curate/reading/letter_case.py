@@ -60,13 +60,17 @@ def known_names(names: Sequence[str]) -> list[str]:
     spelled: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         if name not in KNOWN and len(name) <= LONGEST:
-            words = HUMP.sub("_", name.strip())
-            spelled.setdefault(words.lower().replace(" ", "_").replace("-", "_"), []).append(place)
+            spelled.setdefault(spelling(name), []).append(place)
     known = list(names)
     for key, places in spelled.items():
         if key in KNOWN and key not in names and len(places) == 1:
             known[places[0]] = key
     return known
+
+
+def spelling(name: str) -> str:
+    """Return a key as formats write theirs: `systemPrompt` and `System Prompt` are `system_prompt`."""
+    return HUMP.sub("_", name.strip()).lower().replace(" ", "_").replace("-", "_")
 
 
 @lru_cache(KEPT_ROWS)

@@ -1,0 +1,94 @@
+"""Mappings in `curate.fields` that do nothing: in a file of which no row has their sources, and targets that
+get nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.field_sources import (
+    ROLES_KEY,
+    Source,
+    fields_of,
+    paths_of,
+)
+from pipeline.config.sections import Curate
+from pipeline.core.jsonl import BadLine
+from pipeline.core.text import listed, one_line
+from pipeline.stages.curate.inputs import by_glob
+from pipeline.stages.curate.reading.containers import parsed, raw_lines
+from pipeline.stages.curate.reading.fields import EXCHANGE
+
+ROWS_SEEN = 50  # rows of a file whose keys are named
+KEYS_SHOWN, KEY_SHOWN = 8, 40  # and characters of each
+
+
+def lacking(stated: Mapping[str, Any] | None, mapped: Counter[str]) -> list[str]:
+    """Return the targets of a mapping whose source none of the rows has that `mapped` counts; nothing if it
+    counts no row.
+    """
+    if stated is None or not mapped:
+        return []
+    fields = fields_of(stated)
+    counted = {target: EXCHANGE.get(target, target) for target in _sourced(fields.row)}
+    counted |= {target: target for target in _sourced(fields.turn)}
+    counted |= {ROLES_KEY: ROLES_KEY} if fields.roles else {}
+    return [target for target, name in counted.items() if not mapped[name]]
+
+
+def fields_sentences(files: Mapping[str, Mapping[str, Any]], settings: Curate) -> list[str]:
+    """Return a sentence for each file that has rows and lacks the source of a target, by the report's entries
+    of the files.
+    """
+    sentences = []
+    for name, file in files.items():
+        stated = by_glob(name, settings.fields, None)
+        if file.get("fields_lacking") and stated:
+            sentences.append(f"{name}: {_what_lacks(stated, file['fields_lacking'])}")
+    return sentences
+
+
+def file_problem(path: Path, name: str, stated: Mapping[str, Any], targets: Iterable[str]) -> str:
+    """Say that a mapping's sources are missing in a file, and which keys its rows have."""
+    keys = keys_of_rows(path, name)
+    shown = ", ".join(one_line(key, KEY_SHOWN) for key in keys[:KEYS_SHOWN])
+    more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
+    return f"{path}: {_what_lacks(stated, targets)}; its rows have the keys {shown or 'of no object'}{more}"
+
+
+def keys_of_rows(path: Path, name: str) -> list[str]:
+    """Return the keys of a file's first rows, in the order in which they appear."""
+    lines = raw_lines(path, name, max_line_bytes=1 << 22, notes=Counter())
+    return list(
+        dict.fromkeys(key for row in _rows(line.data for line in islice(lines, ROWS_SEEN)) for key in row)
+    )
+
+
+def _rows(lines: Iterable[bytes | BadLine]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            yield parsed(line)
+        except BadLine:
+            continue
+
+
+def _what_lacks(stated: Mapping[str, Any], targets: Iterable[str]) -> str:
+    fields = fields_of(stated)
+    told = []
+    for target in targets:
+        of_row = target in fields.row
+        unit = "row" if of_row else "turn"
+        if target == ROLES_KEY:
+            told.append(f"no turn has a role or an author that roles names ({', '.join(fields.roles)})")
+            continue
+        source = (fields.row if of_row else fields.turn)[target]
+        paths = " or ".join(one_line(path, KEY_SHOWN) for path in paths_of(source))
+        constant = " (a constant is written {text: …})" if " " in paths and target == "system" else ""
+        told.append(f"no {unit} has {paths} for {target}{constant}")
+    return listed(told)
+
+
+def _sourced(sources: Mapping[str, Source]) -> list[str]:
+    return [target for target, source in sources.items() if paths_of(source)]

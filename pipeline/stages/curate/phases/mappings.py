@@ -1,0 +1,58 @@
+"""Mappings of `curate.fields` that fit none of the rows for which they are given: a mistake in the settings,
+and the stage stops.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.sections import Curate
+from pipeline.core.errors import ConfigError
+from pipeline.core.text import plural
+from pipeline.stages.curate.account import FileStats
+from pipeline.stages.curate.inputs import by_glob
+from pipeline.stages.curate.mapped import file_problem, lacking
+from pipeline.stages.curate.phases.cleaning import raw_folder, read_plan, stats_of
+from pipeline.stages.curate.phases.work import Work
+from pipeline.stages.curate.reading.fields import MAPPED
+
+NAMED = 5  # files in the sentence
+
+
+def check_fields(root: Path, settings: Curate, work: Work) -> None:
+    """Raise `ConfigError` for a mapping that no row of a file fits, and for a target of which no file of the
+    glob has the source, after the shards have read all files.
+
+    A target that only some files of a glob lack is said in the report. Files without a share are left out.
+    """
+    if not settings.fields:
+        return
+    files = stats_of(work, read_plan(work)).files
+    problems = []
+    for glob, stated in settings.fields.items():
+        of_glob = {
+            name: file
+            for name, file in files.items()
+            if by_glob(name, {glob: glob for glob in settings.fields}, None) == glob
+            and by_glob(name, settings.source_weights, 1.0)
+        }
+        for name, targets in _problems(stated, of_glob).items():
+            problems.append(file_problem(raw_folder(root) / name, name, stated, targets))
+    if not problems:
+        return
+    shown = "; ".join(problems[:NAMED])
+    more = f"; and so in {plural(len(problems) - NAMED, 'more file')}" if len(problems) > NAMED else ""
+    raise ConfigError(
+        "Q-CURATE-020",
+        f"curate.fields: {shown}{more}: correct the mapping (`quench data check` proposes one) or remove it",
+    )
+
+
+def _problems(stated: dict[str, Any], files: dict[str, FileStats]) -> dict[str, list[str]]:
+    """Return the files that no row fits, each with the targets, and the first file for what all lack."""
+    lacks = {name: lacking(stated, file.mapped) for name, file in files.items()}
+    unfit = {name: targets for name, targets in lacks.items() if targets and not files[name].mapped[MAPPED]}
+    fitting = [name for name in lacks if name not in unfit]
+    everywhere = [target for target in stated if all(target in lacks[name] for name in fitting)]
+    if fitting and everywhere:
+        unfit[fitting[0]] = everywhere
+    return unfit

@@ -1,0 +1,322 @@
+"""Rows with other key names: what a mapping of `curate.fields` makes of a row before its format is judged.
+
+Which keys a mapping reads, which stay and which of these are in doubt depends on the row's keys alone. Most
+rows of a file have the same keys, so that is decided once and kept.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from pipeline.chat.rows import BadRow
+from pipeline.config.field_sources import (
+    ASSISTANT,
+    LISTS_OF_TURNS,
+    USER,
+    Constant,
+    Source,
+    Template,
+    fields_of,
+    paths_of,
+)
+from pipeline.core.jsonl import BadLine, parse_value
+from pipeline.core.text import listed, one_line
+from pipeline.stages.curate.reading.files import PACKED_TABLES, TEXT_TABLES, suffixes
+from pipeline.stages.curate.reading.formats import FORMAT_KEYS, TURN_KEYS, group_of
+from pipeline.stages.curate.reading.letter_case import known_names, spelling
+from pipeline.stages.curate.reading.tables import cell_value
+from pipeline.stages.curate.reading.values import KINDS, is_by_columns, items
+
+Reader = Callable[[Mapping[str, Any]], Any]  # of a row, the value of a target; None if it has none
+Piece = tuple[str, tuple[str, Reader] | None]  # of a template: a text, then a path and its reader
+MAPPED = ""  # rows that were mapped, counted beside the targets
+UNMAPPED = "-"  # rows without any source
+KEPT_PLANS = 1024  # sets of keys for which it is remembered what is read and what stays
+EXCHANGE = {USER: "prompt", ASSISTANT: "completion"}
+TURN_FIELDS = (*LISTS_OF_TURNS, *sorted(TURN_KEYS))
+TEXTS = ("answers", "segments", "text")  # what no other format reads or misses beside its own keys
+# other names of a turn's keys: of two, one would not be read
+SAME_IN_TURNS = {"role": ("from",), "content": ("value", "text")}
+REMEDY = "map it too or set it to null in curate.fields"
+NAME_SHOWN = 40  # characters of a key
+
+
+class Plan(NamedTuple):
+    """What is done with rows (or turns) that have the same keys."""
+
+    readers: tuple[tuple[str, Reader], ...]  # of each target
+    constants: tuple[tuple[str, str], ...]
+    kept: tuple[str, ...]  # the keys that stay
+    doubtful: tuple[tuple[str, str], ...]  # of these: a key, and the target or the format's key that it is
+
+
+class RowMapper:
+    """Applies one mapping to the rows of one file."""
+
+    def __init__(self, stated: Mapping[str, Any], file: str, format: str) -> None:
+        self.fields = fields_of(stated)
+        self.format = format  # by `curate.formats`
+        kind, _ = suffixes(file)
+        self.is_table = kind in (*TEXT_TABLES, *PACKED_TABLES)
+        row = {EXCHANGE.get(target, target): source for target, source in self.fields.row.items()}
+        self.sources = row
+        self.needs_source = any(paths_of(source) for source in row.values())
+        self.of_turns = bool(self.fields.turn or self.fields.roles)
+        self.plan = lru_cache(KEPT_PLANS)(partial(make_plan, row, FORMAT_KEYS, self.fields.dropped))
+        beside = frozenset(other for others in SAME_IN_TURNS.values() for other in others)
+        turn = {target: source for target, source in self.fields.turn.items() if target not in EXCHANGE}
+        self.turn_plan = lru_cache(KEPT_PLANS)(partial(make_plan, turn, beside, ()))
+        sides = {target: source for target, source in self.fields.turn.items() if target in EXCHANGE}
+        self.sides = sides and lru_cache(KEPT_PLANS)(partial(make_plan, sides, frozenset[str](), ()))
+
+    def apply(self, row: dict[str, Any], found: Counter[str]) -> dict[str, Any]:
+        """Return the row with the keys that formats know; the row itself if it has none of the sources.
+
+        `found` counts the targets whose source the row has, and the row as `MAPPED` or `UNMAPPED`. Raises
+        `BadRow` if a key that stays contradicts the mapping.
+        """
+        plan = self.plan(tuple(row))
+        new: dict[str, Any] = {}
+        for target, read in plan.readers:
+            value = read(row)
+            if value is not None:
+                new[target] = value
+        if not new and self.needs_source:
+            found[UNMAPPED] += 1
+            return row
+        found.update([*new])
+        found[MAPPED] += 1
+        if self.is_table:
+            new = {key: cell_value(key, value) if type(value) is str else value for key, value in new.items()}
+        new.update(plan.constants)
+        if plan.doubtful:
+            self._check(row, new, plan.doubtful)
+        for key in plan.kept:
+            new.setdefault(key, row[key])
+        if self.of_turns:
+            self._map_turns(new, found)
+        return new
+
+    def explained(self, problem: str, row: Mapping[str, Any]) -> str:
+        """Return what is wrong with a row that fits no format, and which sources of the mapping it lacks."""
+        plan = self.plan(tuple(row))
+        missing = [
+            f"{target} from {one_line(' and '.join(paths_of(self.sources[target])), NAME_SHOWN)}"
+            for target, read in plan.readers
+            if read(row) is None
+        ]
+        if not missing:
+            return problem
+        return f"{problem}; curate.fields reads {listed(missing)}, which the row lacks or has empty"
+
+    def _check(
+        self, row: Mapping[str, Any], new: Mapping[str, Any], doubtful: Iterable[tuple[str, str]]
+    ) -> None:
+        """Check keys that stay and that formats read. Raises `BadRow` for one that would be read in place of
+        what is mapped, or that would be dropped because of it.
+        """
+        stay = {known: key for key, known in doubtful if row[key] is not None}
+        for known, key in stay.items():
+            if known in new:
+                raise BadRow(
+                    "unsupported_field", f"{_quoted(key)} stays beside what is mapped to {known}: {REMEDY}"
+                )
+        mine = group_of(frozenset(FORMAT_KEYS.intersection(new)))
+        if mine is None or self.format != "auto":
+            return
+        both = group_of(frozenset(FORMAT_KEYS.intersection((*new, *stay))))
+        hiding = [key for known, key in stay.items() if both != mine and both and known in both[0]]
+        hidden = [key for known, key in stay.items() if known in TEXTS and row[key]]
+        if hiding or (hidden and mine[1] != "text"):
+            key = (hiding or hidden)[0]
+            what = f"hides the mapping to {listed(mine[0])}" if hiding else "would be lost beside the mapping"
+            raise BadRow("unsupported_field", f"{_quoted(key)} {what}: {REMEDY}")
+
+    def _map_turns(self, row: dict[str, Any], found: Counter[str]) -> None:
+        """Rename the keys of the turns in a row's lists of turns."""
+        for field in TURN_FIELDS:
+            turns = row.get(field)
+            if is_by_columns(turns) or (isinstance(turns, str) and field in LISTS_OF_TURNS):
+                turns = items(turns, field)
+            if not isinstance(turns, list):
+                continue
+            if self.sides:
+                turns = [one for number, turn in enumerate(turns, 1) for one in self._sides(turn, found)]
+            row[field] = [
+                self._turn(turn, f"{field} {number}", found) if isinstance(turn, dict) else turn
+                for number, turn in enumerate(turns, start=1)
+            ]
+
+    def _sides(self, turn: Any, found: Counter[str]) -> list[Any]:
+        """Return the turns of an item that holds an exchange: a question, its answer or both."""
+        if not isinstance(turn, dict) or not self.sides:
+            return [turn]
+        plan = self.sides(tuple(turn))
+        said = [(side, read(turn)) for side, read in plan.readers]
+        turns = [{"role": side, "content": words} for side, words in said if words is not None]
+        found.update({side for side, words in said if words is not None})
+        return turns or [turn]
+
+    def _turn(self, turn: dict[str, Any], where: str, found: Counter[str]) -> dict[str, Any]:
+        plan = self.turn_plan(tuple(turn))
+        values = [(target, read(turn)) for target, read in plan.readers]
+        new = {target: value for target, value in values if value is not None}
+        found.update([*new])
+        new.update(plan.constants)
+        for key, known in plan.doubtful:
+            target = next((name for name, others in SAME_IN_TURNS.items() if known in others), known)
+            if target in new and turn[key] not in (None, new[target]):
+                raise BadRow(
+                    "unsupported_field",
+                    f"{where}: {_quoted(key)} stays beside what is mapped to {target}: {REMEDY}",
+                )
+        for key in plan.kept:
+            new.setdefault(key, turn[key])
+        if self.fields.roles:
+            self._rename_role(new, found)
+        return new
+
+    def _rename_role(self, turn: dict[str, Any], found: Counter[str]) -> None:
+        """Give a turn the role that its author or its role is renamed to. The author says more."""
+        key = "from" if "from" in turn and "role" not in turn else "role"
+        for name in (turn.get("author"), turn.get(key)):
+            renamed = self.fields.roles.get(name.strip().lower()) if isinstance(name, str) else None
+            if renamed:
+                turn[key] = renamed
+                found["roles"] += 1
+                return
+
+
+def make_plan(
+    sources: Mapping[str, Source], doubted: frozenset[str], dropped: Iterable[str], names: tuple[str, ...]
+) -> Plan:
+    """Return what is done with objects that have the keys `names`. `doubted` are keys that, if they stay, may
+    say what is mapped.
+    """
+    spelled = _spelled(names)
+    readers = []
+    constants = []
+    used = {spelled.get(spelling(key), key) if key not in names else key for key in dropped}
+    for target, source in sources.items():
+        if isinstance(source, Constant):
+            constants.append((target, source.text))
+            continue
+        keys = {path: _first_key(path, names, spelled) for path in paths_of(source)}
+        used.update(key for key, _ in keys.values() if key is not None)
+        readers.append((target, _reader(source, keys)))
+    kept = tuple(name for name in names if name not in used)
+    doubtful = tuple(
+        (key, known)
+        for key, known in zip(kept, known_names(kept), strict=True)
+        if known in doubted or known in sources
+    )
+    return Plan(tuple(readers), tuple(constants), kept, doubtful)
+
+
+def _spelled(names: Iterable[str]) -> dict[str, str]:
+    """Return {a spelling: the only key that is spelled so}."""
+    counts = Counter(map(spelling, names))
+    return {spelling(name): name for name in names if counts[spelling(name)] == 1}
+
+
+def _first_key(
+    path: str, names: tuple[str, ...], spelled: Mapping[str, str]
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the key of the row with which a path begins, and what is left of the path. A key that has dots
+    itself comes before a shorter one.
+    """
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        key = ".".join(parts[:length])
+        found = key if key in names else spelled.get(spelling(key))
+        if found is not None:
+            return found, tuple(parts[length:])
+    return None, ()
+
+
+def _reader(source: Source, keys: Mapping[str, tuple[str | None, tuple[str, ...]]]) -> Reader:
+    readers = {path: _path_reader(*place) for path, place in keys.items()}
+    if isinstance(source, Template):
+        return partial(
+            _fill,
+            [(literal, None if path is None else (path, readers[path])) for literal, path in source.pieces],
+        )
+    (reader,) = readers.values()
+    return reader
+
+
+def _path_reader(key: str | None, rest: tuple[str, ...]) -> Reader:
+    if key is None:
+        return _nothing
+    return partial(_walk, key, rest) if rest else itemgetter(key)
+
+
+def _nothing(row: Mapping[str, Any]) -> None:
+    """Return nothing: the row has no such key."""
+
+
+def _walk(key: str, rest: tuple[str, ...], row: Mapping[str, Any]) -> Any:
+    """Return what stands at a path below a key; None if nothing does. Text is looked into if it is JSON, as
+    tables have it.
+    """
+    return _below(row[key], rest)
+
+
+def _below(value: Any, parts: tuple[str, ...]) -> Any:
+    if not parts or value is None:
+        return value
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        try:
+            value = parse_value(value.encode("utf-8", "surrogatepass"))
+        except BadLine:
+            return None
+    if isinstance(value, list):
+        index = int(parts[0]) if parts[0].isascii() and parts[0].isdigit() else len(value)
+        return _below(value[index], parts[1:]) if index < len(value) else None
+    if not isinstance(value, dict):
+        return None
+    for length in range(len(parts), 0, -1):
+        key = ".".join(parts[:length])
+        if key in value:
+            return _below(value[key], parts[length:])
+    return None
+
+
+def _fill(pieces: Iterable[Piece], row: Mapping[str, Any]) -> str | None:
+    """Return a template's text; None if the row has none of its keys."""
+    texts = []
+    is_empty = True
+    is_full = True
+    for literal, place in pieces:
+        texts.append(literal)
+        if not place:
+            continue
+        path, read = place
+        value = read(row)
+        if value is None:
+            is_full = False
+        else:
+            is_empty = False
+            texts.append(_text(value, path))
+    if is_empty:
+        return None
+    # What stood between an empty column and the text's end is no text.
+    return "".join(texts) if is_full else "".join(texts).strip()
+
+
+def _text(value: Any, path: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict | list):
+        raise BadRow(
+            "content_not_text",
+            f"{_quoted(path)} is {KINDS[type(value)]}, and a template of curate.fields needs text",
+        )
+    return json.dumps(value)
+
+
+def _quoted(key: str) -> str:
+    return one_line(key, NAME_SHOWN)
