@@ -30,6 +30,7 @@ OF_RAW = (
     "languages",
     "source_weights",
     "temperature",
+    "balance",
     "pairs",
     "val_fraction",
     "test_fraction",

@@ -66,6 +66,7 @@ KEYS = {
     "curate.decontaminate": Other(["guard.jsonl"]),
     "curate.source_weights": Other({"a.jsonl": 0.2}),
     "curate.temperature": Other(0.0),
+    "curate.balance": Other("up", {"curate.temperature": 0.0}),
     "curate.pairs": Other("rewards"),
     "curate.val_fraction": Other(0.3),
     "curate.test_fraction": Other(0.3),

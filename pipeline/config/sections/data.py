@@ -18,6 +18,7 @@ from pipeline.config.sections.values import (
     key,
 )
 
+SourceWeight = Annotated[float, Field(ge=0, le=100)]
 Language = Annotated[
     str, fits("[a-z]{2,3}", "a language: write its ISO 639 code in small letters, en for example")
 ]
@@ -71,12 +72,20 @@ class CurateKeys(Section):
         "files below data/guard that training must not share 13 words in a row with, as with the test split "
         "(benchmarks, private tests), e.g. [mmlu.jsonl]",
     )
-    source_weights: dict[str, Fraction] = key(
+    source_weights: dict[str, SourceWeight] = key(
         {},
-        "glob below data/raw: share of that source's training rows to use, 0 to 1; sources without one "
-        "use all",
+        "glob below data/raw (best/: all below that folder): share of that source's training rows to use, 0 "
+        "to 100; above 1 they are repeated, by 2.5 each twice and half of them once more; sources without "
+        "one use all once",
     )
-    temperature: Fraction = key(1.0, "1 keeps the domains' proportions, 0 makes all as small as the smallest")
+    temperature: Fraction = key(
+        1.0, "1 keeps the domains' proportions, 0 makes all equally large, as curate.balance says"
+    )
+    balance: Literal["down", "up"] = key(
+        "down",
+        "how temperature brings domains together: down (to the smallest: rows are left out) | up (to the "
+        "largest: rows are repeated)",
+    )
     pairs: Literal["none", "rewards"] = key(
         "none",
         "make preferences of chats with a reward: none | rewards (of two answers to one request the one with "

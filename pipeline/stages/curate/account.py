@@ -87,6 +87,7 @@ class CurationReport:
     rows_accepted: int
     rows_rejected: int
     parts_added: int
+    rows_repeated: int  # lines of training beyond the first of each row
     rows_dropped: int
     rows_kept: int
     rules: list[dict[str, Any]]  # of each, in order, its rows: in, out, rejected, changed
@@ -172,23 +173,25 @@ class CurationStats:
         counted: Mapping[str, Any],
     ) -> CurationReport:
         """The report on all rows, of which `clusters` has those read; `counted`: the parts others counted."""
-        kept, cleaning = decisions.outcome == KEPT, self.cleaning
+        lines, cleaning = decisions.lines(), self.cleaning
+        repeated = len(lines) - int((decisions.outcome == KEPT).sum())
         read = sum(file.rows for file in self.files.values())
         accepted = sum(file.kept for file in self.files.values())
         clean, pairs = len(clusters.cluster), len(table) - len(clusters.cluster)
         lost = {rule: int((decisions.outcome == outcome).sum()) for outcome, (rule, _) in OUTCOMES.items()}
         reasons = {reason: lost[rule] for rule, reason in OUTCOMES.values() if lost[rule]}
         domains = list(self.domains)
-        kinds = dict(zip(KINDS, np.bincount(table.kind[kept], minlength=len(KINDS)).tolist(), strict=True))
+        kinds = dict(zip(KINDS, np.bincount(table.kind[lines], minlength=len(KINDS)).tolist(), strict=True))
         return CurationReport(
             seed=settings.seed,
             rows_read=read,
             rows_accepted=accepted,
             rows_rejected=read - accepted,
             parts_added=clean - accepted,
+            rows_repeated=repeated,
             rows_dropped=sum(lost.values()),
-            rows_kept=int(kept.sum()),
-            rules=self._rules(read, lost, clean - accepted, pairs),
+            rows_kept=len(lines),
+            rules=self._rules(read, lost, {"length": clean - accepted, "balance": repeated, "pairs": pairs}),
             rejected=cleaning.rejected | reasons,
             files_found=len(self.files) + len(self.refused),
             files_rejected=Counter(reason for reason, _ in self.refused.values()),
@@ -198,9 +201,9 @@ class CurationStats:
             formats=cleaning.formats,
             kinds=cleaning.kinds,
             untrained={kind: rows for kind, rows in kinds.items() if rows and kind not in TRAINED},
-            scored=int(table.scored[kept].sum()),
+            scored=int(table.scored[lines].sum()),
             splits={
-                split: int((decisions.split[kept] == number).sum()) for number, split in enumerate(SPLITS)
+                split: int((decisions.split[lines] == number).sum()) for number, split in enumerate(SPLITS)
             },
             domains=domain_counts(decisions, table, domains),
             balance=balance_counts(decisions, table, domains),
@@ -211,13 +214,12 @@ class CurationStats:
             **counted,
         )
 
-    def _rules(
-        self, read: int, lost: Mapping[str, int], parts_added: int, pairs: int
-    ) -> list[dict[str, Any]]:
-        """How many rows every rule saw, passed on, rejected and changed, in the order of the rules."""
+    def _rules(self, read: int, lost: Mapping[str, int], added: Mapping[str, int]) -> list[dict[str, Any]]:
+        """How many rows every rule saw, passed on, rejected and changed, in the order of the rules; `added`:
+        by the rules that add rows.
+        """
         steps, now = [], read
-        added = {"length": parts_added} | ({"pairs": pairs} if pairs else {})
-        for rule in (*ROW_RULES, *lost, *added.keys() - {"length"}):
+        for rule in (*ROW_RULES, *lost, *(["pairs"] if added["pairs"] else [])):
             rejected = lost.get(rule, self.cleaning.rejected_by[rule])
             after = now - rejected + added.get(rule, 0)
             steps.append(
@@ -239,7 +241,8 @@ def check_report(report: CurationReport, folder: Path, rejects: Path) -> None:
     pairs = report.pairs or {"made": 0, "rows": {}, "splits": {}, "scored_rows": 0}
     lost = report.rows_rejected + report.rows_dropped
     balanced = (
-        report.rows_accepted + report.parts_added + pairs["made"] == report.rows_kept + report.rows_dropped
+        report.rows_accepted + report.parts_added + pairs["made"] + report.rows_repeated
+        == report.rows_kept + report.rows_dropped
         and sum(pairs["rows"].values()) == pairs["scored_rows"]
         and pairs["rows"].get("paired", 0) == 2 * pairs["made"] == 2 * sum(pairs["splits"].values())
         and report.rules[-1]["rows_out"] == report.rows_kept

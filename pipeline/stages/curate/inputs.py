@@ -67,14 +67,21 @@ def read_names(root: Path, settings: Curate) -> tuple[str, ...]:
 
 def by_glob(file: str, values: Mapping[str, Value], default: Value) -> Value:
     """What the settings say for a file below data/raw: the first matching glob's value, or the default."""
-    return next((value for glob, value in values.items() if fnmatchcase(file, glob)), default)
+    return next((value for glob, value in values.items() if matches(file, glob)), default)
+
+
+def matches(file: str, glob: str) -> bool:
+    """Return True if a setting's glob means this file below data/raw. One that ends in "/" means all files
+    below that folder.
+    """
+    return fnmatchcase(file, f"{glob}*" if glob.endswith("/") else glob)
 
 
 def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
     """Raise `ConfigError` for a glob of setting `key` that decides for none of the files `names`."""
     before = list[str]()
     for glob in globs:
-        matched = {name for name in names if fnmatchcase(name, glob)}
+        matched = {name for name in names if matches(name, glob)}
         if not matched:
             examples = safe(", ".join(names[:3]) + (", …" if len(names) > 3 else ""), 200)
             raise ConfigError(
@@ -82,7 +89,7 @@ def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
                 f"{key} names {quoted(glob)}, which no file below data/raw matches (there: {examples}): "
                 "correct the glob or remove it",
             )
-        if all(any(fnmatchcase(name, other) for other in before) for name in matched):
+        if all(any(matches(name, other) for other in before) for name in matched):
             raise ConfigError(
                 "Q-CURATE-009",
                 f"{key} names {quoted(glob)}, but globs before it match all its files and the first counts: "

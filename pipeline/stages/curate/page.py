@@ -15,6 +15,8 @@ from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.page_words import RULES, taken_out, title, verdict, warnings
 
+# what the rows are that a rule adds
+ADDED = {"length": ": parts of long ones", "balance": ": repeated ones", "pairs": ": of scored ones"}
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
 
 
@@ -84,7 +86,7 @@ def _flow(stats: CurationReport, rejects: Sequence[Mapping[str, Any]]) -> str:
                 )
             )
         if added > 0:
-            source = {"length": ": parts of long ones", "pairs": ": of scored ones"}.get(name, "")
+            source = ADDED.get(name, "")
             steps.append(
                 Step(
                     "" if lost else shown,

@@ -7,6 +7,8 @@ from pipeline.core.text import count, listed, most, percent, plural, words
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
 
+# text that is trained more often than this teaches hardly anything more (arXiv:2305.16264)
+MOST_COPIES = 4
 # rule → (its name, what it takes out: one, many)
 RULES = {
     "read": ("Read", "line that can't be read", "lines that can't be read"),
@@ -60,6 +62,8 @@ def verdict(stats: CurationReport) -> str:
     sentences = [f"Left out: {listed(named)}." if total else "Nothing was left out."]
     if stats.parts_added:
         sentences.append(f"Splitting long rows added {plural(stats.parts_added, 'row')}.")
+    if stats.rows_repeated:
+        sentences.append(f"Repeating rows for training added {plural(stats.rows_repeated, 'row')}.")
     if pairs := (stats.pairs or {}).get("made"):
         sentences.append(f"Scored rows made {plural(pairs, 'pair')}.")
     train, val, test = (stats.splits[split] for split in SPLITS)
@@ -86,11 +90,26 @@ def warnings(stats: CurationReport) -> list[str]:
         )
     if stats.pairs and not stats.pairs["made"]:
         sentences.append(pairs_sentence(stats.pairs))
+    sentences += map(_repeats, filter(_is_often_repeated, stats.balance.items()))
     if files := sum(stats.files_rejected.values()):
         sentences.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."
         )
     return sentences
+
+
+def _is_often_repeated(domain: tuple[str, Mapping[str, int]]) -> bool:
+    _, rows = domain
+    return rows["after"] > MOST_COPIES * rows["before"]
+
+
+def _repeats(domain: tuple[str, Mapping[str, int]]) -> str:
+    name, rows = domain
+    return (
+        f"each pass of the training takes the {plural(rows['before'], 'row')} of domain {name} "
+        f"{rows['after'] / max(rows['before'], 1):.0f} times: add rows, or lower their weight, for rows that "
+        f"come more than {MOST_COPIES} times teach little more."
+    )
 
 
 def pairs_sentence(pairs: Mapping[str, Any]) -> str:

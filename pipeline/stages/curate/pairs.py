@@ -124,8 +124,8 @@ def _pairs_of(candidates: NDArray, first: NDArray[np.int32], why: Counter[str]) 
 def add_pairs(
     rows: Rows, spool: Spool, pairs: Sequence[Pair], decisions: Decisions, table: Table
 ) -> tuple[Decisions, Table]:
-    """Append the pairs to the spool, which come after those of `rows`, each with the file, the domain and
-    the split of its chosen chat; gives what is known of all rows.
+    """Append the pairs to the spool, which come after those of `rows`, each with the file, the domain,
+    the split and the copies of its chosen chat; gives what is known of all rows.
     """
     if not pairs:
         return decisions, table
@@ -139,6 +139,8 @@ def add_pairs(
         np.append(decisions.outcome, np.full(len(pairs), KEPT, np.uint8)),
         np.append(decisions.split, decisions.split[chosen]),
         np.append(decisions.duplicate_of, np.full(len(pairs), -1, np.int32)),
+        # a chosen chat that is left out as a near duplicate has no copies itself
+        np.append(decisions.copies, np.maximum(decisions.copies[chosen], 1)),
     )
     return with_pairs, np.concatenate([table, more]).view(np.recarray)
 

@@ -107,8 +107,9 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
     splits = ", ".join(f"{split} {report.splits[split]}" for split in SPLITS)
     lost = report.rows_rejected + report.rows_dropped
     parts = f", {report.parts_added:,} more by splitting" if report.parts_added else ""
+    repeated = f", {report.rows_repeated:,} more by repeating" if report.rows_repeated else ""
     print(
-        f"curate: {plural(report.rows_read, 'row')} read{parts}, {report.rows_kept:,} kept "
+        f"curate: {plural(report.rows_read, 'row')} read{parts}{repeated}, {report.rows_kept:,} kept "
         f"({splits}), {lost:,} rejected"
     )
     sentences = [

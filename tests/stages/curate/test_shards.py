@@ -137,7 +137,8 @@ MANY_RULES: dict[str, Any] = {
     [
         MANY_RULES,
         {"drop_duplicates": "none", "val_fraction": 0.0, "test_fraction": 0.3},
-        {"drop_duplicates": "exact", "near_threshold": 0.6, "val_fraction": 0.03, "test_fraction": 0.12},
+        {"drop_duplicates": "exact", "near_threshold": 0.6, "val_fraction": 0.03, "test_fraction": 0.12}
+        | {"source_weights": {"a/": 2.5}, "temperature": 0.9, "balance": "up", "pairs": "rewards"},
     ],
 )
 def test_any_number_of_shards_gives_the_same_bytes(

@@ -154,6 +154,112 @@ def test_weights_count_per_source(tmp_path: Path) -> None:
     assert len(project.rows("test")) == 30 and any(row["source"][0] == "c" for row in project.rows("test"))
 
 
+def copies_of(project: Project, folder: str) -> Counter[int]:
+    """How many training rows of a folder are there how often."""
+    sources = [row["source"] for row in project.rows() if row["source"].startswith(folder)]
+    assert len(set(sources)) == len(sources)
+    return Counter(Counter(source.partition("*")[0] for source in sources).values())
+
+
+def two_sources(root: Path) -> Project:
+    """40 rows below best/, 40 in another file."""
+    rows = numbered(80)
+    for row in rows:
+        del row["domain"]
+    return Project(root, {"best/in/a.jsonl": lines(*rows[:40]), "b.jsonl": lines(*rows[40:])})
+
+
+@pytest.mark.parametrize(
+    ("weight", "copies"), [(3.0, {3: 40}), (2.5, {2: 20, 3: 20}), (1.0, {1: 40}), (1.01, {1: 39, 2: 1})]
+)
+def test_a_weight_above_1_repeats_training_rows(
+    weight: float, copies: dict[int, int], tmp_path: Path
+) -> None:
+    project = two_sources(tmp_path)
+    report = project.run(source_weights={"best/": weight})
+    assert copies_of(project, "best/") == copies and copies_of(project, "b.jsonl") == {1: 40}
+    more = sum((number - 1) * rows for number, rows in copies.items())
+    assert report["rows_repeated"] == more and report["rows_kept"] == report["splits"]["train"] == 80 + more
+    assert report["balance"] == {"b": {"before": 40, "after": 40}, "best": {"before": 40, "after": 40 + more}}
+    (step,) = (step for step in report["rules"] if step["rule"] == "balance")
+    assert (step["rows_in"], step["rows_out"]) == (80, 80 + more)
+    # copies stand beside their row, so that the order of files stays one
+    places = [place_of(row["source"]) for row in project.rows()]
+    assert places == sorted(places)
+
+
+def place_of(source: str) -> tuple[str, int]:
+    file, _, number = source.partition("*")[0].rpartition(":")
+    return file, int(number)
+
+
+def test_no_held_out_row_is_repeated_and_no_row_changes_sides(tmp_path: Path) -> None:
+    project, shares = two_sources(tmp_path), {"test_fraction": 0.2, "val_fraction": 0.1}
+    project.run(**shares)
+    before = {split: ids(project, split) for split in SPLITS}
+    held_out = project.rows("val", "test")
+    project.run(**shares, source_weights={"*": 4.0})
+    assert project.rows("val", "test") == held_out
+    assert {split: ids(project, split) for split in SPLITS} == before
+    assert copies_of(project, "") == {4: 56}
+
+
+def test_the_seed_says_which_rows_come_once_more(tmp_path: Path) -> None:
+    found = []
+    for name, seed in (("one", 1), ("two", 1), ("three", 2)):
+        project = of_rows(tmp_path / name, numbered(200))
+        project.run(source_weights={"*": 1.5}, seed=seed)
+        found.append({row["id"] for row in project.rows() if "*" in row["source"]})
+    assert found[0] == found[1] != found[2] and len(found[0]) == len(found[2]) == 100
+
+
+def test_a_repeated_row_is_no_duplicate_and_duplicates_go_first(tmp_path: Path) -> None:
+    twice = numbered(10)
+    report = of_rows(tmp_path, [*twice, *twice]).run(source_weights={"*": 2.0})
+    assert report["rejected"] == {"duplicate": 10} and report["rows_kept"] == 20
+
+
+@pytest.mark.parametrize(
+    ("domains", "temperature", "expected"),
+    [
+        (THREE, 1.0, [810, 90, 9]),
+        (THREE, 0.0, [810, 810, 810]),
+        (THREE, 0.5, [810, 270, 86]),  # the shares of the square roots
+        ({"a": 7, "b": 1}, 0.0, [7, 7]),
+    ],
+)
+def test_balance_up_repeats_the_rows_of_small_domains(
+    domains: dict[str, int], temperature: float, expected: list[int], tmp_path: Path
+) -> None:
+    project = of_rows(tmp_path, numbered(0, domains))
+    report = project.run(temperature=temperature, balance="up")
+    found = Counter(row["domain"] for row in project.rows())
+    assert [found[name] for name in domains] == expected
+    assert report["rejected"] == {} and report["rows_repeated"] == sum(expected) - sum(domains.values())
+    for name, rows in domains.items():
+        copies = Counter(row["id"] for row in project.rows() if row["domain"] == name)
+        assert len(copies) == rows and max(copies.values()) - min(copies.values()) <= 1
+
+
+def test_weights_hold_within_a_domain_that_is_made_smaller(tmp_path: Path) -> None:
+    """Weights come first: of what is left of the domain, the weighted source still has its share."""
+    rows = numbered(0, {"both": 200, "small": 100})
+    files = {"best/a.jsonl": rows[:100], "b.jsonl": rows[100:200], "c.jsonl": rows[200:]}
+    project = Project(tmp_path, {name: lines(*some) for name, some in files.items()})
+    project.run(source_weights={"best/": 3.0}, temperature=0.0)
+    found = Counter(row["source"].partition("/")[0] for row in project.rows() if row["domain"] == "both")
+    assert found.total() == 100 and 60 < found["best"] < 90
+
+
+def test_a_domain_that_is_repeated_often_is_named_on_the_page(tmp_path: Path) -> None:
+    project = of_rows(tmp_path, numbered(0, {"many": 60, "few": 10}))
+    project.run(temperature=0.0, balance="up")
+    page = (project.root / "reports/data.html").read_text()
+    assert "10 rows of domain few 6 times" in page and "of domain many" not in page
+    project.run(temperature=0.5, balance="up")
+    assert "of domain few" not in (project.root / "reports/data.html").read_text()
+
+
 def test_which_rows_stay_does_not_depend_on_their_order(tmp_path: Path) -> None:
     rows, found = numbered(0, {"a": 300, "b": 100}), []
     shuffled = random.Random(2).sample(rows, 400)  # noqa: S311

@@ -50,11 +50,19 @@ MOST_DOMAINS, OTHER = 1000, "(other)"  # a domain with one row is not a domain
 
 @dataclass
 class Decisions:
-    """Per row: its outcome, its split, and the row that it duplicates (-1: none)."""
+    """Per row: its outcome, its split, the row that it duplicates (-1: none), and how often it is written if
+    it is kept.
+    """
 
     outcome: NDArray[np.uint8]
     split: NDArray[np.uint8]
     duplicate_of: NDArray[np.int32]
+    copies: NDArray[np.int32]
+
+    def lines(self) -> NDArray[np.int64]:
+        """Return the number of the row of each line that is written."""
+        kept = np.flatnonzero(self.outcome == KEPT)
+        return np.repeat(kept, self.copies[kept])
 
 
 def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
@@ -71,7 +79,7 @@ def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
     elif which == "exact":
         outcome[clusters.exact] = EXACT
         duplicate_of[clusters.exact] = clusters.first[clusters.exact]
-    return Decisions(outcome, np.zeros(rows, np.uint8), duplicate_of)
+    return Decisions(outcome, np.zeros(rows, np.uint8), duplicate_of, np.ones(rows, np.int32))
 
 
 def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> None:
@@ -102,20 +110,21 @@ def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settin
 
 
 def decide_balance(decisions: Decisions, table: Table, settings: Curate, weights: Sequence[float]) -> None:
-    """Leave training rows out: first by source (share `weights[file]` stays), then by domain.
+    """Leave training rows out or repeat them: first by source (`weights[file]` times), then by domain.
 
-    A domain of n rows keeps n·(smallest/n)^(1−temperature) of them: all at temperature 1, as many as the
-    smallest domain at 0 (the exponent of multilingual BERT's sampling, but by leaving out). Which rows
-    stay is drawn from seed and content (`table.key`), so it doesn't depend on their order.
+    `domain_quotas` says how many rows of each domain there are then. Which rows stay, and which are repeated
+    once more than others, is drawn from seed and content (`table.key`), so it doesn't depend on their order.
     """
     train = np.flatnonzero((decisions.outcome == KEPT) & (decisions.split == TRAIN))
     order = train[np.argsort(draws(table.key[train], "balance", settings.seed), kind="stable")]
     counts = np.bincount(table.file[order], minlength=len(weights))
     quotas = np.ceil(counts * np.asarray(weights)).astype(np.int64)
-    order = _first(order, table.file[order], quotas)
-    rows = tempered(np.bincount(table.domain[order]).astype(np.int64), settings.temperature)
-    stay = _first(order, table.domain[order], rows)
-    decisions.outcome[np.setdiff1d(train, stay)] = SAMPLED_OUT
+    lines = np.repeat(order, _times(table.file[order], quotas))
+    rows = np.bincount(table.domain[lines]).astype(np.int64)
+    quotas = domain_quotas(rows, settings.temperature, settings.balance)
+    lines = np.repeat(lines, _times(table.domain[lines], quotas))
+    decisions.copies[train] = np.bincount(lines, minlength=len(table))[train]
+    decisions.outcome[train[decisions.copies[train] == 0]] = SAMPLED_OUT
 
 
 def leaks_prevented(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> int:
@@ -158,20 +167,29 @@ def _take(
             left -= size
 
 
-def tempered(rows: NDArray[np.int64], temperature: float) -> NDArray[np.int64]:
-    """How many rows each domain keeps at this temperature."""
-    smallest = rows[rows > 0].min(initial=rows.max(initial=0))
-    share: NDArray[np.float64] = (smallest / np.maximum(rows, 1)) ** (1 - temperature)
+def domain_quotas(rows: NDArray[np.int64], temperature: float, balance: str) -> NDArray[np.int64]:
+    """Return how many rows each domain is to have that has `rows` now.
+
+    Of n rows n·(m/n)^(1−temperature), m being the smallest domain's ("down") or the largest's ("up"). Either
+    way the shares are those of n^temperature: the exponent α of mT5 (arXiv:2010.11934), 1/T of T5's
+    temperature-scaled mixing (arXiv:1910.10683).
+    """
+    largest = rows.max(initial=0)
+    goal = largest if balance == "up" else rows[rows > 0].min(initial=largest)
+    share: NDArray[np.float64] = (goal / np.maximum(rows, 1)) ** (1 - temperature)
     return np.ceil(rows * share - 1e-9).astype(np.int64)
 
 
-def _first(
-    order: NDArray[np.int64], label: NDArray[np.int32], quotas: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Of the rows in `order`, the first `quotas[label]` of every label."""
-    by_label = np.argsort(label, kind="stable")
-    labels = label[by_label]
-    return order[np.sort(by_label[ranks(labels) < quotas[labels]])]
+def _times(labels: NDArray[np.int32], quotas: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how often each entry is taken so that there are `quotas[label]` of every label: all equally
+    often, and the first ones once more.
+    """
+    counts = np.bincount(labels, minlength=len(quotas))[labels]
+    rank = np.empty(len(labels), np.int64)
+    by_label = np.argsort(labels, kind="stable")
+    rank[by_label] = ranks(labels[by_label])
+    wanted = quotas[labels]
+    return wanted // counts + (rank < wanted % counts)
 
 
 def table_of(facts: NDArray, domains: dict[str, None]) -> Table:
@@ -197,21 +215,24 @@ def hash_of(domain: str) -> int:
 
 def domain_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
     """Clean rows and rows in each split, by domain."""
-    kept = decisions.outcome == KEPT
-    splits = {split: kept & (decisions.split == number) for number, split in enumerate(SPLITS)}
-    return _by_domain({"read": np.ones(len(table), np.bool_), **splits}, table, domains)
+    lines = decisions.lines()
+    splits = {split: lines[decisions.split[lines] == number] for number, split in enumerate(SPLITS)}
+    return _by_domain({"read": np.arange(len(table)), **splits}, table, domains)
 
 
 def balance_counts(decisions: Decisions, table: Table, domains: Sequence[str]) -> dict[str, dict[str, int]]:
     """Training rows before and after balancing, by domain."""
-    after = (decisions.outcome == KEPT) & (decisions.split == TRAIN)
-    return _by_domain({"before": after | (decisions.outcome == SAMPLED_OUT), "after": after}, table, domains)
+    is_trained = (decisions.outcome == KEPT) & (decisions.split == TRAIN)
+    before = np.flatnonzero(is_trained | (decisions.outcome == SAMPLED_OUT))
+    lines = decisions.lines()
+    return _by_domain({"before": before, "after": lines[is_trained[lines]]}, table, domains)
 
 
 def _by_domain(
-    rows: Mapping[str, NDArray[np.bool_]], table: Table, domains: Sequence[str]
+    rows: Mapping[str, NDArray[np.int64]], table: Table, domains: Sequence[str]
 ) -> dict[str, dict[str, int]]:
     counts = {
-        name: np.bincount(table.domain[mask], minlength=len(domains)).tolist() for name, mask in rows.items()
+        name: np.bincount(table.domain[numbers], minlength=len(domains)).tolist()
+        for name, numbers in rows.items()
     }
     return {domain: {name: count[i] for name, count in counts.items()} for i, domain in enumerate(domains)}

@@ -54,7 +54,9 @@ TOKEN_ROWS = 2000  # rows whose tokens are counted for the histogram
 BARS = 32  # most bars of the token histogram
 REPORT, SAMPLES, LEAKS, CLUSTERS = "report.json", "samples.json", "leaks.jsonl", "clusters.jsonl"
 DECIDED = "decided.npy"  # an entry for each row, and for each pair
-DECISION = np.dtype([("outcome", "u1"), ("split", "u1"), ("duplicate_of", "i4"), ("similarity", "f4")])
+DECISION = np.dtype(
+    [("outcome", "u1"), ("split", "u1"), ("duplicate_of", "i4"), ("copies", "i4"), ("similarity", "f4")]
+)
 
 
 def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
@@ -80,7 +82,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
         samples = row_samples(everything, pairs, leaks, decisions, clusters, settings)
         requests, samples["answers"] = _answers(work, everything)
         kept = decisions.outcome == KEPT
-        turns = np.bincount(table.turns[kept], minlength=1).tolist()  # the system's not counted
+        turns = np.bincount(table.turns[decisions.lines()], minlength=1).tolist()  # the system's not counted
         group = np.append(clusters.group, clusters.group[[pair.chosen for pair in pairs.made]])
         counted = {
             "contamination": {
@@ -101,7 +103,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
             b"".join(dump_line({"row": leak.row, **describe(leak, rows)}) for leak in leaks.values())
         )
         decided = np.ones(len(table), DECISION)
-        for name in ("outcome", "split", "duplicate_of"):
+        for name in ("outcome", "split", "duplicate_of", "copies"):
             decided[name] = getattr(decisions, name)
         decided["similarity"][: len(rows)] = clusters.similarity
         np.save(folder / DECIDED, decided)

@@ -4,7 +4,7 @@ in their order, checked and published.
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -48,13 +48,23 @@ def write(work: Work, shard: int) -> None:
         for spool in spools:
             begin, end = rows.bases[spool : spool + 2]
             outcomes, sides = (decided[name][begin:end].tobytes() for name in ("outcome", "split"))
+            is_repeated = (decided["copies"][begin:end] > 1).tobytes()
             with rows.spools[spool].open("rb", buffering=1 << 20) as lines:
                 for at, line in enumerate(lines):
                     if outcomes[at] == KEPT:
                         splits[sides[at]].write(line)
+                        if is_repeated[at]:
+                            splits[sides[at]].writelines(repeated(line, int(decided["copies"][begin + at])))
                     else:
                         entry = reject(line, decided[begin + at], rows, leaks.get(begin + at))
                         dropped.write(dump_line(entry))
+
+
+def repeated(line: bytes, copies: int) -> Iterator[bytes]:
+    """The second and later copies of a row, each with its number behind its source: FILE:LINE*2."""
+    row = orjson.loads(line)
+    for number in range(2, copies + 1):
+        yield dump_line(row | {"source": f"{row['source']}*{number}"})
 
 
 def _leaks(folder: Path, begin: int, end: int) -> dict[int, dict[str, Any]]:
