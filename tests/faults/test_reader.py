@@ -31,7 +31,7 @@ import zstandard
 
 from pipeline.core.jsonl import BadLine, dump_line, parse_line
 from pipeline.stages.curate.reading.containers import raw_lines
-from pipeline.stages.curate.reading.files import layout_of
+from pipeline.stages.curate.reading.files import content_of, layout_of
 from pipeline.stages.curate.reading.formats import to_row
 
 MAX_LINE_BYTES = 20_000  # small, so that damage reaches it
@@ -219,7 +219,10 @@ def read(path: Path, data: bytes) -> Counter[str]:
         except BadLine as why:
             assert why.code and str(why)
             reasons[why.code] += 1
-    if path.suffix == ".jsonl" and layout_of(path, "", MAX_LINE_BYTES, Counter()) == "lines":
+    if (
+        path.suffix == ".jsonl"
+        and layout_of(content_of(path, path.name), MAX_LINE_BYTES, Counter()) == "lines"
+    ):
         assert reasons.total() == data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     return reasons
 

@@ -1,5 +1,7 @@
 """Rows as public bug reports of other tools describe them; README.md here says how to add a case."""
 
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import yaml
 from curating import TOKENS, Project
 
 ROWS = Path(__file__).parent / "rows"
-KEYS = {"input", "report", "why", "rows", "rejected", "changes", "settings", "tokens"}
+KEYS = {"input", "report", "why", "rows", "rejected", "changes", "notes", "settings", "source", "tokens"}
 
 
 def cases() -> list[Any]:
@@ -26,10 +28,22 @@ def selected(given: Any, wanted: Any) -> Any:
     return {key: given.get(key) for key in wanted}
 
 
+def content_of(path: Path) -> bytes:
+    """Return a file's bytes; of a folder an archive of what lies in it."""
+    if path.is_file():
+        return path.read_bytes()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(path.rglob("*")):
+            if file.is_file():
+                archive.write(file, file.relative_to(path).as_posix())
+    return packed.getvalue()
+
+
 @pytest.mark.parametrize(("folder", "case"), cases())
 def test_an_input_after_a_public_report(folder: Path, case: dict[str, Any], tmp_path: Path) -> None:
     assert not case.keys() - KEYS, "a key that README.md does not name"
-    content = (folder / case["input"]).read_bytes()
+    content = content_of(folder / case["input"])
     project = Project(tmp_path, {case["input"]: content}, tokens=case.get("tokens", TOKENS))
     report = project.run(**{"drop_duplicates": "none", **case.get("settings", {})})
 
@@ -40,6 +54,9 @@ def test_an_input_after_a_public_report(folder: Path, case: dict[str, Any], tmp_
     wanted = case.get("rows", [])
     assert [selected(row, expected) for row, expected in zip(rows, wanted, strict=False)] == wanted
     assert len(rows) == len(wanted), rows[len(wanted) :]
+
+    notes = report["files"].get(case["input"], {}).get("notes", {})
+    assert selected(notes, case.get("notes", {})) == case.get("notes", {})
 
     changed = {change["rule"] for change in project.changes()}
     assert changed == set(case.get("changes", []))

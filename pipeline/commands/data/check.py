@@ -19,10 +19,9 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
-from pipeline.stages.curate.reading.archives import members_sentences
 from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.stages.curate.reading.files import files_below, refusal
-from pipeline.stages.curate.reading.workbooks import sheets_sentences
+from pipeline.stages.curate.reading.notes import notes_sentences
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner
@@ -70,12 +69,12 @@ def settings(params: Path | None, root: Path) -> Curate:
 
 
 def rejects(
-    settings: Curate, root: Path, paths: Sequence[Path], tally: Counter[str]
+    settings: Curate, root: Path, paths: Sequence[Path], tally: Counter[str], notes: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the
     path as the user named it.
 
-    `tally` counts files and rows, see `check_file`.
+    `tally` counts files and rows, see `check_file`; `notes` what is said of the files.
     """
     from pipeline.stages.curate.clean import Cleaner
     from pipeline.stages.curate.inputs import added_tokens, read_names
@@ -88,16 +87,18 @@ def rejects(
         read_names(root, settings),
     )
     for path, name in files(paths, root / "data/raw"):
-        for entry in check_file(path, name, cleaner, tally):
+        for entry in check_file(path, name, cleaner, tally, notes):
             yield entry | {"file": safe(str(path))}
 
 
-def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -> Iterator[dict[str, Any]]:
+def check_file(
+    path: Path, name: str, cleaner: "Cleaner", tally: Counter[str], notes: Counter[str]
+) -> Iterator[dict[str, Any]]:
     """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it
     stands or repaired.
 
-    `tally` counts: `files`, `unread` and `empty` files, files that are a `description`, `members_not_read`,
-    `sheets_not_read`, `lines`, `usable` lines, and rows by kind and as `scored` (with a reward).
+    `tally` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
+    `scored` (with a reward). `notes` are added to.
     """
     from pipeline.stages.curate.clean import CleaningStats, Rejected, file_entry
 
@@ -107,7 +108,7 @@ def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -
         yield file_entry(name, why)
         return
     before = tally["lines"]
-    notes = Counter[str]()
+    described = notes["description"]
     for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=notes):
         tally["lines"] += 1
         try:
@@ -118,9 +119,7 @@ def check_file(path: Path, name: str, cleaner: "Cleaner", tally: Counter[str]) -
         tally["usable"] += 1
         tally.update(row["kind"] for row in rows)
         tally["scored"] += sum("reward" in row for row in rows)
-    tally["empty"] += tally["lines"] == before and not notes["description"]
-    for note in ("description", "members_not_read", "sheets_not_read"):
-        tally[note] += notes[note]
+    tally["empty"] += tally["lines"] == before and notes["description"] == described
 
 
 def grouped(entries: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
@@ -156,7 +155,8 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
                 file=sys.stderr,
             )
     reasons, tally = Counter[str](), Counter[str]()
-    found = rejects(curate, root, paths, tally)
+    notes = Counter[str]()
+    found = rejects(curate, root, paths, tally, notes)
     lines = 0
     for entry, rows in ((entry, 1) for entry in found) if everything or as_json else grouped(found):
         reasons[entry["reason"]] += rows
@@ -166,7 +166,7 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
         elif everything or lines <= SHOWN:
             print(_line(entry, rows))
     out = sys.stderr if as_json else sys.stdout  # what a machine reads stays clean
-    print(*(f"check: {sentence}" for sentence in _stats(tally)), sep="\n", file=out)
+    print(*(f"check: {sentence}" for sentence in _stats(tally, notes)), sep="\n", file=out)
     if not reasons:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
         return 0
@@ -181,17 +181,16 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
     return 3
 
 
-def _stats(tally: Counter[str]) -> list[str]:
+def _stats(tally: Counter[str], notes: Counter[str]) -> list[str]:
     """What was read, in which every file and row is counted once, and what training doesn't do with it."""
     empty = f", {tally['empty']:,} without a row" if tally["empty"] else ""
-    if tally["description"]:
-        empty += f", {tally['description']:,} only describing a data set"
+    if notes["description"]:
+        empty += f", {notes['description']:,} only describing a data set"
     untrained = {kind: tally[kind] for kind in get_args(Kind) if kind not in TRAINED}
     return [
         f"{plural(tally['files'], 'file')}: {tally['files'] - tally['unread']:,} read, "
         f"{tally['unread']:,} not read{empty}; {plural(tally['lines'], 'row')}: {tally['usable']:,} usable, "
         f"{tally['lines'] - tally['usable']:,} rejected",
-        *sheets_sentences(tally["sheets_not_read"]),
-        *members_sentences(tally["members_not_read"]),
+        *notes_sentences(notes),
         *kinds_sentences(untrained, tally["scored"]),
     ]

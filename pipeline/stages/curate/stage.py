@@ -9,6 +9,7 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
     python -m pipeline curate
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -29,9 +30,8 @@ from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.compare import join, sample, sketch
 from pipeline.stages.curate.phases.publish import publish, write
 from pipeline.stages.curate.phases.work import Work
-from pipeline.stages.curate.reading.archives import members_sentences
 from pipeline.stages.curate.reading.files import READ
-from pipeline.stages.curate.reading.workbooks import sheets_sentences
+from pipeline.stages.curate.reading.notes import notes_sentences
 from pipeline.stages.curate.shard import work_of
 from pipeline.stages.curate.workers import workers
 from pipeline.workflow.shards import FOLDER
@@ -89,11 +89,6 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
 
 
-def _noted(report: CurationReport, note: str) -> int:
-    """Return how often a note was taken, over all files."""
-    return sum(file["notes"].get(note, 0) for file in report.files.values())
-
-
 def main(params: Params, root: Path, shards: int | None = None) -> None:
     """Run the stage below `root`, or publish what jobs made of this many shards, and print the result."""
     settings = params.curating
@@ -114,8 +109,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
     )
     sentences = [
         *file_sentences(report.files_found, [*report.files_unread], empty),
-        *sheets_sentences(_noted(report, "sheets_not_read")),
-        *members_sentences(_noted(report, "members_not_read")),
+        *notes_sentences(sum((Counter(file["notes"]) for file in report.files.values()), Counter())),
         *fields_sentences(report.files, settings),
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from pipeline.core.jsonl import BadLine
 
 HEAD_RECORDS = 20  # records by which a file is recognized
+# of one record: a whole conversation, of which a row keeps less, or the one object of a file
+MAX_RECORD_BYTES = 64 << 20
 
 
 class Record(NamedTuple):
@@ -44,9 +46,26 @@ class Head:
         return [value for value in self.values if isinstance(value, dict)]
 
 
-Notes = Counter[
-    str
-]  # what was left out or decided, as name → how often; it comes to stand in reports/data.json
+# What was left out or decided, as name → how often. It comes to stand in reports/data.json.
+Notes = Counter[str]
+
+
+def nothing_beside(name: str) -> list[Any]:
+    """Return the records beside a file that lies alone: none."""
+    return []
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of an export. `beside` gives those of another file of it, by the file's name: thumbs in
+    ChatGPT's message_feedback.json, people in Slack's users.json. If there is no such file, these are none.
+    """
+
+    each: Iterable[Record]
+    beside: Callable[[str], list[Any]] = nothing_beside
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.each)
 
 
 @dataclass(frozen=True)
@@ -55,11 +74,15 @@ class Export:
 
     `read` gives a row, or a `BadLine` that names what is wrong, for everything in the file that is a
     conversation; what it leaves out on purpose it counts in the notes. It holds one conversation in memory.
+    Of an archive, the files in one folder are one sequence of records if `joins_folder`. A file with a record
+    longer than a row is tried as well if its first bytes name all of `large_keys`.
     """
 
     name: str
     is_head: Callable[[Head], bool]
-    read: Callable[[Iterable[Record], Notes], Iterator[Conversation]]
+    read: Callable[[Records, Notes], Iterator[Conversation]]
+    joins_folder: bool = False
+    large_keys: tuple[bytes, ...] = ()
 
 
 def each_record(

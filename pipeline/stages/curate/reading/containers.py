@@ -1,5 +1,5 @@
 """The rows inside a raw file as JSON bytes: JSONL, one JSON value, CSV, TSV, Parquet, Arrow, Excel; gzip and
-Zstandard around them, and tars of them.
+Zstandard around them, tars and zip archives of them, and programs' exports.
 
 The name tells the container, and the content whether JSON is one value a line or one value in all. Whatever a
 file holds, each of its rows is given once: as bytes for `pipeline.core.jsonl.parse_line`, or as the `BadLine`
@@ -11,17 +11,25 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from io import BufferedReader, BytesIO
-from itertools import chain, islice
-from pathlib import Path
+from itertools import chain, groupby, islice
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
 from pipeline.core.text import safe
-from pipeline.stages.curate.exports.export import HEAD_RECORDS, Export, Head, Record
-from pipeline.stages.curate.exports.registry import export_of
+from pipeline.stages.curate.exports.export import (
+    HEAD_RECORDS,
+    MAX_RECORD_BYTES,
+    Export,
+    Head,
+    Record,
+    Records,
+)
+from pipeline.stages.curate.exports.registry import export_of, may_be_large
 from pipeline.stages.curate.reading.archives import BrokenArchive, tar_members
 from pipeline.stages.curate.reading.columnar import arrow_rows, parquet_rows
 from pipeline.stages.curate.reading.columns import table_rows
@@ -31,8 +39,12 @@ from pipeline.stages.curate.reading.files import (
     ARROW,
     JSON_SPACE,
     PACKED_TABLES,
+    SNIFFED,
     TEXT_TABLES,
+    ZIP,
+    Content,
     Pieces,
+    content_of,
     growth_limit,
     head_size,
     is_json,
@@ -45,15 +57,19 @@ from pipeline.stages.curate.reading.files import (
 from pipeline.stages.curate.reading.saved_folders import is_description, missing_files
 from pipeline.stages.curate.reading.tables import Row, csv_rows
 from pipeline.stages.curate.reading.workbooks import workbook_rows
+from pipeline.stages.curate.reading.zips import STREAMED, zip_members
 
 T = TypeVar("T")
 RawRow = tuple[int, int | None, bytes | BadLine]
 BLOCK = 1 << 16  # bytes
-STREAMED = (".json", *TEXT_TABLES)  # which members of an archive are read; the others need a file to seek in
 # from inside a string to its end, or the block's
 STRING_REST = re.compile(rb'[^"\\]*+(?>(?:\\.[^"\\]*+)*)(")?', re.DOTALL)
 TOKEN = re.compile(rb'"' + STRING_REST.pattern + rb"|[\[\]{},]", re.DOTALL)
 QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
+# what no row may hold, but the parts of an export's record that no row keeps
+ROWS_ONLY = ("control_character", "number_out_of_range", "too_deep")
+MEMBERS_NAMED = 3  # of an archive in which none is read
+READ_INSIDE = "inside are read *.jsonl, *.ndjson, *.json, *.csv and *.tsv"
 
 
 class Part(NamedTuple):
@@ -138,24 +154,36 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
         )
         return
     kind, packing = suffixes(name)
-    layout = "lines" if part.start else kind
-    if layout == ".json":
-        layout = layout_of(path, packing, max_bytes, notes)
-        export = _export_of(path, packing, layout, max_bytes)
-        if export is not None:
-            notes[f"export_{export.name}"] += 1
-            with opened(path) as packed, unpacked(packed, packing) as file:
-                yield from _exported(export, _json_rows(file, layout, max_bytes, notes), max_bytes, notes)
-            return
-    with opened(path) as packed, unpacked(packed, packing) as file:
-        if kind == ARCHIVE:
+    if kind == ZIP:
+        with opened(path) as file:
+            yield from _zip_rows(zip_members(file), max_bytes, notes)
+    elif kind == ARCHIVE:
+        with opened(path) as packed, unpacked(packed, packing) as file:
             yield from _rows_of_members(tar_members(file), growth_limit(packed), max_bytes, notes)
-        elif layout in (*TEXT_TABLES, *PACKED_TABLES):
+    elif part.start:  # lines of a file that is not packed
+        with opened(path) as file:
+            file.seek(part.start)
+            yield from _lines(file, max_bytes, notes, part)
+    else:
+        content = content_of(path, name)
+        layout, export = _recognized(content, max_bytes, notes)
+        if export is None:
+            yield from _content_rows(content, layout, max_bytes, notes, part)
+        else:
+            notes[f"export_{export.name}"] += 1
+            records = Records(_records_of(content, layout), partial(_values_near, path))
+            yield from _exported(export, records, max_bytes, notes)
+
+
+def _content_rows(
+    content: Content, layout: str, max_bytes: int, notes: Counter[str], part: Part = ALL
+) -> Iterator[RawRow]:
+    """Yield the rows of a file that is no export."""
+    with content.opened() as file:
+        if layout in (*TEXT_TABLES, *PACKED_TABLES):
             records = _records(layout, file, max_bytes, notes)
             yield from ((number, None, row) for number, row in enumerate(records, start=1))
         else:
-            if part.start:  # of a file that is not packed
-                packed.seek(part.start)
             yield from _json_rows(file, layout, max_bytes, notes, part)
 
 
@@ -177,46 +205,103 @@ def _json_rows(
         yield from _lines(file, max_bytes, notes, part)
 
 
-def _export_of(path: Path, packing: str, layout: str, max_bytes: int) -> Export | None:
-    """Return the export that the file's first records show it to be; None for rows in a format."""
+def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[str, Export | None]:
+    """Return a file's layout, and the export that its first records show it to be; None for rows in a format
+    or a table.
+    """
+    if content.kind != ".json":
+        return content.kind, None
+    layout = layout_of(content, max_bytes, notes)
+    head = _head(content, layout, max_bytes)
+    if head.objects() or not may_be_large(_beginning(content)):
+        return layout, export_of(head)
+    # A record may be longer than a row if it holds a channel, or all branches of a chat.
+    large = layout_of(content, MAX_RECORD_BYTES, Counter())
+    export = export_of(_head(content, large, MAX_RECORD_BYTES))
+    return (large, export) if export else (layout, None)
+
+
+def _beginning(content: Content) -> bytes:
+    """Return the file's first bytes; none if they can't be read."""
+    with suppress(BadLine, OSError), content.opened() as file:
+        return file.read(SNIFFED)
+    return b""
+
+
+def _head(content: Content, layout: str, max_bytes: int) -> Head:
+    """Return the file's first records."""
     values = []
     # What breaks here is met again, and reported, when the rows are read.
-    with suppress(BadLine, OSError), opened(path) as packed, unpacked(packed, packing) as file:
-        for row in islice(_json_rows(file, layout, max_bytes, Counter()), HEAD_RECORDS):
-            record = _record(row)
+    with suppress(BadLine, OSError):
+        for record in islice(_records_of(content, layout, max_bytes), HEAD_RECORDS):
             if not isinstance(record.value, BadLine):
                 values.append(record.value)
-    return export_of(Head(layout, tuple(values)))
+    return Head(layout, tuple(values))
 
 
-def _record(row: RawRow) -> Record:
-    number, offset, data = row
-    if isinstance(data, BadLine):
-        return Record(number, offset, data)
+def _records_of(content: Content, layout: str, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record]:
+    """Yield the records of a content."""
+    with content.opened() as file:
+        yield from _records_in(_json_rows(file, layout, max_bytes, Counter()))
+
+
+def _records_in(rows: Iterable[RawRow]) -> Iterator[Record]:
+    """Yield the records that rows are of an export. Blank lines are none."""
+    for number, offset, data in rows:
+        value = data if isinstance(data, BadLine) else _value(data)
+        if not isinstance(value, BadLine) or value.code != "blank":
+            yield Record(number, offset, value)
+
+
+def _value(data: bytes) -> Any | BadLine:
+    """Return a record's JSON value, or why it is none.
+
+    What a row may not hold is refused when the export's row is read, because a record has parts that no row
+    keeps: another branch, which holds a control character, or a tree that is deeper than a row.
+    """
     try:
-        return Record(number, offset, parse_value(data))
+        return parse_value(data)
     except BadLine as why:
-        return Record(number, offset, why)
+        if why.code in ROWS_ONLY:
+            with suppress(orjson.JSONDecodeError):
+                return orjson.loads(data)
+        return why
 
 
-def _exported(
-    export: Export, rows: Iterable[RawRow], max_bytes: int, notes: Counter[str]
-) -> Iterator[RawRow]:
-    """Yield the rows of a program's export as JSON bytes. Blank lines are no records of it."""
-    records = (record for record in map(_record, rows) if not _is_blank(record))
+def _exported(export: Export, records: Records, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+    """Yield the rows of a program's export as JSON bytes."""
     for number, offset, row in export.read(records, notes):
         if isinstance(row, BadLine):
             yield number, offset, row
             continue
-        text = orjson.dumps(row)
+        try:
+            text = orjson.dumps(row)
+        except orjson.JSONEncodeError:  # it reads deeper nesting than it writes
+            yield number, offset, BadLine("too_deep", "the conversation is nested too deep")
+            continue
         if len(text) > max_bytes:
             yield number, offset, BadLine("too_long", f"a conversation of more than {max_bytes} bytes")
         else:
             yield number, offset, text
 
 
-def _is_blank(record: Record) -> bool:
-    return isinstance(record.value, BadLine) and record.value.code == "blank"
+def _values_near(path: Path, name: str) -> list[Any]:
+    """Return the values in the JSON file of this name beside a file, or beside its folder; [] if there is
+    none.
+    """
+    near = next((place for place in (path.parent / name, path.parent.parent / name) if place.is_file()), None)
+    return [] if near is None else _values(content_of(near, name))
+
+
+def _values(content: Content) -> list[Any]:
+    """Return the values of a small JSON file that says more about an export, as far as it can be read."""
+    values = []
+    with suppress(BadLine, OSError):
+        layout = layout_of(content, MAX_RECORD_BYTES, Counter())
+        for record in _records_of(content, layout):
+            if not isinstance(record.value, BadLine):
+                values.append(record.value)
+    return values
 
 
 def _missing(file: str) -> BadLine:
@@ -263,12 +348,12 @@ def _member_rows(
         return
     rows = _json_rows(file, layout, max_bytes, notes)
     head, rest = _begun(rows, HEAD_RECORDS)
-    values = tuple(record.value for record in map(_record, head))
+    values = (record.value for record in _records_in(head))
     export = export_of(Head(layout, tuple(value for value in values if not isinstance(value, BadLine))))
     found: Iterator[RawRow] = chain(head, rest)
     if export is not None:
         notes[f"export_{export.name}"] += 1
-        found = _exported(export, found, max_bytes, notes)
+        found = _exported(export, Records(_records_in(found)), max_bytes, notes)
     yield from (row for _, _, row in found)
 
 
@@ -307,6 +392,93 @@ def _raising(error: BadLine) -> Iterator[Any]:
     yield
 
 
+class _ZipMember(NamedTuple):
+    """A member of an archive, and what it is read as."""
+
+    content: Content
+    layout: str
+    export: Export | None
+
+
+def _zip_rows(contents: list[Content], max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
+    """Yield the rows of a zip archive's members, one after the other, with numbers that go on.
+
+    Beside an export, only its own files are read. `notes` counts the others as `members_not_read`.
+    """
+    readable = [content for content in contents if content.kind]
+    members = [_ZipMember(content, *_recognized(content, max_bytes, notes)) for content in readable]
+    if any(member.export for member in members):
+        members = [member for member in members if member.export]
+    notes["members_not_read"] += len(contents) - len(members)
+    if not members:
+        names = ", ".join(content.name for content in contents[:MEMBERS_NAMED]) or "it is empty"
+        raise BadLine("unknown_container", f"no file in this archive is read ({names}): {READ_INSIDE}")
+    before = 0  # records of earlier members
+    for group in _groups(members):
+        last = 0
+        place = group[0].content.name if len(group) == 1 else str(PurePosixPath(group[0].content.name).parent)
+        try:
+            for number, _, row in _group_rows(group, contents, max_bytes, notes):
+                last = max(last, number)
+                yield before + number, None, _placed(row, place)
+        except BadLine as broken:
+            last += 1
+            yield before + last, None, _placed(broken, place)
+        before += last
+
+
+def _groups(members: list[_ZipMember]) -> Iterator[list[_ZipMember]]:
+    """Yield the members each alone, but together if their export joins the files of a folder."""
+    for (joins, _), group in groupby(members, _folder_if_joined):
+        if joins:
+            yield list(group)
+        else:
+            yield from ([member] for member in group)
+
+
+def _folder_if_joined(member: _ZipMember) -> tuple[bool, str]:
+    joins = member.export is not None and member.export.joins_folder
+    return joins, str(PurePosixPath(member.content.name).parent) if joins else ""
+
+
+def _group_rows(
+    group: list[_ZipMember], contents: list[Content], max_bytes: int, notes: Counter[str]
+) -> Iterator[RawRow]:
+    first = group[0]
+    if first.export is None:
+        yield from _content_rows(first.content, first.layout, max_bytes, notes)
+    else:
+        notes[f"export_{first.export.name}"] += len(group)
+        records = Records(_joined_records(group), partial(_values_inside, contents))
+        yield from _exported(first.export, records, max_bytes, notes)
+
+
+def _joined_records(group: list[_ZipMember]) -> Iterator[Record]:
+    """Yield the records of members that are read as one file."""
+    before = 0
+    for member in group:
+        last = 0
+        try:
+            for record in _records_of(member.content, member.layout):
+                last = record.number
+                yield Record(before + last, None, record.value)
+        except BadLine as broken:
+            last += 1
+            yield Record(before + last, None, broken)
+        before += last
+
+
+def _values_inside(contents: list[Content], name: str) -> list[Any]:
+    """Return the values in the archive's JSON file of this name, in whatever folder; [] if there is none."""
+    found = next((one for one in contents if one.kind and PurePosixPath(one.name).name == name), None)
+    return [] if found is None else _values(found)
+
+
+def _placed(row: bytes | BadLine, place: str) -> bytes | BadLine:
+    """Return a row of a member, with the member's name in front of what is wrong with it."""
+    return BadLine(row.code, f"{place}: {row}") if isinstance(row, BadLine) else row
+
+
 def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
     """The records of a table, whose suffix is `kind`."""
     if kind == ".parquet":
@@ -325,9 +497,7 @@ def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
     with opened(path) as file:
         if is_foreign(file.peek(HEAD)):
             return False
-    if layout_of(path, "", max_bytes, Counter()) != "lines":
-        return False
-    return _export_of(path, "", "lines", max_bytes) is None
+    return _recognized(content_of(path, name), max_bytes, Counter()) == ("lines", None)
 
 
 def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part) -> Iterator[RawRow]:

@@ -9,8 +9,10 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader, BytesIO, RawIOBase
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -32,11 +34,12 @@ TEXT_TABLES = (".csv", ".tsv")
 ARROW = (".arrow", ".feather")
 PACKED_TABLES = (".parquet", ".xlsx", *ARROW)
 ARCHIVE = ".tar"
+ZIP = ".zip"
 PACKED_SUFFIXES = {".gz": ".gz", ".zst": ".zst", ".zstd": ".zst"}  # around JSON, CSV, TSV and tar
 SHORT_ARCHIVES = {".tgz": ".gz", ".tzst": ".zst"}  # a tar and its packing in one suffix
 READ = (
     "*.jsonl, *.ndjson, *.json, *.csv, *.tsv and *.tar of these, plain or with .gz or .zst, *.parquet, "
-    "*.arrow, *.feather and *.xlsx"
+    "*.arrow, *.feather, *.xlsx and *.zip"
 )
 ALWAYS_ALLOWED = 256 << 20  # bytes that any file may unpack to
 MAX_GROWTH = 200  # times its size on disk that a larger one may unpack to; text rarely reaches 20
@@ -49,6 +52,15 @@ BEGINS_ARRAY = re.compile(
     rb'\[[ \t\r\n]*+(?:[\]\[{"]|\Z|(?:-?\d++(?:\.\d++)?(?:[eE][-+]?\d++)?|true|false|null|NaN|-?Infinity)[ '
     rb"\t\r\n]*+(?:[,\]]|\Z))"
 )
+
+
+@dataclass(frozen=True)
+class Content:
+    """The text of a file, or of a member of an archive, which can be opened again."""
+
+    name: str
+    kind: str  # as `suffixes` tells it
+    opened: Callable[[], AbstractContextManager[BufferedReader]]
 
 
 def raw_files(raw: Path) -> list[tuple[str, Path]]:
@@ -128,8 +140,20 @@ def suffixes(name: str) -> tuple[str, str]:
     kind, packing = (first, PACKED_SUFFIXES[last]) if last in PACKED_SUFFIXES else (last, "")
     if kind in JSON_SUFFIXES:
         return ".json", packing
-    is_read = kind in (*TEXT_TABLES, ARCHIVE) or (kind in PACKED_TABLES and not packing)
+    is_read = kind in (*TEXT_TABLES, ARCHIVE) or (kind in (*PACKED_TABLES, ZIP) and not packing)
     return (kind, packing) if is_read else ("", "")
+
+
+def content_of(path: Path, name: str) -> Content:
+    """Return the content of a file that is no archive."""
+    kind, packing = suffixes(name)
+    return Content(name, kind, partial(_opened_text, path, packing))
+
+
+@contextmanager
+def _opened_text(path: Path, packing: str) -> Iterator[BufferedReader]:
+    with opened(path) as file:
+        yield unpacked(file, packing)
 
 
 def unpacked(file: BufferedReader, packing: str, limit: int | None = None) -> BufferedReader:
@@ -152,10 +176,10 @@ def unpacked(file: BufferedReader, packing: str, limit: int | None = None) -> Bu
     return inside
 
 
-def layout_of(path: Path, packing: str, max_bytes: int, notes: Counter[str]) -> str:
-    """Return the `layout_in` of a file."""
+def layout_of(content: Content, max_bytes: int, notes: Counter[str]) -> str:
+    """Return the `layout_in` of a content."""
     try:
-        with opened(path) as packed, unpacked(packed, packing) as file:
+        with content.opened() as file:
             return layout_in(file, max_bytes, notes)
     except BadLine:  # it is met again, and reported, when the rows are read
         return "lines"

@@ -1,0 +1,85 @@
+"""The members of a zip archive, as services hand out their exports: each is read like a file, and never
+written to the disk.
+"""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from io import BufferedReader
+from pathlib import PurePosixPath
+from typing import cast
+from zipfile import BadZipFile, ZipFile, ZipInfo
+
+from pipeline.core.git_lfs import POINTER, REMEDY
+from pipeline.core.jsonl import BadLine
+from pipeline.core.text import safe
+from pipeline.stages.curate.reading.files import (
+    TEXT_TABLES,
+    Content,
+    Pieces,
+    growth_limit,
+    suffixes,
+    unpacked,
+)
+
+PIECE = 1 << 16  # bytes
+ENCRYPTED = 0x1  # bit of a member's flags
+APPLE_FORKS = "__MACOSX"  # folder of what macOS keeps about files beside them
+# Which members are read. Other tables need to be read at any place.
+STREAMED = (".json", *TEXT_TABLES)
+
+
+def zip_members(file: BufferedReader) -> list[Content]:
+    """Return the members of an archive, sorted by name, those that are not read with an empty `kind`.
+
+    Hidden files and what macOS adds are left out, as below data/raw. Raises `BadLine` if it is no archive.
+    """
+    if file.peek(len(POINTER)).startswith(POINTER):
+        raise BadLine("broken_container", f"this is a pointer of Git LFS: {REMEDY}")
+    try:
+        archive = ZipFile(file)
+    except (BadZipFile, ValueError, OSError) as error:
+        raise BadLine(
+            "broken_container",
+            f"this is no zip archive, or its end is missing ({error}): download it again",
+        ) from None
+    infos = sorted((info for info in archive.infolist() if _is_data(info)), key=lambda info: info.filename)
+    limit = growth_limit(file)
+    contents = []
+    for info in infos:
+        kind, packing = suffixes(info.filename)
+        opened = partial(_opened, archive, info, packing, limit)
+        contents.append(Content(safe(info.filename), kind if kind in STREAMED else "", opened))
+    sizes = sum(info.file_size for info, content in zip(infos, contents, strict=True) if content.kind)
+    if sizes > limit:
+        raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read")
+    return contents
+
+
+def _is_data(info: ZipInfo) -> bool:
+    parts = PurePosixPath(info.filename).parts
+    return not info.is_dir() and not any(part.startswith(".") or part == APPLE_FORKS for part in parts)
+
+
+@contextmanager
+def _opened(archive: ZipFile, info: ZipInfo, packing: str, limit: int) -> Iterator[BufferedReader]:
+    """Open a member's text. This and reading raise `BadLine`."""
+    pieces = Pieces(_pieces(archive, info), limit)
+    yield unpacked(cast(BufferedReader, BufferedReader(pieces, PIECE)), packing, limit)
+
+
+def _pieces(archive: ZipFile, info: ZipInfo) -> Iterator[bytes]:
+    """Yield the bytes of a member."""
+    if info.flag_bits & ENCRYPTED:
+        raise BadLine("unknown_container", "it is encrypted: unpack the archive with its password")
+    try:
+        with archive.open(info) as member:
+            while piece := member.read(PIECE):
+                yield piece
+    except NotImplementedError:
+        raise BadLine(
+            "unknown_container", "it is packed in a way that Python doesn't unpack: unpack the archive"
+        ) from None
+    except (BadZipFile, EOFError, OSError, ValueError, zlib.error) as error:
+        raise BadLine("broken_container", f"the archive breaks here ({error})") from None
