@@ -1,4 +1,6 @@
-"""A Hugging Face hub of one model on 127.0.0.1: listing, tree and file answers for huggingface_hub 2.4."""
+"""A Hugging Face hub of one model or data set on 127.0.0.1: listing, tree and file answers for
+huggingface_hub 2.4.
+"""
 
 import hashlib
 import json
@@ -7,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from urllib.parse import unquote
 
 import pytest
 
@@ -14,11 +17,21 @@ REPO, COMMIT = "maker/model", "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """Serves the files of `folder` as REPO at COMMIT; `served` logs (file, first byte) of every GET."""
+    """Serves the files of `folder` as REPO, one of the `models` or `datasets`, at COMMIT, which is also
+    `main`; `served` logs (file, first byte) of every GET.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str = "models") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        self.kind = kind
+        self.files = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        self.revisions = [COMMIT, "main"]
+        self.type = "application/json"  # of every answer
+        self.token: str | None = None  # that every request must have, if there is one
         self.listed = dict(self.files)  # change `files` alone and what arrives differs from the listing
         self.served: list[tuple[str, int]] = []
         self.broken: dict[str, int] = {}  # file: byte after which the line drops, and stays down
@@ -34,7 +47,7 @@ class FakeHub(ThreadingHTTPServer):
     def listing(self, *, tree: bool) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []
         for name, data in self.listed.items():
-            large = name.endswith((".safetensors", ".bin", ".gguf"))
+            large = name.endswith((".safetensors", ".bin", ".gguf", ".parquet", ".arrow"))
             git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324 (git's own hash)
             sha, size = hashlib.sha256(data).hexdigest(), len(data)
             row = (
@@ -56,22 +69,26 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        prefix = f"/{REPO}/resolve/{COMMIT}/"
+        path = unquote(self.path.split("?")[0])
+        kind = self.server.kind
+        api = f"/api/{kind}/{REPO}"
+        prefix = f"/{'' if kind == 'models' else f'{kind}/'}{REPO}/resolve/{COMMIT}/"
         if self.server.refusal:
             status, code = self.server.refusal
             self.answer(status, b"{}", {"X-Error-Code": code})
-        elif path == f"/api/models/{REPO}/revision/{COMMIT}":
+        elif self.server.token and self.headers["Authorization"] != f"Bearer {self.server.token}":
+            self.answer(401, b"{}", {"X-Error-Code": "GatedRepo"})
+        elif path in (api, *(f"{api}/revision/{revision}" for revision in self.server.revisions)):
             known = {"id": REPO, "sha": COMMIT, "gguf": self.server.gguf}
             listed = known | {"siblings": self.server.listing(tree=False)}
             self.answer(200, json.dumps(listed).encode())
-        elif path == f"/api/models/{REPO}/tree/{COMMIT}":
+        elif path == f"{api}/tree/{COMMIT}":
             self.answer(200, json.dumps(self.server.listing(tree=True)).encode())
         elif (name := path.removeprefix(prefix)) in self.server.moved:
             self.answer(302, b"", {"Location": self.server.moved[name]})
         elif path.startswith(prefix) and name in self.server.files:
             self.send_file(name)
-        elif path.startswith(f"/api/models/{REPO}/"):
+        elif path.startswith(f"{api}/"):
             self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         else:
             self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
@@ -83,7 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
             "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
             "Accept-Ranges": "bytes",
         }
-        asked = (self.server.ranges and self.headers["Range"]) or "bytes=0-"
+        is_same = self.headers["If-Range"] in (None, headers["ETag"])
+        asked = (self.server.ranges and is_same and self.headers["Range"]) or "bytes=0-"
         first = int(asked.removeprefix("bytes=").split("-")[0])
         if self.command == "GET":
             self.server.served.append((name, first))
@@ -102,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for key, value in {
             "Content-Length": str(len(body)),
-            "Content-Type": "application/json",
+            "Content-Type": self.server.type,
             **(headers or {}),
         }.items():
             self.send_header(key, value)
@@ -118,9 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def fake_hub(folder: Path) -> Iterator[FakeHub]:
+def fake_hub(folder: Path, kind: str = "models") -> Iterator[FakeHub]:
     """Run a FakeHub of `folder` while the body runs."""
-    with FakeHub(folder) as server:
+    with FakeHub(folder, kind) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
@@ -129,11 +147,11 @@ def fake_hub(folder: Path) -> Iterator[FakeHub]:
 
 
 @contextmanager
-def hub_here(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub_here(folder: Path, patch: pytest.MonkeyPatch, kind: str = "models") -> Iterator[FakeHub]:
     """Such a hub, which huggingface_hub talks to in this process, reading in pieces of 1 KB."""
     from huggingface_hub import constants
 
-    with fake_hub(folder) as server:
+    with fake_hub(folder, kind) as server:
         patch.setattr(constants, "ENDPOINT", server.url)
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

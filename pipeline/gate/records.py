@@ -39,6 +39,16 @@ class Shape(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
+class DataSource(Shape):
+    """Where a folder or file in data/raw was fetched from."""
+
+    address: str
+    revision: str | None
+    config: str | None
+    split: str | None
+    license: str | None
+
+
 class Data(Shape):
     """reports/data.json."""
 
@@ -46,6 +56,11 @@ class Data(Shape):
     rows_kept: Count
     rejected: dict[str, Count]
     splits: dict[str, Count]
+    sources: dict[str, DataSource] = {}
+
+    def on_hub(self) -> list[str]:
+        """Return the data sets of the hub that it comes from."""
+        return sorted({source.address for source in self.sources.values() if source.revision})
 
 
 class Labels(Shape):

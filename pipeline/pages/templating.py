@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.checks import figure_text
-from pipeline.core.text import most, percent, plural, words
+from pipeline.core.text import most, percent, plural, safe, words
 from pipeline.pages.differences import clipped, marked
 from pipeline.pages.formats import FIGURES, anchor
 
@@ -14,8 +14,16 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
+
+
+def cell(text: str) -> str:
+    """Return another's text for a cell of a Markdown table, where it ends no cell and is no markup."""
+    return safe(text, 300).translate({ord("|"): "&#124;", ord("<"): "&lt;", ord("`"): "'"})
+
+
 FILTERS: dict[str, Callable[..., Any]] = FIGURES | {
     "anchor": anchor,
+    "cell": cell,
     "figure_text": figure_text,
     "marked": marked,
     "clipped": clipped,

@@ -127,7 +127,7 @@ def write_texts(shipment: Shipment, folder: Path) -> None:
         serve=serve,
         jinja=shipment.jinja,
     ) | {
-        "front_matter": front_matter(inputs.base, level, shipment.languages),
+        "front_matter": front_matter(inputs.base, level, shipment.languages, inputs.data.on_hub()),
         "bundle": {
             "file": gguf.name,
             "sha256": sha256,

@@ -64,12 +64,16 @@ def text_values(
     }
 
 
-def front_matter(base: Base, level: str = "", languages: Sequence[str] = ()) -> str:
+def front_matter(
+    base: Base, level: str = "", languages: Sequence[str] = (), datasets: Sequence[str] = ()
+) -> str:
     """The Hugging Face model card's metadata as YAML (huggingface.co/docs/hub/model-cards); the base only if
     it is on the hub."""
     values: dict[str, Any] = {"license": (base.license or "unknown").lower()}
     if languages:
         values["language"] = list(languages)
+    if datasets:
+        values["datasets"] = list(datasets)
     if base.source == "hub":
         values |= {
             "base_model": base.model,

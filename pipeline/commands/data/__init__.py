@@ -11,7 +11,7 @@ from pipeline.commands.topics.options import Model, ParamsFile, Root, Split, pro
 from pipeline.core.errors import ToolError
 from pipeline.core.places import resource
 
-app = topic("Look at the data: check files, compare versions, see rows, export; make preferences.")
+app = topic("Get data, and look at it: check files, compare versions, see rows, export; make preferences.")
 
 
 @app.command(epilog="example: quench data check data/raw")
@@ -46,6 +46,35 @@ def demo(
         raise ToolError(
             "Q-COMMANDS-038", f"{script.name} failed with exit status {done.returncode}, see above"
         )
+
+
+@app.command(epilog="example: quench data get OWNER/NAME@COMMIT --split train")
+def get(
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS", help="OWNER/NAME or OWNER/NAME@COMMIT on the hub, https://… or s3://…"
+        ),
+    ],
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="C", help="The data set's config (default: its own).")
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option("--split", metavar="SPLIT", help="Default: train; all: every split.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="NAME", help="Name below data/raw (default: the data set's, or the file's)."
+        ),
+    ] = None,
+    root: Root = Path(),
+) -> None:
+    """Bring a data set into data/raw: pinned, checked, resumed; NAME.source.json says where it comes from."""
+    from pipeline.commands.data.get.command import Options, main
+
+    with working(root):
+        main(root, address, Options(config, part, to))
 
 
 @app.command(epilog="example: quench data diff HEAD~1 --rows 3")

@@ -62,7 +62,7 @@ def _publish(files: list[Any], repo: str, cache: Path, folder: Path) -> None:
     """Put the files of a listing that are in `cache` into `folder`. Raises `DataError` for a damaged one."""
     for file in files:
         arrived = cache / file.rfilename
-        if _damaged(arrived, file):
+        if is_damaged(arrived, file):
             arrived.unlink()
             raise DataError(
                 "Q-BASE-022",
@@ -95,16 +95,21 @@ def _listing(repo: str, commit: str) -> list[Any]:
     """The files of a repository as the hub lists them, with sizes and hashes. Raises for experts that can't
     be trained: a GGUF's header, which names them too, comes with its gigabytes.
     """
+    api, timeout = hub_client()
+    info = api.model_info(repo, revision=commit, files_metadata=True, timeout=timeout)
+    check_experts_of({"general.architecture": (info.gguf or {}).get("architecture")}, repo)
+    return info.siblings or []
+
+
+def hub_client() -> tuple[Any, Any]:
+    """Return the hub's client and the time to wait for an answer; progress is shown on a terminal only."""
     import httpx2  # huggingface_hub's HTTP client
     from huggingface_hub import HfApi
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    timeout: Any = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
-    info = HfApi().model_info(repo, revision=commit, files_metadata=True, timeout=timeout)
-    check_experts_of({"general.architecture": (info.gguf or {}).get("architecture")}, repo)
-    return info.siblings or []
+    return HfApi(), httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
 
 
 @contextmanager
@@ -153,19 +158,21 @@ def _refusal(error: Exception, repo: str, commit: str) -> QuenchError:
     return next(refusal for kind, refusal in refusals.items() if isinstance(error, kind))
 
 
-def fetch_file(repo: str, commit: str, file: Any, cache: Path) -> None:
-    """Fetch one file of a listing into `cache`, from the byte where an earlier try ended.
+def fetch_file(repo: str, commit: str, file: Any, cache: Path, kind: str = "model") -> None:
+    """Fetch one file of a listing into `cache`, from the byte where an earlier try ended. The repository is a
+    `model` or a `dataset`.
 
     huggingface_hub 2.4's own download starts a file afresh in every process: with shards of 4 GB that is no
     resuming.
     """
     done, part = cache / file.rfilename, cache / f"{file.rfilename}.part"
     if not done.exists():
-        _receive(repo, commit, file, part)
+        done.parent.mkdir(parents=True, exist_ok=True)
+        _receive(repo, commit, file, part, kind)
         part.replace(done)
 
 
-def _receive(repo: str, commit: str, file: Any, part: Path) -> None:
+def _receive(repo: str, commit: str, file: Any, part: Path, kind: str = "model") -> None:
     """Bring `part` to the size that is listed."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
@@ -174,7 +181,7 @@ def _receive(repo: str, commit: str, file: Any, part: Path) -> None:
     if part.exists() and part.stat().st_size > file.size:
         part.unlink()  # not ours: a proxy's page, say
     if not part.exists() or part.stat().st_size < file.size:
-        url = hf_hub_url(repo, file.rfilename, revision=commit)
+        url = hf_hub_url(repo, file.rfilename, revision=commit, repo_type=kind)
         location, headers = get_hf_file_metadata(url).location, build_hf_headers()
         if urlsplit(location).netloc != urlsplit(url).netloc:
             headers.pop("authorization", None)  # the token is the hub's, not its content network's
@@ -189,8 +196,10 @@ def _receive(repo: str, commit: str, file: Any, part: Path) -> None:
             )
 
 
-def _damaged(path: Path, listed: Any) -> bool:
-    """Whether a file is not the hub's: by SHA-256 for large files, by git's blob hash for small ones."""
+def is_damaged(path: Path, listed: Any) -> bool:
+    """Return True if a file is not the hub's: by SHA-256 for large files, by git's blob hash for small
+    ones.
+    """
     from huggingface_hub.utils.sha import git_hash
 
     if listed.lfs is not None:

@@ -8,7 +8,7 @@ broken download resumes; it gets the hash's name when it has the hash. So no rea
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,15 @@ FULL = ("Q-CORE-004", "Q-CORE-005")  # no room, no right to write: no other plac
 PIECE = 1 << 20
 BLOCK = 1 << 24  # bytes of one request to an S3 store
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 60
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What a server says of the bytes that follow."""
+
+    bytes: int | None
+    version: str  # of the file, "" if it does not say
+    type: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,9 +192,13 @@ def fetch_url(place: Url, part: Path) -> None:
 
 def _pieces(place: Url, start: int, part: Path) -> Iterator[bytes | None]:
     """The bytes from `start` on; None where the server gives only all of them."""
-    pieces = _of_store if place.url.startswith("s3:") else _of_web
+
+    def need_room(coming: Coming) -> None:
+        need_disk(part.parent, coming.bytes or 0)
+
+    pieces = of_store if place.url.startswith("s3:") else of_web
     try:
-        yield from pieces(place.url, start, part.parent)
+        yield from pieces(place.url, start, need_room)
     except ImportError as error:
         raise ToolError(
             "Q-BASE-035", f"{place} needs a package that is not installed: `pip install 'quench[s3]'`"
@@ -203,10 +216,17 @@ def _pieces(place: Url, start: int, part: Path) -> Iterator[bytes | None]:
         ) from error
 
 
-def _of_web(url: str, start: int, folder: Path) -> Iterator[bytes | None]:
+def of_web(
+    url: str, start: int, check: Callable[[Coming], None], version: str = ""
+) -> Iterator[bytes | None]:
+    """Yield the bytes of a web server's file from `start` on; None if it gives all of them, because it gives
+    no parts or the file is not of `version` any more. `check` sees what comes, before it does.
+    """
     import httpx
 
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    if start and version:
+        headers["If-Range"] = version
     timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
     with httpx.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as answer:
         if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -214,19 +234,26 @@ def _of_web(url: str, start: int, folder: Path) -> Iterator[bytes | None]:
         answer.raise_for_status()
         if start and answer.status_code != httpx.codes.PARTIAL_CONTENT:
             yield None
-        need_disk(folder, int(answer.headers.get("Content-Length", 0)))
+        size, tag = answer.headers.get("Content-Length"), answer.headers.get("ETag", "")
+        is_weak = not tag or tag.startswith("W/")  # of which no part can be asked for
+        version = answer.headers.get("Last-Modified", "") if is_weak else tag
+        check(Coming(int(size) if size else None, version, answer.headers.get("Content-Type", "")))
         yield from answer.iter_raw(PIECE)
 
 
-def _of_store(url: str, start: int, folder: Path) -> Iterator[bytes | None]:
+def of_store(
+    url: str, start: int, check: Callable[[Coming], None], version: str = ""
+) -> Iterator[bytes | None]:
+    """Yield the bytes of a store's file as `of_web` does."""
     import fsspec
 
     system, path = fsspec.core.url_to_fs(url)
     with system.open(path, "rb", block_size=BLOCK) as source:
-        if start > source.size:
+        stored = str(source.details.get("ETag", ""))
+        if start > source.size or (start and version not in ("", stored)):
             yield None
             start = 0
-        need_disk(folder, source.size - start)
+        check(Coming(source.size - start, stored))
         source.seek(start)
         while piece := source.read(PIECE):
             yield piece

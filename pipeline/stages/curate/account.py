@@ -112,9 +112,10 @@ class CurationReport:
     turns: dict[str, int]
     not_measured: list[str]
     pairs: dict[str, Any] | None = None  # None where `curate.pairs` makes none
+    sources: dict[str, dict[str, Any]] | None = None  # where data was fetched from; None if none was
 
     def as_dict(self) -> dict[str, Any]:
-        """The report's keys and values, in order, without pairs where there are none."""
+        """The report's keys and values, in order, without pairs and sources where there are none."""
         return {key: value for key, value in vars(self).items() if value is not None}
 
 

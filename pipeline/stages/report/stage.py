@@ -47,7 +47,7 @@ def report(params: Params, root: Path, inputs: Inputs) -> tuple[Recommendation, 
         raise DataError("Q-CORE-001", f"{adapter} is missing: run `python -m pipeline train`, which makes it")
     jinja = chat_template(adapter)
     texts = text_values(inputs, advice, name=name, level=level, serve=serve, jinja=jinja) | {
-        "front_matter": front_matter(inputs.base, level),
+        "front_matter": front_matter(inputs.base, level, datasets=inputs.data.on_hub()),
         "gguf": gguf,
         "lora_gguf": lora,
         "raw_command": serve_line(gguf, serve, params.machine.llama_cpp, lora),

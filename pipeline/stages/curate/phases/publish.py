@@ -6,7 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import dump_line
 from pipeline.core.publish import publishing, write_json, write_text
+from pipeline.core.sources import SUFFIX, read_source
 from pipeline.core.text import plural
 from pipeline.stages.curate.account import CurationReport, check_report
 from pipeline.stages.curate.clean import TEXT_SHOWN, Reject
@@ -105,6 +106,7 @@ def publish(root: Path, settings: Curate, work: Work) -> CurationReport:
     decided, data = work.made("cluster"), root / "data"
     cleaned, written = work.each("clean"), work.each("write")
     report = load(decided / REPORT, CurationReport)
+    report = replace(report, sources=_sources(raw_folder(root), report) or None)
     samples = load(decided / SAMPLES, dict[str, Any])
     with ExitStack() as stack:
         final, rejects, changes, clusters = (
@@ -126,6 +128,24 @@ def publish(root: Path, settings: Curate, work: Work) -> CurationReport:
     write_json(root / "reports/data.json", report.as_dict())
     write_text(root / "reports/data.html", page)
     return report
+
+
+def _sources(raw: Path, report: CurationReport) -> dict[str, dict[str, Any]]:
+    """Return the records of where data comes from, by the name of its folder or file in data/raw."""
+    records = {name: read_source(raw / name) for name in report.files if name.endswith(SUFFIX)}
+    return {
+        name.removesuffix(SUFFIX): {
+            "address": record.address,
+            "revision": record.revision,
+            "config": record.config,
+            "split": record.split,
+            "license": record.license,
+            "files": len(record.files),
+            "bytes": record.bytes,
+        }
+        for name, record in records.items()
+        if record
+    }
 
 
 def _check_not_empty(

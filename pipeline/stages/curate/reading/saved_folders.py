@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
+from pipeline.core.sources import SUFFIX, read_source
 
 STATE = "state.json"
 DESCRIPTIONS = {  # file → the key that tells it from rows
@@ -21,7 +22,9 @@ LARGEST = 16 << 20  # bytes of such a file
 
 
 def is_description(path: Path) -> bool:
-    """Return True for a JSON file that describes a data set."""
+    """Return True for a JSON file that describes a data set, also for the record of where one comes from."""
+    if path.name.endswith(SUFFIX):
+        return read_source(path) is not None
     return path.name in DESCRIPTIONS and DESCRIPTIONS[path.name] in _read(path)
 
 

@@ -1,0 +1,201 @@
+"""Fetch a data set of the Hugging Face hub at one commit: resumable, each byte checked, nothing that runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.data.get.address import OnHub, need_plain_name
+from pipeline.commands.data.get.choice import Choice, Repository
+from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError
+from pipeline.core.publish import need_disk
+from pipeline.core.sources import Source, said_license
+from pipeline.core.text import plural, safe
+from pipeline.core.units import size_text
+from pipeline.stages.base.hub import fetch_file, hub_client, is_damaged
+
+CARD = "README.md"
+SHOWN = 5  # files in a sentence
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """A data set at the commit that its address named, or that is the current one."""
+
+    address: OnHub
+    commit: str
+    listing: list[Any]  # the files as the hub lists them, with sizes and hashes
+
+    @property
+    def repository(self) -> str:
+        """OWNER/NAME."""
+        return self.address.repository
+
+    def card(self, cache: Path) -> dict[str, Any]:
+        """Return the metadata of the data set's card; an empty one if it has none. Raises `DataError`."""
+        import yaml
+        from huggingface_hub.repocard import metadata_load
+
+        listed = next((file for file in self.listing if file.rfilename == CARD), None)
+        if listed is None:
+            return {}
+        self.fetch([listed], cache)
+        try:
+            return metadata_load(cache / CARD) or {}
+        except (ValueError, yaml.YAMLError) as error:
+            raise DataError(
+                "Q-GET-007",
+                f"{self.repository}: the metadata of its card is no YAML ({type(error).__name__}): take a "
+                "commit "
+                "whose card is right, or fetch its files by their https:// addresses",
+            ) from error
+
+    def chosen(self, choice: Choice) -> list[Any]:
+        """Return the listed files of a choice, the smallest first. Raises `ConfigError` for a name that would
+        leave the folder.
+        """
+        for name in choice.files:
+            need_plain_name(name, f"a file of {self.repository}")
+        wanted = set(choice.files)
+        return sorted(
+            (file for file in self.listing if file.rfilename in wanted),
+            key=lambda file: (file.size or 0, file.rfilename),
+        )
+
+    def fetch(self, files: list[Any], cache: Path) -> None:
+        """Fetch files into `cache`. Raises `DataError` for one that is not as the hub lists it."""
+        for file in files:
+            with hub_errors(self.address):
+                fetch_file(self.repository, self.commit, file, cache, "dataset")
+            arrived = cache / file.rfilename
+            if is_damaged(arrived, file):
+                arrived.unlink()
+                raise DataError(
+                    "Q-GET-009",
+                    f"{self.repository}: {file.rfilename} did not arrive as the hub lists it: run the same "
+                    "command "
+                    "again to fetch it again",
+                )
+
+
+def found_set(address: OnHub) -> HubSet:
+    """Ask the hub for a data set. Raises `DataError` if there is none or no right to it, `MachineError` if
+    the hub does not answer.
+    """
+    with hub_errors(address):
+        api, timeout = hub_client()
+        info = api.dataset_info(
+            address.repository, revision=address.revision, files_metadata=True, timeout=timeout
+        )
+    return HubSet(address, info.sha, info.siblings or [])
+
+
+def fetch_set(found: HubSet, config: str | None, split: str, cache: Path) -> Source:
+    """Fetch the files of a config and a split into `cache`, and return where they come from; its time and
+    hashes are not known yet.
+    """
+    card = found.card(cache)
+    names = [file.rfilename for file in found.listing]
+    choice = Repository(found.repository, names, card).choose(config, split)
+    wanted = found.chosen(choice)
+    others = [name for name in names if name not in choice.files]
+    size = sum(file.size or 0 for file in wanted)
+    missing = sum((file.size or 0) - _arrived(cache, file.rfilename) for file in wanted)
+    what = f"config {choice.config}, split {choice.split}" if choice.config else f"split {choice.split}"
+    print(
+        f"get: {found.repository} at {found.commit}, {what}: {plural(len(wanted), 'file')}, "
+        f"{size_text(size)}, of "
+        f"which {size_text(missing)} to fetch",
+        flush=True,
+    )
+    if others:
+        shown = safe(", ".join(others[:SHOWN]) + (", …" if len(others) > SHOWN else ""), 300)
+        print(f"get: {plural(len(others), 'other file')} not fetched: {shown}", flush=True)
+    if choice.unused:
+        print(f"get: the card's {', '.join(map(safe, choice.unused))} for this config: not used", flush=True)
+    need_disk(cache, missing)
+    found.fetch(wanted, cache)
+    return Source(
+        address=found.repository,
+        revision=found.commit,
+        config=choice.config,
+        split=choice.split,
+        license=said_license(card),
+        columns=_columns(card, choice.config),
+        files={file.rfilename: {"bytes": file.size} for file in wanted},
+        left_out=len(others),
+        fetched="",
+    )
+
+
+def _arrived(cache: Path, name: str) -> int:
+    """Return the bytes of a file that are there already."""
+    paths = (cache / name, cache / f"{name}.part")
+    return next((path.stat().st_size for path in paths if path.exists()), 0)
+
+
+def _columns(card: dict[str, Any], config: str | None) -> list[str]:
+    """Return the names of the columns that the card tells of a config."""
+    described = card.get("dataset_info") or []
+    infos = described if isinstance(described, list) else [described]
+    for info in infos:
+        if isinstance(info, dict) and (len(infos) == 1 or info.get("config_name") == config):
+            features = info.get("features")
+            named = [one.get("name") for one in features or [] if isinstance(one, dict)]
+            return [str(name) for name in named if name]
+    return []
+
+
+@contextmanager
+def hub_errors(address: OnHub) -> Iterator[None]:
+    """Turn what the hub's client raises into sentences."""
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except (errors.HFValidationError, OSError, httpx2.HTTPError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # the disk's, not the network's
+        raise _refusal(error, address) from error
+
+
+def _refusal(error: Exception, address: OnHub) -> QuenchError:
+    """Return what an error of the hub's client means to the user."""
+    from huggingface_hub import errors
+
+    name, revision = address.repository, address.revision
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.HFValidationError):
+        return ConfigError("Q-GET-001", f"{name} is no name of a data set: write OWNER/NAME")
+    if isinstance(error, errors.GatedRepoError) or status == 403:
+        return DataError(
+            "Q-GET-010",
+            f"{name} is gated: accept its terms on its page on the hub, and set HF_TOKEN to a token that "
+            "may read it",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return DataError(
+            "Q-GET-008",
+            f"{name} has no commit, branch or tag {safe(str(revision))}: copy one from its page on the hub",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+        return DataError(
+            "Q-GET-011",
+            f"the hub shows no data set {name}: correct the name, or set HF_TOKEN to a token that may read "
+            "it if it "
+            "is private",
+        )
+    if status == 429:
+        return MachineError(
+            "Q-GET-012",
+            f"the hub asks to wait before {name} is fetched (429): run the same command again later",
+        )
+    reason = ": ".join([type(error).__name__, *str(error.__cause__ or error).strip().splitlines()[:1]])
+    return MachineError(
+        "Q-GET-013",
+        f"{name} can't be fetched from the hub ({safe(reason, 200)}): check the network and HF_ENDPOINT, "
+        "then run "
+        "the same command again; it resumes where it stopped",
+    )

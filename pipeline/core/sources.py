@@ -1,0 +1,68 @@
+"""Where data in data/raw comes from: `NAME.source.json` beside the folder or file NAME, written by `quench
+data get`. It holds no rows.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SUFFIX = ".source.json"
+KEYS = ("address", "files")  # which tell a record from a user's own file of such a name
+
+
+@dataclass(frozen=True)
+class Source:
+    """The origin of a folder or a file."""
+
+    address: str  # OWNER/NAME of the hub, or an address without its secrets
+    revision: str | None  # the commit
+    config: str | None
+    split: str | None
+    license: str | None
+    columns: list[str]
+    files: dict[str, dict[str, Any]]  # name below the folder → sha256 and bytes
+    left_out: int  # files of the data set that were not fetched
+    fetched: str  # when, UTC
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(file["bytes"] for file in self.files.values())
+
+    def is_same(self, other: "Source") -> bool:
+        """Return True if both are of one origin, whenever it was fetched."""
+        return (self.address, self.revision, self.config, self.split) == (
+            other.address,
+            other.revision,
+            other.config,
+            other.split,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is written."""
+        return asdict(self)
+
+
+def record_path(target: Path) -> Path:
+    """Return where the record of a folder or file in data/raw is."""
+    return target.with_name(target.name + SUFFIX)
+
+
+def read_source(path: Path) -> Source | None:
+    """Return a record; None if it is missing or no record."""
+    try:
+        value = json.loads(path.read_bytes())
+        return Source(**value)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def said_license(card: Mapping[str, Any]) -> str | None:
+    """Return the license that a data set's card names, in one line."""
+    named = card.get("license")
+    names = [str(name) for name in (named if isinstance(named, list) else [named]) if name]
+    if names == ["other"] and card.get("license_name"):
+        names = [str(card["license_name"])]
+    return " ".join(", ".join(names).split())[:200] or None
