@@ -76,7 +76,9 @@ LINES = {
         "quench ship Q4_K_M --to {out} --root {project} && quench ship --check {out}/tiny-Q4_K_M", "verifies"
     ),
     "data check": Line("quench data check {project}/data/raw", "40 usable"),
-    "data get": Line("quench data get chats.jsonl --root {copy}", "Q-GET-001", 2),  # it gets: test_data_get.py
+    "data get": Line(
+        "quench data get chats.jsonl --root {copy}", "Q-GET-001", 2
+    ),  # it gets: test_data_get.py
     "data demo": Line("quench data demo --kind chats --root {copy}", makes="{copy}/data/raw/pydoc.jsonl"),
     "data diff": Line("quench data diff HEAD --root {project}", "no row differs (40 rows)"),
     "data show": Line("quench data show --row 1 --root {project}", "<|im_start|>assistant"),

@@ -681,3 +681,19 @@ def test_the_commands_exit_with_5_and_a_line_per_reason(
     shipped = quench("ship", "Q4_K_M", "--root", made)
     assert shipped.exit_code == 0, shipped.output
     assert "quench ship --check" in shipped.output
+
+
+def test_the_card_names_where_the_data_comes_from(tmp_path: Path) -> None:
+    """What another wrote in a data set's card ends no cell and is no markup."""
+    root = shipping.write_project(tmp_path)
+    hub = {"address": "maker/chats", "revision": "c0ffee", "config": "en", "split": "train", "license": "mit"}
+    web = {"address": "https://example.test/a.jsonl", "license": "a | <b>`c`"}
+    nothing = {"revision": None, "config": None, "split": None}
+    change(root / "reports/data.json", sources={"chats-en": hub, "a.jsonl": nothing | web})
+    assert command.main(Project(shipping.params(), root), "Q4_K_M", None, None) == 0
+    bundle = root / "models/bundle/demo-Q4_K_M"
+    assert bundle_faults(bundle) == []
+    card = (bundle / CARD).read_text(encoding="utf-8")
+    assert "\n| chats-en | maker/chats, config en, split train | `c0ffee` | mit |\n" in card
+    assert "\n| a.jsonl | https://example.test/a.jsonl | none | a &#124; &lt;b>'c' |\n" in card
+    assert yaml.safe_load(card.split("---")[1])["datasets"] == ["maker/chats"]
