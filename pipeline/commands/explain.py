@@ -1,42 +1,67 @@
-"""Explain errors by their ids, and write the page that lists them all: docs/troubleshooting.md.
+"""Explain errors by their ids and rejected rows by their reasons, and write the page that lists all errors:
+docs/troubleshooting.md.
 
     quench doctor explain Q-CONFIG-001
+    quench doctor explain unknown_format
     quench doctor explain --write docs/troubleshooting.md
 
 The page's beginning, what no single error covers, is `pipeline/core/catalog/troubleshooting.md`.
 """
 
 import difflib
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from pipeline.core import errors
-from pipeline.core.catalog import HEAD, Problem, catalog
+from pipeline.core.catalog import HEAD, Problem, Reason, catalog, reasons
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import write_text
 
 
 def main(wanted: str | None, page: Path | None) -> None:
-    """Write `page`, or print the problem or area `wanted` (None: everything). `ConfigError` if there is
-    none.
+    """Write `page`, or print the problem, area or reason `wanted` (None: all problems). `ConfigError` if
+    there is none.
     """
     if page:
         write_text(page, troubleshooting())
         return
+    if reason := reasons().get((wanted or "").lower()):
+        print(*_sentences(reason), sep="\n")
+        return
     name = (wanted or "").upper()
     shown = [problem for id, problem in catalog().items() if name in ("", id, problem.area)]
     if not shown:
-        near = difflib.get_close_matches(
-            name, [*catalog(), *(problem.area for problem in catalog().values())], n=1
+        raise ConfigError(
+            "Q-COMMANDS-033", f"no error, area or reason is called {wanted!r}: {_nearest(name)}"
         )
-        hint = f"did you mean {near[0]}?" if near else "`quench doctor explain` lists all"
-        raise ConfigError("Q-COMMANDS-033", f"no error or area is called {wanted!r}: {hint}")
     if len(shown) > 1:
         print(*(f"{problem.id}  {problem.when}" for problem in shown), sep="\n")
     else:
         print(f"{shown[0].id} (exit code {exit_code(shown[0])})")
         print(f"When: {shown[0].when}\nWhat to do: {errors.of_this_installation(shown[0].remedy)}")
+
+
+def _sentences(reason: Reason) -> list[str]:
+    """Say what a reason means, with an example and what to do."""
+    meaning = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", reason.meaning)  # a link's text
+    return [
+        f"{reason.name} (a reason in data/rejects.jsonl)",
+        f"Meaning: {meaning}.",
+        f"Example: {reason.example}",
+        f"What to do: {reason.remedy}",
+    ]
+
+
+def _nearest(name: str) -> str:
+    """Say which id, area or reason was perhaps meant by `name` (in capitals)."""
+    areas = {problem.area for problem in catalog().values()}
+    spelled = {known.upper(): known for known in (*catalog(), *sorted(areas), *reasons())}
+    near = difflib.get_close_matches(name, spelled, n=1)
+    if not near:
+        return "`quench doctor explain` lists all errors, docs/data-formats.md all reasons"
+    return f"did you mean {spelled[near[0]]}?"
 
 
 def exit_code(problem: Problem) -> str:
@@ -59,3 +84,9 @@ def _table(area: str, problems: Sequence[Problem]) -> str:
     return f"### {area}\n\n| id | exit code | when | what to do |\n|---|---|---|---|\n" + "".join(
         f"| {line} |\n" for line in lines
     )
+
+
+def reasons_table() -> str:
+    """The table of reasons in docs/data-formats.md, without its head."""
+    rows = ((reason.name, reason.meaning.replace("|", "\\|")) for reason in reasons().values())
+    return "".join(f"| `{name}` | {meaning} |\n" for name, meaning in rows)

@@ -178,6 +178,9 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
         f"{', '.join(f'{number:,} {reason}' for reason, number in reasons.most_common())}",
         file=out,
     )
+    commonest = reasons.most_common(1)[0][0]
+    advice = f"check: `quench doctor explain {commonest}` says what a reason means and what to do"
+    print(advice, file=sys.stderr)  # the counts stay the last line of what is piped
     return 3
 
 

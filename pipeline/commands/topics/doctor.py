@@ -32,14 +32,18 @@ def doctor(context: typer.Context, root: Root = Path()) -> None:
 def explain(
     id: Annotated[
         str | None,
-        typer.Argument(metavar="ID", help="The id of an error, or of an area (TRAIN); default: list all."),
+        typer.Argument(
+            metavar="ID",
+            help="An error's id, an area (TRAIN), or the reason of a rejected row (unknown_format); default: "
+            "all errors.",
+        ),
     ] = None,
     write: Annotated[
         Path | None,
         typer.Option("--write", metavar="FILE", help="Write docs/troubleshooting.md: all errors, by area."),
     ] = None,
 ) -> None:
-    """Explain an error: when it comes, what to do, its exit code."""
+    """Explain an error, or why a row is rejected: when it comes, what to do."""
     from pipeline.commands.explain import main
 
     main(id, write)

@@ -1,5 +1,5 @@
 """The catalog of errors: every id with its class, when it is raised and what to do, one YAML file per area
-(`train.yaml` has Q-TRAIN-...).
+(`train.yaml` has Q-TRAIN-...). And the reasons for which rows are rejected (`rows/reasons.yaml`).
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.core.yaml_readers import read_fast
 
 FOLDER = Path(__file__).parent
+REASONS = FOLDER / "rows/reasons.yaml"
 HEAD = FOLDER / "troubleshooting.md"  # the hand-written beginning of docs/troubleshooting.md
 
 
@@ -25,6 +26,22 @@ class Problem:
     def area(self) -> str:
         """The part of Quench that raises it: TRAIN of Q-TRAIN-004."""
         return self.id.split("-")[1]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a row is rejected: what the name means (in Markdown), an example, and what to do."""
+
+    name: str
+    meaning: str
+    example: str
+    remedy: str
+
+
+@cache
+def reasons() -> dict[str, Reason]:
+    """Every reason in `data/rejects.jsonl` by its name, in the order of docs/data-formats.md."""
+    return {name: Reason(name, **entry) for name, entry in read_fast(REASONS).items()}
 
 
 @cache

@@ -118,5 +118,8 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
     for sentence in sentences:
         print(f"curate: {sentence}")
     if lost or report.files_rejected:
-        print(f"curate: why, and where: {root / 'data/rejects.jsonl'} (reasons in docs/data-formats.md)")
+        print(
+            f"curate: why, and where: {root / 'data/rejects.jsonl'} (`quench doctor explain REASON` explains "
+            "a reason)"
+        )
     print(f"curate: the full statistics: {root / 'reports/data.html'}")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tokenizer_folders import smollm_folder
 
 from pipeline.chat.rows import row_id
+from pipeline.core.catalog import reasons
 from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.places import PROJECT
 from pipeline.stages.curate.phases import cleaning, compare
@@ -86,6 +87,15 @@ def test_the_docs_list_exactly_the_reasons_there_are() -> None:
     raised = re.findall(r"Bad(?:Row|Line)\(\s*\"(\w+)\"", code)
     tables = re.findall(r"^    [A-Z_]+: \(\"\w+\", \"(\w+)\"\),$", code, re.MULTILINE)
     assert sorted(documented) == sorted({*raised, *tables})
+
+
+def test_the_example_of_a_reason_is_rejected_for_it(tmp_path: Path) -> None:
+    rows = {name: reason.example for name, reason in reasons().items() if reason.example[0] in "{["}
+    assert len(rows) > 20
+    project = Project(tmp_path, {"a.jsonl": "\n".join([*rows.values(), json.dumps(GOOD)]).encode()})
+    project.run(repair=[], languages=["en"])
+    found = {entry["line"]: entry["reason"] for entry in project.rejects()}
+    assert found == dict(enumerate(rows, start=1))
 
 
 def test_no_secret_reaches_an_output(tmp_path: Path) -> None:
