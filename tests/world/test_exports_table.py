@@ -24,7 +24,10 @@ def folders() -> list[Path]:
 
 
 def cases_of(folder: Path) -> list[dict[str, Any]]:
-    cases: list[dict[str, Any]] = yaml.safe_load((folder / "cases.yaml").read_text(encoding="utf-8"))
+    cases: list[dict[str, Any]] = yaml.load(
+        (folder / "cases.yaml").read_text(encoding="utf-8"),
+        Loader=yaml.CSafeLoader,
+    )
     return cases
 
 

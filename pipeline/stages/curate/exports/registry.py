@@ -1,8 +1,9 @@
 """The exports that are read, in the order in which they are tried."""
 
+from pipeline.stages.curate.exports import chatgpt
 from pipeline.stages.curate.exports.export import Export, Head
 
-EXPORTS: tuple[Export, ...] = ()
+EXPORTS: tuple[Export, ...] = (chatgpt.EXPORT,)
 
 
 def export_of(head: Head) -> Export | None:
