@@ -18,6 +18,7 @@ from pipeline.config.methods import METHODS, Method
 
 CHOSEN, REJECTED, LEARNED = 1, -1, 0  # roles of a sequence
 NAMES = {CHOSEN: "chosen", REJECTED: "rejected"}
+CUT = "cut_answer"  # the reason of a chat of which a reference would be needed, and only a part is there
 EQUAL = "equal_answers"  # the reason of a pair whose answers are one and the same to the model
 
 
@@ -42,7 +43,10 @@ def encode_rows(
         encoded = encode(tokenizer, [chat for answer in answers for _, _, chat in answer])
         for row, answer in zip(batch, answers, strict=True):
             parts = [(role, part, next(encoded)[1]) for role, part, _ in answer]
-            yield row, _sequences(parts) if parts else not_learned(row, method)
+            if METHODS[method].prompts and any("cut" in chat["messages"][-1] for _, _, chat in answer):
+                yield row, Unrenderable(CUT, "its answer was cut to fit, so it is no reference")
+            else:
+                yield row, _sequences(parts) if parts else not_learned(row, method)
 
 
 def answers_of(row: Row) -> Iterator[tuple[int, str | None, Row]]:

@@ -15,8 +15,8 @@ later parts repeat it.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pipeline.chat.rendering import Unrenderable
-from pipeline.chat.rows import completed, other_references
+from pipeline.chat.rendering import Unrenderable, trained_turns
+from pipeline.chat.rows import completed, is_unended, other_references
 from pipeline.chat.template_probe import Message
 from pipeline.chat.tokens import IGNORED, Encoded, Row, chat_request, encode
 
@@ -80,7 +80,8 @@ def _with_prompt(tokenizer: Any, row: Row, encoded: Encoded) -> Encoded:
     if row.get("kind", "chat") == "text" or not any(
         turn["role"] == "assistant" and turn.get("train") is False for turn in row["messages"]
     ):
-        return Encoded(encoded.ids, list(encoded.ids), encoded.part)
+        labels = _without_ends_cut_off(tokenizer, row, encoded, list(encoded.ids))
+        return Encoded(encoded.ids, labels, encoded.part)
     if encoded.part is not None:
         raise Unrenderable(
             "template_rewrites", "turns with train: false, and the template unfolds the conversation"
@@ -91,7 +92,30 @@ def _with_prompt(tokenizer: Any, row: Row, encoded: Encoded) -> Encoded:
     labels = [
         token if label == IGNORED else IGNORED for token, label in zip(encoded.ids, held.labels, strict=True)
     ]
-    return Encoded(encoded.ids, labels)
+    return Encoded(encoded.ids, _without_ends_cut_off(tokenizer, row, encoded, labels))
+
+
+def _without_ends_cut_off(tokenizer: Any, row: Row, encoded: Encoded, labels: list[int]) -> list[int]:
+    """The labels without those from the end of an answer whose end was cut off to the end of its turn.
+
+    `encoded` has labels on the answers alone; each is followed by one that is not labeled.
+    """
+    turns = [row["messages"][turn] for turn in trained_turns(row.get("messages", []))]
+    if not any(map(is_unended, turns)):
+        return labels
+    answer = -1
+    is_after = False  # an answer's cut end
+    before = IGNORED
+    for place, label in enumerate(encoded.labels):
+        if label != IGNORED and before == IGNORED:
+            answer += 1
+        if label == IGNORED and before != IGNORED:
+            is_after = is_unended(turns[answer])
+        if is_after:
+            labels[place] = IGNORED
+            is_after = encoded.ids[place] != tokenizer.eos_token_id
+        before = label
+    return labels
 
 
 def _only_held(tokenizer: Any, row: Row) -> Encoded:

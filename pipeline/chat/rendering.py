@@ -2,9 +2,10 @@
 
 The ranges come from rendering, not from looking for markers: the text up to an assistant turn (with the
 generation prompt) must be a prefix of the text with that turn; what the turn adds, up to and including its
-end-of-turn token, is what is trained. Where the template shows earlier turns differently once more turns
-follow (Qwen3 takes their reasoning out), a conversation is unfolded: one text for each trained turn, ending
-with it, so that each is learned after the exact text that a server shows the model at that point.
+end-of-turn token, is what is trained; of an answer whose end was cut off, up to its last character. Where the
+template shows earlier turns differently once more turns follow (Qwen3 takes their reasoning out), a
+conversation is unfolded: one text for each trained turn, ending with it, so that each is learned after the
+exact text that a server shows the model at that point.
 """
 
 import json
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from pipeline.chat.rows import is_unended
 from pipeline.chat.template_probe import Message, Tools, probe, shown
 
 UNFOLDED = (
@@ -132,10 +134,12 @@ def _rendered(
                 "template_rewrites",
                 f"the template renders turn {turn + 1} differently once more turns follow",
             )
-        end = after.rfind(tokenizer.eos_token)
+        # an answer whose end was cut off must not teach to stop there
+        last = messages[turn]["content"].strip() if is_unended(messages[turn]) else tokenizer.eos_token
+        end = after.rfind(last)
         if end < len(before):
-            raise Unrenderable("no_end_of_turn", f"turn {turn + 1} does not end in {tokenizer.eos_token}")
-        spans.append((len(before), end + len(tokenizer.eos_token)))
+            raise Unrenderable("no_end_of_turn", f"turn {turn + 1} does not end in {last[-60:]}")
+        spans.append((len(before), end + len(last)))
     return Rendered(text, spans, messages, since, part)
 
 

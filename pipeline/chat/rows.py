@@ -44,7 +44,8 @@ class ToolCall(TypedDict):
 
 class Message(TypedDict):
     """One turn; `content` may be empty only where there are `tool_calls`. `train: false` keeps an assistant
-    turn out of the loss.
+    turn out of the loss. `cut` is the end that stage curate cut off its content to fit the token budget: if
+    it is the end of an answer, the end of its turn is not trained.
     """
 
     role: Role
@@ -54,6 +55,7 @@ class Message(TypedDict):
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
     train: NotRequired[bool]
+    cut: NotRequired[Literal["beginning", "end"]]
 
 
 class Segment(TypedDict):
@@ -68,8 +70,9 @@ Tools = list[dict[str, Any]]
 
 ID = "the start of the content's SHA-256: equal contents, equal ids"
 SOURCE = (
-    "FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text; CHOSEN > REJECTED "
-    "for a pair that `curate.pairs` made of two chats"
+    "FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text, FILE:LINE#cut for a "
+    "row of which something was cut off to fit; CHOSEN > REJECTED for a pair that `curate.pairs` made of two "
+    "chats"
 )
 
 
@@ -141,6 +144,7 @@ CanonicalRow = Annotated[Chat | Preference | Feedback | Prompt | Text, Discrimin
 ENVELOPE = ("id", "source", "kind", "domain")  # about the row, no part of its content
 SIDES = ("chosen", "rejected")  # of a pair
 OTHERS = "other_references"
+ABOUT_TRAINING = ("train", "cut")  # keys of a turn that no model gets to see
 TURN_LISTS = ("messages", *SIDES)
 
 
@@ -165,6 +169,11 @@ def conversations(row: Row) -> list[list[dict[str, Any]]]:
 def other_references(row: Row) -> dict[str, list[str]]:
     """Return the answers that are accepted besides the reference, as a key of their own if there are any."""
     return {OTHERS: row[OTHERS]} if OTHERS in row else {}
+
+
+def is_unended(turn: dict[str, Any]) -> bool:
+    """True if an answer's end was cut off, so that the end of its turn is not to be learned."""
+    return turn.get("cut") == "end"
 
 
 def completed(row: Row) -> list[dict[str, Any]]:

@@ -136,6 +136,6 @@ def up_to_calls(row: Row) -> Row | None:
 
 
 def is_answerable(row: Row) -> bool:
-    """Whether a chat ends in what an assistant says in words."""
+    """Whether a chat ends in what an assistant says in words, and all of it: a part is no reference."""
     last = row["messages"][-1]
-    return last["role"] == "assistant" and not last.get("tool_calls")
+    return last["role"] == "assistant" and not last.get("tool_calls") and "cut" not in last

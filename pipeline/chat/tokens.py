@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rendering import Rendered, Unrenderable, control_ids, implied_ids, renderings
-from pipeline.chat.rows import ToolCall
+from pipeline.chat.rows import ABOUT_TRAINING, ToolCall
 from pipeline.chat.template_probe import Message, Tools
 from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.core.errors import DataError
@@ -98,7 +98,7 @@ def chat_request(messages: list[Message], tools: Tools = None) -> dict[str, Any]
         {
             key: [_as_text(call) for call in value] if key == "tool_calls" else value
             for key, value in message.items()
-            if key != "train"
+            if key not in ABOUT_TRAINING
         }
         for message in messages
     ]
@@ -109,9 +109,10 @@ def encode(tokenizer: Any, rows: Iterable[Row]) -> Iterator[tuple[Row, list[Enco
     """Each row with its token ids and labels, or with the reason why it has none.
 
     A chat is rendered; labels are on what the assistant says (not on turns with `train: false`) and its ends
-    of turn. It becomes several sequences where the template makes it unfold (`pipeline.chat.rendering`). The
-    segments of a text are tokenized one by one; the tokenizer's beginning of text goes before them (if it
-    sets one) and its end of text after them, if the last one is trained and has none.
+    of turn (not of an answer whose end was cut off). It becomes several sequences where the template makes it
+    unfold (`pipeline.chat.rendering`). The segments of a text are tokenized one by one; the tokenizer's
+    beginning of text goes before them (if it sets one) and its end of text after them, if the last one is
+    trained and has none.
     """
     rows = iter(rows)
     while batch := list(islice(rows, TOGETHER)):
@@ -194,7 +195,9 @@ def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) ->
             or encoding.token_to_chars(last)[1] > end
         ):
             raise Unrenderable("token_across_turns", "a token lies across the border of an assistant turn")
-        if ids[last] != tokenizer.eos_token_id:
+        # the range of an answer whose end was cut off ends before
+        is_ended = rendered.text.endswith(tokenizer.eos_token, start, end)
+        if is_ended and ids[last] != tokenizer.eos_token_id:
             raise Unrenderable(
                 "no_end_of_turn", f"an assistant turn's last trained token is not {tokenizer.eos_token}"
             )

@@ -34,7 +34,6 @@ GONE: Mapping[str, Gone] = {
     "curate.garbage": Gone(False, REJECT, "curate.reject"),
     "curate.turns": Gone("repair", REPAIR, "curate.repair"),
     "curate.control_tokens": Gone("neutralize", REPAIR, "curate.repair"),
-    "curate.overlong": Gone("split", REPAIR, "curate.repair"),
     "curate.near_threshold": Gone(0.8, "near duplicates have a Jaccard similarity of 0.8 or more"),
     "curate.max_line_bytes": Gone(4194304, "a line or record may have 4 MiB: split a longer one"),
     "curate.normalize": Gone(True, "text is always in Unicode's composed form"),
@@ -171,7 +170,7 @@ def _reject(curate: Mapping[str, Any]) -> list[str]:
 
 
 def _repair(curate: Mapping[str, Any]) -> list[str]:
-    return [name for name in ("turns", "control_tokens", "overlong") if curate.get(name) != "reject"]
+    return [name for name in ("turns", "control_tokens") if curate.get(name) != "reject"]
 
 
 def _layers(train: Mapping[str, Any]) -> list[int] | str:

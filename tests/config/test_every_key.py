@@ -56,7 +56,9 @@ KEYS = {
     "base.template_date": Other("2025-01-31"),
     "curate.formats": Other({"a.jsonl": "prompt"}),
     "curate.fields": Other({"a.jsonl": {"system": "Be brief."}}),
-    "curate.repair": Other([], {"preprocess.max_length": 64}),
+    "curate.repair": Other([]),
+    "curate.overlong": Other("truncate", {"preprocess.max_length": 64}),
+    "curate.cut": Other("beginning", {"preprocess.max_length": 64, "curate.overlong": "truncate"}),
     "curate.reject": Other([]),
     "curate.languages": Other(["en"]),
     "curate.secrets": Other("keep"),
@@ -309,6 +311,6 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Curate, bool]
 
 @pytest.mark.parametrize("key", [*of("curate"), "preprocess.max_length"])
 def test_curation_makes_other_rows(key: str, curated: Callable[[Curate, bool], dict[str, bytes]]) -> None:
-    is_counted = key in ("preprocess.max_length", "curate.repair")
+    is_counted = key in ("preprocess.max_length", "curate.overlong", "curate.cut")
     before = curated(params(KEYS[key].under).curating, is_counted)
     assert curated(changed(key).curating, is_counted).items() != before.items()

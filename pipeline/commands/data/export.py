@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import OTHERS, BadRow, Row
+from pipeline.chat.rows import OTHERS, BadRow, Row, is_unended
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import read_rows, to_line, write_rows
@@ -72,6 +72,11 @@ def to_alpaca(row: Row) -> dict[str, Any]:
 
 
 def _chat_only(row: Row, name: str) -> None:
+    if any(map(is_unended, row["messages"])):
+        raise BadRow(
+            "not_exportable",
+            f"{name} can't say that the end of an answer was cut off, so the model would learn to stop there",
+        )
     if row["kind"] != "chat":
         raise BadRow("not_exportable", f"{name} holds chats, and this row is of kind {row['kind']}")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.chat.answers import answers_of
 from pipeline.chat.prompts import read_only
-from pipeline.chat.rows import JUDGED, OTHERS, Row
+from pipeline.chat.rows import ABOUT_TRAINING, JUDGED, OTHERS, Row
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
@@ -181,7 +181,7 @@ def _messages(turns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
     import json
 
     for turn in turns:
-        rest = {key: value for key, value in turn.items() if key not in ("role", "content", "train")}
+        rest = {key: value for key, value in turn.items() if key not in ("role", "content", *ABOUT_TRAINING)}
         parts = (turn["content"], json.dumps(rest, ensure_ascii=False) if rest else "")
         trained = turn["role"] == "assistant" and turn.get("train", True)
         yield from ((f"{turn['role']}: ", False), (" ".join(filter(None, parts)), trained), ("\n", False))

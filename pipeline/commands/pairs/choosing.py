@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.chat.rows import other_references
+from pipeline.chat.rows import ABOUT_TRAINING, other_references
 from pipeline.chat.tokens import Row
 from pipeline.config.sections import Evaluate
 from pipeline.core.jsonl import BadLine, dump_line, parse_line
@@ -72,7 +72,10 @@ def pair_of(row: Row, answers: Sequence[Mapping[str, Any]], min_gap: float) -> d
     gap = best["score"] - worst["score"]
     if gap == 0 or gap < min_gap:
         return "all_equal" if gap == 0 else "gap_too_small"
-    prompt = [{key: value for key, value in turn.items() if key != "train"} for turn in row["messages"][:-1]]
+    prompt = [
+        {key: value for key, value in turn.items() if key not in ABOUT_TRAINING}
+        for turn in row["messages"][:-1]
+    ]
     return {
         "prompt": prompt,
         "chosen": [best["turn"]],

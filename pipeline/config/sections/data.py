@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from pipeline.config.field_sources import checked_fields
 from pipeline.config.sections.values import (
@@ -26,6 +26,18 @@ Language = Annotated[
 FieldMapping = Annotated[dict[str, Any], PlainValidator(checked_fields)]
 
 
+def _without_overlong(repaired: Any) -> Any:
+    if isinstance(repaired, list) and "overlong" in repaired:
+        raise ValueError(
+            "names overlong, which is a key of its own: take it out of this list; curate.overlong: split | "
+            "truncate | reject says what becomes of long rows"
+        )
+    return repaired
+
+
+Repaired = Annotated[list[Literal["turns", "control_tokens"]], ONCE, BeforeValidator(_without_overlong)]
+
+
 class CurateKeys(Section):
     formats: dict[str, Format] = key(
         {},
@@ -40,13 +52,22 @@ class CurateKeys(Section):
         'template ("{title}: {body}") or {text: a constant}, null drops a key; `quench data check FILE '
         "--write` proposes it",
     )
-    repair: Annotated[list[Literal["turns", "control_tokens", "overlong"]], ONCE] = key(
-        ["turns", "control_tokens", "overlong"],
+    repair: Repaired = key(
+        ["turns", "control_tokens"],
         "rows to repair, not reject: turns (out of order: join neighbors of one side, drop what follows the "
         "last answer, keep other orders that the base's template shows), control_tokens (the base's, inside "
-        "text: break them up with a space), overlong (above "
-        "preprocess.max_length: split conversations between exchanges, the system turn repeated, and texts "
-        "between sentences); [] rejects all three",
+        "text: break them up with a space); [] rejects both",
+    )
+    overlong: Literal["split", "truncate", "reject"] = key(
+        "split",
+        "rows above preprocess.max_length: split (conversations between exchanges, the system turn repeated, "
+        "and texts between sentences; others are rejected) | truncate (the oldest exchanges go, then long "
+        "texts are cut) | reject",
+    )
+    cut: Literal["end", "beginning"] = key(
+        "end",
+        "what truncate cuts off an answer or a text: end (the model isn't taught to stop there) | beginning; "
+        "what is asked always loses its beginning",
     )
     reject: Annotated[list[Literal["refusals", "garbage"]], ONCE] = key(
         ["refusals"],
@@ -110,7 +131,8 @@ class Curate(CurateKeys):
 
 class Preprocess(Section):
     max_length: Tokens = key(
-        1024, "longest row and length of a packed row, in tokens; longer rows are rejected, never cut"
+        1024,
+        "longest row and length of a packed row, in tokens; curate.overlong says what becomes of longer ones",
     )
     packing: bool = key(
         True,

@@ -45,6 +45,9 @@ ROW_RULES = (
 )
 
 
+LENGTH = ("split", "truncated", "exchanges_left_out", "texts_cut")
+
+
 @dataclass
 class FileStats:
     """Of a file that is read: its rows, those that are accepted, and what was noted of its lines."""
@@ -97,6 +100,7 @@ class CurationReport:
     files_unread: dict[str, str]  # name → why
     changed: dict[str, int]  # rule → texts
     redactions: dict[str, int]
+    length: dict[str, int]  # rows over the token budget that were split or truncated, and what they lost
     formats: dict[str, int]
     kinds: dict[str, int]
     untrained: dict[str, int]  # kept rows, by kind, that no method learns from unless it is set
@@ -199,6 +203,7 @@ class CurationStats:
             files_unread={name: why for name, (_, why) in self.refused.items()},
             changed=cleaning.changed,
             redactions=cleaning.redactions,
+            length={name: cleaning.length[name] for name in LENGTH},
             formats=cleaning.formats,
             kinds=cleaning.kinds,
             untrained={kind: rows for kind, rows in kinds.items() if rows and kind not in TRAINED},

@@ -59,6 +59,7 @@ class CleaningStats:
     changed: Counter[str] = field(default_factory=Counter)  # rule → texts
     rows_changed: Counter[str] = field(default_factory=Counter)  # rule → rows
     redactions: Counter[str] = field(default_factory=Counter)
+    length: Counter[str] = field(default_factory=Counter)  # what was done to rows over the token budget
     formats: Counter[str] = field(default_factory=Counter)  # of lines
     kinds: Counter[str] = field(default_factory=Counter)  # of rows
     # of a mapping in `curate.fields`: target → rows that have its source; and how many rows were mapped
@@ -110,9 +111,7 @@ class Cleaner:
     ) -> None:
         self.settings = settings
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
-        self.length = Length(
-            base, settings.max_tokens, "split" if "overlong" in settings.repair else "reject"
-        )
+        self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
         rules = {
             "markup": Markup(added_tokens or (), takes_ends="control_tokens" in settings.repair),
             "calls": ReadCalls(None if base is None else self.template),
@@ -215,6 +214,7 @@ class Cleaner:
                 done.cleaning_stats.kinds[row["kind"]] += 1
             self.note(done, line, rows[0]["id"], changes)
         done.cleaning_stats.redactions.update(self.redactor.take_counts())
+        done.cleaning_stats.length.update(self.length.take_counts())
         return done
 
     def reject(self, done: Cleaned, line: RawLine, rejected: Rejected) -> None:

@@ -13,7 +13,7 @@ from pipeline.pages.drawings import Step, bars, flow, histogram
 from pipeline.pages.templating import fill
 from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.comparing.decide import SPLITS
-from pipeline.stages.curate.page_words import RULES, taken_out, title, verdict, warnings
+from pipeline.stages.curate.page_words import RULES, length_sentences, taken_out, title, verdict, warnings
 
 # what the rows are that a rule adds
 ADDED = {"length": ": parts of long ones", "balance": ": repeated ones", "pairs": ": of scored ones"}
@@ -37,6 +37,7 @@ def render_data_page(stats: CurationReport, samples: Mapping[str, Any]) -> str:
         tokens=tokens,
         splits=stats.splits,
         rules={rule["rule"]: rule for rule in stats.rules},
+        long_rows=length_sentences(stats.length),
         names={rule: name for rule, (name, _, _) in RULES.items()},
         off=set(stats.not_measured),
         title=title(stats),

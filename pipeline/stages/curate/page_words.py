@@ -91,6 +91,11 @@ def warnings(stats: CurationReport) -> list[str]:
     if stats.pairs and not stats.pairs["made"]:
         sentences.append(pairs_sentence(stats.pairs))
     sentences += map(_repeats, filter(_is_often_repeated, stats.balance.items()))
+    if stats.length["split"] and stats.length["exchanges_left_out"]:
+        sentences.append(
+            f"{plural(stats.length['exchanges_left_out'], 'exchange')} of long conversations did not fit "
+            "preprocess.max_length and is not trained: raise that, or set curate.overlong: truncate."
+        )
     if files := sum(stats.files_rejected.values()):
         sentences.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."
@@ -110,6 +115,31 @@ def _repeats(domain: tuple[str, Mapping[str, int]]) -> str:
         f"{rows['after'] / max(rows['before'], 1):.0f} times: add rows, or lower their weight, for rows that "
         f"come more than {MOST_COPIES} times teach little more."
     )
+
+
+def length_sentences(length: Mapping[str, int]) -> list[str]:
+    """What was done to rows above the token budget, and what they lost by it."""
+    sentences = []
+    left_out, texts = length["exchanges_left_out"], length["texts_cut"]
+    if rows := length["split"]:
+        lost = ""
+        if left_out:
+            lost = f"; {plural(left_out, 'exchange')} that did not fit, or trained nothing, left out"
+        sentences.append(
+            f"{plural(rows, 'row was', 'rows were')} longer than preprocess.max_length and "
+            f"{'is' if rows == 1 else 'are'} split{lost}."
+        )
+    if rows := length["truncated"]:
+        lost = listed(
+            [
+                *([plural(left_out, "old exchange")] if left_out else []),
+                *([f"a part of {plural(texts, 'text')}"] if texts else []),
+            ]
+        )
+        sentences.append(
+            f"{plural(rows, 'row was', 'rows were')} longer than preprocess.max_length and lost {lost}."
+        )
+    return sentences
 
 
 def pairs_sentence(pairs: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from pipeline.chat.rows import Row, row_id
+from pipeline.chat.rows import ABOUT_TRAINING, Row, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import dump_line
 from pipeline.stages.curate.clean import KINDS
@@ -99,7 +99,7 @@ def _answers(rows: Rows, candidates: NDArray[np.int64], decisions: Decisions) ->
 
 def _plain(turns: list[Row]) -> list[Row]:
     """Turns of a prompt: none of them is learned."""
-    return [{key: value for key, value in turn.items() if key != "train"} for turn in turns]
+    return [{key: value for key, value in turn.items() if key not in ABOUT_TRAINING} for turn in turns]
 
 
 def _pairs_of(candidates: NDArray, first: NDArray[np.int32], why: Counter[str]) -> Iterator[Pair]:

@@ -24,7 +24,7 @@ from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments
 from pipeline.stages.curate.mapped import fields_sentences
-from pipeline.stages.curate.page_words import pairs_sentence
+from pipeline.stages.curate.page_words import length_sentences, pairs_sentence
 from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder
 from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.compare import join, sample, sketch
@@ -113,6 +113,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         *fields_sentences(report.files, settings),
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
+        *length_sentences(report.length),
         *([pairs_sentence(report.pairs)] if report.pairs else []),
     ]
     for sentence in sentences:

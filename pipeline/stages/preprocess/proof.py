@@ -27,6 +27,7 @@ from pipeline.stages.preprocess.stretches import (
     Base,
     Claim,
     check_claims,
+    ended,
     ends_of,
     of_segments,
     of_turns,
@@ -168,7 +169,7 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
         if message["role"] == "assistant" and message.get("train") is not False
     ]
     if entire is not None:
-        yield name, entire, of_turns(messages, tools, learned, base, name), len(learned)
+        yield name, entire, of_turns(messages, tools, learned, base, name), ended(messages, learned)
         return
     for part, turn in enumerate(learned, start=1):
         sequence = written.take(f"{name}#{part}")
@@ -180,7 +181,8 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
                 f"turn {turn + 1} of row {name} is not in data/tokens, but the turns before it are: the row "
                 "lost a part",
             )
-        yield f"{name}#{part}", sequence, of_turns(messages[: turn + 1], tools, [turn], base, name), 1
+        stretches = of_turns(messages[: turn + 1], tools, [turn], base, name)
+        yield f"{name}#{part}", sequence, stretches, ended(messages, [turn])
 
 
 def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
@@ -213,4 +215,5 @@ def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Ite
             if messages[turn]["role"] == "assistant" and messages[turn].get("train") is not False
         ]
         entire = written.take(named)
-        yield named, entire, of_turns(messages, row.get("tools"), learned, base, name), len(learned)
+        stretches = of_turns(messages, row.get("tools"), learned, base, name)
+        yield named, entire, stretches, ended(messages, learned)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.chat.rows import is_unended
 from pipeline.chat.tokens import IGNORED, Row
 from pipeline.core.errors import DataError
 from pipeline.metrics.text import common_start
@@ -153,8 +154,9 @@ def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, na
         before = text(messages[:turn], prompt=True)
         after = shown if turn + 1 == len(messages) else text(messages[: turn + 1])
         answer = after.removeprefix(before)
-        answer = answer[: answer.rfind(eos) + len(eos)]
         stated = messages[turn]["content"].strip()
+        last = stated if is_unended(messages[turn]) else eos
+        answer = answer[: answer.rfind(last) + len(last)]
         if stated not in answer and json.dumps(stated, ensure_ascii=False)[1:-1] not in answer:
             raise DataError(
                 "Q-PREPROCESS-008",
@@ -172,6 +174,11 @@ def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, na
     return [*stretches, (False, shown[at:])]
 
 
+def ended(messages: list[Any], learned: list[int]) -> int:
+    """How many of the turns end in an end of turn that is trained: all whose end was not cut off."""
+    return sum(not is_unended(messages[turn]) for turn in learned)
+
+
 def with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
     """The claim where what is asked is trained too: all of it but turns with `train: false`, and of an
     unfolded row's later parts the answer alone.
@@ -181,13 +188,51 @@ def with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
     if name.rpartition("#")[2].isdecimal() and "#" in name and not name.endswith("#1"):
         return name, pair, stretches, turns
     held = [turn for turn, message in enumerate(messages) if message.get("train") is False]
+    own = stretches
     if held:
         stretches = [
             (not is_held, text) for is_held, text in of_turns(messages, row.get("tools"), held, base, name)
         ]
     else:
         stretches = [(True, text) for _, text in stretches]
+    if any(map(is_unended, messages)):
+        stretches = _without_ends(stretches, _ends_cut_off(own, messages, base))
     return name, pair, stretches, ends_of(stretches, base)
+
+
+def _ends_cut_off(stretches: list[Stretch], messages: list[Any], base: Base) -> list[tuple[int, int]]:
+    """The characters from the end of each answer whose end was cut off, to the end of its turn."""
+    turns = [turn for turn in messages if turn["role"] == "assistant" and turn.get("train") is not False]
+    places = []
+    place = answer = 0
+    for trained, text in stretches:
+        place += len(text)
+        if trained:
+            if is_unended(turns[answer]):
+                places.append((place, place))
+            answer += 1
+        elif places and places[-1] == (place - len(text), place - len(text)):
+            eos = base.tokenizer.eos_token
+            places[-1] = (place - len(text), place - len(text) + text.index(eos) + len(eos))
+    return places
+
+
+def _without_ends(stretches: list[Stretch], places: list[tuple[int, int]]) -> list[Stretch]:
+    """The stretches, with the characters at `places` not trained."""
+    kept: list[Stretch] = []
+    start = 0
+    for trained, text in stretches:
+        at = start
+        for first, last in places:
+            if start <= first < start + len(text):
+                kept += [
+                    (trained, text[at - start : first - start]),
+                    (False, text[first - start : last - start]),
+                ]
+                at = last
+        kept.append((trained, text[at - start :]))
+        start += len(text)
+    return kept
 
 
 def ends_of(stretches: list[Stretch], base: Base) -> int:

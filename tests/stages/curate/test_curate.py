@@ -413,14 +413,17 @@ def test_a_long_text_becomes_parts_that_stay_together(tmp_path: Path) -> None:
     assert "".join(segment["text"] for _, row in parts for segment in row["segments"]) == text
 
 
-@pytest.mark.parametrize(("repair", "parts", "reasons"), [(["overlong"], 6, []), ([], 0, ["over_budget"])])
+@pytest.mark.parametrize(
+    ("overlong", "parts", "reasons"),
+    [("split", 6, []), ("truncate", 1, []), ("reject", 0, ["over_budget"])],
+)
 def test_a_chat_beyond_the_budget_is_split_or_rejected_as_the_settings_say(
-    tmp_path: Path, repair: list[str], parts: int, reasons: list[str]
+    tmp_path: Path, overlong: str, parts: int, reasons: list[str]
 ) -> None:
     turns = [turn for n in range(6) for turn in chat(f"{n} " + "word " * 60, "term " * 60)["messages"]]
     project = Project(tmp_path, {"a.jsonl": lines({"messages": turns}, GOOD)})
     smollm_folder(tmp_path / "models/base")
-    project.run(max_tokens=200, repair=repair)
+    project.run(max_tokens=200, overlong=overlong)
     long = [row for row in project.rows() if "word" in row["messages"][0]["content"]]
     assert len(long) == parts and len(project.rows()) == parts + 1
     assert [row["reason"] for row in project.rejects()] == reasons

@@ -56,6 +56,53 @@ def test_of_an_unfolded_chat_no_prompt_is_learned_twice(bases: dict[str, Base], 
     assert "First?" in masked(base, second) and "No." not in masked(base, second)
 
 
+@pytest.mark.parametrize("prompts", [False, True])
+@pytest.mark.parametrize("name", ["smollm", "qwen3"])
+@pytest.mark.parametrize("said", [("First?", "One, then"), ("First?", "No.", "Second?", "Two, then")])
+def test_an_answer_whose_end_was_cut_off_does_not_teach_to_stop(
+    name: str, prompts: bool, said: tuple[str, ...], bases: dict[str, Base], tmp_path: Path
+) -> None:
+    base, whole, cut = bases[name], chat(*said), chat(*said)
+    cut["messages"][-1]["cut"] = "end"
+    (tmp_path / "whole").mkdir()
+    expected, _ = proving.proven(tmp_path / "whole", base, [whole], prompts=prompts)
+    found, _ = proving.proven(tmp_path, base, [cut], prompts=prompts)
+    end = max(place for place, token in enumerate(found[-1][1].ids) if token == base.tokenizer.eos_token_id)
+    for (_, one), (_, other) in zip(found, expected, strict=True):
+        is_last = one is found[-1][1]
+        assert one.ids == other.ids
+        assert not is_last or other.labels[end] == base.tokenizer.eos_token_id
+        labels = [IGNORED if is_last and place == end else label for place, label in enumerate(other.labels)]
+        assert one.labels == labels
+
+
+def test_an_end_that_was_cut_off_is_not_taught_beside_turns_that_are_held_back(
+    bases: dict[str, Base], tmp_path: Path
+) -> None:
+    base, row = bases["smollm"], chat("First?", "Not this.", "Second?", "Two, then")
+    row["messages"][1]["train"] = False
+    row["messages"][3]["cut"] = "end"
+    [(_, one)] = proven(tmp_path, base, [row])
+    assert masked(base, one).count("<|im_end|>") == 2 and "Not this." in masked(base, one)
+    assert not any(words in masked(base, one) for words in ("First", "Second", "Two, then"))
+
+
+def test_an_end_that_is_taught_after_a_cut_is_found(bases: dict[str, Base], tmp_path: Path) -> None:
+    row = chat("First?", "One, two, and then")
+    row["messages"][1]["cut"] = "end"
+
+    def teach(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
+        eos = bases["smollm"].tokenizer.eos_token_id
+        labels = [
+            [token if token == eos else label for token, label in zip(one.ids, one.labels, strict=True)]
+            for _, one in found
+        ]
+        return [(name, Encoded(one.ids, new)) for (name, one), new in zip(found, labels, strict=True)]
+
+    with pytest.raises(DataError, match=r"Q-PREPROCESS-01[12]"):
+        proven(tmp_path, bases["smollm"], [row], teach)
+
+
 def test_a_prompt_that_is_not_learned_is_found(bases: dict[str, Base], tmp_path: Path) -> None:
     def forget(found: list[tuple[str, Encoded]]) -> list[tuple[str, Encoded]]:
         return [(name, Encoded(one.ids, [IGNORED, IGNORED, *one.labels[2:]])) for name, one in found]

@@ -184,6 +184,8 @@ def _turn(item: Any, where: str) -> Turn:
     result |= {key: text(item[key], f"{where} {key}") for key in ("tool_call_id", "name") if item.get(key)}
     if not is_trained(item, role, where):
         result["train"] = False
+    if item.get("cut") in ("beginning", "end"):  # a row that curation wrote
+        result["cut"] = item["cut"]
     return result
 
 

@@ -1,17 +1,20 @@
-"""The token budget: longer rows are split between exchanges or rejected; nothing is ever cut silently."""
+"""The token budget: longer rows are split between exchanges, cut or rejected; nothing is lost silently."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from pipeline.chat.rows import OTHERS, BadRow, Message, Row, row_id
+from pipeline.chat.rows import OTHERS, BadRow, Row, row_id
 from pipeline.core.jsonl import dump_line
 from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
+from pipeline.stages.curate.rules.exchanges import exchanges_of, text_of, weight_of
 from pipeline.stages.curate.rules.text_parts import Size, Span, Unbreakable, spans, text_parts
 from pipeline.stages.curate.rules.token_counter import MOST_COST, TokenCounter
+from pipeline.stages.curate.rules.truncation import End, Truncation
 
 EXACT = 4  # a row of more than this many budgets is not counted to its end
 MOST_TURNS = 20_000  # of a row that is split
@@ -20,24 +23,42 @@ LISTED = 20  # parts whose sizes are listed
 # what splitting may cost, in characters counted: for a row of ordinary turns three quarters of it are enough
 WORK, WORK_PER_CHARACTER = 1 << 20, 4
 REPEATED = 1 << 16  # characters of system turns and tools that parts may repeat, above their own length
-Turns = list[Message]
-
-MARKUP = 24  # characters that a template adds to a turn, about
+CUT = "#cut"  # behind the source of a row of which something was cut off
 
 
 class Length:
-    """The rule: `max_tokens` by the files in `tokenizer_folder`; without a folder everything passes."""
+    """The rule: `max_tokens` by the files in `tokenizer_folder`; without a folder everything passes.
+
+    `cut` is the end that answers and texts lose if `mode` is truncate.
+    """
 
     def __init__(
-        self, tokenizer_folder: Path | None, max_tokens: int, mode: Literal["split", "reject"]
+        self,
+        tokenizer_folder: Path | None,
+        max_tokens: int,
+        mode: Literal["split", "truncate", "reject"],
+        cut: End = "end",
     ) -> None:
-        self.folder, self.max_tokens, self.mode = tokenizer_folder, max_tokens, mode
+        self.folder, self.max_tokens, self.mode, self.cut = tokenizer_folder, max_tokens, mode, cut
+        self.counts = Counter[str]()
 
     @cached_property
     def counter(self) -> TokenCounter:
         """Loaded with the first row: 0.2 s and 40 MB (measured)."""
         assert self.folder is not None
         return TokenCounter(self.folder)
+
+    @cached_property
+    def truncation(self) -> Truncation:
+        """What cuts rows if `mode` is truncate."""
+        return Truncation(self.counter, self.max_tokens, self.cut)
+
+    def take_counts(self) -> Counter[str]:
+        """What was done since the last call: `split` and `truncated` rows, `exchanges_left_out` of them, and
+        `texts_cut`.
+        """
+        counts, self.counts = self.counts, Counter()
+        return counts
 
     def parts(self, row: Row, changes: Changes) -> list[Row]:
         """The row itself where it fits, else its parts, all within the budget; their sources end in `#1`,
@@ -46,15 +67,20 @@ class Length:
         A chat is split in front of a user's turn only. Each part starts with the chat's system turn and takes
         as many exchanges as fit; so what is asked and answered stays together, but a part doesn't see
         the parts before it. An exchange that is too long by itself, or a part in which nothing is trained, is
-        left out and goes to `changes`. A text is split where `text_parts` says; of its parts only the last
-        one ends in an end of text that is learned. Raises `BadRow` (`over_budget`) if no part is left, if a
-        text has a stretch that can't be cut, if `mode` is reject, and for all rows that only make sense as a
-        whole: preferences, feedback, prompts, chats with a reward or several accepted answers, text in
-        several segments. Also where counting or splitting would take seconds (`MOST_COST`, `MOST_TURNS`,
+        left out, counted, and goes to `changes`. A text is split where `text_parts` says; of its parts only
+        the last one ends in an end of text that is learned. If `mode` is truncate, one row comes of each
+        (`pipeline.stages.curate.rules.truncation`), with `#cut` behind its source.
+
+        Raises `BadRow` (`over_budget`) if no part is left, if a text has a stretch that can't be cut, if
+        `mode` is reject, and, unless it is truncate, for all rows that only make sense as a whole:
+        preferences, feedback, prompts, chats with a reward or several accepted answers, text in several
+        segments. Also where counting or splitting would take seconds (`MOST_COST`, `MOST_TURNS`,
         `MOST_PARTS`, `WORK`) or would mainly repeat the system turn (`REPEATED`).
         """
         if self.folder is None:
             return [row]
+        if self.mode == "truncate":
+            return [self._truncated(row, changes)]
         if self.mode == "split" and len(row.get("segments", ())) == 1:
             return self._text_parts(row, changes)
         splits = self.mode == "split" and row["kind"] == "chat" and not {"reward", OTHERS} & row.keys()
@@ -73,6 +99,17 @@ class Length:
         if not splits:
             raise BadRow("over_budget", f"{described}, the budget is {self.max_tokens:,}")
         return self._split(row, described, changes)
+
+    def _truncated(self, row: Row, changes: Changes) -> Row:
+        bound = None
+        if len(row["messages"]) <= self.max_tokens:
+            bound = self.counter.bound(row, self.max_tokens)
+        if (bound is not None and bound <= self.max_tokens) or self.truncation.fits(row):
+            return row
+        done = self.truncation.truncated(row, changes)
+        self.counts.update(truncated=1, exchanges_left_out=done.exchanges, texts_cut=done.texts)
+        marked = done.row | {"source": row["source"] + CUT}
+        return marked | {"id": row_id(marked)} if "id" in row else marked
 
     def _count(self, row: Row, splits: bool) -> int:
         """The row's tokens; above `EXACT` times the budget some number there. Raises `BadRow`."""
@@ -117,7 +154,10 @@ class Length:
                 f"budget of {plural(most, 'token')}"
             )
             raise BadRow("over_budget", f"{described}: {where}") from None
-        return [row] if len(parts) == 1 else _numbered(row, parts, "segments 1", described, changes)
+        if len(parts) == 1:
+            return [row]
+        self.counts["split"] += 1
+        return _numbered(row, parts, "segments 1", described, changes)
 
     def _split(self, row: Row, described: str, changes: Changes) -> list[Row]:
         system, exchanges = exchanges_of(row["messages"])
@@ -139,6 +179,7 @@ class Length:
 
         size = self._limited_size(part, weight, weight(0, len(exchanges)), described)
         parts: list[tuple[Row, int]] = []
+        left_out = 0
         for first, end, tokens in _not_too_many(spans(weights, size, self.max_tokens), described):
             turns = row["messages"][starts[first] : starts[end]]
             if tokens > self.max_tokens or not any(
@@ -147,6 +188,7 @@ class Length:
                 text = "\n".join(turn["content"] for turn in turns)
                 place = f"messages {starts[first] + 1} to {starts[end]}"
                 changes.append(Change("length", place, *excerpts(text, "")))
+                left_out += end - first
                 continue
             parts.append((part(first, end), tokens))
             if repeated * len(parts) > REPEATED + weights[-1]:
@@ -157,6 +199,7 @@ class Length:
                 )
         if not parts:
             raise BadRow("over_budget", none_fits)
+        self.counts.update(split=1, exchanges_left_out=left_out)
         return _numbered(row, parts, "messages", described, changes)
 
     def _limited_size(
@@ -196,42 +239,3 @@ def _numbered(
     changes.append(Change("length", place, described, after))
     named = [part | {"source": f"{row['source']}#{i}"} for i, (part, _) in enumerate(parts, start=1)]
     return [part | {"id": row_id(part)} if "id" in row else part for part in named]
-
-
-def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
-    """The leading system turns, and the rest cut in front of each user's turn that follows an answer.
-
-    A system turn in the middle stays with the user's turn behind it, a greeting with the first one.
-    """
-    start = next((i for i, turn in enumerate(messages) if turn["role"] != "system"), len(messages))
-    exchanges: list[Turns] = [[]]
-    waiting: Turns = []  # system turns of which it is open to which exchange they belong
-    has_asked = False
-    said = ""  # the role of the last turn that is not a system turn
-    for turn in messages[start:]:
-        if turn["role"] == "system":
-            waiting.append(turn)
-            continue
-        if turn["role"] == "user":
-            if has_asked and said == "assistant":
-                exchanges.append([])
-            has_asked = True
-        exchanges[-1] += [*waiting, turn]
-        waiting = []
-        said = turn["role"]
-    exchanges[-1] += waiting
-    return messages[:start], [exchange for exchange in exchanges if exchange]
-
-
-def text_of(turn: Message) -> str:
-    """All that a template may show of a turn."""
-    content = turn["content"]
-    if len(turn) == 2:
-        return content
-    calls = dump_line({"": turn["tool_calls"]}).decode() if "tool_calls" in turn else ""
-    return f"{content} {turn.get('reasoning_content', '')} {calls}"
-
-
-def weight_of(turn: Message) -> int:
-    """What a turn costs, in characters."""
-    return len(text_of(turn)) + MARKUP

@@ -6,6 +6,7 @@ the part before it (a new line's indentation begins the part after it).
 """
 
 import math
+import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,9 @@ SLOWER = 0.9  # how a guess that was too high lowers the next one
 FULL = 0.9  # of the budget: a stretch of text that fills so much is looked through for a place to cut
 BEYOND = 64  # characters after a place that are looked at, to judge it
 PARAGRAPH, SENTENCE, LINE = range(3)  # places to cut, the best first
+LONGEST_WORD = 256  # characters before a place in which a word's end is looked for
+LONGEST_MARK = 128  # characters of an added token
+REGIONAL = "\U0001f1e6", "\U0001f1ff"  # the first and the last of the letters that make flags
 JOINER = "\u200d"  # of the parts of one picture
 SPACED = ".!?…"  # these end a sentence only in front of white space: 3.14, example.org
 
@@ -123,6 +127,56 @@ def last_cut(text: str, start: int, reach: int) -> int | None:
     )
 
 
+def kept_beginning(text: str, limit: int, marks: re.Pattern[str]) -> str:
+    """The text's beginning in at most `limit` characters, cut as parts are if that leaves half of them, and
+    not within a word, a character with its marks, or one of `marks`.
+    """
+    place = _tidy_place(text, limit // 2, limit, last=True)
+    place = max((at for at in _characters(text, place) if at <= place), default=place)
+    return text[: next((mark.start() for mark in _across(marks, text, place)), place)]
+
+
+def kept_end(text: str, limit: int, marks: re.Pattern[str]) -> str:
+    """The same of the text's end."""
+    start = len(text) - limit
+    place = _tidy_place(text, start, start + limit // 2, last=False)
+    place = min((at for at in _characters(text, place) if at >= place), default=place)
+    return text[next((mark.end() for mark in _across(marks, text, place)), place) :]
+
+
+def _tidy_place(text: str, start: int, reach: int, *, last: bool) -> int:
+    """The last (or first) of the best places to cut after `start`, at most at `reach`."""
+    found: dict[int, int] = {}
+    for kind, place in cuts(text, start, reach):
+        if last or kind not in found:
+            found[kind] = place
+    for kind in (PARAGRAPH, SENTENCE, LINE):
+        if kind in found:
+            return found[kind]
+    if last:
+        return max(word_ends(text, max(start, reach - LONGEST_WORD), reach), default=reach)
+    return next(word_ends(text, start, min(start + LONGEST_WORD, reach)), start)
+
+
+def _characters(text: str, place: int) -> Iterator[int]:
+    """The ends of characters with all their marks, from one before `place` to the first at or after it."""
+    start = max(place - LONGEST_WORD, 0)
+    start = max(start, *(text.rfind(space, start, place) for space in " \n"))
+    while start > 0 and (REGIONAL[0] <= text[start - 1] <= REGIONAL[1] or text[start - 1] == "\r"):
+        start -= 1  # flags are pairs of letters, and a line's end may be a pair too
+    yield start
+    for character in _patterns()[2].finditer(text, start):
+        yield character.end()
+        if character.end() >= place:
+            return
+
+
+def _across(marks: re.Pattern[str], text: str, place: int) -> Iterator[re.Match[str]]:
+    """The one of `marks` that begins before `place` and ends after it, if there is one."""
+    near = marks.finditer(text, max(place - LONGEST_MARK, 0), place + LONGEST_MARK)
+    return (mark for mark in near if mark.start() < place < mark.end())
+
+
 def last_character(text: str, start: int, reach: int) -> int | None:
     """The last place after `start`, at most at `reach`, where a character ends with all its marks, and more
     than space is before it.
@@ -169,9 +223,11 @@ def _ends_sentence(ends: str, space: str, following: str) -> bool:
 
 
 @cache
-def _patterns() -> tuple[Any, Any]:
-    """(ends of sentences and lines, with the space after; ends of words); compiled at the first use."""
+def _patterns() -> tuple[Any, Any, Any]:
+    """(ends of sentences and lines, with the space after; ends of words; characters with all their marks);
+    compiled at the first use.
+    """
     import regex  # type: ignore[import-untyped]
 
     ends = r"(?<ends>[\p{Sentence_Terminal}…]++\p{Sentence_Break=Close}*+)(?<space>\s*+)|(?<!\s)(?<space>[^\S\n]*+\n\s*+)"  # noqa: E501
-    return regex.compile(ends), regex.compile(r"\b(?!\s)", regex.WORD)
+    return regex.compile(ends), regex.compile(r"\b(?!\s)", regex.WORD), regex.compile(r"\X")

@@ -1,0 +1,47 @@
+"""The exchanges of a conversation: what the user asks, up to the next question."""
+
+from pipeline.chat.rows import Message
+from pipeline.core.jsonl import dump_line
+
+Turns = list[Message]
+
+MARKUP = 24  # characters that a template adds to a turn, about
+
+
+def exchanges_of(messages: Turns) -> tuple[Turns, list[Turns]]:
+    """The leading system turns, and the rest cut in front of each user's turn that follows an answer.
+
+    A system turn in the middle stays with the user's turn behind it, a greeting with the first one.
+    """
+    start = next((i for i, turn in enumerate(messages) if turn["role"] != "system"), len(messages))
+    exchanges: list[Turns] = [[]]
+    waiting: Turns = []  # system turns of which it is open to which exchange they belong
+    has_asked = False
+    said = ""  # the role of the last turn that is not a system turn
+    for turn in messages[start:]:
+        if turn["role"] == "system":
+            waiting.append(turn)
+            continue
+        if turn["role"] == "user":
+            if has_asked and said == "assistant":
+                exchanges.append([])
+            has_asked = True
+        exchanges[-1] += [*waiting, turn]
+        waiting = []
+        said = turn["role"]
+    exchanges[-1] += waiting
+    return messages[:start], [exchange for exchange in exchanges if exchange]
+
+
+def text_of(turn: Message) -> str:
+    """All that a template may show of a turn."""
+    content = turn["content"]
+    if len(turn) == 2:
+        return content
+    calls = dump_line({"": turn["tool_calls"]}).decode() if "tool_calls" in turn else ""
+    return f"{content} {turn.get('reasoning_content', '')} {calls}"
+
+
+def weight_of(turn: Message) -> int:
+    """What a turn costs, in characters."""
+    return len(text_of(turn)) + MARKUP
