@@ -101,12 +101,18 @@ def _rows(batches: Iterator[Any], limit: int, max_bytes: int, kind: str) -> Iter
     import pyarrow
 
     unpacked_bytes = 0
+    written_otherwise: dict[str, Any] | None = None
     try:
         for batch in batches:
             unpacked_bytes += batch.nbytes
             if unpacked_bytes > limit:
                 raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
-            yield from _batch_rows(batch.rename_columns(known_names(batch.schema.names)), max_bytes)
+            batch = batch.rename_columns(known_names(batch.schema.names))
+            if written_otherwise is None:  # one schema holds for all batches of a file
+                written_otherwise = {
+                    field.name: field.type for field in batch.schema if _is_written_otherwise(field.type)
+                }
+            yield from _batch_rows(batch, written_otherwise, max_bytes)
     except BadLine:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -115,15 +121,12 @@ def _rows(batches: Iterator[Any], limit: int, max_bytes: int, kind: str) -> Iter
         ) from None
 
 
-def _batch_rows(batch: Any, max_bytes: int) -> Iterator[Row]:
-    """Yield each row of a record batch."""
+def _batch_rows(batch: Any, written_otherwise: Mapping[str, Any], max_bytes: int) -> Iterator[Row]:
+    """Yield each row of a record batch, of which some columns are of types that JSON writes otherwise."""
     try:
         rows = batch.to_pylist()
     except (ValueError, OverflowError):  # one cell is enough: text that is not UTF-8, a year 10,000
         rows = [None] * len(batch)
-    written_otherwise = {
-        field.name: field.type for field in batch.schema if _is_written_otherwise(field.type)
-    }
     for at, row in enumerate(rows):
         try:
             if row is None:
@@ -216,7 +219,7 @@ def _json_value(value: Any, depth: int) -> Any:
     match value:
         case dict():
             return {key: _json_value(item, depth - 1) for key, item in value.items()}
-        case list():
+        case list() | tuple():  # a tuple is an interval
             return [_json_value(item, depth - 1) for item in value]
         case date() | time():
             return value.isoformat()
