@@ -22,6 +22,8 @@ from s3_server import KEY, S3
 from pipeline.commands.data.get import command
 from pipeline.commands.data.get.command import Options, main
 from pipeline.core.errors import QuenchError
+from pipeline.core.hashing import json_hash
+from pipeline.core.locks import take
 from pipeline.stages.base import named_file
 
 NAME = REPO.partition("/")[2]
@@ -320,6 +322,16 @@ def test_data_that_is_gone_comes_again_with_the_same_record(hub: FakeHub, root: 
     shutil.rmtree(root / "data/raw" / NAME)
     main(root, REPO, Options())
     assert record(root) == before
+
+
+def test_two_at_once_do_not_write_into_one_file(web: str, root: Path) -> None:
+    main(root, web, Options(to="first.jsonl"))
+    scratch = root / command.SCRATCH
+    assert [*scratch.iterdir()] == []
+    request = json_hash([web.partition("?")[0], None, None, None])[:16]
+    with take(scratch / f"{request}.lock"):
+        assert refusal(root, web).id == "Q-GET-018"
+    main(root, web, Options())
 
 
 def test_a_disk_without_room_is_told_before_anything_is_fetched(

@@ -4,7 +4,8 @@ quench data get OWNER/NAME@COMMIT --split train
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,9 @@ from pipeline.commands.data.get.address import OnHub, file_name, need_plain_name
 from pipeline.commands.data.get.file import fetch_file_at
 from pipeline.commands.data.get.hub_set import fetch_set, found_set
 from pipeline.config.sections.places import Url
-from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.errors import ConfigError, DataError, MachineError
 from pipeline.core.hashing import file_hash, json_hash
+from pipeline.core.locks import Held, take
 from pipeline.core.publish import publishing, remove, write_json
 from pipeline.core.sources import Source, read_source, record_path
 from pipeline.core.text import plural
@@ -54,10 +56,9 @@ def _get_set(root: Path, asked: OnHub, options: Options) -> Path:
     request = Source(asked.repository, found.commit, options.config, split, None, [], {}, 0, "")
     if _is_there(target, request):
         return target
-    cache = _cache(root, request)
-    source = fetch_set(found, options.config, split, cache)
-    _publish(target, source, {name: cache / name for name in source.files})
-    remove(cache)
+    with _fetching(root, request) as cache:
+        source = fetch_set(found, options.config, split, cache)
+        _publish(target, source, {name: cache / name for name in source.files})
     return target
 
 
@@ -73,20 +74,33 @@ def _get_file(root: Path, asked: Url, options: Options) -> Path:
     request = Source(str(asked), None, None, None, None, [], {}, 0, "")
     if _is_there(target, request):
         return target
-    cache = _cache(root, request)
-    part = cache / "part"
-    fetch_file_at(asked, part)
-    _publish(target, replace(request, files={target.name: {}}), {target.name: part})
-    remove(cache)
+    with _fetching(root, request) as cache:
+        part = cache / "part"
+        fetch_file_at(asked, part)
+        _publish(target, replace(request, files={target.name: {}}), {target.name: part})
     return target
 
 
-def _cache(root: Path, request: Source) -> Path:
-    cache = (
-        root / SCRATCH / json_hash([request.address, request.revision, request.config, request.split])[:16]
-    )
+@contextmanager
+def _fetching(root: Path, request: Source) -> Iterator[Path]:
+    """Give the folder in which this request's files arrive. It stays if the body raises, so that the next try
+    goes on there. Raises `MachineError` if another process is at it.
+    """
+    named = json_hash([request.address, request.revision, request.config, request.split])[:16]
+    cache = root / SCRATCH / named
     cache.mkdir(parents=True, exist_ok=True)
-    return cache
+    mark = cache.with_suffix(".lock")
+    try:
+        lock = take(mark)
+    except Held as held:
+        raise MachineError(
+            "Q-GET-018",
+            f"process {held} is fetching {request.address} into {root}: wait until it has ended",
+        ) from None
+    with lock:
+        yield cache
+        remove(cache)
+        remove(mark)
 
 
 def _is_there(target: Path, request: Source) -> bool:
