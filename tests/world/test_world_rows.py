@@ -10,7 +10,19 @@ import yaml
 from curating import TOKENS, Project
 
 ROWS = Path(__file__).parent / "rows"
-KEYS = {"input", "report", "why", "rows", "rejected", "changes", "notes", "settings", "source", "tokens"}
+KEYS = {
+    "input",
+    "report",
+    "why",
+    "rows",
+    "rejected",
+    "changes",
+    "formats",
+    "notes",
+    "settings",
+    "source",
+    "tokens",
+}
 
 
 def cases() -> list[Any]:
@@ -55,7 +67,9 @@ def test_an_input_after_a_public_report(folder: Path, case: dict[str, Any], tmp_
     assert [selected(row, expected) for row, expected in zip(rows, wanted, strict=False)] == wanted
     assert len(rows) == len(wanted), rows[len(wanted) :]
 
-    notes = report["files"].get(case["input"], {}).get("notes", {})
+    file = report["files"].get(case["input"], {})
+    assert file.get("formats") == case.get("formats", file.get("formats"))
+    notes = file.get("notes", {})
     assert selected(notes, case.get("notes", {})) == case.get("notes", {})
 
     changed = {change["rule"] for change in project.changes()}

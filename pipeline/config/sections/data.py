@@ -42,8 +42,8 @@ class CurateKeys(Section):
     formats: dict[str, Format] = key(
         {},
         'glob below data/raw: format, for files that are not to be judged row by row, e.g. {"logs/*.csv": '
-        "query_response}; formats: auto | messages | sharegpt | function_calls | alpaca | "
-        "prompt_completion | query_response | input_output | text | preference | kto | prompt",
+        "query_response}; formats: auto | messages | sharegpt | requests | gemini | function_calls | "
+        "alpaca | prompt_completion | query_response | input_output | text | preference | kto | prompt",
     )
     fields: dict[str, FieldMapping] = key(
         {},

@@ -62,6 +62,8 @@ Format = Literal[
     "auto",
     "messages",
     "sharegpt",
+    "requests",
+    "gemini",
     "function_calls",
     "alpaca",
     "prompt_completion",

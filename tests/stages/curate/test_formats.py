@@ -31,6 +31,7 @@ ADD = {
 }
 TOOL = {"type": "function", "function": ADD}
 RESULT = {"role": "tool", "content": "4"}
+CANDIDATES = [{"content": {"role": "model", "parts": [{"text": "4"}]}, "finishReason": "STOP"}]
 
 
 def read(value: dict[str, Any], format: str = "auto") -> dict[str, Any]:
@@ -196,6 +197,34 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         (
             {"query": "2 + 2?", "answers": [], "tools": [ADD]},
             chat(ASK, ANSWER | {"content": ""}, tools=[TOOL]),
+        ),
+    ],
+    "requests": [
+        (
+            {"request": {"messages": [ASK]}, "response": {"choices": [{"message": ANSWER}]}, "score": 1},
+            chat(ASK, ANSWER, reward=1.0),
+        ),
+        ({"messages": [ASK], "response": "4", "system": "Be brief."}, chat(SYSTEM, ASK, ANSWER)),
+        ({"messages": [ASK, ANSWER], "response": " 4"}, chat(ASK, ANSWER)),
+        ({"request": json.dumps(of(ASK)), "response": json.dumps(ANSWER)}, chat(ASK, ANSWER)),
+        ({"messages": json.dumps([ASK]), "choices": [{"message": ANSWER}]}, chat(ASK, ANSWER)),
+        ({"messages": [SYSTEM, ASK], "choices": [{"message": ANSWER}]}, chat(SYSTEM, ASK, ANSWER)),
+    ],
+    "gemini": [
+        (
+            {
+                "contents": [
+                    {"role": "user", "parts": [{"text": "2 + 2?"}]},
+                    {"role": "model", "parts": [{"functionCall": {"name": "add", "args": {"a": 2}}}]},
+                ],
+                "tools": [{"function_declarations": [ADD]}],
+                "system_instruction": "Be brief.",
+            },
+            chat(SYSTEM, ASK, CALLING, tools=[TOOL]),
+        ),
+        (
+            {"contents": {"parts": [{"text": "2 + 2?"}]}, "response": {"candidates": CANDIDATES}},
+            chat(ASK, ANSWER),
         ),
     ],
     "alpaca": [

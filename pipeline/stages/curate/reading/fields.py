@@ -28,7 +28,8 @@ from pipeline.stages.curate.reading.files import PACKED_TABLES, TEXT_TABLES, suf
 from pipeline.stages.curate.reading.formats import FORMAT_KEYS, TURN_KEYS, group_of
 from pipeline.stages.curate.reading.letter_case import known_names, spelling
 from pipeline.stages.curate.reading.tables import cell_value
-from pipeline.stages.curate.reading.values import KINDS, is_by_columns, items
+from pipeline.stages.curate.reading.values import is_by_columns, items
+from pipeline.stages.curate.wire.shapes import KINDS
 
 Reader = Callable[[Mapping[str, Any]], Any]  # of a row, the value of a target; None if it has none
 Piece = tuple[str, tuple[str, Reader] | None]  # of a template: a text, then a path and its reader

@@ -44,8 +44,9 @@ from pipeline.stages.curate.reading.values import (
     number_of,
     one_text,
     thumb_of,
-    without_nulls,
 )
+from pipeline.stages.curate.wire.requests import asked, exchange
+from pipeline.stages.curate.wire.shapes import without_nulls
 
 KNOWN_ROWS = 1024  # sets of keys whose format is remembered
 UNREAD = "would be lost: write it into the row's turns, or set it to null in curate.fields"
@@ -206,8 +207,56 @@ def _conversation(value: Value, field: str) -> Content:
 
 
 def _exchange(value: Value, prompt: str, answered: str) -> Content:
-    """History, question (its input or context after an empty line) and answer."""
+    """History, question (its input or context after an empty line) and answer.
+
+    An input or an output of turns or items is what an API was asked, or answered.
+    """
+    if prompt == "input" and _is_logged(value, prompt, answered):
+        return _requests(value, prompt, answered)
     return _answered(value, _question(value, prompt), answered)
+
+
+def _is_logged(value: Value, *keys: str) -> bool:
+    """Return True if one of these keys holds an object, or a list of them."""
+    return any(
+        isinstance(value[key], dict) or (isinstance(value[key], list) and dict in map(type, value[key]))
+        for key in keys
+    )
+
+
+def _requests(value: Value, request: str, response: str | None = None) -> Content:
+    """What an API was asked, below the key `request` or beside it, and what it answered."""
+    stated = value[request]
+    if request == "request" or (request == "input" and isinstance(stated, dict)):
+        body = stated
+    else:
+        lists = (key for key in (request, "tools") if is_list(value.get(key)))
+        body = {**value, **{key: items(value[key], key) for key in lists}}
+    if response is None:
+        row = asked(body)
+    else:
+        answer = value[response]
+        row = exchange(body, {response: answer} if response in ("candidates", "choices") else answer)
+    rest = {key: item for key, item in value.items() if key not in ("system", "functions", "tools")}
+    return _conversation(rest | row, "messages")
+
+
+def _logged(value: Value, asked_of: str, answered: str) -> Content:
+    """A line of a log of requests."""
+    if asked_of == "messages":
+        return _messages_and_response(value, asked_of, answered)
+    return _requests(value, asked_of, answered)
+
+
+def _messages_and_response(value: Value, messages: str, response: str) -> Content:
+    """A conversation and, under a key of its own, the answer to it."""
+    turns = read_turns(value[messages], messages)
+    if not turns or turns[-1]["role"] != "assistant":
+        return _requests(value, messages, response)
+    stated = value[response]
+    if not isinstance(stated, str) or stated.strip() != turns[-1]["content"].strip():
+        raise BadRow("unsupported_field", f"{messages} ends with an answer, and {response} holds another")
+    return _chat(value, turns)
 
 
 def _question(value: Value, prompt: str) -> list[Turn]:
@@ -405,6 +454,8 @@ SPEAKERS = ("bot_id", "from", "from_id", "role", "sender", "sender_id", "speaker
 USERS = ("user", "user_id", "username")
 TIMES = ("created_at", "date", "sent_at", "thread_ts", "time", "timestamp", "ts")
 KTO = (("prompt", "completion", "label"), ("messages", "kto_tag"), ("conversations", "kto_tag"))
+REQUESTS = (("request", "response"), ("messages", "response"), ("messages", "choices"))
+CONTENTS = (("contents", "candidates"), ("contents", "response"), ("contents",))
 QUERY_RESPONSE = (
     ("query", "response"),
     ("query", "answer"),
@@ -412,6 +463,7 @@ QUERY_RESPONSE = (
     ("question", "answer"),
     ("prompt", "response"),
     ("input", "output"),
+    ("input", "response"),
 )
 FUNCTION_CALLS = (("query", "answers", "tools"), ("question", "answers", "tools"))
 ANSWERED_BY_TEXT = ("alpaca", "prompt_completion", "query_response")
@@ -422,6 +474,7 @@ FORMATS = {
     "preference": Format((*PAIRS, *WORSE, *UNDECIDED), _preference),
     "input_output": Format((("segments",),), _input_output, WITHOUT_TURNS),
     "kto": Format(KTO, _kto),
+    "requests": Format(REQUESTS, _logged),
     "messages": Format((("messages",),), _conversation),
     "sharegpt": Format((("conversations",), ("conversation",)), _conversation),
     "function_calls": Format(FUNCTION_CALLS, _function_calls),
@@ -429,6 +482,7 @@ FORMATS = {
     "prompt_completion": Format((("prompt", "completion"),), _prompt_completion),
     "query_response": Format(QUERY_RESPONSE, _exchange),
     "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt),
+    "gemini": Format(CONTENTS, _requests),
     "text": Format((("text",),), _text, WITHOUT_TURNS),
 }
 # what a format does not read and would change what is learned: an answer of a pair, say

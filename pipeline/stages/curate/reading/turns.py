@@ -12,7 +12,6 @@ from itertools import takewhile
 from typing import Any
 
 from pipeline.chat.rows import BadRow
-from pipeline.stages.curate.reading.blocks import has_blocks, spread
 from pipeline.stages.curate.reading.marks import is_trained, marks_of
 from pipeline.stages.curate.reading.reasoning import reasoning_of, split_reasoning
 from pipeline.stages.curate.reading.text_calls import find_calls, value_of
@@ -22,11 +21,11 @@ from pipeline.stages.curate.reading.values import (
     is_blank,
     is_by_columns,
     items,
-    need,
     one_text,
     text,
-    without_nulls,
 )
+from pipeline.stages.curate.wire.blocks import has_blocks, spread
+from pipeline.stages.curate.wire.shapes import need, without_nulls
 
 Turn = dict[str, Any]  # a `pipeline.chat.rows.Message`
 SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf

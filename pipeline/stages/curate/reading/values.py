@@ -7,26 +7,17 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.chat.rows import BadRow
 from pipeline.core.jsonl import BadLine, parse_value
 from pipeline.stages.curate.reading.marks import refuse_marks
 from pipeline.stages.curate.reading.text_calls import python_objects
+from pipeline.stages.curate.wire.shapes import KINDS, need
 
-T = TypeVar("T")
 Value = Mapping[str, Any]
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 DOMAIN_CHARACTERS = 64
-KINDS = {  # what JSON calls them
-    dict: "an object",
-    list: "a list",
-    str: "text",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    type(None): "null or missing",
-}
 
 
 def text(value: Any, where: str) -> str:
@@ -110,18 +101,6 @@ def number_of(value: Any, field: str) -> float:
     if not math.isfinite(number):
         raise BadRow("bad_shape", f"{field} is not a finite number")
     return number
-
-
-def need(wanted: type[T], value: Any, where: str, code: str) -> T:
-    """`value` if it is an object (or a list). Raises `BadRow` with `code` if it is not."""
-    if not isinstance(value, wanted):
-        raise BadRow(code, f"{where} is {KINDS[type(value)]}, not {KINDS[wanted]}")
-    return value
-
-
-def without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object without its keys that are null. Tables have these for keys of other rows."""
-    return {key: item for key, item in value.items() if item is not None}
 
 
 def label_of(value: Value) -> bool | None:

@@ -1,0 +1,29 @@
+"""What a JSON value is, by its type. What it has to be and isn't raises `BadRow` with its place."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pipeline.chat.rows import BadRow
+
+T = TypeVar("T")
+KINDS = {  # what JSON calls them
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    type(None): "null or missing",
+}
+
+
+def need(wanted: type[T], value: Any, where: str, code: str) -> T:
+    """`value` if it is an object (or a list). Raises `BadRow` with `code` if it is not."""
+    if not isinstance(value, wanted):
+        raise BadRow(code, f"{where} is {KINDS[type(value)]}, not {KINDS[wanted]}")
+    return value
+
+
+def without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object without its keys that are null. Tables have these for keys of other rows."""
+    return {key: item for key, item in value.items() if item is not None}
