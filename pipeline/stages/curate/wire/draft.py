@@ -97,7 +97,7 @@ def settled(turns: list[Turn], notes: Counter[str]) -> list[Turn]:
             end += 1
         results = turns[place + 1 : end]
         if turn["role"] == "tool":  # of no call
-            notes["tools_results_without_call"] += end - place
+            notes["results_without_call"] += end - place
         else:
             kept += _exchange(turn, results, is_last=end == len(turns), notes=notes)
         place = end
@@ -112,19 +112,19 @@ def _exchange(turn: Turn, results: list[Turn], *, is_last: bool, notes: Counter[
     """Return a turn and its tools' results, without calls and results that have no counterpart."""
     calls = turn.pop("tool_calls", [])
     readable = [call for call in calls if _is_readable(call)]
-    notes["tools_calls_unreadable"] += len(calls) - len(readable)
+    notes["calls_unreadable"] += len(calls) - len(readable)
     answered = {result["tool_call_id"] for result in results}
     complete = [call for call in readable if call["id"] in answered]
     if not (is_last and not results):  # else the conversation ends with its calls
-        notes["tools_calls_without_result"] += len(readable) - len(complete)
+        notes["calls_without_result"] += len(readable) - len(complete)
         readable = complete
     called = {call["id"] for call in readable}
     kept = [result for result in results if result["tool_call_id"] in called]
-    notes["tools_results_without_call"] += len(results) - len(kept)
+    notes["results_without_call"] += len(results) - len(kept)
     if readable:
         turn["tool_calls"] = readable
     if turn["role"] == "assistant" and not readable and not turn["content"].strip():
-        notes["turns_empty"] += 1
+        notes["empty_answers"] += 1
         return []
     return [turn, *kept]
 
