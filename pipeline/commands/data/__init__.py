@@ -21,14 +21,26 @@ def check(
         bool,
         typer.Option("--all", help="Name every rejected row, not only the first of each reason in a file."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Rejected rows as JSON lines.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Rejected rows and proposed mappings as JSON lines.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the proposed mapping into params.yaml, then check again.")
+    ] = False,
+    guess: Annotated[
+        int | None,
+        typer.Option("--guess", metavar="N", min=1, max=2, help="Which of two guesses --write takes."),
+    ] = None,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Name the rows that can't be used, and why; exit 3 if there is any. Writes nothing."""
-    from pipeline.commands.data.check import main
+    """Name the rows that can't be used, and why; exit 3 if there is any. For rows with other key names it
+    proposes a mapping.
+    """
+    from pipeline.commands.data.check import Options, main
 
-    raise typer.Exit(main(params, root, paths, everything=everything, as_json=as_json))
+    options = Options(everything=everything, as_json=as_json, write=write, guess=guess)
+    raise typer.Exit(main(params, root, paths, options))
 
 
 @app.command(epilog="example: quench data demo --kind preferences")

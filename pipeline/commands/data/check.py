@@ -1,4 +1,5 @@
-"""Can every row of these files be used? For CI: reads and cleans like stage curate, writes nothing.
+"""Can every row of these files be used? For CI: reads and cleans like stage curate. Writes nothing, unless it
+is asked to put a mapping of other names into params.yaml.
 
 quench data check data/raw
 """
@@ -7,20 +8,23 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pipeline.chat.rows import TRAINED, Kind
+from pipeline.commands.data.file_check import UNMAPPED, FileCheck
+from pipeline.commands.data.mapping import Proposed, sentences, write
+from pipeline.commands.data.proposal import propose
 from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
-from pipeline.stages.curate.reading.containers import raw_lines
-from pipeline.stages.curate.reading.files import files_below, refusal
+from pipeline.stages.curate.inputs import by_glob
+from pipeline.stages.curate.mapped import file_problem, lacking
+from pipeline.stages.curate.reading.files import files_below
 from pipeline.stages.curate.reading.notes import notes_sentences
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 RECIPE = resource("recipes/demo.yaml")
 SHOWN = 50  # lines about rejected rows
+READINGS = 20  # files of which it is said what their rows are read as
 
 
 def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
@@ -68,69 +73,28 @@ def settings(params: Path | None, root: Path) -> Curate:
     return load_params(path).curating
 
 
-def rejects(
-    settings: Curate, root: Path, paths: Sequence[Path], tally: Counter[str], notes: Counter[str]
-) -> Iterator[dict[str, Any]]:
-    """Every row that stage curate would reject on its own account, as a line of rejects.jsonl; `file` is the
-    path as the user named it.
-
-    `tally` counts files and rows, see `check_file`; `notes` what is said of the files.
-    """
+def cleaner_of(settings: Curate, root: Path) -> "Cleaner":
+    """Return the rules of stage curate below `root`, without those of a base that is not there yet."""
     from pipeline.stages.curate.clean import Cleaner
     from pipeline.stages.curate.inputs import added_tokens, read_names
 
     lineage, base = root / "models" / "base.json", root / "models" / "base"
-    cleaner = Cleaner(
+    return Cleaner(
         settings,
         added_tokens(lineage) if lineage.exists() else None,
         base if base.is_dir() else None,
         read_names(root, settings),
     )
-    for path, name in files(paths, root / "data/raw"):
-        for entry in check_file(path, name, cleaner, tally, notes):
-            yield entry | {"file": safe(str(path))}
 
 
-def check_file(
-    path: Path, name: str, cleaner: "Cleaner", tally: Counter[str], notes: Counter[str]
-) -> Iterator[dict[str, Any]]:
-    """The reject entries of one file, as `data/rejects.jsonl` holds them; none if every row can be used as it
-    stands or repaired.
-
-    `tally` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
-    `scored` (with a reward). `notes` are added to.
-    """
-    from pipeline.stages.curate.clean import CleaningStats, Rejected, file_entry
-
-    tally["files"] += 1
-    if why := refusal(path):
-        tally["unread"] += 1
-        yield file_entry(name, why)
-        return
-    before = tally["lines"]
-    described = notes["description"]
-    for line in raw_lines(path, name, max_line_bytes=cleaner.settings.max_line_bytes, notes=notes):
-        tally["lines"] += 1
-        try:
-            rows = cleaner.clean(name, line, CleaningStats(), [])
-        except Rejected as rejected:
-            yield cleaner.entry(name, line, rejected)
-            continue
-        tally["usable"] += 1
-        tally.update(row["kind"] for row in rows)
-        tally["scored"] += sum("reward" in row for row in rows)
-    tally["empty"] += tally["lines"] == before and notes["description"] == described
-
-
-def grouped(entries: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the first entry of each reason in each file, and how many rows of the file have that reason."""
-    for _, of_file in groupby(entries, itemgetter("file")):
-        first: dict[str, dict[str, Any]] = {}
-        counts = Counter[str]()
-        for entry in of_file:
-            first.setdefault(entry["reason"], entry)
-            counts[entry["reason"]] += 1
-        yield from ((entry, counts[reason]) for reason, entry in first.items())
+def grouped(entries: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
+    """Return the first entry of each reason among those of a file, and how many rows have that reason."""
+    first: dict[str, dict[str, Any]] = {}
+    counts = Counter[str]()
+    for entry in entries:
+        first.setdefault(entry["reason"], entry)
+        counts[entry["reason"]] += 1
+    return [(entry, counts[reason]) for reason, entry in first.items()]
 
 
 def _line(entry: dict[str, Any], rows: int) -> str:
@@ -140,11 +104,33 @@ def _line(entry: dict[str, Any], rows: int) -> str:
     return f"{entry['file']}{line}: {entry['reason']}: {one_line(entry['detail'], 300)}{more}"
 
 
-def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: bool, as_json: bool) -> int:
-    """Name the rows that can't be used, by default the first of each file and reason. Return the exit code,
-    which is 3 if there is any.
+@dataclass
+class Options:
+    """What is shown, and whether a mapping is written."""
+
+    everything: bool = False  # every row
+    as_json: bool = False
+    write: bool = False
+    guess: int | None = None  # which of two that are nearly as good
+
+
+@dataclass
+class Outcome:
+    """What was found in all files."""
+
+    tally: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    lines: int = 0  # printed or left out, about rejected rows
+    readings: list[str] = field(default_factory=list)  # what the rows of a file are read as
+    faults: list[str] = field(default_factory=list)  # of mappings
+    proposed: list[Proposed] = field(default_factory=list)
+
+
+def main(params: Path | None, root: Path, paths: Sequence[Path], options: Options) -> int:
+    """Name the rows that can't be used, by default the first of each file and reason, and propose a mapping
+    for those that fit no format. Return the exit code, which is 3 if there is any row that can't be used.
     """
-    curate = settings(params, root)
     for file, what in (
         ("models/base.json", "control tokens are"),
         ("models/base", "lengths and what its chat template shows are"),
@@ -154,34 +140,77 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], *, everything: 
                 f"check: {file} is missing, so {what} not measured: `snakemake base` makes it",
                 file=sys.stderr,
             )
-    reasons, tally = Counter[str](), Counter[str]()
-    notes = Counter[str]()
-    found = rejects(curate, root, paths, tally, notes)
-    lines = 0
-    for entry, rows in ((entry, 1) for entry in found) if everything or as_json else grouped(found):
-        reasons[entry["reason"]] += rows
-        lines += 1
-        if as_json:
+    code, found, cleaner = _check(params, root, paths, options)
+    out = sys.stderr if options.as_json else sys.stdout
+    if found.proposed and not options.as_json:
+        print(*sentences(found.proposed, cleaner.redactor.scrub), sep="\n")
+    if not options.write or not found.proposed:
+        return code
+    told = write(params or root / "params.yaml", root / "data/raw", found.proposed, options.guess)
+    print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
+    if not any("written to" in sentence for sentence in told):
+        return code
+    print("check: read again with what is written", file=out)
+    return _check(params, root, paths, Options(as_json=options.as_json))[0]
+
+
+def _check(
+    params: Path | None, root: Path, paths: Sequence[Path], options: Options
+) -> tuple[int, Outcome, "Cleaner"]:
+    """Read and clean all files, and print what is found. Return the exit code, what was found and the
+    rules.
+    """
+    cleaner = cleaner_of(settings(params, root), root)
+    found = Outcome()
+    for path, name in files(paths, root / "data/raw"):
+        _check_one(FileCheck(path, name), cleaner, options, found)
+    _print_summary(found, options)
+    return (3 if found.reasons or found.faults else 0), found, cleaner
+
+
+def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Outcome) -> None:
+    """Print what is wrong with the rows of one file, and note what was found."""
+    entries = file.entries(cleaner, found.tally, found.notes)
+    one_by_one = options.everything or options.as_json
+    for entry, rows in ((entry, 1) for entry in entries) if one_by_one else grouped(entries):
+        found.lines += 1
+        if options.as_json:
             print(json.dumps(entry, ensure_ascii=False))
-        elif everything or lines <= SHOWN:
-            print(_line(entry, rows))
-    out = sys.stderr if as_json else sys.stdout  # what a machine reads stays clean
-    print(*(f"check: {sentence}" for sentence in _stats(tally, notes)), sep="\n", file=out)
-    if not reasons:
+        elif options.everything or found.lines <= SHOWN:
+            is_unmapped = not options.everything and entry["reason"] == UNMAPPED
+            print(file.unmapped_line(entry, cleaner) if is_unmapped else _line(entry, rows))
+    found.reasons.update(file.reasons)
+    if reading := file.reading():
+        found.readings.append(reading)
+    stated = by_glob(file.name, cleaner.settings.fields, None)
+    if stated and (targets := lacking(stated, file.mapped)):
+        found.faults.append(f"curate.fields: {file_problem(file.path, file.name, stated, targets)}")
+    proposal = propose(file.unread, file.name) if file.unread else None
+    if proposal is not None:
+        found.proposed.append(proposed := Proposed(file, proposal))
+        if options.as_json:
+            print(json.dumps(proposed.as_dict(cleaner.redactor.scrub), ensure_ascii=False))
+
+
+def _print_summary(found: Outcome, options: Options) -> None:
+    out = sys.stderr if options.as_json else sys.stdout  # what a machine reads stays clean
+    more = len(found.readings) - READINGS
+    readings = [*found.readings[:READINGS], *([f"… and {more:,} more files"] if more > 0 else [])]
+    told = [*readings, *found.faults, *_stats(found.tally, found.notes)]
+    print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
+    rejected = found.reasons.total()
+    if not rejected and not found.faults:
         print("check: every row can be used (duplicates are found by stage curate, over all files)", file=out)
-        return 0
-    if reasons.total() > min(lines, SHOWN) and not everything and not as_json:
-        left = f"… and {lines - SHOWN:,} more reasons of files: " if lines > SHOWN else "check: "
+    if not rejected:
+        return
+    if rejected > min(found.lines, SHOWN) and not options.everything and not options.as_json:
+        left = f"… and {found.lines - SHOWN:,} more reasons of files: " if found.lines > SHOWN else "check: "
         print(f"{left}--all names every row")
-    print(
-        f"check: {reasons.total():,} rejected: "
-        f"{', '.join(f'{number:,} {reason}' for reason, number in reasons.most_common())}",
-        file=out,
-    )
-    commonest = reasons.most_common(1)[0][0]
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in found.reasons.most_common())
+    print(f"check: {rejected:,} rejected: {reasons}", file=out)
+    commonest = found.reasons.most_common(1)[0][0]
     advice = f"check: `quench doctor explain {commonest}` says what a reason means and what to do"
     print(advice, file=sys.stderr)  # the counts stay the last line of what is piped
-    return 3
 
 
 def _stats(tally: Counter[str], notes: Counter[str]) -> list[str]:

@@ -96,6 +96,9 @@ def warnings(stats: CurationReport) -> list[str]:
             f"{plural(stats.length['exchanges_left_out'], 'exchange')} of long conversations did not fit "
             "preprocess.max_length and is not trained: raise that, or set curate.overlong: truncate."
         )
+    for name, file in stats.files.items():
+        if targets := file.get("fields_lacking"):
+            sentences.append(f"{name}: no row has what curate.fields maps to {listed(targets)}.")
     if files := sum(stats.files_rejected.values()):
         sentences.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."

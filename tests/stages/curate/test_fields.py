@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from curating import Project, given, lines
 from pydantic import ValidationError
 
@@ -26,6 +27,7 @@ from pipeline.config.field_sources import (
 )
 from pipeline.config.field_sources import Path as KeyPath
 from pipeline.core.errors import ConfigError
+from pipeline.core.places import PROJECT
 from pipeline.stages.curate.mapped import fields_sentences
 from pipeline.stages.curate.reading.fields import MAPPED, UNMAPPED, RowMapper
 from pipeline.stages.curate.reading.formats import (
@@ -34,6 +36,7 @@ from pipeline.stages.curate.reading.formats import (
     PREFERRED,
     PROMPT_KEYS,
     WITHOUT_TURNS,
+    to_row,
 )
 from pipeline.stages.curate.reading.reasoning import READ
 
@@ -211,6 +214,7 @@ def test_what_one_file_of_a_glob_lacks_is_said(tmp_path: Path) -> None:
     report = project.run(fields=fields, drop_duplicates="none")
     assert report["files"]["a.jsonl"]["fields_lacking"] == ["system"]
     assert "fields_lacking" not in report["files"]["b.jsonl"]
+    assert "no row has what curate.fields maps to system" in (tmp_path / "reports/data.html").read_text()
     (sentence,) = fields_sentences(report["files"], given(fields=fields))
     assert sentence.startswith("a.jsonl: no row has guide")
 
@@ -226,3 +230,28 @@ def test_a_file_without_a_share_may_have_a_wrong_mapping(tmp_path: Path) -> None
     project = Project(tmp_path, {"a.jsonl": lines(*ROWS), "b.jsonl": lines({"x": 1})})
     report = project.run(fields={"*": PAIR}, source_weights={"b.*": 0.0}, drop_duplicates="none")
     assert report["files"]["b.jsonl"]["kept"] == 0
+
+
+def test_the_mappings_of_the_docs_can_be_used() -> None:
+    page = (PROJECT / "docs/data-formats.md").read_text().partition("## Other names")[2]
+    stated = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["curate"]["fields"]
+    given(fields=stated)
+    rows: dict[str, dict[str, Any]] = {
+        "tickets/*.csv": {"question": "a", "Command": "b"},
+        "forum.jsonl": {
+            "thread": {
+                "turns": [
+                    {"speaker": "Guest", "text": {"value": "a"}},
+                    {"speaker": "desk bot", "text": {"value": "b"}},
+                ]
+            }
+        },
+        "pairs.jsonl": {"ask": "a", "best": {"text": "b"}, "worst": {"text": "c"}},
+        "bugs.jsonl": {"title": "a", "body": None, "fix": "b", "stars": 3, "image": "x.png"},
+    }
+    assert rows.keys() == stated.keys()
+    for name, row in rows.items():
+        value = RowMapper(stated[name], name, "auto").apply(row, Counter())
+        read = to_row(value, source=name, domain="x")
+        said = [turn["content"] for turn in read["messages"] if turn["role"] != "system"]
+        assert [*said, *(turn["content"] for turn in read.get("chosen", ()))] == ["a", "b"]

@@ -15,6 +15,7 @@ import pytest
 from curating import Project, chat, lines
 from needed import need
 
+from pipeline.commands.data.check import Options
 from pipeline.commands.data.check import main as check
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine
@@ -96,7 +97,7 @@ def test_sheets_that_are_not_read_are_told(
     data = workbook(openpyxl, {"a": [HEADER, ("a", "b")], "b": [HEADER, ("c", "d")]})
     project = Project(tmp_path, {"a.xlsx": data})
     shutil.copy(PROJECT / "recipes/demo.yaml", tmp_path / "params.yaml")
-    assert check(None, tmp_path, [project.raw], everything=False, as_json=False) == 0
+    assert check(None, tmp_path, [project.raw], Options()) == 0
     assert "1 sheet of workbooks not read" in capsys.readouterr().out
 
 

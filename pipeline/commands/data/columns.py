@@ -1,0 +1,176 @@
+"""What the columns of unread rows are: which hold texts, which a list of turns, and what their names say of
+them. A column is a key, or a path of keys joined by dots.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.core.jsonl import BadLine, parse_value
+from pipeline.stages.curate.reading.letter_case import spelling
+from pipeline.stages.curate.reading.values import NUMBER
+
+DEPTH = 3  # objects inside each other that are looked into
+DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}.*")
+IDENTITY = re.compile(r"[0-9a-fA-F]{8,}|[0-9a-fA-F-]{32,36}|https?://\S+|\S*\d{4,}\S*")
+MOST = 0.8  # share of a column's values from which on it is what they are
+FEW_OF = 20  # rows from which on a column of some values that repeat themselves is a class
+
+
+def _words(*lines: str) -> frozenset[str]:
+    return frozenset(word for line in lines for word in line.split())
+
+
+# words of names, by what the column holds
+WORDS: Mapping[str, frozenset[str]] = {
+    "question": _words(
+        "q question query prompt instruction instructions input user human nl request ask asked problem task",
+        "title source src utterance customer client intent description",
+    ),
+    "answer": _words(
+        "a answer ans response reply output completion assistant gpt bot chatgpt model ai command cmd bash",
+        "code sql target tgt solution fix summary translation agent generation result",
+    ),
+    "system": _words("system persona"),
+    "context": _words("context passage document background schema article body input"),
+    "chosen": _words("chosen preferred better best accepted winner winning win positive good"),
+    "rejected": _words("rejected worse worst loser losing lose negative bad dispreferred refused"),
+    "reasoning": _words("reasoning thinking thought thoughts cot rationale"),
+    "no text": _words(
+        "id ids uuid guid hash url uri link date time timestamp created updated ts lang language split type",
+        "status version author score rating label category topic tags tag domain index",
+    ),
+}
+ROLE_WORDS = _words("role from speaker sender author who side name participant type")
+CONTENT_WORDS = _words("content value text message utterance body says said words")
+
+
+@dataclass
+class Column:
+    """The values of one column in a sample of rows."""
+
+    path: str
+    place: int  # in the order of the row's keys
+    texts: list[str] = field(default_factory=list)
+    lists: list[list[Any]] = field(default_factory=list)  # of objects
+    others: int = 0  # values of other types
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the last key of its path, in small letters."""
+        return [word for word in re.split(r"[\W_]+", spelling(self.path.rpartition(".")[2])) if word]
+
+    def speaks_of(self, what: str) -> bool:
+        """Return True if a word of the name is one of those for `what`."""
+        return not WORDS[what].isdisjoint(self.words)
+
+    @property
+    def length(self) -> float:
+        """The mean number of characters."""
+        return sum(map(len, self.texts)) / max(1, len(self.texts))
+
+    @property
+    def is_text(self) -> bool:
+        """Return True if the values are what people or models wrote: no numbers, dates, ids or classes."""
+        filled = [text.strip() for text in self.texts if text.strip()]
+        if not filled or len(filled) <= self.others:
+            return False
+        for pattern in (NUMBER, DATE, IDENTITY):
+            if sum(bool(pattern.fullmatch(text)) for text in filled) >= MOST * len(filled):
+                return False
+        different = len(set(filled))
+        named = self.speaks_of("question") or self.speaks_of("answer")
+        if len(filled) > 1 and different == 1 and not self.speaks_of("system"):
+            return False
+        if len(filled) >= FEW_OF and different * 10 <= len(filled) and not named:
+            return self.speaks_of("system")
+        return not (self.speaks_of("no text") and not named and self.length < 40)
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return the columns of a sample of rows, in the order of their keys."""
+    columns: dict[str, Column] = {}
+    for row in rows:
+        for path, value in _values(row, "", DEPTH):
+            column = columns.setdefault(path, Column(path, len(columns)))
+            if isinstance(value, str):
+                column.texts.append(value)
+            elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+                column.lists.append(value)
+            elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+                column.texts.append(value[0])
+            elif value is not None:
+                column.others += 1
+    return list(columns.values())
+
+
+def _values(row: Mapping[str, Any], above: str, depth: int) -> Iterator[tuple[str, Any]]:
+    for key, value in row.items():
+        if isinstance(value, str) and value.lstrip().startswith(("[{", "{")):
+            value = _json(value)
+        path = f"{above}{key}"
+        if isinstance(value, dict) and depth and value:
+            yield from _values(value, f"{path}.", depth - 1)
+        else:
+            yield path, value
+
+
+def _json(text: str) -> Any:
+    """Return what a text is as JSON if it is a list or an object, else the text."""
+    try:
+        value = parse_value(text.encode("utf-8", "surrogatepass"))
+    except BadLine:
+        return text
+    return value if isinstance(value, list | dict) else text
+
+
+@dataclass(frozen=True)
+class TurnKeys:
+    """The keys of the turns in a column of lists: of role and text, or of both sides of an exchange."""
+
+    role: str = ""
+    content: str = ""
+    user: str = ""
+    assistant: str = ""
+    names: tuple[str, ...] = ()  # the values of the role, those that speak first before others
+
+
+def turn_keys(lists: Sequence[Sequence[Mapping[str, Any]]]) -> TurnKeys | None:
+    """Return which keys of the turns say who speaks and what; None if none do."""
+    turns = columns_of([turn for turns in lists for turn in turns])
+    texts = [column for column in turns if column.texts]
+    roles = [column for column in texts if _is_role(column, lists)]
+    spoken = [column for column in texts if column not in roles and column.length > 0]
+    if not roles:
+        asked = [column for column in spoken if column.speaks_of("question")]
+        answered = [column for column in spoken if column.speaks_of("answer") and column not in asked]
+        if asked and answered:
+            return TurnKeys(user=asked[0].path, assistant=answered[0].path)
+        return None
+    if not spoken:
+        return None
+    role = max(roles, key=lambda column: (not ROLE_WORDS.isdisjoint(column.words), -column.place))
+    said = max(spoken, key=lambda column: (not CONTENT_WORDS.isdisjoint(column.words), column.length))
+    return TurnKeys(role.path, said.path, names=_speakers(lists, role.path))
+
+
+def _is_role(column: Column, lists: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
+    """Return True for short values of which a conversation has a few, as speakers are."""
+    different = set(column.texts)
+    if max(map(len, different)) > 40 or CONTENT_WORDS.intersection(column.words) - ROLE_WORDS:
+        return False
+    named = not ROLE_WORDS.isdisjoint(column.words)
+    alternates = len(different) == 2 and len(column.texts) > 2
+    return (named or alternates) and len(different) <= max(8, 2 * len(lists))
+
+
+def _speakers(lists: Sequence[Sequence[Mapping[str, Any]]], path: str) -> tuple[str, ...]:
+    first = Counter[str]()
+    every = Counter[str]()
+    for turns in lists:
+        names = [text for column in columns_of(turns) if column.path == path for text in column.texts]
+        first.update(names[:1])
+        every.update(names)
+    return tuple(sorted(every, key=lambda name: (-first[name], -every[name], name)))

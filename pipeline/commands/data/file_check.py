@@ -1,0 +1,124 @@
+"""What `quench data check` finds in one file: the rows that can't be used, what the others are read as, and a
+sample of those that fit no format.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.text import listed, most, one_line, plural, safe
+from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines
+from pipeline.stages.curate.reading.files import refusal
+
+if TYPE_CHECKING:
+    from pipeline.stages.curate.clean import Cleaner, CleaningStats
+
+SAMPLE = 200  # rows of which a mapping is guessed
+KEYS_SHOWN, KEY_SHOWN = 8, 40  # of rows that fit no format, and characters of each
+UNMAPPED = "unknown_format"
+EMPTY = "is missing or empty"  # in the detail of a row that lacks only an answer, say
+# reasons for which other names in the turns may be the cause
+OF_TURNS = ("bad_role", "bad_shape", "content_not_text")
+
+
+@dataclass
+class FileCheck:
+    """One file: `path` as the user named it, `name` as in data/raw."""
+
+    path: Path
+    name: str
+    lines: int = 0
+    usable: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
+    mapped: Counter[str] = field(default_factory=Counter)  # as `CleaningStats` counts it
+    reasons: Counter[str] = field(default_factory=Counter)
+    unread: list[dict[str, Any]] = field(default_factory=list)  # the first rows that fit no format
+
+    @property
+    def shown(self) -> str:
+        """The path for a terminal."""
+        return safe(str(self.path))
+
+    def entries(
+        self, cleaner: "Cleaner", tally: Counter[str], notes: Counter[str]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the reject entries of the file, as `data/rejects.jsonl` holds them but for the file's path;
+        none if every row can be used as it stands or repaired.
+
+        `tally` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
+        `scored` (with a reward). `notes` are added to.
+        """
+        from pipeline.stages.curate.clean import CleaningStats, file_entry
+
+        tally["files"] += 1
+        if why := refusal(self.path):
+            tally["unread"] += 1
+            self.reasons[why.code] += 1
+            yield file_entry(self.name, why) | {"file": self.shown}
+            return
+        described = notes["description"]
+        stats = CleaningStats()
+        max_bytes = cleaner.settings.max_line_bytes
+        for line in raw_lines(self.path, self.name, max_line_bytes=max_bytes, notes=notes):
+            self.lines += 1
+            entry = self._read(line, cleaner, stats, tally)
+            if entry is not None:
+                self.reasons[entry["reason"]] += 1
+                yield entry | {"file": self.shown}
+        self.formats, self.mapped = stats.formats, stats.mapped
+        tally["lines"] += self.lines
+        tally["usable"] += self.usable
+        tally.update(self.kinds)
+        tally["empty"] += not self.lines and notes["description"] == described
+
+    def _read(
+        self, line: RawLine, cleaner: "Cleaner", stats: "CleaningStats", tally: Counter[str]
+    ) -> dict[str, Any] | None:
+        """Read one row. Return its entry if it can't be used."""
+        from pipeline.stages.curate.clean import Rejected
+
+        try:
+            rows = cleaner.clean(self.name, line, stats, [])
+        except Rejected as rejected:
+            entry = cleaner.entry(self.name, line, rejected)
+            if len(self.unread) < SAMPLE and rejected.rule == "format" and _may_be_mapped(entry):
+                self.unread.append(parsed(line.data))
+            return entry
+        self.usable += 1
+        self.kinds.update(row["kind"] for row in rows)
+        tally["scored"] += sum("reward" in row for row in rows)
+        return None
+
+    def keys(self, cleaner: "Cleaner") -> str:
+        """Name the keys of the rows that fit no format."""
+        keys = list(dict.fromkeys(key for row in self.unread for key in row))
+        more = [f"{len(keys) - KEYS_SHOWN} more"] if len(keys) > KEYS_SHOWN else []
+        return listed([*(cleaner.scrubbed(one_line(key, KEY_SHOWN)) for key in keys[:KEYS_SHOWN]), *more])
+
+    def reading(self) -> str:
+        """Say what the usable rows are read as; "" if there are none."""
+        if not self.usable:
+            return ""
+        kinds = listed([f"{number:,} {kind}" for kind, number in most(self.kinds)])
+        by = listed([name for name, _ in most(self.formats)])
+        return f"{self.shown}: {plural(self.usable, 'row')} usable, read as {by}: {kinds}"
+
+    def unmapped_line(self, entry: Mapping[str, Any], cleaner: "Cleaner") -> str:
+        """Say in one line that rows fit no format, and which keys they have."""
+        rows = self.reasons[UNMAPPED]
+        says_more = not self.unread or EMPTY in entry["detail"]
+        keys = one_line(entry["detail"], 300) if says_more else f"they have the keys {self.keys(cleaner)}"
+        if rows == self.lines:
+            return f"{self.shown}: none of {plural(rows, 'row')} can be read; {keys}"
+        place = f"{self.shown}:{entry['line']}"
+        return f"{place}: {UNMAPPED}: {rows:,} of {plural(self.lines, 'row')} can't be read; {keys}"
+
+
+def _may_be_mapped(entry: Mapping[str, Any]) -> bool:
+    """Return True if other names may be what is wrong with a row."""
+    if entry["reason"] == UNMAPPED:
+        return not entry["detail"].startswith("looks like")
+    return entry["reason"] in OF_TURNS

@@ -1,0 +1,128 @@
+"""Show the mappings of `curate.fields` that `quench data check` proposes, and put them into `params.yaml`."""
+
+import glob
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.rows import TURN_LISTS, Row
+from pipeline.commands.data.file_check import FileCheck
+from pipeline.commands.data.proposal import Guess, Proposal
+from pipeline.config.overrides import override
+from pipeline.config.text import as_yaml
+from pipeline.core.errors import ConfigError
+from pipeline.core.text import one_line, plural, safe
+
+FIELDS = ("curate", "fields")
+SHOWN = 120  # characters of a turn
+Scrub = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A proposal for one file."""
+
+    file: FileCheck
+    proposal: Proposal
+
+    @property
+    def glob(self) -> str:
+        """The pattern that matches the file alone."""
+        return glob.escape(self.file.name)
+
+    def as_dict(self, scrub: Scrub) -> dict[str, Any]:
+        """What `--json` prints; docs/data-formats.md describes it."""
+        first, *others = self.proposal.guesses
+        return {
+            "file": self.file.shown,
+            "proposal": {
+                "glob": self.glob,
+                "fields": first.fields,
+                "sure": self.proposal.is_sure,
+                "other": None if self.proposal.is_sure else others[0].fields,
+                "examples": [
+                    [{"role": side, "text": words} for side, words in _said(row, scrub)] for row in first.rows
+                ],
+            },
+        }
+
+
+def sentences(proposed: Sequence[Proposed], scrub: Scrub) -> Iterator[str]:
+    """Yield the lines on all proposals. Files with the same guesses are shown once, with all their names."""
+    left = list(proposed)
+    while left:
+        first = left[0]
+        alike = [other for other in left if _fields(other) == _fields(first)]
+        left = [other for other in left if other not in alike]
+        yield ""
+        yield from _lines(first, alike, scrub)
+
+
+def _fields(proposed: Proposed) -> list[dict[str, Any]]:
+    return [guess.fields for guess in proposed.proposal.guesses]
+
+
+def _lines(first: Proposed, alike: Sequence[Proposed], scrub: Scrub) -> Iterator[str]:
+    more = f" and {plural(len(alike) - 1, 'more file')}" if len(alike) > 1 else ""
+    proposal = first.proposal
+    if proposal.is_sure:
+        yield f"A mapping for {first.file.shown}{more}, to paste into params.yaml (--write puts it there):"
+        yield from _guess_lines(proposal.guesses[0], alike, scrub)
+        return
+    yield f"Two guesses for {first.file.shown}{more}, nearly as good: choose one (--write --guess 1 or 2):"
+    for number, guess in enumerate(proposal.guesses, start=1):
+        yield f"{number}."
+        yield from _guess_lines(guess, alike, scrub)
+
+
+def _guess_lines(guess: Guess, alike: Sequence[Proposed], scrub: Scrub) -> Iterator[str]:
+    yield "  curate:"
+    yield "    fields:"
+    for other in alike:
+        yield f"      {as_yaml(other.glob)}: {as_yaml(guess.fields)}"
+    for number, row in enumerate(guess.rows, start=1):
+        yield f"  {'a row' if number == 1 else 'another'} as it would be read:"
+        yield from (f"    {side}: {words}" for side, words in _said(row, scrub))
+
+
+def _said(row: Row, scrub: Scrub) -> Iterator[tuple[str, str]]:
+    """Yield who says what in a row, shortened and without secrets."""
+    for place in TURN_LISTS:
+        for turn in row.get(place, ()):
+            side = turn["role"] if place == "messages" else place
+            yield side, one_line(scrub(turn["content"]), SHOWN)
+    for segment in row.get("segments", ()):
+        yield "text", one_line(scrub(segment["text"]), SHOWN)
+    if "answer" in row:
+        yield "answer", one_line(scrub(row["answer"]), SHOWN)
+
+
+def write(file: Path, raw: Path, proposed: Iterable[Proposed], choice: int | None) -> list[str]:
+    """Put the proposals into a `params.yaml`, before the mappings that it has; a sentence on each.
+
+    Raises `ConfigError` if there is no such file. A guess that is not sure is written only if it is chosen.
+    """
+    from pipeline.config.params import load_params
+
+    if not file.exists():
+        raise ConfigError(
+            "Q-COMMANDS-040",
+            f"{safe(str(file))} is missing, so there is no project to write a mapping into: run this in a "
+            "project's folder, name its file by --params, or paste the lines above into it",
+        )
+    new: dict[str, Mapping[str, Any]] = {}
+    told = []
+    for one in proposed:
+        if not one.proposal.is_sure and choice is None:
+            told.append(f"nothing is written for {one.file.shown}: add --guess 1 or --guess 2")
+            continue
+        number = min((choice or 1) if not one.proposal.is_sure else 1, len(one.proposal.guesses))
+        new[one.glob] = one.proposal.guesses[number - 1].fields
+        if not one.file.path.resolve().is_relative_to(raw.resolve()):
+            told.append(f"curate reads {one.file.name} below {safe(str(raw))}: put {one.file.shown} there")
+    if new:
+        kept = {name: fields for name, fields in load_params(file).curate.fields.items() if name not in new}
+        override(file, {FIELDS: {**new, **kept}})
+        told.insert(0, f"{plural(len(new), 'mapping')} written to curate.fields in {safe(str(file))}")
+    return told

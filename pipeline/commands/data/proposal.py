@@ -1,0 +1,243 @@
+"""Guess the mapping of `curate.fields` for a file whose rows fit no format: by the names of its columns and
+by what they hold.
+
+Each guess is tried on the sample, by the code that curates; only guesses that read most of it are proposed.
+If two are nearly as good, it is said that the choice is the user's.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from pipeline.chat.rows import BadRow, Row
+from pipeline.commands.data.columns import Column, TurnKeys, columns_of, turn_keys
+from pipeline.config.field_sources import LISTS_OF_TURNS
+from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.reading.fields import RowMapper
+from pipeline.stages.curate.reading.formats import FORMAT_KEYS, SAYING_KEYS, detect, to_row
+from pipeline.stages.curate.reading.letter_case import known_names, with_known_keys
+from pipeline.stages.curate.reading.turns import MEDIA, ROLES
+
+Stated = dict[str, Any]  # a mapping as params.yaml has it
+SURE = 1.0  # points by which the best guess leads
+READ = 0.5  # least share of the sample that a guess reads
+EXAMPLES = 2
+MOST_TEXTS = 6  # columns of text of which pairs are formed, the longest
+LONG_TEXT = 200  # characters of texts that may be documents
+# points for what speaks for an exchange, and those of other guesses
+NAMED, ORDERED, ASKS, LENGTHS = 2.0, 0.3, 0.5, 0.5
+OF_TURNS, OF_PAIRS, OF_TEXTS = 6.0, 7.0, 1.0
+SIDES = ("question", "answer", "system")  # of what a speaker's name may speak
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A mapping, what speaks for it, and rows of the sample as they are read with it."""
+
+    fields: Stated
+    points: float
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The guesses for a file, best first."""
+
+    guesses: tuple[Guess, ...]
+
+    @property
+    def is_sure(self) -> bool:
+        """Return True if no other guess is nearly as good as the first."""
+        return len(self.guesses) == 1 or self.guesses[0].points - self.guesses[1].points >= SURE
+
+
+def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
+    """Return the guesses for the rows of a file that fit no format; None if there is none."""
+    columns = columns_of(rows)
+    guesses: list[Guess] = []
+    for fields, points in sorted(_candidates(columns), key=lambda found: -found[1]):
+        if any(guess.fields == fields for guess in guesses):
+            continue
+        guess = _tried(fields, points, rows, file)
+        if guess is not None:
+            guesses.append(guess)
+        if len(guesses) == 2:
+            break
+    return Proposal(tuple(guesses)) if guesses else None
+
+
+def _candidates(columns: Sequence[Column]) -> Iterator[tuple[Stated, float]]:
+    for column in columns:
+        if column.lists and (keys := turn_keys(column.lists)):
+            points = OF_TURNS - 0.1 * column.place
+            fields = _of_turns(column.path, keys)
+            yield fields, points
+            if _is_by_order(fields):
+                yield fields | {"roles": _turned(fields["roles"])}, points - ORDERED
+    texts = sorted((column for column in columns if column.is_text), key=lambda column: -column.length)
+    beside = _beside(texts)
+    yield from _pairs_of_answers(texts, beside)
+    said = [column for column in texts if column not in beside.values()][:MOST_TEXTS]
+    yield from _exchanges(said, beside)
+    if len(said) == 1 and said[0].length >= LONG_TEXT and not beside:
+        yield {"text": said[0].path}, OF_TEXTS
+
+
+def _of_turns(path: str, keys: TurnKeys) -> Stated:
+    fields: Stated = {}
+    if path not in LISTS_OF_TURNS or keys.user:
+        fields["messages"] = path
+    if keys.user:
+        return fields | {"user": keys.user, "assistant": keys.assistant}
+    if keys.role not in ("role", "from"):
+        fields["role"] = keys.role
+    if keys.content not in ("content", "value", "text"):
+        fields["content"] = keys.content
+    unknown = [name for name in keys.names if name.strip().lower().replace("-", "_") not in ROLES]
+    known = {ROLES[name] for name in keys.names if name in ROLES}
+    free = [side for side in ("user", "assistant") if side not in known]
+    if unknown:
+        sides = _sides(unknown, free or ["user", "assistant"])
+        fields["roles"] = dict(zip(unknown, sides, strict=True))
+    return fields
+
+
+def _sides(names: Sequence[str], free: Sequence[str]) -> list[str]:
+    """Return a role for each name: by its words, else the user for who speaks first and the assistant for the
+    others.
+    """
+    sides = []
+    for number, name in enumerate(names):
+        column = Column(name.replace(".", " "), 0)
+        if column.speaks_of("answer"):
+            sides.append("assistant")
+        elif column.speaks_of("question"):
+            sides.append("user")
+        elif column.speaks_of("system"):
+            sides.append("system")
+        else:
+            sides.append(free[min(number, len(free) - 1)])
+    return sides
+
+
+def _is_by_order(fields: Stated) -> bool:
+    """Return True if nothing but their order says of two speakers which is the user."""
+    names = list(fields.get("roles", ()))
+    return len(names) == 2 and not any(
+        Column(name.replace(".", " "), 0).speaks_of(what) for name in names for what in SIDES
+    )
+
+
+def _turned(roles: Mapping[str, str]) -> dict[str, str]:
+    return dict(zip(roles, reversed([*roles.values()]), strict=True))
+
+
+def _beside(texts: Sequence[Column]) -> dict[str, Column]:
+    """Return the columns that accompany an exchange: its system text, context and reasoning."""
+    found: dict[str, Column] = {}
+    for what in ("system", "reasoning", "context"):
+        for column in texts:
+            is_other = column.speaks_of("answer") or (what == "context" and column.speaks_of("question"))
+            if column.speaks_of(what) and not is_other and column not in found.values():
+                found.setdefault(what, column)
+    if len(texts) - len(found) < 2:  # it is one of the two texts itself
+        found.pop("context", None)
+    return found
+
+
+def _pairs_of_answers(
+    texts: Sequence[Column], beside: Mapping[str, Column]
+) -> Iterator[tuple[Stated, float]]:
+    for better in [column for column in texts if _speaks(column, "chosen")]:
+        for worse in [column for column in texts if _speaks(column, "rejected") and column is not better]:
+            rest = [column for column in texts if column not in (better, worse, *beside.values())]
+            asked = next((column for column in rest if column.speaks_of("question")), None)
+            asked = asked or (rest[0] if len(rest) == 1 else None)
+            if asked is not None:
+                fields = {"prompt": asked.path, "chosen": better.path, "rejected": worse.path}
+                yield fields | _system(beside), OF_PAIRS
+
+
+def _speaks(column: Column, what: str) -> bool:
+    """Return True if any key of a column's path speaks of `what`."""
+    return any(Column(key, 0).speaks_of(what) for key in column.path.split("."))
+
+
+def _exchanges(texts: Sequence[Column], beside: Mapping[str, Column]) -> Iterator[tuple[Stated, float]]:
+    longest = sum(column.length for column in texts) or 1.0
+    for asked, answered in permutations(texts, 2):
+        points = NAMED * asked.speaks_of("question") + NAMED * answered.speaks_of("answer")
+        points -= NAMED * (asked.speaks_of("answer") and not asked.speaks_of("question"))
+        points -= NAMED * (answered.speaks_of("question") and not answered.speaks_of("answer"))
+        points += ORDERED * (asked.place < answered.place)
+        points += ASKS * _share(asked, "?") - ASKS * _share(answered, "?")
+        points += LENGTHS * (asked.length + answered.length) / longest
+        fields: Stated = {"user": asked.path, "assistant": answered.path}
+        if "context" in beside:
+            fields["user"] = f"{{{asked.path}}}\n\n{{{beside['context'].path}}}"
+        fields |= _system(beside)
+        if "reasoning" in beside:
+            fields["reasoning_content"] = beside["reasoning"].path
+        yield fields, points
+
+
+def _system(beside: Mapping[str, Column]) -> Stated:
+    return {"system": beside["system"].path} if "system" in beside else {}
+
+
+def _share(column: Column, ending: str) -> float:
+    return sum(text.rstrip().endswith(ending) for text in column.texts) / max(1, len(column.texts))
+
+
+def _tried(fields: Stated, points: float, rows: Sequence[Mapping[str, Any]], file: str) -> Guess | None:
+    """Return the guess with what it makes of the rows, and with null for keys that stand in its way; None if
+    it reads too few.
+    """
+    found = _read(fields, rows, file)
+    if len(found) < len(rows):
+        in_the_way = []
+        for key in _doubtful(fields, rows):
+            if len(_read(fields | {key: None}, rows, file)) > len(found):
+                in_the_way.append(key)
+        fields = fields | dict.fromkeys(in_the_way)
+        found = _read(fields, rows, file)
+    if len(found) < READ * len(rows):
+        return None
+    return Guess(fields, points, tuple(found[:EXAMPLES]))
+
+
+def _doubtful(fields: Stated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of the rows that formats read and the mapping doesn't name."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    named = {str(source).partition(".")[0] for source in fields.values()}
+    read = FORMAT_KEYS | SAYING_KEYS | frozenset(MEDIA)
+    return [
+        key
+        for key, known in zip(keys, known_names(keys), strict=True)
+        if known in read and key not in named and key not in fields
+    ]
+
+
+def _read(fields: Stated, rows: Sequence[Mapping[str, Any]], file: str) -> list[Row]:
+    """Return the rows of the sample that can be read with a mapping, as they are read."""
+    mapper = RowMapper(fields, file, "auto")
+    read = []
+    for row in rows:
+        try:
+            value = with_known_keys(mapper.apply(dict(row), Counter()))
+            found = to_row(value, source=file, domain="", format=detect(value))
+        except (BadRow, BadLine):
+            continue
+        if _says_something(found):
+            read.append(found)
+    return read
+
+
+def _says_something(row: Row) -> bool:
+    """Return True if a chat has an answer, as the rule `turns` wants it."""
+    if row["kind"] != "chat":
+        return True
+    sides = [turn["role"] for turn in row["messages"] if turn["content"].strip() or turn.get("tool_calls")]
+    return "user" in sides and "assistant" in sides
