@@ -28,6 +28,7 @@ ROW_TARGETS = (
     *("preference", "preferred", "winner", "choice", "better"),
     *("label", "kto_tag", "reward", "score", "domain", "category", "text", "segments"),
     *("reasoning_content", "reasoning", "thinking"),
+    *("request", "choices", "contents", "candidates"),
 )
 TURN_TARGETS = (
     *("role", "author", "content", "reasoning_content", "reasoning", "thinking"),
