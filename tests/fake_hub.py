@@ -31,6 +31,7 @@ class FakeHub(ThreadingHTTPServer):
         }
         self.revisions = [COMMIT, "main"]
         self.type = "application/json"  # of every answer
+        self.encoding = ""  # that every answer says to have
         self.token: str | None = None  # that every request must have, if there is one
         self.listed = dict(self.files)  # change `files` alone and what arrives differs from the listing
         self.served: list[tuple[str, int]] = []
@@ -121,6 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         for key, value in {
             "Content-Length": str(len(body)),
             "Content-Type": self.server.type,
+            **({"Content-Encoding": self.server.encoding} if self.server.encoding else {}),
             **(headers or {}),
         }.items():
             self.send_header(key, value)

@@ -2,6 +2,7 @@
 record.
 """
 
+import gzip
 import hashlib
 import io
 import json
@@ -426,6 +427,15 @@ def test_a_refusing_server_is_one_sentence_without_secrets(
 def test_a_web_page_is_no_data(root: Path, hub: FakeHub, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.type = "text/html; charset=utf-8"
     assert refusal(root, web).id == "Q-GET-014"
+
+
+def test_a_file_that_arrives_packed_needs_a_name_that_says_so(root: Path, hub: FakeHub, web: str) -> None:
+    hub.files["de/a.jsonl"] = gzip.compress(ROWS, mtime=0)
+    hub.encoding = "gzip"
+    error = refusal(root, web)
+    assert error.id == "Q-GET-002" and ".gz" in error.sentence
+    main(root, web, Options(to="a.jsonl.gz"))
+    assert arrived(root) == {"a.jsonl.gz": gzip.compress(ROWS, mtime=0)}
 
 
 def test_a_file_comes_from_a_store(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

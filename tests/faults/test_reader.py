@@ -16,6 +16,7 @@ import re
 import resource
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -112,8 +113,7 @@ def as_csv(rows: list[dict[str, Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def as_parquet(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.BytesIO()
+def as_table(rows: list[dict[str, Any]]) -> pyarrow.Table:
     as_they_are = (
         "conversations",
         "history",
@@ -128,11 +128,37 @@ def as_parquet(rows: list[dict[str, Any]]) -> bytes:
         for row in rows
     ]
     names = dict.fromkeys(key for row in plain for key in row)
-    pyarrow.parquet.write_table(
-        pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in plain]),
-        sink,
-        row_group_size=3,
-    )
+    return pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in plain])
+
+
+def as_parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(as_table(rows), sink, row_group_size=3)
+    return sink.getvalue()
+
+
+def as_arrow(rows: list[dict[str, Any]]) -> bytes:
+    """A stream, or of other numbers of rows a file."""
+    sink = io.BytesIO()
+    table = as_table(rows)
+    with (pyarrow.ipc.new_stream if len(rows) % 2 else pyarrow.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return sink.getvalue()
+
+
+def as_tar(rows: list[dict[str, Any]]) -> bytes:
+    """Of a file in lines, one packed and one in columns."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        lines = PLAIN[".jsonl"](rows)
+        for name, data in (
+            ("a.jsonl", lines),
+            ("b/c.jsonl.gz", gzip.compress(lines)),
+            ("d.csv", as_csv(rows)),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
     return sink.getvalue()
 
 
@@ -143,7 +169,10 @@ PLAIN: dict[str, Make] = {
     ".ndjson": lambda rows: json.dumps(rows[0], indent=2).encode(),
     ".csv": as_csv,
     ".parquet": as_parquet,
+    ".arrow": as_arrow,
+    ".tar": as_tar,
 }
+UNPACKED = (".parquet", ".arrow")  # packed inside
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": lambda data: gzip.compress(data, 1),
@@ -189,8 +218,8 @@ def damaged(data: bytes, other: bytes, chance: random.Random) -> bytes:
 def case(seed: int, number: int) -> tuple[str, bytes]:
     """(name, bytes) of one damaged file."""
     chance = random.Random(f"{seed} {number}")  # noqa: S311
-    suffix = chance.choice((".jsonl", ".jsonl", ".json", ".ndjson", ".csv", ".parquet"))
-    packing = "" if suffix == ".parquet" else chance.choice(("", "", ".gz", ".zst"))
+    suffix = chance.choice((".jsonl", ".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".arrow", ".tar"))
+    packing = "" if suffix in UNPACKED else chance.choice(("", "", ".gz", ".zst"))
     data, other = (good(suffix, chance.randrange(40)) for _ in range(2))
     if packing and chance.random() < 0.5:
         return f"a{suffix}{packing}", damaged(PACK[packing](data), PACK[packing](other), chance)
@@ -277,8 +306,8 @@ def check(figures: dict[str, Any]) -> None:
 def test_no_damage_is_read_whole(tmp_path: Path) -> None:
     """The ground that the others stand on."""
     for suffix, make in PLAIN.items():
-        for packing, pack in PACK.items() if suffix != ".parquet" else [("", bytes)]:
-            count = 1 if suffix == ".ndjson" else len(ROWS)
+        for packing, pack in PACK.items() if suffix not in UNPACKED else [("", bytes)]:
+            count = {".ndjson": 1, ".tar": 3 * len(ROWS)}.get(suffix, len(ROWS))
             assert read(tmp_path / f"a{suffix}{packing}", pack(make(ROWS)))[""] == count, suffix
 
 

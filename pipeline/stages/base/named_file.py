@@ -37,6 +37,7 @@ class Coming:
     bytes: int | None
     version: str  # of the file, "" if it does not say
     type: str = ""
+    packing: str = ""  # around the bytes, though none was asked for
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,8 @@ def of_web(
         size, tag = answer.headers.get("Content-Length"), answer.headers.get("ETag", "")
         is_weak = not tag or tag.startswith("W/")  # of which no part can be asked for
         version = answer.headers.get("Last-Modified", "") if is_weak else tag
-        check(Coming(int(size) if size else None, version, answer.headers.get("Content-Type", "")))
+        kind, packing = (answer.headers.get(f"Content-{name}", "") for name in ("Type", "Encoding"))
+        check(Coming(int(size) if size else None, version, kind, packing))
         yield from answer.iter_raw(PIECE)
 
 

@@ -76,7 +76,7 @@ def _get_file(root: Path, asked: Url, options: Options) -> Path:
         return target
     with _fetching(root, request) as cache:
         part = cache / "part"
-        fetch_file_at(asked, part)
+        fetch_file_at(asked, part, name)
         _publish(target, replace(request, files={target.name: {}}), {target.name: part})
     return target
 

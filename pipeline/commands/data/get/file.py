@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from pipeline.config.sections.places import Url
-from pipeline.core.errors import DataError, MachineError, QuenchError, ToolError
+from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchError, ToolError
 from pipeline.core.publish import need_disk
 from pipeline.core.text import safe
 from pipeline.core.units import size_text
@@ -15,8 +15,8 @@ from pipeline.stages.base.named_file import Coming, of_store, of_web
 VERSION = "version"  # beside the part: what the server said that the file is
 
 
-def fetch_file_at(place: Url, part: Path) -> None:
-    """Write the file of an address to `part`. Raises `DataError`, `MachineError` or `ToolError`."""
+def fetch_file_at(place: Url, part: Path, name: str) -> None:
+    """Write the file of an address, which is to have this name, to `part`. Raises `QuenchError`."""
     noted = part.with_name(VERSION)
     version = noted.read_text(encoding="utf-8") if noted.exists() else ""
 
@@ -25,6 +25,10 @@ def fetch_file_at(place: Url, part: Path) -> None:
             raise DataError(
                 "Q-GET-014",
                 f"{place} gives a web page, not a file: take the address of the file itself (on GitHub: Raw)",
+            )
+        if coming.packing == "gzip" and not name.endswith(("gz", "GZ")):
+            raise ConfigError(
+                "Q-GET-002", f"{place} arrives packed by gzip: give it a name that ends in .gz with --to"
             )
         size = "of unknown size" if coming.bytes is None else f"{size_text(coming.bytes)} to fetch"
         print(f"get: {place}: {size}", flush=True)
