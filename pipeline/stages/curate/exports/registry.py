@@ -1,12 +1,14 @@
 """The exports that are read, in the order in which they are tried."""
 
-from pipeline.stages.curate.exports import chatgpt, claude_code, codex
+from pipeline.stages.curate.exports import chatgpt, claude_code, codex, side_files, turn_arrays
 from pipeline.stages.curate.exports.export import Export, Head
 
 EXPORTS: tuple[Export, ...] = (
     chatgpt.EXPORT,
     claude_code.EXPORT,
     codex.EXPORT,
+    *side_files.EXPORTS,
+    turn_arrays.EXPORT,
 )
 
 

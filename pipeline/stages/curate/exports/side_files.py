@@ -1,0 +1,56 @@
+"""Files that programs write beside their conversations, and that hold none: lists of sessions, what the
+screen showed, figures. Whoever puts a program's folder below data/raw has them there too.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
+
+
+def _are(check: Callable[[dict[str, Any]], bool]) -> Callable[[Head], bool]:
+    """Return a check of a file's beginning: that all its records are objects of this kind."""
+
+    def is_head(head: Head) -> bool:
+        return bool(head.values) and all(isinstance(value, dict) and check(value) for value in head.values)
+
+    return is_head
+
+
+def _left_out(name: str) -> Callable[[Iterable[Record], Notes], Iterator[Conversation]]:
+    """Return a reader that gives no row, and counts the records."""
+
+    def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
+        notes[name] += sum(1 for _ in records)
+        yield from ()
+
+    return read
+
+
+# Cline's and Roo Code's ui_messages.json: the same conversation as on the screen
+SCREENS = Export(
+    "cline_screen",
+    _are(lambda value: value.get("type") in ("say", "ask") and "ts" in value),
+    _left_out("messages_of_the_screen"),
+)
+# Cline's task_metadata.json, Roo Code's history_item.json
+TASKS = Export(
+    "cline_task",
+    _are(lambda value: "files_in_context" in value or {"task", "tokensIn", "tokensOut"} <= value.keys()),
+    _left_out("figures_of_tasks"),
+)
+# Continue's sessions.json, Claude Code's sessions-index.json
+LISTS = Export(
+    "session_list",
+    _are(
+        lambda value: (
+            (
+                {"sessionId", "dateCreated"} <= value.keys()
+                and value.keys().isdisjoint(("history", "messages"))
+            )
+            or ({"version", "entries", "originalPath"} <= value.keys())
+        )
+    ),
+    _left_out("lists_of_sessions"),
+)
+EXPORTS = (SCREENS, TASKS, LISTS)

@@ -1,0 +1,94 @@
+"""A file that is one array of turns is one conversation: `api_conversation_history.json` of Cline and Roo
+Code, and what other programs save of the messages that they sent.
+
+Cline 3 and Roo Code 3 (2025-01 to 2026-10) keep the messages of Anthropic's API there, with `ts` and, in Roo
+Code, `isSummary` (cline/cline `src/core/storage/disk.ts`, RooCodeInc/Roo-Code `src/core/task-persistence`).
+Calls of tools are XML inside the text, as these programs ask for it, or `tool_use` blocks; both stay so.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.exports.blocks import add_answer, add_results, text_of
+from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.stages.curate.wire.draft import Draft, settled
+from pipeline.stages.curate.wire.items import reasoning_of_item
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# keys of turns that belong to one of several conversations
+SEVERAL = ("chat_id", "conversation_id", "dialogue_id", "session_id", "sessionId", "thread_id")
+# all keys of Cline's and Roo Code's turns; in an array with others each turn is read as in a row of messages
+CLINE = frozenset(
+    (
+        *("role", "content", "ts", "id", "type", "text", "summary", "encrypted_content", "reasoning_content"),
+        *("isSummary", "condenseId", "condenseParent", "truncationId", "truncationParent"),
+        *("isTruncationMarker", "modelInfo", "metrics"),
+    )
+)
+
+
+def is_head(head: Head) -> bool:
+    """Return True if an array begins with a turn, and most of its first elements are turns, all of one
+    conversation.
+    """
+    turns = sum(map(_is_turn, head.values))
+    is_array = head.layout == "array" and bool(head.values) and _is_turn(head.values[0])
+    return is_array and 2 * turns > len(head.values) and all(map(_is_alone, head.objects()))
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("role") in ROLES
+
+
+def _is_alone(value: dict[str, Any]) -> bool:
+    return value.keys().isdisjoint((*SEVERAL, "messages"))
+
+
+def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
+    """Give one row, and another for what was said after each summary of Roo Code's."""
+    turns: list[dict[str, Any]] = []
+    begin: tuple[int, int | None] = (1, 0)
+    for number, offset, value in records:
+        if isinstance(value, BadLine):
+            yield Conversation(number, offset, value)
+        elif not _is_turn(value):
+            why = f"not a turn: in an array of turns each has a role of {', '.join(ROLES)}"
+            yield Conversation(number, offset, BadLine("bad_role", why))
+        else:
+            if value.get("isSummary") is True:
+                notes["compactions"] += 1
+                yield from _rows(turns, begin, notes)
+                turns = []
+                begin = (number, offset)
+            turns.append(value)
+    yield from _rows(turns, begin, notes)
+
+
+def _rows(turns: list[dict[str, Any]], begin: tuple[int, int | None], notes: Notes) -> Iterator[Conversation]:
+    if not all(CLINE.issuperset(turn) and turn["role"] in ("user", "assistant") for turn in turns):
+        yield Conversation(*begin, {"messages": turns})
+        return
+    draft = Draft()
+    for turn in turns:
+        _add(draft, turn, notes)
+    kept = settled(draft.turns, notes)
+    if kept:
+        yield Conversation(*begin, {"messages": kept})
+
+
+def _add(draft: Draft, turn: dict[str, Any], notes: Notes) -> None:
+    content = turn.get("content")
+    blocks = content if isinstance(content, list) else [content if isinstance(content, str) else ""]
+    if turn["role"] == "user" or turn.get("isSummary") is True:
+        rest = add_results(draft, blocks, notes)
+        draft.say("user", text_of(rest, notes))
+    elif turn.get("type") == "reasoning":  # a turn of its own in Roo Code
+        draft.answer(reasoning=reasoning_of_item(turn) or str(turn.get("text") or ""))
+    else:
+        if isinstance(turn.get("reasoning_content"), str):
+            draft.answer(reasoning=turn["reasoning_content"])
+        add_answer(draft, blocks, notes)
+
+
+EXPORT = Export("turn_array", is_head, read)
