@@ -1,6 +1,13 @@
 """The exports that are read, in the order in which they are tried."""
 
-from pipeline.stages.curate.exports import chatgpt, claude_code, codex, side_files, turn_arrays
+from pipeline.stages.curate.exports import (
+    chatgpt,
+    claude_code,
+    codex,
+    continue_sessions,
+    side_files,
+    turn_arrays,
+)
 from pipeline.stages.curate.exports.export import Export, Head
 
 EXPORTS: tuple[Export, ...] = (
@@ -8,6 +15,7 @@ EXPORTS: tuple[Export, ...] = (
     claude_code.EXPORT,
     codex.EXPORT,
     *side_files.EXPORTS,
+    continue_sessions.EXPORT,
     turn_arrays.EXPORT,
 )
 
