@@ -1,0 +1,65 @@
+"""The folders of coding agents as they lie on a disk: what is a conversation, what lies beside it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from curating import Project, lines
+
+ASK = {"role": "user", "content": "Which boat?"}
+ANSWER = {"role": "assistant", "content": "Anna."}
+SESSION = {"sessionId": "1", "title": "Boats", "history": [{"message": ASK}, {"message": ANSWER}]}
+SIDE_FILES: dict[str, tuple[str, Any]] = {
+    "ui_messages.json": ("messages_of_the_screen", [{"ts": 1, "type": "say", "say": "text", "text": "Hi"}]),
+    "task_metadata.json": ("figures_of_tasks", {"files_in_context": [], "model_usage": []}),
+    "history_item.json": ("figures_of_tasks", {"id": "1", "task": "Hi", "tokensIn": 1, "tokensOut": 2}),
+    "sessions.json": ("lists_of_sessions", [{"sessionId": "1", "title": "Boats", "dateCreated": "1"}]),
+    "sessions-index.json": ("lists_of_sessions", {"version": 1, "entries": [], "originalPath": "/x"}),
+}
+
+
+@pytest.mark.parametrize("name", SIDE_FILES)
+def test_a_file_beside_conversations_gives_no_row_and_does_not_stop_the_stage(
+    tmp_path: Path, name: str
+) -> None:
+    note, content = SIDE_FILES[name]
+    files = {"chat.json": json.dumps([ASK, ANSWER]).encode(), name: json.dumps(content, indent=2).encode()}
+    project = Project(tmp_path, files)
+    report = project.run()
+    assert (report["rows_read"], report["rows_accepted"]) == (1, 1)
+    assert report["files"][name]["notes"][note] == 1
+
+
+def test_different_programs_may_lie_in_one_folder(tmp_path: Path) -> None:
+    rollout = [
+        {"type": "session_meta", "payload": {"id": "1"}},
+        {"type": "response_item", "payload": {"type": "message", **ASK}},
+        {"type": "response_item", "payload": {"type": "message", **ANSWER}},
+    ]
+    files = {
+        "a.json": json.dumps([ASK, ANSWER]).encode(),
+        "b.json": json.dumps(SESSION, indent=2).encode("utf-16"),
+        "c.jsonl": b"\xef\xbb\xbf" + lines(*rollout),
+        "d.jsonl": lines({"messages": [ASK, ANSWER]}),
+        "e.jsonl": lines({"contents": [{"role": "user", "parts": [{"text": "Which boat?"}]}]}),
+    }
+    project = Project(tmp_path, files)
+    report = project.run(drop_duplicates="none")
+    assert [row["messages"] for row in project.rows()] == [[ASK, ANSWER]] * 4
+    assert [(entry["file"], entry["reason"]) for entry in project.rejects()] == [("e.jsonl", "no_assistant")]
+    named = {
+        name: [note for note in file["notes"] if "export" in note] for name, file in report["files"].items()
+    }
+    assert named["a.json"] == ["export_turn_array"]
+    assert named["b.json"] == ["export_continue"]
+    assert named["c.jsonl"] == ["export_codex"]
+    assert named["d.jsonl"] == []
+
+
+@pytest.mark.parametrize("key", ["conversation_id", "session_id", "thread_id"])
+def test_turns_of_several_conversations_are_not_joined_to_one(tmp_path: Path, key: str) -> None:
+    turns = [{key: str(number), **turn} for number in range(2) for turn in (ASK, ANSWER)]
+    project = Project(tmp_path, {"a.jsonl": lines({"messages": [ASK, ANSWER]}), "b.json": lines(turns)})
+    project.run(source_weights={"b.json": 0})
+    assert {(entry["file"], entry["reason"]) for entry in project.rejects()} == {("b.json", "unknown_format")}
