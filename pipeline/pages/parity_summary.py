@@ -64,13 +64,19 @@ def counts(checks: ParityChecks) -> dict[str, int]:
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
+def has_nothing_to_measure(check: Mapping[str, Any]) -> bool:
+    """Return True if a parity check was not measured because the data hold no row that it is about."""
+    return check["verdict"] == "not measured" and (check.get("figures") or {}).get("rows") == 0
+
+
 def in_words(report: Mapping[str, Any]) -> tuple[str, str]:
     """The verdict in a few words, and in a sentence: what failed first and what to do, or what holds. A
     parity check that was not measured is never among those that hold.
     """
     checks = report["checks"]
     verdicts = counts(checks)
-    passed, left, total = verdicts["pass"], verdicts["not measured"], sum(verdicts.values())
+    idle = sum(map(has_nothing_to_measure, checks.values()))
+    passed, left, total = verdicts["pass"], verdicts["not measured"] - idle, sum(verdicts.values()) - idle
     if failed := first(checks, "fail"):
         return (
             f"Something was lost: {verdicts['fail']} of {total} parity checks failed",
@@ -83,7 +89,13 @@ def in_words(report: Mapping[str, Any]) -> tuple[str, str]:
             f"None of {total} parity checks failed, {passed} hold: run `snakemake --force parity`, which "
             "measures them again.",
         )
-    if warned := first(checks, "warn"):
+    warned = first(checks, "warn")
+    if warned and warned["group"] != GROUPS["outputs"]:
+        return (
+            f"Nothing was damaged, but {verdicts['warn']} parity checks warn",
+            f"“{warned['title']}”: {warned.get('cause') or ''} {left} were not measured.",
+        )
+    if warned:
         return (
             f"Nothing was damaged, but rounding costs much: {verdicts['warn']} parity checks warn",
             f"“{warned['title']}” lost more than is usual, by rounding that was asked for: "

@@ -105,7 +105,7 @@ def first_difference(ours: Any, theirs: Any) -> str:
 @dataclass(frozen=True)
 class Measure:
     """What every parity check is measured with: the held-out chats, the limits, how llama.cpp is run, and a
-    folder for temporary files.
+    folder for temporary files. `calling` are chats that hold tool calls.
     """
 
     rows: Sequence[Row]
@@ -113,6 +113,7 @@ class Measure:
     llama: Llama
     scratch: Path
     tensor_types: Mapping[str, str] = field(default_factory=dict)
+    calling: Sequence[Row] = ()
 
     def prompts(self, tokenizer: Any) -> list[Prompt]:
         """Held-out rows as tokens, and which next tokens are compared. Raises `DataError` for none."""

@@ -21,7 +21,7 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
 from pipeline.llamacpp.server import serving
 from pipeline.pages import parity_summary as places
-from pipeline.stages.parity import behavior, special_tokens, text, tokens
+from pipeline.stages.parity import behavior, special_tokens, text, tokens, tool_calls
 from pipeline.stages.parity.check import CTX_SIZE, Measure, ParityChecks, Probe
 from pipeline.stages.parity.conversations import chosen
 from pipeline.stages.parity.corpus import strings
@@ -38,6 +38,7 @@ NO_BASE = "no setting needs a GGUF of the untuned base: set parity.depth to full
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
 BEHAVIOR = {"behavior_answers_end": behavior.ENDS, "behavior_no_markers": behavior.MARKERS}
 TEXT = {"text_template": text.TITLE, "tokens_ids": tokens.IDS, "tokens_corpus": tokens.CORPUS}
+CALLS = {"text_tool_calls": tool_calls.TITLE}
 SPECIAL = {"tokens_special": special_tokens.TOKENS, "text_chat_template": special_tokens.TEMPLATE}
 
 
@@ -158,6 +159,7 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
         ),
         Probe("special tokens", SPECIAL | {"tokens_levels": special_tokens.RECORDS}, special),
         _text(chain.gguf, tokenizer, measure),
+        _tool_calls(chain.gguf, tokenizer, measure),
         Probe("outputs", outputs | (LORA if with_lora else {}), said, "standard"),
         # measured among the outputs
         *([] if with_lora else [Probe("LoRA", LORA, said, "full", "" if base_gguf else NO_BASE)]),
@@ -180,6 +182,7 @@ def unmerged_probes(chain: UnmergedChain, measure: Measure) -> list[Probe]:
         Probe("weights", {}, weights),
         Probe("special tokens", SPECIAL, lambda _: _special(tokenizer, chain.base, chain.served, measure)),
         _text(chain.served, tokenizer, measure),
+        _tool_calls(chain.served, tokenizer, measure),
         Probe("outputs", said, lambda _: outputs(chain, tokenizer, measure), "standard"),
         _behavior([chain.served], tokenizer, measure, chain.lora),
     ]
@@ -208,6 +211,19 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
         return results | {"tokens_corpus": tokens.corpus_ids(corpus, tokenizer, gguf, llama.tools)}
 
     return Probe("text and tokens", TEXT, compare)
+
+
+def _tool_calls(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
+    """What llama-server reads in the calls of rows; all files of a chain have one template and vocabulary."""
+
+    def compare(checks: ParityChecks) -> ParityChecks:
+        if not measure.calling:
+            return {"text_tool_calls": tool_calls.no_calls()}
+        with serving(measure.llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
+            check = tool_calls.tool_calls(measure.calling, tokenizer, server, gguf)
+        return {"text_tool_calls": check}
+
+    return Probe("tool calls", CALLS, compare, "standard")
 
 
 def _behavior(models: list[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> Probe:

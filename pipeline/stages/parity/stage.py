@@ -10,7 +10,7 @@ fails the run (exit code 5). Command: `python -m pipeline parity`
 from itertools import islice
 from pathlib import Path
 
-from pipeline.chat.selection import chats_in
+from pipeline.chat.selection import chats_in, drawn
 from pipeline.config.params import Params
 from pipeline.core.checks import overall
 from pipeline.core.errors import DataError, GateError
@@ -20,21 +20,19 @@ from pipeline.llamacpp.tools import find_llama
 from pipeline.stages.parity.check import KEYS, Measure, ParityChecks, measured
 from pipeline.stages.parity.page import render_parity_page
 from pipeline.stages.parity.routes import ROUTES
+from pipeline.stages.parity.tool_calls import holds_calls
+
+CALLING_ROWS = 4  # for each of parity.rows; a row that is only read costs less than one that is answered
 
 
 def measure_parity(params: Params, root: Path) -> ParityChecks:
     """Measure the files below `root` and write both reports, also if a check failed; the checks."""
-    rows = list(
-        islice(
-            chats_in(root / "data/final/test.jsonl"),
-            max(params.parity.conversations, params.parity.rows),
-        )
-    )
+    file = root / "data/final/test.jsonl"
+    rows = list(islice(chats_in(file), max(params.parity.conversations, params.parity.rows)))
     if not rows:
         raise DataError(
             "Q-PARITY-003",
-            f"{root / 'data/final/test.jsonl'} holds no chat, so parity has nothing to compare: raise "
-            "curate.test_fraction",
+            f"{file} holds no chat, so parity has nothing to compare: raise curate.test_fraction",
         )
     with scratch_folder(root / "models/.parity") as scratch:
         measure = Measure(
@@ -43,6 +41,7 @@ def measure_parity(params: Params, root: Path) -> ParityChecks:
             find_llama(params.machine),
             scratch,
             params.quantize.tensor_types,
+            calling=drawn(filter(holds_calls, chats_in(file)), CALLING_ROWS * params.parity.rows),
         )
         route = ROUTES[params.graph](params, root, measure)
         checks = measured(route.probes, params.parity.depth)
