@@ -46,6 +46,7 @@ class Task(Scored):
     refused: Share | None = None
     scores: dict[str, TaskScore] | None = None
     unscored: dict[str, str] | None = None
+    calls: dict[str, Count] | None = None
     domains: dict[str, dict[str, Any]] | None = None
 
     @model_validator(mode="after")
@@ -193,6 +194,9 @@ class Answer(Shape):
     scores: dict[str, Share | None] = Field(default_factory=dict)
     stopped: Any = None
     refused: Any = None
+    calls: list[dict[str, Any]] | None = None
+    expected_calls: list[dict[str, Any]] | None = None
+    unparsed: bool | None = None
 
 
 ANSWERS = TypeAdapter(list[Answer])

@@ -12,6 +12,7 @@ The calls are those that llama-server's own parser read, as a client gets them: 
 and `expected_calls` of its own. Arguments that are not a JSON object stay the text that the parser gave.
 """
 
+import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -101,6 +102,17 @@ def findings(row: Mapping[str, Any]) -> set[str]:
     if not missing and not extra:
         found["equal" if equal_calls(expected, made) else "order"] = True
     return {name for name, holds in found.items() if holds}
+
+
+def call_text(calls: Iterable[Call]) -> str:
+    """Return calls as text, one a line: `name {"argument": 1}`."""
+    return "\n".join(f"{call['name']} {_arguments_text(call)}" for call in calls)
+
+
+def _arguments_text(call: Call) -> str:
+    """Return the arguments as JSON, or as the text that they are."""
+    arguments = call["arguments"]
+    return json.dumps(arguments, ensure_ascii=False) if _is_readable(call) else str(arguments)
 
 
 def call_figures(answers: Iterable[Mapping[str, Any]]) -> dict[str, int]:

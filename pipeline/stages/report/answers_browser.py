@@ -11,7 +11,9 @@ from typing import Any
 
 from pipeline.config.products import is_base
 from pipeline.gate.evaluations import Answer, Answers
+from pipeline.metrics.tool_calls import call_text
 from pipeline.pages.differences import clipped
+from pipeline.stages.report.calls_section import said
 
 BYTES = 3_000_000  # of embedded rows; the entire page stays below 5 MB
 LONGEST = 4000  # characters of an answer; prompts and references may have as many
@@ -58,7 +60,7 @@ def differing(answers: Answers) -> set[int]:
 def differ(row: Sequence[Answer]) -> bool:
     """Whether some models' scores of one row differ; their answers, where one has no score."""
     scored = all(answer.score is not None for answer in row)
-    return len({answer.score if scored else answer.answer for answer in row}) > 1
+    return len({answer.score if scored else said(answer) for answer in row}) > 1
 
 
 def safe(data: str) -> str:
@@ -73,9 +75,16 @@ def _row(answers: Sequence[Answer]) -> dict[str, Any]:
         "id": first.id,
         "domain": first.domain or "",
         "prompt": _text(first.prompt),
-        "reference": "\nor: ".join(map(_text, (first.reference, *(first.other_references or ())))),
-        "answers": [[_text(row.answer), row.score, row.stopped, row.refused] for row in answers],
+        "reference": _reference(first),
+        "answers": [[_text(said(row)), row.score, row.stopped, row.refused] for row in answers],
     }
+
+
+def _reference(answer: Answer) -> str:
+    """The reference and the others that are accepted, or its text and the calls that are expected."""
+    if answer.expected_calls:
+        return _text("\n".join(filter(None, (answer.reference, call_text(answer.expected_calls)))))
+    return "\nor: ".join(map(_text, (answer.reference, *(answer.other_references or ()))))
 
 
 def _within(room: int, sizes: Sequence[int], first: set[int]) -> list[int]:

@@ -25,6 +25,7 @@ from pipeline.metrics.answer_speed import measure_again
 from pipeline.pages.parity_summary import code, counts, grouped
 from pipeline.pages.templating import TEMPLATES
 from pipeline.stages.report.answers_browser import browser_values
+from pipeline.stages.report.calls_section import calls_values
 from pipeline.stages.report.comparisons import compared_values, domain_rows, forgetting_values, task_scores
 from pipeline.stages.report.level_table import GROUPS, level_rows
 from pipeline.stages.report.merge_section import adapter_values, merge_values
@@ -98,6 +99,7 @@ def page_values(
         "budgets": [budget_values(budget, inputs.evaluations) for budget in inputs.budgets],
         "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
         "forgetting": forgetting_values(inputs.evaluations),
+        "calls": calls_values(inputs.evaluations, inputs.answers),
         "browser": browser_values(inputs.answers),
         "disturbed": disturbed,
         "measure_again": measure_again(disturbed),
@@ -131,6 +133,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("levels", "Models" if served else "Levels", ["report"], each),
         Section("gate", "The gate", ["parity", "report"], each),
         Section("task", "Task quality", ["report"], each),
+        Section("calls", "Calls of tools", ["report"], each) if values["calls"] else None,
         Section("quantizing", "What quantizing costs, and what recovers it", ["report"], each)
         if not served
         else None,

@@ -1,0 +1,71 @@
+"""What the page's section on calls of tools shows: by model how many rows have the right calls and what was
+wrong with the others, and rows side by side, those that models differ on first.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.gate.evaluations import Answer, Answers, Evaluations
+from pipeline.metrics.tool_calls import FINDINGS, call_text, findings
+from pipeline.pages.differences import clipped
+
+EXAMPLES = 4
+LONGEST = 1000  # characters of a turn or of its calls
+
+
+def calls_values(evaluations: Evaluations, answers: Answers) -> dict[str, Any] | None:
+    """What the section's template needs; None unless a held-out row was asked for calls.
+
+    {"findings": their words by name, "models": figures by model, "examples": rows with what each model did}
+    """
+    figures = {
+        model: evaluation.task.calls
+        for model, evaluation in evaluations.items()
+        if evaluation.task and evaluation.task.calls and evaluation.task.calls["rows"]
+    }
+    if not figures:
+        return None
+    expecting = [
+        row for row in zip(*answers.values(), strict=True) if all(answer.expected_calls for answer in row)
+    ]
+    expecting.sort(key=_interest)
+    return {
+        "findings": FINDINGS,
+        "models": figures,
+        "examples": [_example(list(answers), row) for row in expecting[:EXAMPLES]],
+    }
+
+
+def said(answer: Answer) -> str:
+    """What a model answered: the text, and its calls below it."""
+    return "\n".join(filter(None, (answer.answer, call_text(answer.calls or ()))))
+
+
+def _found(answer: Answer) -> set[str]:
+    return findings(answer.model_dump())
+
+
+def _interest(row: Sequence[Answer]) -> int:
+    """Return 0 for a row that models differ on, 1 for one that all have wrong, 2 if all have it right."""
+    found = [frozenset(_found(answer)) for answer in row]
+    if len(set(found)) > 1:
+        return 0
+    return 2 if found[0] == {"equal"} else 1
+
+
+def _example(models: Sequence[str], row: Sequence[Answer]) -> dict[str, Any]:
+    """A row for the page, each model's answer with its findings in words."""
+    first = row[0]
+    return {
+        "id": first.id,
+        "prompt": clipped(str(first.prompt or ""), LONGEST),
+        "expected": clipped(call_text(first.expected_calls or ()), LONGEST),
+        "answers": [
+            (
+                model,
+                clipped(said(answer), LONGEST),
+                [FINDINGS[name] for name in FINDINGS if name in _found(answer)],
+            )
+            for model, answer in zip(models, row, strict=True)
+        ],
+    }
