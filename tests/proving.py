@@ -52,4 +52,4 @@ def proven(
     table = to_table(sequence(*pair, unit) for unit, pair in enumerate(found))
     file, train = folder / "train.parquet", Train(train_on_prompt=prompts)
     write_rows_of(file, table, [[number] for number in range(len(found))])
-    return found, prove(file, folder / "train.jsonl", base, 4096, train, rejected)
+    return found, prove(file, [folder / "train.jsonl"], base, 4096, train, rejected)

@@ -72,8 +72,21 @@ ID = "the start of the content's SHA-256: equal contents, equal ids"
 SOURCE = (
     "FILE:LINE below data/raw; FILE:LINE#PART for a part of a long conversation or text, FILE:LINE#cut for a "
     "row of which something was cut off to fit; CHOSEN > REJECTED for a pair that `curate.pairs` made of two "
-    "chats"
+    "chats; PROMPT of ID for a row that stage augment wrote"
 )
+
+
+class Augmented(TypedDict):
+    """Where a row comes from that a model wrote for stage augment."""
+
+    of: Annotated[str, Field(description="id of the row that it was written to, of the same split")]
+    model: Annotated[str, Field(description="what wrote it: the file's name, or the name at `url`")]
+    sha256: NotRequired[Annotated[str, Field(description="of the file")]]
+    url: NotRequired[str]
+    prompt: Annotated[str, Field(description="what it was told, with its version: rejected.vague/1")]
+    temperature: float
+    seed: int
+    time: Annotated[str, Field(description="when it was written, in UTC")]
 
 
 class Envelope(TypedDict):
@@ -82,6 +95,7 @@ class Envelope(TypedDict):
     id: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description=ID)]
     source: Annotated[str, Field(description=SOURCE)]
     domain: str
+    augmented: NotRequired[Augmented]
 
 
 REWARD = "train.reward says how it weights the chat"
@@ -141,7 +155,7 @@ class Text(Envelope):
 # one line of `data/final/*.jsonl`
 CanonicalRow = Annotated[Chat | Preference | Feedback | Prompt | Text, Discriminator("kind")]
 
-ENVELOPE = ("id", "source", "kind", "domain")  # about the row, no part of its content
+ENVELOPE = ("id", "source", "kind", "domain", "augmented")  # about the row, no part of its content
 SIDES = ("chosen", "rejected")  # of a pair
 OTHERS = "other_references"
 ABOUT_TRAINING = ("train", "cut")  # keys of a turn that no model gets to see

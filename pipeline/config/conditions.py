@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from pipeline.config.methods import METHODS, methods_reading
-from pipeline.config.sections import Section
+from pipeline.config.sections import Augment, Section
 from pipeline.config.sections.values import group_of, keys_of
 from pipeline.config.strategies import STRATEGIES
 from pipeline.config.tuners import REFUSED_ELSEWHERE, TUNERS, readers
@@ -72,6 +72,7 @@ class Idle(NamedTuple):
 MERGED = Has("base.quantization", ("nf4", "none"))
 GGUF = Has("base.quantization", ("gguf",))
 SEEDS = Has("compare.seeds")
+AUGMENTING = tuple(key for key in Augment.model_fields if key != "kinds")
 DISTILLING = tuple(name for name, strategy in STRATEGIES.items() if strategy.taught_by)
 
 
@@ -104,6 +105,7 @@ CONDITIONS = (
         (Has("train.lr_scheduler_type", ("cosine", "linear", "constant_with_warmup")),),
     ),
     Only(("train.offload",), (Has("train.device", ("auto", "gpu")), Has("train.offload", ("shared",)))),
+    Only(tuple(f"augment.{key}" for key in AUGMENTING), (Has("augment.kinds"),)),
     Only(("merge", "convert.type"), (MERGED,)),
     Only(("quantize.levels",), (MERGED,)),
     Only(("quantize.tensor_types",), (MERGED, Has("base.level"))),

@@ -29,6 +29,7 @@ class Params(sections.Section):
 
     base: sections.Base = group(sections.Base)
     curate: sections.CurateKeys = group(sections.CurateKeys)
+    augment: sections.Augment = group(sections.Augment)
     preprocess: sections.Preprocess = group(sections.Preprocess)
     train: sections.Train = group(sections.Train)
     merge: sections.Merge = group(sections.Merge)

@@ -147,6 +147,7 @@ def settings(params: Params, source: Path, level: str, seed: int | None) -> Sett
     }
     return {
         "base": keys_of_file(source) | {"level": level},
+        "augment": {"kinds": []},
         "train": Train().model_dump(mode="json") | learned,
         "quantize": {**LEVELS_ALONE},
         "compare": {"seeds": []},

@@ -73,7 +73,7 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
     changes = settings() | {"decontaminate": [*curate.decontaminate, ANSWERS]}
     remove(apart / "data/guard")  # links to what may be named no more
     write_answers(data / "final", apart / "data/guard" / ANSWERS)
-    open_subproject(apart, changed_params(params, {"curate": changes}), links)
+    open_subproject(apart, changed_params(params, {"curate": changes, "augment": {"kinds": []}}), links)
     run_stage(apart, "curate")
     report = read_json(apart / "reports/data.json", "run the stage again")
     files = {name: file["sha256"] for name, file in report["files"].items()}

@@ -33,6 +33,7 @@ from pipeline.workflow.ledger import params_of
 Settings = dict[str, Any]
 GGUF: Settings = {"base.quantization": "gguf", "evaluate.models": ["base", "adapter"]}
 SEEDS: Settings = {"compare.seeds": [1, 2]}
+AUGMENTED: Settings = {"augment.kinds": ["rejected"], "augment.model": "m.gguf"}
 SERVER: Settings = {"train.method": "grpo", **GGUF}
 JUDGE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 
@@ -73,6 +74,18 @@ KEYS = {
     "curate.val_fraction": Other(0.3),
     "curate.test_fraction": Other(0.3),
     "curate.seed": Other(1),
+    "augment.kinds": Other(["rejected"], {"augment.model": "m.gguf"}),
+    "augment.model": Other("other.gguf", AUGMENTED),
+    "augment.url": Other("https://example.org/v1", AUGMENTED),
+    "augment.key_env": Other("A_KEY", AUGMENTED | {"augment.url": "https://example.org/v1"}),
+    "augment.rows": Other(8, AUGMENTED),
+    "augment.per_row": Other(2, AUGMENTED),
+    "augment.temperature": Other(0.0, AUGMENTED),
+    "augment.max_new_tokens": Other(64, AUGMENTED),
+    "augment.max_calls": Other(8, AUGMENTED),
+    "augment.max_tokens": Other(1024, AUGMENTED),
+    "augment.parallel": Other(2, AUGMENTED),
+    "augment.seed": Other(1, AUGMENTED),
     "preprocess.max_length": Other(64),
     "preprocess.packing": Other(False),
     "train.method": Other("dpo"),

@@ -263,8 +263,8 @@ LEARNERS = {f"train.{method}" for method in METHODS}
 JUDGED = {f"train.{method}" for method, learning in METHODS.items() if "accuracy" in learning.measures}
 COMPARED = {"compare_nf4", "compare_train"}
 TRAINING = {"train", "distill", *COMPARED}
-CURATING = {"curate", "distill", "compare_train"}  # these curate data/distill
-SCORING = {*MEASURING, "evaluate", "train.grpo"}
+CURATING = {"curate", "augment", "distill", "compare_train"}  # these curate what they learn from
+SCORING = {*MEASURING, "augment", "evaluate", "train.grpo"}
 MERGING = {"merge", "compare_train", *MEASURING}
 CONVERTING = {"convert", "compare_train", *MEASURING}  # whether the base's GGUF is made depends on much
 WITH_PREPROCESS = {"preprocess", "distill", "compare_train"}
@@ -307,7 +307,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "section preprocess": (
         "config/sections/data.py",
         other("Preprocess"),
-        {"curate", *WITH_PREPROCESS, *MEASURING, "budget", "merge", "evaluate", "compare"},
+        {"curate", "augment", *WITH_PREPROCESS, *MEASURING, "budget", "merge", "evaluate", "compare"},
     ),
     "section merge": ("config/sections/models.py", other("Merge"), MERGING),
     "section parity": ("config/sections/measuring.py", other("Parity"), {"parity", *CONVERTING}),

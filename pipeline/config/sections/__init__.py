@@ -8,6 +8,7 @@ them and a recipe.
 # mypy: implicit-reexport
 # ruff: noqa: F401 (for other modules: these are the names that they import from here)
 
+from pipeline.config.sections.augmenting import Augment, AugmentKind
 from pipeline.config.sections.base import Base
 from pipeline.config.sections.data import Curate, CurateKeys, Preprocess
 from pipeline.config.sections.measuring import (

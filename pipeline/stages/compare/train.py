@@ -106,7 +106,8 @@ def distill_merged(params: Params, root: Path, job: Job) -> None:
 
 def on_rows(root: Path) -> dict[str, Path]:
     """The project's rows, for a sub-project that trains on them."""
-    return {"data/final": root / "data/final"}
+    folders = ("data/final", "data/augmented")
+    return {folder: root / folder for folder in folders if (root / folder).is_dir()}
 
 
 def distillation_of(project: Path) -> Path:

@@ -7,7 +7,7 @@ text before it.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from pipeline.chat.tokens import IGNORED, Row
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import read_rows
 from pipeline.core.text import plural
-from pipeline.stages.preprocess.stats import row_name
+from pipeline.stages.preprocess.stats import row_name, rows_in
 from pipeline.stages.preprocess.stretches import (
     Base,
     Claim,
@@ -70,14 +69,16 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     return Base(tokenizer, plain, sizes[0], re.compile("|".join(control) or "(?!)"))
 
 
-def prove(path: Path, rows: Path, base: Base, max_length: int, train: Train, rejected: int) -> dict[str, int]:
-    """Prove the Parquet file at `path` against the rows that it was made of, of which `rejected` were left
-    out; the counts of what is in it. With `train.train_on_prompt` what is asked is trained too.
+def prove(
+    path: Path, rows: Sequence[Path], base: Base, max_length: int, train: Train, rejected: int
+) -> dict[str, int]:
+    """Prove the Parquet file at `path` against the files of `rows` that it was made of, of which `rejected`
+    were left out; the counts of what is in it. With `train.train_on_prompt` what is asked is trained too.
 
     Raises `DataError` with the failure's name and the row at the first difference.
     """
     written = Written(path)
-    file, method = rows.name, train.method
+    file, method = rows[0].name, train.method
     if len(written.lengths) and written.lengths.max() > max_length:
         raise DataError(
             "Q-PREPROCESS-013",
@@ -98,7 +99,7 @@ def prove(path: Path, rows: Path, base: Base, max_length: int, train: Train, rej
     if METHODS[method].pairs:
         check_pairs(written, path.name)
     read = trained_rows = turns = 0
-    numbered = enumerate(read_rows(rows), start=1)
+    numbered = enumerate(rows_in(rows), start=1)
     while batch := list(islice(numbered, TOGETHER)):
         by_row = [
             list(_claims(row, row_name(row, file, number), written, base, method)) for number, row in batch

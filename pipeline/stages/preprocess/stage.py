@@ -1,14 +1,15 @@
 """Turn rows into what the trainer sees: token ids, labels on what is to be learned only, packed rows; of the
 kinds of rows that `train.method` learns from.
 
-Reads `data/final/{train,val}.jsonl`, and tokenizer, template and configuration in `models/base/`.
+Reads `data/final/{train,val}.jsonl`, the rows that stage augment added to each (`augment.kinds`), and
+tokenizer, template and configuration in `models/base/`.
 Writes `data/tokens/{train,val}.parquet` (`pipeline.stages.preprocess.tables`; of prompts also what scorers
 get, `data/tokens/questions-{train,val}.jsonl`), `data/tokens/manifest.json`, `reports/labels.json` and
 `reports/labels.html`. Command: `python -m pipeline preprocess`
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -24,14 +25,13 @@ from pipeline.config.methods import METHODS, REWARD, Method, unused_sentences
 from pipeline.config.params import Params
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import read_rows
 from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.text import most, plural
 from pipeline.stages.preprocess.packing import best_fit, in_order, need_rows_apart, packed_by
 from pipeline.stages.preprocess.page import render_labels_page, sample, unused
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.rewards import Weighting, account, sentences, weighting
-from pipeline.stages.preprocess.stats import SplitStats, row_name
+from pipeline.stages.preprocess.stats import SplitStats, row_name, rows_in
 from pipeline.stages.preprocess.stretches import Base
 from pipeline.stages.preprocess.tables import (
     Written,
@@ -55,9 +55,11 @@ def preprocess(
     max_length: int,
     packing: bool,
     train: Train | None = None,
+    augmented: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Tokenize and pack both splits, prove what was written, publish the folder; the statistics of it, and
-    some rows to look at.
+    some rows to look at. `augmented` are the kinds of rows that are added from data/augmented beside
+    `rows_folder`.
 
     Of `train` the method, the order and the weights of rewards are used. A row longer than `max_length`
     tokens (a pair: both answers together), one that the template can't render whole and with exact labels,
@@ -87,10 +89,15 @@ def preprocess(
         "splits": {},
     }
     all_stats = {split: SplitStats() for split in SPLITS}
+    added = rows_folder.parent / "augmented"
+    files = {
+        split: [rows_folder / f"{split}.jsonl", *(added / f"{kind}-{split}.jsonl" for kind in augmented)]
+        for split in SPLITS
+    }
     with publishing(tokens_folder) as aside:
         aside.mkdir()
         for split, split_stats in all_stats.items():
-            rows, target = rows_folder / f"{split}.jsonl", aside / f"{split}.parquet"
+            rows, target = files[split], aside / f"{split}.parquet"
             weighed = stats["splits"].get("train", {}).pop("weighting", None)
             stats["splits"][split] = write_split(rows, target, to_tokens, split_stats, weighed)
             if learning.prompts:
@@ -104,7 +111,7 @@ def preprocess(
         stats["trained_share"] = round(trained["trained_tokens"] / trained["tokens"], 4)
         write_json(
             aside / NAME,
-            manifest(aside, [rows_folder / f"{split}.jsonl" for split in SPLITS], base, tokenizer, stats),
+            manifest(aside, [file for split in SPLITS for file in files[split]], base, tokenizer, stats),
         )
         written = Written(aside / "train.parquet")
         samples = [
@@ -158,10 +165,15 @@ class Tokenization:
 
 
 def write_split(
-    rows: Path, target: Path, to_tokens: Tokenization, split_stats: SplitStats, weighed: Weighting | None
+    rows: Sequence[Path],
+    target: Path,
+    to_tokens: Tokenization,
+    split_stats: SplitStats,
+    weighed: Weighting | None,
 ) -> dict[str, Any]:
-    """Write one split's Parquet file and prove it; gives its statistics and counts its rows in
-    `split_stats`. Rewards are weighed as `weighed` does, where there is none as this split's own ask for.
+    """Write the Parquet file of one split's files of rows and prove it; gives its statistics and counts its
+    rows in `split_stats`. Rewards are weighed as `weighed` does, where there is none as this split's own
+    ask for.
     """
     base, max_length, train = to_tokens.base, to_tokens.max_length, to_tokens.train
     table = to_table(sequences(base.tokenizer, rows, max_length, train, split_stats))
@@ -195,14 +207,14 @@ def write_split(
 
 
 def sequences(
-    tokenizer: Any, path: Path, max_length: int, train: Train, split_stats: SplitStats
+    tokenizer: Any, files: Sequence[Path], max_length: int, train: Train, split_stats: SplitStats
 ) -> Iterator[dict[str, Any]]:
-    """Every sequence of the rows in `path` that the method can train as is; `split_stats` counts all."""
+    """Every sequence of the rows in `files` that the method can train as is; `split_stats` counts all."""
     unit, pairs = 0, METHODS[train.method].pairs
-    rows = encode_rows(tokenizer, read_rows(path), train.method)
+    rows = encode_rows(tokenizer, rows_in(files), train.method)
     rows = with_prompts(tokenizer, rows) if train.train_on_prompt else rows
     for number, (row, encoded) in enumerate(rows, start=1):
-        name = row_name(row, path.name, number)
+        name = row_name(row, files[0].name, number)
         if isinstance(encoded, Unrenderable):
             split_stats.reject(row, name, encoded.code, str(encoded))
             continue
@@ -222,6 +234,8 @@ def sequences(
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
+    # DVC wants every folder that a stage names, and projects of before stage augment lack this one
+    (root / "data/augmented").mkdir(parents=True, exist_ok=True)
     stats, samples = preprocess(
         rows_folder=root / "data/final",
         base=root / "models/base",
@@ -229,6 +243,7 @@ def main(params: Params, root: Path) -> None:
         max_length=params.preprocess.max_length,
         packing=params.preprocess.packing,
         train=params.train,
+        augmented=params.augment.kinds,
     )
     write_json(root / "reports/labels.json", stats)
     write_text(root / "reports/labels.html", render_labels_page(stats, samples))

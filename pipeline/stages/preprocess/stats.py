@@ -1,12 +1,14 @@
 """The outcome of a split's rows: trained, unfolded, or left out with a reason; and which to look at."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipeline.chat.rows import JUDGED
 from pipeline.chat.tokens import NOT_LEARNED, Row
+from pipeline.core.jsonl import read_rows
 
 EXAMPLES = 2  # of each kind of row, and of each reason
 BINS = 32  # of the histogram of lengths, at most
@@ -52,6 +54,12 @@ class SplitStats:
             "untrained": dict(sorted(self.untrained.items())),
             "lengths": histogram(lengths),
         }
+
+
+def rows_in(files: Sequence[Path]) -> Iterator[Row]:
+    """Yield the rows of a split's files: curation's, then those that stage augment added."""
+    for file in files:
+        yield from read_rows(file)
 
 
 def row_name(row: Row, file: str, number: int) -> str:

@@ -11,7 +11,7 @@ The functions are copied, so that data/tokens is all that training depends on, a
 
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from pipeline.chat.tokens import Encoded, trained_positions
 from pipeline.config.scorers import NAME
 from pipeline.config.sections.method_groups import Grpo
 from pipeline.core.errors import DataError
-from pipeline.core.jsonl import read_rows, write_rows
+from pipeline.core.jsonl import write_rows
 from pipeline.metrics.own import function
-from pipeline.stages.preprocess.stats import row_name
+from pipeline.stages.preprocess.stats import row_name, rows_in
 
 INTS = pyarrow.list_(pyarrow.int32())
 CHUNK = 1024  # sequences that are held as Python lists at a time
@@ -168,13 +168,13 @@ class Written:
         return (row_id for row_id, places in self._places.items() for _ in places)
 
 
-def write_questions(target: Path, table: Path, rows: Path) -> None:
+def write_questions(target: Path, table: Path, rows: Sequence[Path]) -> None:
     """Write the questions of the sequences in `table` (Parquet), in order; `rows` made the table."""
     remaining = deque(Written(table).row_ids)
 
     def asked() -> Iterator[dict[str, Any]]:
-        for number, row in enumerate(read_rows(rows), start=1):
-            if remaining and row_name(row, rows.name, number) == remaining[0]:
+        for number, row in enumerate(rows_in(rows), start=1):
+            if remaining and row_name(row, rows[0].name, number) == remaining[0]:
                 yield question(remaining.popleft(), row)
 
     write_rows(target, asked())

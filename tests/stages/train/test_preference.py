@@ -435,7 +435,7 @@ def test_a_torn_pair_is_found_by_the_proof(prepared: Path, tmp_path: Path) -> No
     base = prepared / "models/base"
     with pytest.raises(DataError, match="Q-PREPROCESS-014"):
         known = load_base(base, load_tokenizer(base))
-        prove(torn, tmp_path / "data/final/train.jsonl", known, 512, Train(method="dpo"), 0)
+        prove(torn, [tmp_path / "data/final/train.jsonl"], known, 512, Train(method="dpo"), 0)
 
 
 def test_no_row_of_the_methods_kind_names_the_method(prepared: Path, tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""Why a written text is dropped, from the text and the row that it was written to."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.rows import other_references
+from pipeline.config.sections import AugmentKind, Evaluate
+from pipeline.core.jsonl import BadLine, dump_line, parse_line
+from pipeline.metrics.answers import score_answers
+from pipeline.metrics.refusals import is_refusal
+from pipeline.metrics.text import rouge_l
+from pipeline.stages.augment.instructions import TEXTS, Call, asked_turns, question_place, right_answer
+from pipeline.stages.augment.journal import Text
+
+NEAR = 0.9  # ROUGE-L of a question in other words with the question: above, nothing was said otherwise
+RIGHT = 0.9  # points from which a flawed answer is a right one
+LONG_ANSWER = 20  # characters of an answer that can't stand in a question by chance
+WORD, NUMBER = re.compile(r"\w+"), re.compile(r"\d+")
+OF_THE_TASK = re.compile(
+    r"\b(?:right|wrong|correct|incorrect|flawed|vague|incomplete|another|original) answer\b", re.IGNORECASE
+)
+REASONS = {
+    "cut_off": "it did not end within augment.max_new_tokens",
+    "calls_a_tool": "a tool is called instead",
+    "empty": "nothing was written",
+    "unreadable": "it holds a control character",
+    "refusal": "it is nothing but a stock refusal",
+    "repeats_instruction": "it is nothing but words of the instruction",
+    "speaks_of_the_task": "it says that it is a flawed answer, which no answer of a model's would",
+    "repeats_question": "it is the question itself, not an answer",
+    "near_copy": "it says what the row itself says, in nearly the same words",
+    "same_as_another": "the same text was written to this row before",
+    "numbers_changed": "the question in other words has other numbers",
+    "gives_answer": "the question in other words holds the answer",
+    "right": f"the scorer gives the flawed answer {RIGHT} points or more",
+    "shared_with_held_out": "it shares 13 words in a row with a row of another split",
+    "near_held_out": "it asks what a row of another split asks, in nearly the same words",
+}
+
+
+def written_text(text: Text) -> str:
+    """Return what was written, without white space around it."""
+    return str(text["turn"]["content"]).strip()
+
+
+def problem_of(kind: AugmentKind, call: Call, text: Text) -> str | None:
+    """Return the reason to drop a text, judged by itself and its row; None if there is none."""
+    written = written_text(text)
+    if text["calls"]:
+        return "calls_a_tool"
+    if not text["stopped"]:
+        return "cut_off"
+    if not written:
+        return "empty"
+    if not _is_readable(written):
+        return "unreadable"
+    if _repeats(written, TEXTS[call.instruction]):
+        return "repeats_instruction"
+    # a vague answer may well be a refusal, and is no worse as an answer to reject
+    if kind != "rejected" and is_refusal(written):
+        return "refusal"
+    if kind == "questions":
+        return _problem_of_question(call, written)
+    if kind == "rejected":
+        return _problem_of_answer(call, written)
+    return None
+
+
+def _problem_of_answer(call: Call, written: str) -> str | None:
+    answer = right_answer(call.row)
+    if same_words(written, answer):
+        return "near_copy"
+    if same_words(written, asked_turns(call.row)[-1]["content"]):
+        return "repeats_question"
+    if OF_THE_TASK.search(written) and not OF_THE_TASK.search(answer):
+        return "speaks_of_the_task"
+    return None
+
+
+def _problem_of_question(call: Call, written: str) -> str | None:
+    place = question_place(call.row)
+    question = str(call.row["messages"][place]["content"]) if place is not None else ""
+    if same_words(written, question) or _overlap(question, written) >= NEAR:
+        return "near_copy"
+    answer = right_answer(call.row).strip()
+    if len(answer) >= LONG_ANSWER and answer in written and answer not in question:
+        return "gives_answer"
+    if sorted(NUMBER.findall(written)) != sorted(NUMBER.findall(question)):
+        return "numbers_changed"
+    return None
+
+
+def _overlap(question: str, written: str) -> float:
+    try:
+        return rouge_l(question, written, {}).points or 0.0
+    except ValueError:  # no words
+        return 0.0
+
+
+def same_words(one: str, other: str) -> bool:
+    """Whether two texts differ in case, white space and punctuation only; of texts without words, at all."""
+    words = [WORD.findall(text.casefold()) for text in (one, other)]
+    if not any(words):
+        return one.strip() == other.strip()
+    # in code and commands, signs are what is said
+    return words[0] == words[1] and _signs(one) == _signs(other)
+
+
+def _repeats(written: str, instruction: str) -> bool:
+    """Whether a text is nothing but words of the instruction, as small models write it."""
+    said, told = (" ".join(WORD.findall(text.casefold())) for text in (written, instruction))
+    return " " in said and f" {said} " in f" {told} "
+
+
+def _signs(text: str) -> str:
+    """Return the signs of a text that mean something, without those that end a sentence or quote it."""
+    return re.sub(r"[\w\s.,;:!?\"'`´’“”*]", "", text)
+
+
+def _is_readable(written: str) -> bool:
+    try:
+        parse_line(dump_line({"text": written}))
+    except BadLine:
+        return False
+    return True
+
+
+def found_right(
+    calls: Sequence[Call], texts: Sequence[str], settings: Evaluate, root: Path
+) -> list[float | None]:
+    """Return the points that the first of `evaluate.scorers` gives each flawed answer; None: not measured.
+
+    Raises as `score_answers`.
+    """
+    if not settings.scorers or not calls:
+        return [None] * len(calls)
+    answers: list[dict[str, Any]] = [
+        {
+            "id": call.row["id"],
+            "domain": call.row.get("domain"),
+            "prompt": asked_turns(call.row)[-1]["content"],
+            "reference": right_answer(call.row),
+            **other_references(call.row),
+            "answer": text,
+            "stopped": True,
+            "refused": False,
+        }
+        for call, text in zip(calls, texts, strict=True)
+    ]
+    score_answers(answers, [settings.scorer], judge=settings.judge, external=settings.external, root=root)
+    return [answer["score"] for answer in answers]

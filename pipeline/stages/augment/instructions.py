@@ -1,0 +1,158 @@
+"""What the model that writes is told, for each kind of row and flaw, and which rows it is told about.
+
+An instruction is named by what it asks for and its version ("rejected.vague/1"), and each written row has
+that name. Another wording is another version, and its texts are asked for again.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.chat.rows import ABOUT_TRAINING, ANSWERED, TURN_LISTS, Row
+from pipeline.chat.selection import drawn, is_answerable
+from pipeline.chat.tokens import chat_request
+from pipeline.config.sections import Augment, AugmentKind
+from pipeline.core.jsonl import read_rows
+
+SPLITS = ("train", "val")
+WATCHED_PART, WATCHED = 4, 32  # of the rows asked about, a quarter more of val, and no more than this
+QUESTION = (
+    "Say this message in other words, in its own language. Keep its meaning, and every number, name, path, "
+    "command and quoted text as it is. Do not answer it. Write only the message in other words."
+)
+FLAWED = "{flaw} Use the language and the form of the right answer. Write only that answer."
+FLAWS = {
+    "wrong": "Write another answer, which looks right and is wrong in what matters.",
+    "vague": "Write another answer, which is so vague that it does not help.",
+    "incomplete": "Write another answer, which leaves out something that matters.",
+}
+TEXTS: Mapping[str, str] = {
+    "questions/1": QUESTION,
+    **{f"rejected.{flaw}/1": FLAWED.format(flaw=told) for flaw, told in FLAWS.items()},
+    "answers/1": "",  # the conversation itself is asked
+}
+
+
+class Call(NamedTuple):
+    """One text to be written: to which row of which split, by which instruction, and the request for it."""
+
+    row: Row
+    split: str
+    number: int
+    instruction: str
+    seed: int
+    request: dict[str, Any]
+
+
+def calls_of(kind: AugmentKind, settings: Augment, final: Path) -> list[Call]:
+    """Return the calls for a kind, in the order in which they are made. Only rejected answers are also
+    written to rows of val, so that what is learned of pairs can be watched.
+    """
+    calls = []
+    for split in SPLITS if kind == "rejected" else SPLITS[:1]:
+        wanted = settings.rows
+        if split == "val":
+            wanted = min(WATCHED, -(-settings.rows // WATCHED_PART))
+        rows = (row for row in read_rows(final / f"{split}.jsonl") if _is_whole(row) and USABLE[kind](row))
+        for row in drawn(rows, wanted, settings.seed):
+            calls += [call_of(kind, settings, row, split, number) for number in range(settings.per_row)]
+    return calls
+
+
+def _is_whole(row: Row) -> bool:
+    """Whether a row is no later copy of one that curation repeats ("a.jsonl:7*2"), and nothing of it was cut
+    off: a cut answer is not one to learn from twice.
+    """
+    if "*" in str(row["source"]).rpartition(":")[2]:
+        return False
+    return not any("cut" in turn for turns in TURN_LISTS for turn in row.get(turns, ()))
+
+
+def call_of(kind: AugmentKind, settings: Augment, row: Row, split: str, number: int) -> Call:
+    """Return the call for the text of this `number` to a row."""
+    seed = seed_of(settings.seed, kind, row, number)
+    instruction, request = MESSAGES[kind](row, seed + number)
+    request |= {"temperature": settings.temperature, "max_tokens": settings.max_new_tokens, "seed": seed}
+    return Call(row, split, number, instruction, seed, request)
+
+
+def seed_of(seed: int, kind: str, row: Row, number: int) -> int:
+    """Return 31 bits, which every server takes as a seed."""
+    digest = hashlib.sha256(f"{seed}:{kind}:{row['id']}:{number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def question_place(row: Row) -> int | None:
+    """Return the place of the user's turn that the row's answer is to; None if it is to something else."""
+    place = len(row["messages"]) - (2 if row["kind"] in ANSWERED else 1)
+    if place < 0 or row["messages"][place]["role"] != "user":
+        return None
+    return place if row["messages"][place]["content"].strip() else None
+
+
+def right_answer(row: Row) -> str:
+    """Return the answer in words that a row gives, "" if it gives none."""
+    if row["kind"] == "prompt":
+        return str(row["answer"])
+    return str(row["messages"][-1]["content"]) if row["kind"] == "chat" and row["messages"] else ""
+
+
+def asked_turns(row: Row) -> list[dict[str, Any]]:
+    """Return the turns before a row's answer, as a conversation that is not trained."""
+    turns = row["messages"][:-1] if row["kind"] in ANSWERED else row["messages"]
+    return [{key: value for key, value in turn.items() if key not in ABOUT_TRAINING} for turn in turns]
+
+
+def _is_rejectable(row: Row) -> bool:
+    """Whether a row has an answer in words, which its author doesn't call bad."""
+    if row["kind"] not in ("chat", "prompt") or question_place(row) is None:
+        return False
+    if row["kind"] == "chat" and (not is_answerable(row) or not row["messages"][-1].get("train", True)):
+        return False
+    return bool(right_answer(row).strip()) and row.get("reward", 1.0) > 0
+
+
+def _question(row: Row, _: int) -> tuple[str, dict[str, Any]]:
+    place = question_place(row)
+    asked = row["messages"][place]["content"] if place is not None else ""
+    return "questions/1", _told(f"Message:\n{asked}", TEXTS["questions/1"])
+
+
+def _rejected(row: Row, drawn_flaw: int) -> tuple[str, dict[str, Any]]:
+    instruction = f"rejected.{list(FLAWS)[drawn_flaw % len(FLAWS)]}/1"
+    turns = [turn for turn in asked_turns(row) if turn["content"].strip()]
+    asked = turns[-1]["content"] if len(turns) == 1 else "\n\n".join(map(_named, turns))
+    material = f"Question:\n{asked}\n\nRight answer:\n{right_answer(row)}"
+    return instruction, _told(material, TEXTS[instruction])
+
+
+def _answer(row: Row, _: int) -> tuple[str, dict[str, Any]]:
+    return "answers/1", chat_request(row["messages"], row.get("tools"))
+
+
+def _told(material: str, instruction: str) -> dict[str, Any]:
+    """Return the request; what is to be done comes last, which small models follow best."""
+    return {"messages": [{"role": "user", "content": f"{material}\n\n{instruction}"}]}
+
+
+def _named(turn: Mapping[str, Any]) -> str:
+    return f"{str(turn['role']).capitalize()}: {turn['content']}"
+
+
+USABLE: Mapping[AugmentKind, Callable[[Row], bool]] = {
+    "questions": lambda row: question_place(row) is not None,
+    "rejected": _is_rejectable,
+    "answers": lambda row: row["kind"] == "prompt" and not row["answer"].strip(),
+}
+MESSAGES: Mapping[AugmentKind, Callable[[Row, int], tuple[str, dict[str, Any]]]] = {
+    "questions": _question,
+    "rejected": _rejected,
+    "answers": _answer,
+}
+
+
+def request_bytes(calls: list[Call]) -> Iterator[int]:
+    """Yield the bytes of text that each call sends."""
+    for call in calls:
+        yield sum(len(str(turn.get("content") or "").encode()) for turn in call.request["messages"])

@@ -1,0 +1,81 @@
+"""Written texts that say what a row of another split says: they would carry it over the border.
+
+The row that a text was written to is on the right side already, and so is all that it shares with other
+rows: only what the text says beyond its own row counts.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pipeline.chat.rows import Row, texts
+from pipeline.config.sections import AugmentKind
+from pipeline.core.jsonl import read_rows
+from pipeline.stages.augment.instructions import Call, question_place
+
+WORDS = 13  # in a row that a training row may not share with one that is held out, as in curation
+SHINGLE = 3  # words
+ALIKE = 0.7  # Jaccard similarity of two questions that curation keeps on one side of the split
+SPLITS = ("train", "val", "test")
+Shingles = frozenset[int]
+
+
+def shared(
+    kind: AugmentKind, calls: Sequence[Call], written: Sequence[str], final: Path
+) -> Mapping[int, str]:
+    """Return the reason for each place whose text shares too much with a row of another split in `final`.
+
+    The rows are read one at a time; memory grows by the written texts only.
+    """
+    runs, questions = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    new = [_shingles(text, SHINGLE) for text in written]
+    own = [_shingles(_question(call.row), SHINGLE) for call in calls]
+    for place, (call, text) in enumerate(zip(calls, written, strict=True)):
+        own_runs = set[int]().union(*(_shingles(said, WORDS) for _, said in texts(call.row)))
+        for run in _shingles(text, WORDS) - own_runs:
+            runs[run].append(place)
+        if kind == "questions":
+            for shingle in new[place]:
+                questions[shingle].append(place)
+    reasons: dict[int, str] = {}
+    for split, row in _rows(final):
+        said = [run for _, text in texts(row) for run in _shingles(text, WORDS) if run in runs]
+        for place in {place for run in said for place in runs[run]}:
+            if calls[place].split != split:
+                reasons[place] = "shared_with_held_out"
+        asked = _shingles(_question(row), SHINGLE)
+        together = Counter(place for shingle in asked for place in questions.get(shingle, ()))
+        for place, common in together.items():
+            if calls[place].split == split or place in reasons:
+                continue
+            alike = common / len(new[place] | asked)
+            if alike >= ALIKE and alike > _alike(own[place], asked):
+                reasons[place] = "near_held_out"
+    return reasons
+
+
+def _rows(final: Path) -> Iterator[tuple[str, Row]]:
+    for split in SPLITS:
+        for row in read_rows(final / f"{split}.jsonl"):
+            yield split, row
+
+
+def _question(row: Row) -> str:
+    place = question_place(row)
+    return "" if place is None else str(row["messages"][place]["content"])
+
+
+def _alike(one: Shingles, other: Shingles) -> float:
+    return len(one & other) / len(one | other) if one or other else 0.0
+
+
+def _shingles(text: str, length: int) -> Shingles:
+    """Return the hashes of all runs of `length` words and signs; a shorter question is one run."""
+    words = re.findall(r"\w+|[^\w\s]", text.casefold())
+    if length == WORDS:
+        words = [word for word in words if word[0].isalnum() or word[0] == "_"]
+        if len(words) < length:
+            return frozenset()
+    last = max(1, len(words) - length + 1)
+    return frozenset(hash(tuple(words[start : start + length])) for start in range(last) if words)

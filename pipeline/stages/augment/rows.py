@@ -1,0 +1,117 @@
+"""Written texts as rows: as data/raw would hold them, and after curation, which runs in a sub-project.
+
+The rules are those of section `curate`: secrets and personal data, refusals, garbage, lengths, control
+tokens, `curate.decontaminate`. Every row is for training there; near duplicates are not looked for, since
+rows that share an answer are meant to be alike (`pipeline.stages.augment.filters` compares what was written).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.chat.rows import ABOUT_TRAINING, OTHERS, Row
+from pipeline.config.params import Params
+from pipeline.config.sections import AugmentKind
+from pipeline.core.jsonl import read_rows, write_rows
+from pipeline.core.publish import read_json, remove
+from pipeline.stages.augment.filters import written_text
+from pipeline.stages.augment.instructions import SPLITS, Call, asked_turns, question_place
+from pipeline.stages.augment.journal import Text
+from pipeline.subprojects.distill_rows import settings as rows_for_training
+from pipeline.subprojects.processes import changed_params, open_subproject, run_stage
+
+KEPT = ("tools", "domain", "reward", OTHERS)
+
+
+class Curated(NamedTuple):
+    """Rows of each split, and (line of the raw file, reason) of those that curation rejected."""
+
+    rows: dict[str, list[Row]]
+    rejected: list[tuple[int, str]]
+
+
+def raw_row(kind: AugmentKind, call: Call, text: Text) -> dict[str, Any]:
+    """Return the new row as a line of data/raw."""
+    row, more = call.row, {key: call.row[key] for key in KEPT if key in call.row}
+    turn = text["turn"] | {"content": written_text(text)}
+    if kind == "answers":
+        return {"messages": [*asked_turns(row), turn], **more}
+    if kind == "rejected":
+        answer = row["messages"][-1] if row["kind"] == "chat" else _said(row["answer"])
+        more = {key: more[key] for key in ("tools", "domain") if key in more}
+        return {
+            "prompt": asked_turns(row),
+            "chosen": [{key: value for key, value in answer.items() if key not in ABOUT_TRAINING}],
+            "rejected": [_said(turn["content"])],
+            **more,
+        }
+    place = question_place(row)
+    turns = [
+        {**turn, "content": written_text(text)} if number == place else turn
+        for number, turn in enumerate(row["messages"])
+    ]
+    if row["kind"] == "preference":
+        return {"prompt": turns, "chosen": row["chosen"], "rejected": row["rejected"], **more}
+    of_kind: dict[str, Any] = {key: row[key] for key in ("label", "answer") if key in row}
+    return {"messages": turns, **of_kind, **more}
+
+
+def _said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def origin(call: Call, text: Text, writer: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+    """Return where a row comes from, as it stands in the row."""
+    return {
+        "of": call.row["id"],
+        **writer,
+        "prompt": call.instruction,
+        "temperature": temperature,
+        "seed": call.seed,
+        "time": text["time"],
+    }
+
+
+def curated(
+    project: Path,
+    params: Params,
+    root: Path,
+    rows: Sequence[Mapping[str, Any]],
+    origins: Sequence[tuple[str, Mapping[str, Any]]],
+) -> Curated:
+    """Return `rows` after stage curate has run on them in the sub-project `project` (absolute); `origins` are
+    the split and the origin of each. Raises what the stage ended with.
+    """
+    data, base = root / "data", root / "models/base"
+    curate = params.curate
+    remove(project / "data/guard")  # links to what may be named no more
+    write_rows(project / "data/raw/written.jsonl", map(dict, rows))
+    guard = {name: data / "guard" / name for name in (*curate.decontaminate, *filter(None, [curate.names]))}
+    links = {f"data/guard/{name}": path for name, path in guard.items()}
+    links |= {"models/base": base, "models/base.json": base.with_name("base.json")}
+    changes = rows_for_training() | {"languages": curate.languages}
+    if curate.drop_duplicates == "near":
+        changes["drop_duplicates"] = "exact"
+    values = changed_params(params, {"curate": changes, "augment": {"kinds": []}})
+    open_subproject(project, values, links)
+    run_stage(project, "curate")
+    found: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    for row in read_rows(project / "data/final/train.jsonl"):
+        split, where = origins[_line(row["source"]) - 1]
+        found[split].append(row | {"source": f"{where['prompt']} of {where['of']}", "augmented": dict(where)})
+    return Curated(found, list(_rejected(project)))
+
+
+def _rejected(project: Path) -> Iterator[tuple[int, str]]:
+    for reject in read_rows(project / "data/rejects.jsonl"):
+        yield int(reject["line"] or 0), str(reject["reason"])
+
+
+def _line(source: str) -> int:
+    """Return the line that a row of the raw file comes from: "written.jsonl:12#2" has 12."""
+    return int(source.rpartition(":")[2].partition("#")[0])
+
+
+def figures_of(project: Path) -> dict[str, Any]:
+    """Return what curation changed, by rule."""
+    return dict(read_json(project / "reports/data.json", "run the stage again")["changed"])
