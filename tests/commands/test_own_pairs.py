@@ -115,6 +115,18 @@ def test_best_and_worst_are_written_with_their_account_and_curate_reads_them(roo
     assert report.rows_kept == len(rows)
 
 
+def test_the_rows_own_answer_is_chosen_if_that_is_asked_for(root: Path) -> None:
+    account = run(root, chosen="reference")[1]
+    rows = list(read_rows(root / "data/raw/own.jsonl"))
+    assert account["chosen"] == "reference"
+    assert 0 < account["pairs"] == len(rows)
+    for row in rows:
+        assert row["chosen"] == [{"role": "assistant", "content": "x"}]
+        assert row["meta"]["chosen_score"] == 0.5 > row["meta"]["rejected_score"]
+    # it is not one of the sampled answers
+    assert account["best_score"] < 0.5
+
+
 @pytest.mark.slow
 def test_the_same_run_and_one_that_was_killed_give_the_same_bytes(
     root: Path, monkeypatch: pytest.MonkeyPatch

@@ -177,6 +177,12 @@ def pairs(
     min_gap: Annotated[
         float, typer.Option("--min-gap", metavar="D", min=0, max=1, help="Least difference of the scores.")
     ] = 0.0,
+    chosen: Annotated[
+        Literal["best", "reference"],
+        typer.Option(
+            "--chosen", help="What the worst answer is held against: the best of K, or the row's own."
+        ),
+    ] = "best",
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
@@ -185,6 +191,6 @@ def pairs(
     """
     from pipeline.commands.pairs.command import Options, main
 
-    options = Options(answers, rows, seed, temperature, scorer, min_gap)
+    options = Options(answers, rows, seed, temperature, scorer, min_gap, chosen)
     with working(root):
         main(project_of(params, root), file, model, options)

@@ -63,15 +63,31 @@ def _is_read(turn: Mapping[str, Any]) -> bool:
     return False
 
 
-def pair_of(row: Row, answers: Sequence[Mapping[str, Any]], min_gap: float) -> dict[str, Any] | str:
-    """The best and the worst answer as a row that curate reads as a preference, or why there is none."""
+def own_answer(row: Row) -> dict[str, Any]:
+    """Return the row's own answer as one that was sampled."""
+    turn = {key: value for key, value in row["messages"][-1].items() if key not in ABOUT_TRAINING}
+    return {"turn": turn, "stopped": True, "calls": False}
+
+
+def pair_of(
+    row: Row,
+    answers: Sequence[Mapping[str, Any]],
+    min_gap: float,
+    reference: Mapping[str, Any] | None = None,
+) -> dict[str, Any] | str:
+    """The best (or `reference`, the row's own) and the worst answer as a row that curate reads as a
+    preference, or why there is none.
+    """
     usable = [answer for answer in answers if problem_of(answer) is None]
-    if len(usable) < 2:
+    if reference is not None and (problem_of(reference) or not usable):
+        return "reference_not_measured" if problem_of(reference) else "no_answer"
+    if reference is None and len(usable) < 2:
         return "fewer_than_two"
-    best, worst = (pick(usable, key=lambda answer: answer["score"]) for pick in (max, min))
+    best = reference or max(usable, key=lambda answer: answer["score"])
+    worst = min(usable, key=lambda answer: answer["score"])
     gap = best["score"] - worst["score"]
-    if gap == 0 or gap < min_gap:
-        return "all_equal" if gap == 0 else "gap_too_small"
+    if gap <= 0 or gap < min_gap:
+        return "all_equal" if gap <= 0 else "gap_too_small"
     prompt = [
         {key: value for key, value in turn.items() if key not in ABOUT_TRAINING}
         for turn in row["messages"][:-1]

@@ -1,5 +1,5 @@
 """Preferences of the model's own answers (rejection sampling): it answers requests of training several times,
-a scorer judges the answers, and the best and the worst become a row of data/raw.
+a scorer judges the answers, and the best (or the row's own) and the worst become a row of data/raw.
 
 Reads `data/final/train.jsonl`, never a held-out row, and the model's GGUF. Writes FILE, which must not be
 there yet, its account `reports/pairs/FILE.json` and, below `reports/pairs/`, the answers.
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.chat.selection import SEED
 from pipeline.commands.pairs.answering import FOLDER, Sampling, hashes, sampled_answers, training_requests
-from pipeline.commands.pairs.choosing import counts, pair_of, score
+from pipeline.commands.pairs.choosing import counts, own_answer, pair_of, score
 from pipeline.commands.project import Project
 from pipeline.config.params import Params
 from pipeline.config.scorers import TOOL_CALLS
@@ -37,6 +37,7 @@ class Options:
     temperature: float = 1.0
     scorer: str | None = None
     min_gap: float = 0.0
+    chosen: Literal["best", "reference"] = "best"
 
 
 def main(project: Project, target: Path, model: str | None, options: Options) -> None:
@@ -63,8 +64,17 @@ def make(project: Project, target: Path, model: str | None, options: Options) ->
     check_references(rows, [scorer], root)
     tools = project.tools
     answers = sampled_answers(files, rows, sampling, evaluate, tools, root)
+    references: list[dict[str, Any] | None] = [None] * len(rows)
+    if options.chosen == "reference":
+        # scored with the others, for a scorer may need long to start
+        answers = [[*of_row, own_answer(row)] for row, of_row in zip(rows, answers, strict=True)]
     scored = score(rows, answers, scorer, evaluate, root)
-    outcomes = [pair_of(row, of_row, options.min_gap) for row, of_row in zip(rows, scored, strict=True)]
+    if options.chosen == "reference":
+        references = [of_row.pop() for of_row in scored]
+    outcomes = [
+        pair_of(row, of_row, options.min_gap, reference)
+        for row, of_row, reference in zip(rows, scored, references, strict=True)
+    ]
     pairs = [outcome for outcome in outcomes if isinstance(outcome, dict)]
     account = {
         "model": name,
@@ -74,6 +84,7 @@ def make(project: Project, target: Path, model: str | None, options: Options) ->
         **asdict(sampling),
         "max_new_tokens": evaluate.max_new_tokens,
         "min_gap": options.min_gap,
+        "chosen": options.chosen,
         **counts(outcomes, scored),
     }
     if not pairs:
