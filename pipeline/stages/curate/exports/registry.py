@@ -2,9 +2,14 @@
 
 from pipeline.stages.curate.exports import (
     chatgpt,
+    claude_ai,
     claude_code,
     codex,
     continue_sessions,
+    gemini,
+    librechat,
+    lm_studio,
+    open_webui,
     side_files,
     turn_arrays,
 )
@@ -17,6 +22,11 @@ EXPORTS: tuple[Export, ...] = (
     *side_files.EXPORTS,
     continue_sessions.EXPORT,
     turn_arrays.EXPORT,
+    claude_ai.EXPORT,
+    gemini.EXPORT,
+    open_webui.EXPORT,
+    librechat.EXPORT,
+    lm_studio.EXPORT,
 )
 
 

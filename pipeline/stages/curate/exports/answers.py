@@ -1,0 +1,121 @@
+"""An answer's turns, as a program's blocks give them one after the other: thoughts, text, calls of tools and
+their results.
+"""
+
+import json
+from pathlib import PurePosixPath
+from typing import Any
+
+from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.exports.export import Notes
+
+Turn = dict[str, Any]
+IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".svg", ".tif", ".tiff", ".webp")
+
+
+class Answer:
+    """The turns of one answer. After a call's result a new turn begins, as the model spoke again there."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+        self.turns: list[Turn] = []
+        self.open_calls: list[str] = []
+
+    def think(self, words: str) -> None:
+        """Add thoughts."""
+        if words.strip():
+            turn = self._turn(("content", "tool_calls"))
+            turn["reasoning_content"] = _joined(turn.get("reasoning_content", ""), words)
+
+    def say(self, words: str) -> None:
+        """Add text."""
+        if words.strip():
+            turn = self._turn(("tool_calls",))
+            turn["content"] = _joined(turn["content"], words)
+
+    def call(self, place: str, name: str, arguments: Any) -> None:
+        """Add a call of a tool. Arguments that are no JSON object come to stand below `input`."""
+        given = _object(arguments)
+        function = {"name": name, "arguments": given if given is not None else {"input": arguments}}
+        calls = self._turn(()).setdefault("tool_calls", [])
+        calls.append({"id": place, "type": "function", "function": function})
+        self.open_calls.append(place)
+
+    def result(self, place: str | None, words: str) -> None:
+        """Add the result of the call with this id; without an id, of the first call that has none."""
+        place = place or next(iter(self.open_calls), None)
+        if place is None or place not in self.open_calls:
+            self.notes["results_without_call"] += 1
+            return
+        self.open_calls.remove(place)
+        self.turns.append({"role": "tool", "tool_call_id": place, "content": words})
+
+    def finished(self, *, aborted: bool = False) -> list[Turn]:
+        """Return the turns, without calls that got no result."""
+        self.notes["calls_without_result"] += len(self.open_calls)
+        kept = []
+        for turn in self.turns:
+            if "tool_calls" in turn:
+                turn["tool_calls"] = [
+                    call for call in turn["tool_calls"] if call["id"] not in self.open_calls
+                ]
+                if not turn["tool_calls"]:
+                    del turn["tool_calls"]
+            if turn["role"] == "tool" or turn.keys() & {"tool_calls", "reasoning_content"} or turn["content"]:
+                kept.append(turn)
+        if aborted and kept:
+            self.notes["aborted"] += 1
+            for turn in kept:
+                if turn["role"] == "assistant":
+                    turn["train"] = False
+        return kept
+
+    def _turn(self, closed_by: tuple[str, ...]) -> Turn:
+        """Return the assistant's turn that stands open, or a new one if it has one of these keys."""
+        last = self.turns[-1] if self.turns else None
+        if last is None or last["role"] == "tool" or any(last.get(key) for key in closed_by):
+            last = {"role": "assistant", "content": ""}
+            self.turns.append(last)
+        return last
+
+
+def user_turn(words: str, names: list[str], notes: Notes) -> list[Turn]:
+    """Return the user's turn with files of these names. Raises `BadLine` if it says nothing without them."""
+    if any(PurePosixPath(name.lower()).suffix in IMAGES for name in names):
+        raise BadLine("unsupported_field", "the user shows an image, without which the rest can't be told")
+    if names and not words.strip():
+        raise BadLine("unsupported_field", "a turn of the user is nothing but an attachment")
+    notes["attachments"] += len(names)
+    return [{"role": "user", "content": words}]
+
+
+def result_text(value: Any) -> str:
+    """Return a tool's result as text: its own, that of its parts, or its JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
+        return "\n".join(str(part["text"]) for part in value)
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def texts(*values: Any) -> str:
+    """Return the values that are texts and say something, with an empty line between them."""
+    return "\n\n".join(value for value in values if isinstance(value, str) and value.strip())
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; none of anything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None
+
+
+def _joined(before: str, words: str) -> str:
+    return f"{before}\n\n{words}" if before else words

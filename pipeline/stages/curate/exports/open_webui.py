@@ -1,0 +1,138 @@
+"""Open WebUI's chats: Settings → Data Controls → Export Chats (all-chats-export-….json), or a chat's menu.
+
+The schema is that of the program itself (github.com/open-webui/open-webui, versions 0.5 to 0.6 of 2025 and
+2026): `chat.history` has `messages` by id (`parentId`, `role`, `content`, `annotation.rating`) and
+`currentId`. Reasoning and calls of tools stand in the content as `<details type="…">`.
+"""
+
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.core.jsonl import BadLine
+from pipeline.core.text import quoted
+from pipeline.stages.curate.exports.answers import Answer, Turn, objects, result_text, texts, user_turn
+from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
+from pipeline.stages.curate.exports.trees import Reader, Tree, tree_rows
+
+DETAILS = re.compile(r"<details\s([^>]*)>(.*?)</details>\n?", re.DOTALL)
+ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
+SUMMARY = re.compile(r"\s*<summary>.*?</summary>\s*", re.DOTALL)
+QUOTE = re.compile(r"^> ?", re.MULTILINE)
+
+
+def is_head(head: Head) -> bool:
+    """Return True if a record is a chat with a history of messages by id."""
+    return any(_history(value) is not None for value in head.objects())
+
+
+def _chat(value: dict[str, Any]) -> dict[str, Any]:
+    chat = value.get("chat")
+    return chat if isinstance(chat, dict) else value
+
+
+def _history(value: dict[str, Any]) -> dict[str, Any] | None:
+    history = _chat(value).get("history")
+    return history if isinstance(history, dict) and isinstance(history.get("messages"), dict) else None
+
+
+def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a chat."""
+    history = _history(value)
+    if history is None:
+        raise BadLine("bad_shape", "a chat of Open WebUI has history.messages by id, and this has none")
+    messages = {place: one for place, one in history["messages"].items() if isinstance(one, dict)}
+    if not messages:
+        notes["empty_conversations"] += 1
+        return
+    thumbs = {place: up for place, one in messages.items() if (up := _thumb(one)) is not None}
+    current = history.get("currentId", history.get("current_id"))
+    if not isinstance(current, str) or current not in messages:
+        notes["current_node_missing"] += 1
+        current = [*messages][-1]
+    tree = Tree(messages, {place: one.get("parentId") for place, one in messages.items()})
+    chat = _chat(value)
+    params = chat.get("params")
+    system = texts((params if isinstance(params, dict) else {}).get("system")) or texts(chat.get("system"))
+
+    def turns(places: Sequence[str], notes: Notes) -> list[Turn]:
+        told: list[Turn] = [{"role": "system", "content": system}] if system else []
+        for place in places:
+            told += _turns(messages[place], notes, is_down=thumbs.get(place) is False)
+        return told
+
+    def is_user(place: str) -> bool:
+        return messages[place].get("role") == "user"
+
+    yield from tree_rows(tree, current, Reader(turns, is_user), notes, thumbs)
+
+
+def _thumb(message: Mapping[str, Any]) -> bool | None:
+    """Return True for a thumb up, False for one down, None without a thumb."""
+    annotation = message.get("annotation")
+    rating = annotation.get("rating") if isinstance(annotation, dict) else None
+    return {1: True, -1: False}.get(rating) if isinstance(rating, int) else None
+
+
+def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn]:
+    role, content = message.get("role"), message.get("content")
+    words = content if isinstance(content, str) else result_text(content)
+    if role == "user":
+        return user_turn(words, [_file_name(file) for file in objects(message.get("files"))], notes)
+    if role == "system":
+        return [{"role": "system", "content": words}]
+    if role != "assistant":
+        raise BadLine("bad_role", f"the role is {quoted(role)}")
+    notes["attachments"] += len(objects(message.get("files")))
+    answer = Answer(notes)
+    end = 0
+    for block in DETAILS.finditer(words):
+        answer.say(words[end : block.start()].strip())
+        end = block.end()
+        _add(answer, dict(ATTRIBUTE.findall(block[1])), block[2])
+    answer.say(words[end:].strip())
+    aborted = message.get("done") is False or bool(message.get("error"))
+    turns = answer.finished(aborted=aborted)
+    if is_down:
+        notes["thumbs_down_not_trained"] += 1
+        turns = [turn | {"train": False} if turn["role"] == "assistant" else turn for turn in turns]
+    return turns
+
+
+def _file_name(file: Mapping[str, Any]) -> str:
+    """Return a file's name; an image that has none is named as one."""
+    if file.get("type") == "image":
+        return "image.png"
+    return str(file.get("name") or file.get("url") or "")
+
+
+def _add(answer: Answer, attributes: Mapping[str, str], inside: str) -> None:
+    kind = attributes.get("type")
+    if kind == "reasoning":
+        thoughts = QUOTE.sub("", SUMMARY.sub("", inside, count=1))
+        answer.think(html.unescape(thoughts).strip())
+    elif kind == "tool_calls":
+        place = attributes.get("id") or f"call_{len(answer.turns)}"
+        answer.call(
+            place, html.unescape(attributes.get("name", "")), _decoded(attributes.get("arguments", ""))
+        )
+        if "result" in attributes:
+            answer.result(place, result_text(_decoded(attributes["result"])))
+    else:
+        answer.notes["blocks_not_read"] += 1
+
+
+def _decoded(attribute: str) -> Any:
+    """Return an attribute's value: text, that is JSON, which may be JSON text again."""
+    words: Any = html.unescape(attribute)
+    for _ in range(2):
+        try:
+            words = json.loads(words)
+        except (TypeError, ValueError, RecursionError):
+            break
+    return words
+
+
+EXPORT = Export("open_webui", is_head, each_record(rows_of), large_keys=(b'"history"', b'"chat"'))
