@@ -6,6 +6,7 @@ from pipeline.stages.curate.exports import (
     claude_code,
     codex,
     continue_sessions,
+    cursor,
     gemini,
     librechat,
     lm_studio,
@@ -21,12 +22,13 @@ EXPORTS: tuple[Export, ...] = (
     codex.EXPORT,
     *side_files.EXPORTS,
     continue_sessions.EXPORT,
-    turn_arrays.EXPORT,
+    cursor.EXPORT,
     claude_ai.EXPORT,
     gemini.EXPORT,
     open_webui.EXPORT,
     librechat.EXPORT,
     lm_studio.EXPORT,
+    turn_arrays.EXPORT,
 )
 
 

@@ -21,6 +21,8 @@ import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
 from pipeline.core.text import safe
+from pipeline.stages.curate.exports import cursor
+from pipeline.stages.curate.exports.cursor_database import composer_rows
 from pipeline.stages.curate.exports.export import (
     HEAD_RECORDS,
     MAX_RECORD_BYTES,
@@ -37,6 +39,7 @@ from pipeline.stages.curate.reading.encodings import HEAD, NOT_UTF8, is_foreign
 from pipeline.stages.curate.reading.files import (
     ARCHIVE,
     ARROW,
+    DATABASE,
     JSON_SPACE,
     PACKED_TABLES,
     SNIFFED,
@@ -160,6 +163,10 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
     elif kind == ARCHIVE:
         with opened(path) as packed, unpacked(packed, packing) as file:
             yield from _rows_of_members(tar_members(file), growth_limit(packed), max_bytes, notes)
+    elif kind == DATABASE:
+        notes[f"export_{cursor.EXPORT.name}"] += 1
+        numbered = ((number, None, row) for number, row in enumerate(composer_rows(path), start=1))
+        yield from _exported(cursor.EXPORT, Records(_records_in(numbered)), max_bytes, notes)
     elif part.start:  # lines of a file that is not packed
         with opened(path) as file:
             file.seek(part.start)
