@@ -1,6 +1,7 @@
 """The exports that are read, in the order in which they are tried."""
 
 from pipeline.stages.curate.exports import (
+    batches,
     chatgpt,
     claude_ai,
     claude_code,
@@ -28,6 +29,7 @@ EXPORTS: tuple[Export, ...] = (
     open_webui.EXPORT,
     librechat.EXPORT,
     lm_studio.EXPORT,
+    batches.EXPORT,
     turn_arrays.EXPORT,
 )
 
