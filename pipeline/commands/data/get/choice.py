@@ -17,6 +17,7 @@ from pipeline.stages.curate.reading.saved_folders import DESCRIPTIONS
 ALL = "all"  # as a split: every one
 NAMED = 12  # names in a sentence
 PREFERRED = (".parquet", ".json", ".csv")  # of kinds with equally many files
+TEXTS = (".txt", ".md")
 USED = {"config_name", "data_files", "data_dir", "default", "description", "drop_labels", "features"}
 
 
@@ -169,7 +170,12 @@ class Repository:
         count = Counter(kind for kind in kinds.values() if kind)
         if not count:
             return []
-        best = max(count, key=lambda kind: (count[kind], kind in PREFERRED, -[*PREFERRED, kind].index(kind)))
+
+        def rank(kind: str) -> tuple[bool, int, int]:
+            """Texts beside tables are mostly about them."""
+            return kind not in TEXTS, count[kind], -[*PREFERRED, kind].index(kind)
+
+        best = max(count, key=rank)
         return [file for file, kind in kinds.items() if kind == best]
 
 
