@@ -184,8 +184,12 @@ def test_what_does_not_exist_is_refused_with_what_does(root: Path, options: Any,
 
 LAYOUTS: dict[str, tuple[dict[str, bytes | str], dict[str, str], list[str] | str]] = {
     "shards": (
-        {"data/train-00000-of-00001.parquet": b"1", "data/test-00000-of-00001.parquet": b"2", "x.jsonl":
-        b"3"}, {},
+        {
+            "data/train-00000-of-00001.parquet": b"1",
+            "data/test-00000-of-00001.parquet": b"2",
+            "x.jsonl": b"3",
+        },
+        {},
         ["data/train-00000-of-00001.parquet"],
     ),
     "names": ({"my_train.jsonl": b"1", "my-dev.jsonl": b"2"}, {}, ["my_train.jsonl"]),
@@ -196,8 +200,13 @@ LAYOUTS: dict[str, tuple[dict[str, bytes | str], dict[str, str], list[str] | str
         {"split": "all"},
         ["test.jsonl", "train.jsonl"],
     ),
-    "the same rows twice": ({"a.json": b"1", "a.parquet": b"2", "b.parquet": b"3"}, {}, ["a.parquet",
-    "b.parquet"]), "packed": ({"train.jsonl.zst": b"1", "logs.tar.gz": b"2"}, {}, ["train.jsonl.zst"]),
+    "the same rows twice": (
+        {"a.json": b"1", "a.parquet": b"2", "b.parquet": b"3"},
+        {},
+        ["a.parquet", "b.parquet"],
+    ),
+    "texts about the rows": ({"a.jsonl": b"1", "b.md": b"2", "c.md": b"3"}, {}, ["a.jsonl"]),
+    "packed": ({"train.jsonl.zst": b"1", "logs.tar.gz": b"2"}, {}, ["train.jsonl.zst"]),
     "save_to_disk": (
         {"data-00000-of-00001.arrow": b"1", "state.json": b"{}", "dataset_info.json": b"{}"},
         {},
@@ -218,8 +227,12 @@ LAYOUTS: dict[str, tuple[dict[str, bytes | str], dict[str, str], list[str] | str
         "Q-GET-004",
     ),
     "a script": ({f"{NAME}.py": "raise SystemExit", "a.jsonl": b"1"}, {}, "Q-GET-003"),
-    "a script, and a card": ({f"{NAME}.py": "", "README.md": CARD, "de/a.jsonl": b"1"}, {"config": "de"},
-    ["de/a.jsonl"]), "pictures": ({"a.png": b"1", "b.bin": b"2"}, {}, "Q-GET-005"),
+    "a script, and a card": (
+        {f"{NAME}.py": "", "README.md": CARD, "de/a.jsonl": b"1"},
+        {"config": "de"},
+        ["de/a.jsonl"],
+    ),
+    "pictures": ({"a.png": b"1", "b.bin": b"2"}, {}, "Q-GET-005"),
     "nothing": ({".gitattributes": b"1"}, {}, "Q-GET-005"),
     "a card without end": ({"README.md": "---\nconfigs: [\n---\n", "a.jsonl": b"1"}, {}, "Q-GET-007"),
     "a card of another kind": ({"README.md": "---\nconfigs: 7\n---\n", "a.jsonl": b"1"}, {}, "Q-GET-007"),
@@ -228,7 +241,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes | str], dict[str, str], list[str] | str
         {},
         ["a.jsonl"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
@@ -414,8 +427,9 @@ def test_other_bytes_than_the_record_has_are_refused(web: str, hub: FakeHub, roo
 
 
 @pytest.mark.parametrize(
-    ("status", "id"), [(401, "Q-GET-010"), (403, "Q-GET-010"), (404, "Q-GET-011"), (429, "Q-GET-012"), (503,
-    "Q-GET-013")] )  # fmt: skip
+    ("status", "id"),
+    [(401, "Q-GET-010"), (403, "Q-GET-010"), (404, "Q-GET-011"), (429, "Q-GET-012"), (503, "Q-GET-013")],
+)
 def test_a_refusing_server_is_one_sentence_without_secrets(
     web: str, hub: FakeHub, root: Path, status: int, id: str
 ) -> None:

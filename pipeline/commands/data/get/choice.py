@@ -57,9 +57,8 @@ class Repository:
             kinds = Counter(PurePosixPath(name).suffix or name for name in self.files)
             raise DataError(
                 "Q-GET-005",
-                f"{self.name} has no file that is read (it has {_some([*kinds])}): only {READ} are; ask "
-                "for the "
-                f"hub's own Parquet of it, {self.name}@refs/convert/parquet",
+                f"{self.name} has no file that is read (it has {_some([*kinds])}): only {READ} are; ask for "
+                f"the hub's own Parquet of it, {self.name}@refs/convert/parquet",
             )
         if split != ALL and split not in found:
             raise ConfigError(
@@ -83,8 +82,7 @@ class Repository:
             raise DataError(
                 "Q-GET-007",
                 f"{self.name}: the configs of its card can't be understood ({_first_line(error)}): take a "
-                "commit "
-                "whose card is right, or fetch its files by their https:// addresses",
+                "commit whose card is right, or fetch its files by their https:// addresses",
             ) from error
 
     def _named_config(self, configs: Mapping[str, Mapping[str, Any]], config: str | None) -> str:
@@ -110,8 +108,7 @@ class Repository:
             raise DataError(
                 "Q-GET-003",
                 f"{self.name} is made by a script ({script}), which is not run: ask for the hub's own "
-                "Parquet of "
-                f"it, {self.name}@refs/convert/parquet, or another data set",
+                f"Parquet of it, {self.name}@refs/convert/parquet, or another data set",
             )
 
     def _need_folder(self, folder: str) -> None:
@@ -149,8 +146,7 @@ class Repository:
             raise DataError(
                 "Q-GET-007",
                 f"{self.name}: its splits can't be understood ({_first_line(error)}): take a commit whose "
-                "card is "
-                "right, or fetch its files by their https:// addresses",
+                "card is right, or fetch its files by their https:// addresses",
             ) from error
         return {
             str(split): [file for pattern in globs for file in matching(str(pattern))]
@@ -172,7 +168,7 @@ class Repository:
             return []
 
         def rank(kind: str) -> tuple[bool, int, int]:
-            """Texts beside tables are mostly about them."""
+            # Texts beside tables are mostly about them.
             return kind not in TEXTS, count[kind], -[*PREFERRED, kind].index(kind)
 
         best = max(count, key=rank)

@@ -146,8 +146,7 @@ def _publish(target: Path, source: Source, arrived: Mapping[str, Path]) -> None:
         raise DataError(
             "Q-GET-017",
             f"{source.address} gives other bytes than {record} has: take that file away if the data was "
-            "meant to "
-            "change",
+            "meant to change",
         )
     whole = replace(source, files=files, fetched=datetime.now(UTC).isoformat(timespec="seconds"))
     write_json(
@@ -171,6 +170,5 @@ def _told(source: Source, target: Path, record: Path) -> list[str]:
     return [
         f"get: license: {source.license or 'not stated'}{columns}",
         f"get: {plural(len(source.files), 'file')} ({size_text(source.bytes)}) in {target}; {record.name} "
-        "says where "
-        "from",
+        "says where from",
     ]

@@ -64,8 +64,7 @@ def _refusal(error: Exception, place: Url) -> QuenchError:
         return DataError(
             "Q-GET-010",
             f"{place} may not be read: check the address and the store's keys in the environment, or fetch "
-            "the file "
-            "by hand into data/raw",
+            "the file by hand into data/raw",
         )
     if status in (404, 410) or isinstance(error, FileNotFoundError):
         return DataError("Q-GET-011", f"{place} is not there: correct the address")
@@ -77,7 +76,6 @@ def _refusal(error: Exception, place: Url) -> QuenchError:
     reason = safe(" ".join(said.split()), 200) or type(error).__name__
     return MachineError(
         "Q-GET-013",
-        f"{place} can't be fetched ({reason}): check the address and the network, then run the same "
-        "command again; "
-        "it resumes where it stopped",
+        f"{place} can't be fetched ({reason}): check the address and the network, then run the same command "
+        "again; it resumes where it stopped",
     )

@@ -47,8 +47,7 @@ class HubSet:
             raise DataError(
                 "Q-GET-007",
                 f"{self.repository}: the metadata of its card is no YAML ({type(error).__name__}): take a "
-                "commit "
-                "whose card is right, or fetch its files by their https:// addresses",
+                "commit whose card is right, or fetch its files by their https:// addresses",
             ) from error
 
     def chosen(self, choice: Choice) -> list[Any]:
@@ -74,8 +73,7 @@ class HubSet:
                 raise DataError(
                     "Q-GET-009",
                     f"{self.repository}: {file.rfilename} did not arrive as the hub lists it: run the same "
-                    "command "
-                    "again to fetch it again",
+                    "command again to fetch it again",
                 )
 
 
@@ -105,8 +103,7 @@ def fetch_set(found: HubSet, config: str | None, split: str, cache: Path) -> Sou
     what = f"config {choice.config}, split {choice.split}" if choice.config else f"split {choice.split}"
     print(
         f"get: {found.repository} at {found.commit}, {what}: {plural(len(wanted), 'file')}, "
-        f"{size_text(size)}, of "
-        f"which {size_text(missing)} to fetch",
+        f"{size_text(size)}, of which {size_text(missing)} to fetch",
         flush=True,
     )
     if others:
@@ -184,8 +181,7 @@ def _refusal(error: Exception, address: OnHub) -> QuenchError:
         return DataError(
             "Q-GET-011",
             f"the hub shows no data set {name}: correct the name, or set HF_TOKEN to a token that may read "
-            "it if it "
-            "is private",
+            "it if it is private",
         )
     if status == 429:
         return MachineError(
@@ -196,6 +192,5 @@ def _refusal(error: Exception, address: OnHub) -> QuenchError:
     return MachineError(
         "Q-GET-013",
         f"{name} can't be fetched from the hub ({safe(reason, 200)}): check the network and HF_ENDPOINT, "
-        "then run "
-        "the same command again; it resumes where it stopped",
+        "then run the same command again; it resumes where it stopped",
     )
