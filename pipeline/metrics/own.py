@@ -7,14 +7,13 @@ It is the user's code, so it runs here and not in the sandbox. `row` is a copy o
 domain, prompt, stopped, refused …
 """
 
-import sys
-from collections.abc import Callable, Mapping
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.scorers import NAME
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.user_code import load_function
 from pipeline.metrics.score import Measure, Score
 
 
@@ -31,7 +30,7 @@ def function(name: str, folder: Path, shown: Path | None = None) -> Measure:
             "Q-METRICS-008",
             f"python:{name} names no function: write python:FILE.py:FUNCTION, the file below data/evaluation",
         )
-    score = _load(folder / match["file"], match["function"])
+    score = load_function(folder / match["file"], match["function"], "score answers")
 
     def measure(reference: str, answer: str, row: Mapping[str, Any]) -> Score:
         where = f"python:{name}, row {row.get('id')}"
@@ -53,36 +52,3 @@ def function(name: str, folder: Path, shown: Path | None = None) -> Measure:
         return Score(float(points), bool(answer.strip()))
 
     return measure
-
-
-def _load(file: Path, name: str) -> Callable[[str, str, dict[str, Any]], Any]:
-    if not file.is_file():
-        raise ConfigError(
-            "Q-METRICS-010",
-            f"{file} is missing, and its function {name} is to score answers: write it, or leave the "
-            "scorer out",
-        )
-    spec = spec_from_file_location(f"quench_scorer_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError("Q-METRICS-011", f"{file} can't be loaded as Python: correct it")
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    quiet, sys.dont_write_bytecode = (
-        sys.dont_write_bytecode,
-        True,
-    )  # the graph watches the folder: no __pycache__ in it
-    try:
-        spec.loader.exec_module(module)
-    # a script's sys.exit() would end the evaluation as if it had gone well
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            "Q-METRICS-011", f"{file} can't be loaded ({type(error).__name__}: {error}): correct it"
-        ) from error
-    finally:
-        sys.dont_write_bytecode = quiet
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(
-            "Q-METRICS-012", f"{file} has no function {name}, which is to score answers: correct the name"
-        )
-    return function  # type: ignore[no-any-return]

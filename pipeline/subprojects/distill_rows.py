@@ -27,6 +27,7 @@ from pipeline.subprojects.processes import changed_params, open_subproject, run_
 OF_RAW = (
     "formats",
     "fields",
+    "transform",
     "languages",
     "source_weights",
     "temperature",

@@ -57,6 +57,7 @@ KEYS = {
     "base.template_date": Other("2025-01-31"),
     "curate.formats": Other({"a.jsonl": "prompt"}),
     "curate.fields": Other({"a.jsonl": {"system": "Be brief."}}),
+    "curate.transform": Other({"a.jsonl": "python:mine.py:shout"}),
     "curate.repair": Other([]),
     "curate.overlong": Other("truncate", {"preprocess.max_length": 64}),
     "curate.cut": Other("beginning", {"preprocess.max_length": 64, "curate.overlong": "truncate"}),
@@ -306,6 +307,7 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Curate, bool]
         for name, rows in RAW.items():
             write_rows(root / "data/raw" / name, rows)
         write_rows(root / "data/guard/guard.jsonl", GUARD)
+        (root / "data/guard/mine.py").write_text("def shout(row):\n    return row | {'domain': 'loud'}\n")
         (root / "data/guard/names.txt").write_text("Zaphod Beeblebrox\n")
         (root / "models").mkdir()
         (root / "models/base.json").write_text(json.dumps({"added_tokens": ["<|im_start|>", "<|im_end|>"]}))

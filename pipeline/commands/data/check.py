@@ -84,6 +84,7 @@ def cleaner_of(settings: Curate, root: Path) -> "Cleaner":
         added_tokens(lineage) if lineage.exists() else None,
         base if base.is_dir() else None,
         read_names(root, settings),
+        root / "data/guard",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.text import listed, most, one_line, plural, safe
-from pipeline.stages.curate.reading.containers import RawLine, parsed, raw_lines
+from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import refusal
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ class FileCheck:
         max_bytes = cleaner.settings.max_line_bytes
         for line in raw_lines(self.path, self.name, max_line_bytes=max_bytes, notes=notes):
             self.lines += 1
-            entry = self._read(line, cleaner, stats, tally)
-            if entry is not None:
+            for entry in self._read(line, cleaner, stats, tally):
                 self.reasons[entry["reason"]] += 1
                 yield entry | {"file": self.shown}
         self.formats, self.mapped = stats.formats, stats.mapped
@@ -76,21 +75,23 @@ class FileCheck:
 
     def _read(
         self, line: RawLine, cleaner: "Cleaner", stats: "CleaningStats", tally: Counter[str]
-    ) -> dict[str, Any] | None:
-        """Read one row. Return its entry if it can't be used."""
-        from pipeline.stages.curate.clean import Rejected
-
-        try:
-            rows = cleaner.clean(self.name, line, stats, [])
-        except Rejected as rejected:
-            entry = cleaner.entry(self.name, line, rejected)
-            if len(self.unread) < SAMPLE and rejected.rule == "format" and _may_be_mapped(entry):
-                self.unread.append(parsed(line.data))
-            return entry
-        self.usable += 1
-        self.kinds.update(row["kind"] for row in rows)
-        tally["scored"] += sum("reward" in row for row in rows)
-        return None
+    ) -> list[dict[str, Any]]:
+        """Read one row. Return its entry if it can't be used; or several if `curate.transform` makes several
+        rows of it.
+        """
+        entries = []
+        for outcome in cleaner.outcomes(self.name, line, stats):
+            self.kinds.update(row["kind"] for row in outcome.rows)
+            tally["scored"] += sum("reward" in row for row in outcome.rows)
+            if outcome.rejected is None:
+                continue
+            entry = cleaner.entry(self.name, line, outcome.rejected)
+            entries.append(entry)
+            is_named = outcome.rejected.rule == "format" and _may_be_mapped(entry)
+            if is_named and outcome.stated and len(self.unread) < SAMPLE:
+                self.unread.append(outcome.stated.value)
+        self.usable += not entries
+        return entries
 
     def keys(self, cleaner: "Cleaner") -> str:
         """Name the keys of the rows that fit no format."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from pipeline.config.field_sources import checked_fields
+from pipeline.config.scorers import NAME as FUNCTION
 from pipeline.config.sections.values import (
     ONCE,
     Format,
@@ -24,6 +25,20 @@ Language = Annotated[
 ]
 
 FieldMapping = Annotated[dict[str, Any], PlainValidator(checked_fields)]
+
+Transform = Annotated[
+    str,
+    fits(
+        f"python:{FUNCTION.pattern}", "a function: write python:FILE.py:FUNCTION, the file below data/guard"
+    ),
+]
+
+
+def _of_all_files(value: object) -> object:
+    return {"*": value} if isinstance(value, str) else value
+
+
+Transforms = Annotated[dict[str, Transform], BeforeValidator(_of_all_files)]
 
 
 def _without_overlong(repaired: Any) -> Any:
@@ -51,6 +66,11 @@ class CurateKeys(Section):
         '{"tickets/*.csv": {user: Question, assistant: Command}}; a source is a key, a dotted path, a '
         'template ("{title}: {body}") or {text: a constant}, null drops a key; `quench data check FILE '
         "--write` proposes it",
+    )
+    transform: Transforms = key(
+        {},
+        "glob below data/raw: python:FILE.py:FUNCTION below data/guard, which gets each row as it was read "
+        "and returns a row, several, or why there is none (a text); the function alone means all files",
     )
     repair: Repaired = key(
         ["turns", "control_tokens"],

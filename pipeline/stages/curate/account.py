@@ -29,6 +29,7 @@ from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (
     "read",
+    "transform",
     "format",
     "markup",
     "calls",
@@ -46,14 +47,19 @@ ROW_RULES = (
 
 
 LENGTH = ("split", "truncated", "exchanges_left_out", "texts_cut")
+OPTIONAL = ("transform", "pairs")  # rules that are not spoken of where they did nothing
 
 
 @dataclass
 class FileStats:
-    """Of a file that is read: its rows, those that are accepted, and what was noted of its lines."""
+    """Of a file that is read: its rows, those that are accepted, and what was noted of its lines.
+
+    `added` are rows that `curate.transform` made beyond one of each.
+    """
 
     sha256: str
     rows: int = 0
+    added: int = 0
     kept: int = 0
     readable: int = 0  # rows that have a format; a later rule may have rejected them
     rejected: Counter[str] = field(default_factory=Counter)  # reason → rows
@@ -73,7 +79,7 @@ class FileStats:
         return {
             "rows": self.rows,
             "kept": self.kept,
-            "rejected": self.rows - self.kept,
+            "rejected": self.rows + self.added - self.kept,
             "sha256": self.sha256,
             "formats": dict(self.formats),
             "notes": {note: count for note, count in notes.items() if count},
@@ -115,6 +121,8 @@ class CurationReport:
     tokens: dict[str, Any]
     turns: dict[str, int]
     not_measured: list[str]
+    # of `curate.transform` the functions, their files' SHA-256 and the rows added; None where there is none
+    transform: dict[str, Any] | None = None
     pairs: dict[str, Any] | None = None  # None where `curate.pairs` makes none
     sources: dict[str, dict[str, Any]] | None = None  # where data was fetched from; None if none was
 
@@ -142,9 +150,10 @@ class CurationStats:
         """Add one block."""
         file = self.files[done.file]
         file.rows += done.lines
-        file.kept += done.lines - len(done.rejects)
+        file.added += done.added
+        file.kept += done.lines + done.added - len(done.rejects)
         by_rule = done.cleaning_stats.rejected_by
-        file.readable += done.lines - by_rule["read"] - by_rule["format"]
+        file.readable += done.lines + done.added - by_rule["read"] - by_rule["format"]
         file.rejected.update(done.cleaning_stats.rejected)
         file.formats.update(done.cleaning_stats.formats)
         file.mapped.update(done.cleaning_stats.mapped)
@@ -155,6 +164,7 @@ class CurationStats:
         for name, counts in later.files.items():
             total = self.files[name]
             total.rows += counts.rows
+            total.added += counts.added
             total.kept += counts.kept
             total.readable += counts.readable
             total.rejected.update(counts.rejected)
@@ -181,6 +191,7 @@ class CurationStats:
         lines, cleaning = decisions.lines(), self.cleaning
         repeated = len(lines) - int((decisions.outcome == KEPT).sum())
         read = sum(file.rows for file in self.files.values())
+        added = sum(file.added for file in self.files.values())
         accepted = sum(file.kept for file in self.files.values())
         clean, pairs = len(clusters.cluster), len(table) - len(clusters.cluster)
         lost = {rule: int((decisions.outcome == outcome).sum()) for outcome, (rule, _) in OUTCOMES.items()}
@@ -191,12 +202,16 @@ class CurationStats:
             seed=settings.seed,
             rows_read=read,
             rows_accepted=accepted,
-            rows_rejected=read - accepted,
+            rows_rejected=read + added - accepted,
             parts_added=clean - accepted,
             rows_repeated=repeated,
             rows_dropped=sum(lost.values()),
             rows_kept=len(lines),
-            rules=self._rules(read, lost, {"length": clean - accepted, "balance": repeated, "pairs": pairs}),
+            rules=self._rules(
+                read,
+                lost,
+                {"length": clean - accepted, "balance": repeated, "pairs": pairs, "transform": added},
+            ),
             rejected=cleaning.rejected | reasons,
             files_found=len(self.files) + len(self.refused),
             files_rejected=Counter(reason for reason, _ in self.refused.values()),
@@ -225,9 +240,11 @@ class CurationStats:
         by the rules that add rows.
         """
         steps, now = [], read
-        for rule in (*ROW_RULES, *lost, *(["pairs"] if added["pairs"] else [])):
+        for rule in (*ROW_RULES, *lost, "pairs"):
             rejected = lost.get(rule, self.cleaning.rejected_by[rule])
             after = now - rejected + added.get(rule, 0)
+            if rule in OPTIONAL and after == now and not rejected:
+                continue
             steps.append(
                 {
                     "rule": rule,

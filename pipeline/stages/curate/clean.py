@@ -5,10 +5,11 @@ Runs in worker processes, on blocks of lines; what a block gives depends on that
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pipeline.chat.rows import OTHERS, BadRow, Kind, Row, completed, row_id
 from pipeline.config.sections import Curate
@@ -19,6 +20,7 @@ from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.fields import RowMapper
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.reading.letter_case import with_known_keys
+from pipeline.stages.curate.reading.transform import Transform
 from pipeline.stages.curate.rules.calls import ReadCalls
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 from pipeline.stages.curate.rules.control_tokens import ControlTokens
@@ -83,7 +85,8 @@ class Cleaned:
 
     file: str
     size: int  # bytes of the raw lines
-    lines: int  # each gives rows or one reject
+    lines: int  # each gives rows or one reject, unless `curate.transform` makes several rows of it
+    added: int = 0  # rows that it made beyond one of a line
     cleaning_stats: CleaningStats = field(default_factory=CleaningStats)
     rows: list[bytes] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)  # of each row
@@ -99,6 +102,22 @@ class Rejected(Exception):
         self.rule, self.why = rule, why
 
 
+class Stated(NamedTuple):
+    """A row as a file states it, or as `curate.transform` makes it; `source` says where it is from."""
+
+    source: str  # FILE:LINE, and ~1, ~2 … behind it if the line gives several rows
+    value: dict[str, Any]
+
+
+class Outcome(NamedTuple):
+    """What becomes of a stated row: clean rows, several if it is split, and what was changed; or why none."""
+
+    stated: Stated | None  # None: the line states no row
+    rows: list[Row]
+    changes: Changes
+    rejected: Rejected | None = None
+
+
 class Cleaner:
     """All rules that look at one row, made once per process from the settings."""
 
@@ -108,8 +127,12 @@ class Cleaner:
         added_tokens: tuple[str, ...] | None,
         base: Path | None,
         names: tuple[str, ...],
+        guard: Path | None = None,
     ) -> None:
         self.settings = settings
+        self.transforms = {
+            name: Transform(name, guard or Path("data/guard")) for name in settings.transform.values()
+        }
         self.redactor = Redactor(settings.secrets, tuple(settings.personal), names)
         self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
         rules = {
@@ -174,48 +197,86 @@ class Cleaner:
                 raise
             raise BadRow(why.code, mapper.explained(str(why), stated)) from None
 
-    def clean(self, file: str, line: RawLine, cleaning_stats: CleaningStats, changes: Changes) -> list[Row]:
-        """The rows of one line. Raises `Rejected` if there are none."""
+    def stated(self, file: str, line: RawLine) -> list[Stated]:
+        """The rows that a line states, or that `curate.transform` makes of it. Raises `Rejected` if there are
+        none.
+        """
+        source = f"{file}:{line.number}"
         rule = "read"
         try:
-            stated = parsed(line.data)
-            rule = "format"
-            value, kind = self.keyed(stated, file, cleaning_stats)
-            cleaning_stats.formats[kind] += 1
-            row = to_row(value, source=f"{file}:{line.number}", domain=domain_of(file), format=kind)
-            if OTHERS in row and OTHERS not in value:
-                changes.append(chosen_reference(row))
-            if not self.fit_for_reports(row["domain"]):
-                row["domain"] = domain_of(file)
-            for rule, apply in self.rules:  # noqa: B007
-                row = apply(row, changes)
-            rule = "length"
-            return self.length.parts(row, changes)
+            value = parsed(line.data)
+            name = by_glob(file, self.settings.transform, None) if self.transforms else None
+            if name is None:
+                return [Stated(source, value)]
+            rule = "transform"
+            values = self.transforms[name].rows(value, source)
         except BadLine as why:
             raise Rejected(rule, why) from None
+        if len(values) == 1:
+            return [Stated(source, values[0])]
+        return [Stated(f"{source}~{number}", value) for number, value in enumerate(values, start=1)]
+
+    def clean(self, file: str, row: Stated, cleaning_stats: CleaningStats, changes: Changes) -> list[Row]:
+        """The rows that one becomes. Raises `Rejected` if there are none."""
+        rule = "format"
+        try:
+            value, kind = self.keyed(row.value, file, cleaning_stats)
+            cleaning_stats.formats[kind] += 1
+            clean_row = to_row(value, source=row.source, domain=domain_of(file), format=kind)
+            if OTHERS in clean_row and OTHERS not in value:
+                changes.append(chosen_reference(clean_row))
+            if not self.fit_for_reports(clean_row["domain"]):
+                clean_row["domain"] = domain_of(file)
+            for rule, apply in self.rules:  # noqa: B007
+                clean_row = apply(clean_row, changes)
+            rule = "length"
+            return self.length.parts(clean_row, changes)
+        except BadLine as why:
+            raise Rejected(rule, why) from None
+
+    def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
+        """What becomes of each row that a line states; of a line that states none, why."""
+        try:
+            stated = self.stated(file, line)
+        except Rejected as rejected:
+            yield Outcome(None, [], [], rejected)
+            return
+        for row in stated:
+            changes: Changes = []
+            try:
+                rows = self.clean(file, row, cleaning_stats, changes)
+            except Rejected as rejected:
+                why = rejected if len(stated) == 1 else of_several(rejected, row)
+                yield Outcome(row, [], changes, why)
+            else:
+                yield Outcome(row, rows, changes)
 
     def block(self, block: Block) -> Cleaned:
         """Every line of a block, accounted for."""
         done = Cleaned(block.file, sum(len(line.raw) for line in block.lines), len(block.lines))
         for line in block.lines:
-            changes: Changes = []
-            try:
-                rows = self.clean(block.file, line, done.cleaning_stats, changes)
-            except Rejected as rejected:
-                self.reject(done, line, rejected)
-                continue
-            rows = [{"id": row_id(row), **row} for row in rows]
-            done.rows += map(dump_line, rows)
-            for row in rows:
-                turns = min(sum(turn["role"] != "system" for turn in row["messages"]), MOST_TURNS)
-                kind = KINDS.index(row["kind"])
-                key = int(row["id"], 16)
-                done.facts.append((row["domain"], key, content_key(row), turns, kind, "reward" in row))
-                done.cleaning_stats.kinds[row["kind"]] += 1
-            self.note(done, line, rows[0]["id"], changes)
+            done.added -= 1
+            for outcome in self.outcomes(block.file, line, done.cleaning_stats):
+                done.added += 1
+                if outcome.rejected:
+                    self.reject(done, line, outcome.rejected)
+                else:
+                    self.accept(done, line, outcome)
         done.cleaning_stats.redactions.update(self.redactor.take_counts())
         done.cleaning_stats.length.update(self.length.take_counts())
         return done
+
+    def accept(self, done: Cleaned, line: RawLine, outcome: Outcome) -> None:
+        """Account for a row that is clean now."""
+        rows = [{"id": row_id(row), **row} for row in outcome.rows]
+        done.rows += map(dump_line, rows)
+        for row in rows:
+            turns = min(sum(turn["role"] != "system" for turn in row["messages"]), MOST_TURNS)
+            kind = KINDS.index(row["kind"])
+            key = int(row["id"], 16)
+            done.facts.append((row["domain"], key, content_key(row), turns, kind, "reward" in row))
+            done.cleaning_stats.kinds[row["kind"]] += 1
+        self.note(done, line, rows[0]["id"], outcome.changes)
 
     def reject(self, done: Cleaned, line: RawLine, rejected: Rejected) -> None:
         """Account for a line that gives no row."""
@@ -241,6 +302,13 @@ class Cleaner:
             done.changes.append(dump_line(entry))
             done.cleaning_stats.changed[change.rule] += 1
         done.cleaning_stats.rows_changed.update({change.rule for change in changes})
+
+
+def of_several(rejected: Rejected, row: Stated) -> Rejected:
+    """The reason with the number of the row, of those that `curate.transform` made of a line."""
+    number = row.source.rpartition("~")[2]
+    why = f"row {number} that curate.transform made of this one: {rejected.why}"
+    return Rejected(rejected.rule, BadLine(rejected.why.code, why))
 
 
 def chosen_reference(row: Row) -> Change:

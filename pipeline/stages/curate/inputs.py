@@ -25,7 +25,7 @@ MAX_TEXT_BYTES = 1 << 28  # of one line
 
 def cleaner_arguments(
     root: Path, settings: Curate
-) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...]]:
+) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...], Path]:
     """What a `Cleaner` is made from in the project below `root`. Raises `DataError`."""
     base = root / "models/base"
     return (
@@ -33,6 +33,7 @@ def cleaner_arguments(
         added_tokens(root / "models/base.json"),
         base if base.is_dir() else None,
         read_names(root, settings),
+        root / "data/guard",
     )
 
 

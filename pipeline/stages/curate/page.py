@@ -16,7 +16,12 @@ from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.page_words import RULES, length_sentences, taken_out, title, verdict, warnings
 
 # what the rows are that a rule adds
-ADDED = {"length": ": parts of long ones", "balance": ": repeated ones", "pairs": ": of scored ones"}
+ADDED = {
+    "transform": ": by your function",
+    "length": ": parts of long ones",
+    "balance": ": repeated ones",
+    "pairs": ": of scored ones",
+}
 SHOWN = 40  # lines of a table; what is beyond is in reports/data.json
 
 

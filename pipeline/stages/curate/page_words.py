@@ -11,6 +11,7 @@ from pipeline.stages.curate.comparing.decide import SPLITS
 MOST_COPIES = 4
 # rule → (its name, what it takes out: one, many)
 RULES = {
+    "transform": ("Transform", "row that your function rejected", "rows that your function rejected"),
     "read": ("Read", "line that can't be read", "lines that can't be read"),
     "format": ("Format", "row of no known format", "rows of no known format"),
     "markup": ("Markup", "rendered chat that is not understood", "rendered chats that are not understood"),
@@ -60,6 +61,8 @@ def verdict(stats: CurationReport) -> str:
     named += [f"{count(others)} for other reasons"] if others else []
     total = sum(rows for rows, _ in lost)
     sentences = [f"Left out: {listed(named)}." if total else "Nothing was left out."]
+    if made := (stats.transform or {}).get("rows_added"):
+        sentences.append(f"Your function made {plural(made, 'more row')} of them.")
     if stats.parts_added:
         sentences.append(f"Splitting long rows added {plural(stats.parts_added, 'row')}.")
     if stats.rows_repeated:

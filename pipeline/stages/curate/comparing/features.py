@@ -112,7 +112,8 @@ TEMPLATE_SHARE = 0.5  # of the sample: what is in more rows is the data set's te
 OWN = 8  # shingles; two words, one asked and one answered, change 6
 LONG_REQUEST = 8  # tokens
 BLOCK_ROWS, BLOCK_CHARACTERS = 256, 1 << 20  # of the sample, read at a time
-_PART = re.compile(r":\d+#\d+$")
+# behind FILE:LINE the number of a row that `curate.transform` made of it, and of a part of a long row
+_PART = re.compile(r":\d+((~\d+)?#|~)\d+$")
 
 
 @dataclass(frozen=True)
@@ -198,10 +199,15 @@ def _sketches(
 
 
 def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
-    """Rows that are parts of one conversation (source FILE:LINE#PART), by the conversation."""
-    parts_at = [i for i, row in enumerate(rows) if "#" in row["source"] and _PART.search(row["source"])]
-    keys = [key_of([rows[i]["source"].rpartition("#")[0]]) for i in parts_at]
+    """Rows that were made of one line (source FILE:LINE#PART, FILE:LINE~NUMBER), by the line."""
+    parts_at = [i for i, row in enumerate(rows) if _is_part(row["source"])]
+    lines = (rows[i]["source"].rpartition(":") for i in parts_at)
+    keys = [key_of([f"{file}:{re.split('[~#]', number)[0]}"]) for file, _, number in lines]
     return np.array(keys, np.uint64), np.array(parts_at, np.uint32)
+
+
+def _is_part(source: str) -> bool:
+    return ("#" in source or "~" in source) and bool(_PART.search(source))
 
 
 def boilerplate(rows: Iterable[Row], folder: Path) -> Boilerplate:

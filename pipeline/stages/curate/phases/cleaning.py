@@ -71,6 +71,7 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Pla
     for key, globs in (
         ("curate.formats", settings.formats),
         ("curate.fields", settings.fields),
+        ("curate.transform", settings.transform),
         ("curate.source_weights", settings.source_weights),
     ):
         check_globs(key, globs, [name for name, _ in files])

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from pipeline.chat.rows import BadRow
 from pipeline.config.sections import Curate
+from pipeline.core.hashing import file_hash
 from pipeline.core.jsonl import dump_line
+from pipeline.stages.curate.account import CurationStats
 from pipeline.stages.curate.comparing.contamination import Leak, Overlaps, describe
 from pipeline.stages.curate.comparing.decide import (
     CONTAMINATED,
@@ -95,6 +97,7 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
             "tokens": count_tokens(root / "models/base", everything, kept),
             "turns": {str(number): rows for number, rows in enumerate(turns) if rows},
             "not_measured": not_measured(settings, root / "models/base"),
+            "transform": transform_account(root, settings, stats) if settings.transform else None,
             "pairs": of_pairs,
         }
         dump(folder / REPORT, stats.report(settings, decisions, table, clusters, counted))
@@ -148,6 +151,16 @@ def _write_clusters(rows: Rows, clusters: Clusters, path: Path) -> None:
                 "similarity": round(float(clusters.similarity[chunk].min()), 4),
             }
             file.write(dump_line(entry))
+
+
+def transform_account(root: Path, settings: Curate, stats: CurationStats) -> dict[str, Any]:
+    """What `reports/data.json` holds of `curate.transform`: which functions of which files made the rows."""
+    names = dict.fromkeys(name.split(":")[1] for name in settings.transform.values())
+    return {
+        "functions": settings.transform,
+        "sha256": {name: file_hash(root / "data/guard" / name) for name in names},
+        "rows_added": sum(file.added for file in stats.files.values()),
+    }
 
 
 def not_measured(settings: Curate, base: Path) -> list[str]:

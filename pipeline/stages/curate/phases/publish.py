@@ -2,6 +2,7 @@
 in their order, checked and published.
 """
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,8 +89,8 @@ def reject(line: bytes, decision: np.void, rows: Rows, leak: dict[str, Any] | No
     else:
         assert leak is not None
         why = leak
-    file, _, number = orjson.loads(line)["source"].rpartition(":")  # FILE:LINE or FILE:LINE#PART
-    line_number = int(number.partition("#")[0])
+    file, _, number = orjson.loads(line)["source"].rpartition(":")  # FILE:LINE, FILE:LINE~NUMBER#PART
+    line_number = int(re.split("[~#]", number)[0])
     return asdict(Reject(file, line_number, None, *OUTCOMES[outcome], "", shortened(line))) | why
 
 

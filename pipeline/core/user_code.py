@@ -1,0 +1,45 @@
+"""Functions that the user wrote, loaded from a file of the project."""
+
+import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import ConfigError
+
+
+def load_function(file: Path, name: str, purpose: str) -> Callable[..., Any]:
+    """The function `name` of the Python file; `purpose` says in errors what it is for ("score answers").
+
+    It runs with the rights of whoever runs Quench, not in a sandbox. Raises `ConfigError` if it is missing or
+    can't be loaded.
+    """
+    if not file.is_file():
+        raise ConfigError(
+            "Q-METRICS-010",
+            f"{file} is missing, and its function {name} is to {purpose}: write it, or take it out of the "
+            "settings",
+        )
+    spec = spec_from_file_location(f"quench_user_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError("Q-METRICS-011", f"{file} can't be loaded as Python: correct it")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    quiet = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # the graph watches the folder: no __pycache__ in it
+    try:
+        spec.loader.exec_module(module)
+    # a script's sys.exit() would end the stage as if it had gone well
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            "Q-METRICS-011", f"{file} can't be loaded ({type(error).__name__}: {error}): correct it"
+        ) from error
+    finally:
+        sys.dont_write_bytecode = quiet
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(
+            "Q-METRICS-012", f"{file} has no function {name}, which is to {purpose}: correct the name"
+        )
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,109 @@
+"""A row as a function of the user's makes it (`curate.transform`), before anything else looks at it.
+
+    def renamed(row: dict) -> dict | list[dict] | str | None:
+        if not row["bash"]:
+            return "no command"  # the reason in data/rejects.jsonl
+        return {"prompt": row["nl"], "completion": row["bash"]}
+
+The function is the user's code: it runs with his rights, as scorers of one's own do, and not in a sandbox. It
+is loaded once in each process. What it returns is read as strictly as a line of data/raw.
+"""
+
+import json
+import signal
+import threading
+from copy import deepcopy
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pipeline.config.scorers import NAME
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import BadLine, parse_line
+from pipeline.core.text import one_line
+from pipeline.core.user_code import load_function
+
+Value = dict[str, Any]
+SECONDS = 10.0  # that the function may take for a row
+TRIED_TWICE = 1000  # every so many rows the function is called again, and must return the same
+MOST_ROWS = 10_000  # of one row
+ALWAYS_THE_SAME = "have it depend on the row alone"
+SHOWN = 300  # characters of what the user wrote in a sentence
+
+
+class TooSlowError(BaseException):
+    """The function took longer than `SECONDS`. No `Exception`, which the function itself could catch."""
+
+
+class Transform:
+    """The function that `name` (python:FILE.py:FUNCTION) says, FILE being below `folder`."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        match = NAME.fullmatch(name.removeprefix("python:"))
+        assert match  # or the settings are refused
+        self.name, self.file = name, folder / match["file"]
+        self.function = load_function(self.file, match["function"], "make rows of rows (curate.transform)")
+        self.calls = 0
+        self.is_timed = threading.current_thread() is threading.main_thread()
+        if self.is_timed:  # only the main thread hears of signals
+            signal.signal(signal.SIGALRM, _too_slow)
+
+    def rows(self, value: Value, source: str) -> list[Value]:
+        """The rows that the function makes of one; `source` is FILE:LINE. Raises `BadLine` if it rejects the
+        row or returns what no row can be, `DataError` if it fails.
+        """
+        again = deepcopy(value) if self.calls % TRIED_TWICE == 0 else None
+        self.calls += 1
+        returned = self._call(value, source)
+        texts = self._texts(returned, source)
+        if again is not None and self._texts(self._call(again, source), source) != texts:
+            raise self._wrong(source, "it returned something else when it was called again", ALWAYS_THE_SAME)
+        if isinstance(texts, str):
+            raise BadLine("transform_rejected", texts)
+        return [parse_line(text) for text in texts]
+
+    def _call(self, value: Value, source: str) -> Any:
+        """What the function returns."""
+        if self.is_timed:
+            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        try:
+            return self.function(value)
+        except TooSlowError:
+            raise self._wrong(source, f"it took longer than {SECONDS:g} s", "make it faster") from None
+        # whatever it is, it is the user's, and the row is what he needs to find it
+        except (Exception, SystemExit) as error:
+            what = f"it raised {type(error).__name__}: {one_line(str(error), SHOWN)}"
+            raise self._wrong(source, what, "correct it") from error
+        finally:
+            if self.is_timed:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _texts(self, returned: Any, source: str) -> list[bytes] | str:
+        """The rows as JSON, or why there is none."""
+        if isinstance(returned, dict) and returned.keys() == {"reject"}:
+            returned = returned["reject"]
+        if returned is None or returned == []:
+            return f"{self.name} returned no row"
+        if isinstance(returned, str):
+            return one_line(returned, SHOWN) or f"{self.name} returned no row"
+        rows = [returned] if isinstance(returned, dict) else returned
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            what = (
+                f"it returned {one_line(repr(returned), SHOWN)}, which is no row (dict), list of rows or text"
+            )
+            raise self._wrong(source, what, "correct it")
+        if len(rows) > MOST_ROWS:
+            raise self._wrong(source, f"it returned {len(rows):,} rows", f"return {MOST_ROWS:,} at most")
+        try:
+            # the standard library's writer keeps NaN and half characters, so that the reader finds them
+            return [json.dumps(row).encode() for row in rows]
+        except (TypeError, ValueError, RecursionError) as error:
+            what = f"it returned what JSON doesn't have ({one_line(str(error), SHOWN)})"
+            raise self._wrong(source, what, "correct it") from None
+
+    def _wrong(self, source: str, what: str, remedy: str) -> DataError:
+        return DataError("Q-CURATE-025", f"{self.name}, {source}: {what}: {remedy} ({self.file})")
+
+
+def _too_slow(signal_number: int, frame: FrameType | None) -> None:
+    raise TooSlowError
