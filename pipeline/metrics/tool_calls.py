@@ -104,6 +104,11 @@ def findings(row: Mapping[str, Any]) -> set[str]:
     return {name for name, holds in found.items() if holds}
 
 
+def answer_text(text: str | None, calls: Iterable[Call] | None) -> str:
+    """Return what was said, and the calls below it."""
+    return "\n".join(filter(None, (text, call_text(calls or ()))))
+
+
 def call_text(calls: Iterable[Call]) -> str:
     """Return calls as text, one a line: `name {"argument": 1}`."""
     return "\n".join(f"{call['name']} {_arguments_text(call)}" for call in calls)

@@ -12,15 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+import yaml
+from make import quench
 
 from pipeline.commands import chat as chatting
 from pipeline.commands.pairs.answering import Sampling, sampled_answers
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
+from pipeline.core.jsonl import write_rows
 from pipeline.llamacpp.server import Server, Unparsed, connect, serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.answers import answer_row, score_answers
 from pipeline.serve.smoke import judge, smoke
+from pipeline.stages.evaluate.stage import task
 from pipeline.stages.parity.behavior import Answer, answer
 
 HIDDEN, NEWLINE, END, TOKENS = 32, "Ċ", 260, 261  # of tiny.tiny_gguf's vocabulary
@@ -164,6 +168,64 @@ def test_what_llama_server_cannot_read_has_no_points_and_ends_nothing(servers: d
     assert (found["answer"], found["unparsed"], found["stopped"]) == ("", True, False)
     assert score_answers([found], ["tool_calls"])["calls"]["unparsed"] == 1
     assert answer(Asked(), body, 1) == Answer(False, "", [])  # type: ignore[arg-type]
+
+
+def test_the_stage_asks_chats_at_their_last_call_and_at_their_end(
+    servers: dict[str, Server], tmp_path: Path
+) -> None:
+    result, end = {"role": "tool", "content": "22 °C"}, {"role": "assistant", "content": "yes"}
+    rows = tmp_path / "test.jsonl"
+    write_rows(rows, [{**ROW, "messages": [*QUESTION, EXPECTING, result, end]}])
+    settings = PARAMS.evaluating.model_copy(update={"scorers": ["tool_calls", "exact_match"]})
+    found = {name: task(server, rows, tmp_path, settings, name) for name, server in servers.items()}
+    assert {name: {row["id"]: row["scores"] for row in answers} for name, (_, answers) in found.items()} == {
+        "reasons": {
+            "r1": {"tool_calls": None, "exact_match": 1.0},
+            "r1#2": {"tool_calls": 0.0, "exact_match": None},
+        },
+        "calls": {
+            "r1": {"tool_calls": None, "exact_match": 0.0},
+            "r1#2": {"tool_calls": 1.0, "exact_match": None},
+        },
+    }
+    figures, _ = found["calls"]
+    assert figures is not None
+    counted = {key: figures["calls"][key] for key in ("rows", "equal", "others", "unexpected")}
+    assert counted == {"rows": 1, "equal": 1, "others": 1, "unexpected": 1}
+
+
+def test_judge_compares_files_by_their_calls(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.commands.judge.measure.TURNS", 2)
+    rows = [
+        {
+            "messages": [{"role": "user", "content": f"Is it warm in Ulm, {number}?"}, EXPECTING],
+            "tools": TOOLS,
+        }
+        for number in range(3)
+    ]
+    write_rows(
+        tmp_path / "mine.jsonl", [*rows, {"messages": [*QUESTION, {"role": "assistant", "content": "y"}]}]
+    )
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS.model_dump(mode="json")))
+    options = (
+        "--data",
+        tmp_path / "mine.jsonl",
+        "--scorer",
+        "tool_calls",
+        "--ctx-size",
+        2048,
+        "--threads",
+        1,
+    )
+    done = quench("judge", *models.values(), *options, "--json", "--root", tmp_path)
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    found = {name: (file["task"]["score"], file["task"]["rows"]) for name, file in report["files"].items()}
+    assert found == {"reasons": (0.0, 3), "calls": (1.0, 3)}
+    page = (tmp_path / "reports/judge.html").read_text(encoding="utf-8")
+    assert page.count("weather {&#34;place&#34;: &#34;Ulm&#34;}") >= 2  # the row's and one file's
 
 
 def test_pairs_keep_the_reasoning_and_know_a_call(

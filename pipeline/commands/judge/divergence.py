@@ -49,7 +49,8 @@ def divergences(
     with loaded(reference, load, tools) as server:
         prompts = [prompt for row in rows if (prompt := answer_positions(server, row, load.ctx_size))]
     if not prompts:
-        return figures_of | {file.name: {"not_measured": "no row fits the context"} for file in measured}
+        why = "no answer in words fits the context"
+        return figures_of | {file.name: {"not_measured": why} for file in measured}
     with (
         scratch_folder(root / SCRATCH) as scratch,
         progress("judge: divergence", (len(measured) + 1) * len(prompts)) as advance,

@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.commands.terminal import plain_table, wide_console
 from pipeline.core.units import MEMORY_GB, memory_gb
 from pipeline.metrics.score import references
+from pipeline.metrics.tool_calls import CALLS, EXPECTED, answer_text
 from pipeline.pages.differences import clipped
 from pipeline.pages.formats import number, percent, points, size
 from pipeline.pages.plots import ACCENT, INK, MUTED, WARM, Place, axes_of, put_labels, put_point, svg_of
@@ -90,11 +91,11 @@ def side_by_side(answers: Answers, place: int) -> dict[str, Any]:
     return {
         "id": str(row["id"]),
         "prompt": clipped(row["prompt"], LONGEST),
-        "reference": clipped("\nor: ".join(references(row)), LONGEST),
+        "reference": clipped(answer_text("\nor: ".join(references(row)), row.get(EXPECTED)), LONGEST),
         "answers": [
             {
                 "file": name,
-                "text": clipped(rows[place]["answer"], LONGEST),
+                "text": clipped(answer_text(rows[place]["answer"], rows[place].get(CALLS)), LONGEST),
                 "score": rows[place]["score"],
                 "stopped": rows[place]["stopped"],
             }

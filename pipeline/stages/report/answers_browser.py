@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.config.products import is_base
 from pipeline.gate.evaluations import Answer, Answers
-from pipeline.metrics.tool_calls import call_text
+from pipeline.metrics.tool_calls import answer_text
 from pipeline.pages.differences import clipped
 from pipeline.stages.report.calls_section import said
 
@@ -83,7 +83,7 @@ def _row(answers: Sequence[Answer]) -> dict[str, Any]:
 def _reference(answer: Answer) -> str:
     """The reference and the others that are accepted, or its text and the calls that are expected."""
     if answer.expected_calls:
-        return _text("\n".join(filter(None, (answer.reference, call_text(answer.expected_calls)))))
+        return _text(answer_text(answer.reference, answer.expected_calls))
     return "\nor: ".join(map(_text, (answer.reference, *(answer.other_references or ()))))
 
 

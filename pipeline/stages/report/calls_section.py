@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.gate.evaluations import Answer, Answers, Evaluations
-from pipeline.metrics.tool_calls import FINDINGS, call_text, findings
+from pipeline.metrics.tool_calls import FINDINGS, answer_text, call_text, findings
 from pipeline.pages.differences import clipped
 
 EXAMPLES = 4
@@ -38,7 +38,7 @@ def calls_values(evaluations: Evaluations, answers: Answers) -> dict[str, Any] |
 
 def said(answer: Answer) -> str:
     """What a model answered: the text, and its calls below it."""
-    return "\n".join(filter(None, (answer.answer, call_text(answer.calls or ()))))
+    return answer_text(answer.answer, answer.calls)
 
 
 def _found(answer: Answer) -> set[str]:
