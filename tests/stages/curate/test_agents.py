@@ -63,3 +63,33 @@ def test_turns_of_several_conversations_are_not_joined_to_one(tmp_path: Path, ke
     project = Project(tmp_path, {"a.jsonl": lines({"messages": [ASK, ANSWER]}), "b.json": lines(turns)})
     project.run(source_weights={"b.json": 0})
     assert {(entry["file"], entry["reason"]) for entry in project.rejects()} == {("b.json", "unknown_format")}
+
+
+def test_a_session_longer_than_a_row_is_cut_between_exchanges(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    big = {"role": "user", "content": "x" * 5000}
+    turns = [system]
+    for number in range(30):
+        turns += [
+            {"role": "user", "content": f"{number} {'boat ' * 20}"},
+            {**ANSWER, "content": f"{number}."},
+        ]
+    turns[41:41] = [big, ANSWER]
+    project = Project(tmp_path, {"a.json": json.dumps(turns).encode()})
+    report = project.run(max_line_bytes=2048, drop_duplicates="none", repair=[])
+    rows = [row["messages"] for row in project.rows()]
+    assert all(row[0] == system and len(json.dumps(row)) < 2048 + 500 for row in rows)
+    assert [turn for row in rows for turn in row[1:]] == [
+        turn for turn in turns[1:] if turn not in (big, ANSWER)
+    ]
+    assert [(entry["line"], entry["reason"]) for entry in project.rejects()] == [(1, "too_long")]
+    assert report["files"]["a.json"]["notes"]["conversations_cut"] == len(rows)
+
+
+def test_a_session_of_one_object_may_be_longer_than_a_row(tmp_path: Path) -> None:
+    history = [{"message": turn, "contextItems": []} for _ in range(40) for turn in (ASK, ANSWER)]
+    content = json.dumps({**SESSION, "history": history}, indent=2).encode()
+    project = Project(tmp_path, {"a.json": content})
+    report = project.run(max_line_bytes=2048, drop_duplicates="none")
+    assert sum(len(row["messages"]) for row in project.rows()) == len(history)
+    assert report["files"]["a.json"]["rejected"] == 0

@@ -95,4 +95,4 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-EXPORT = Export("continue", is_head, each_record(rows_of))
+EXPORT = Export("continue", is_head, each_record(rows_of), large_keys=(b'"sessionId"', b'"history"'))

@@ -31,6 +31,7 @@ from pipeline.stages.curate.exports.export import (
     Record,
     Records,
 )
+from pipeline.stages.curate.exports.pieces import cut_rows
 from pipeline.stages.curate.exports.registry import export_of, may_be_large
 from pipeline.stages.curate.reading.archives import BrokenArchive, tar_members
 from pipeline.stages.curate.reading.columnar import arrow_rows, parquet_rows
@@ -276,20 +277,24 @@ def _value(data: bytes) -> Any | BadLine:
 
 
 def _exported(export: Export, records: Records, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
-    """Yield the rows of a program's export as JSON bytes."""
+    """Yield the rows of a program's export as JSON bytes. What is longer than a row may be is cut."""
     for number, offset, row in export.read(records, notes):
-        if isinstance(row, BadLine):
-            yield number, offset, row
-            continue
-        try:
-            text = orjson.dumps(row)
-        except orjson.JSONEncodeError:  # it reads deeper nesting than it writes
-            yield number, offset, BadLine("too_deep", "the conversation is nested too deep")
-            continue
-        if len(text) > max_bytes:
-            yield number, offset, BadLine("too_long", f"a conversation of more than {max_bytes} bytes")
+        found = _row_bytes(row)
+        if isinstance(found, bytes) and not isinstance(row, BadLine) and len(found) > max_bytes:
+            for piece in cut_rows(row, max_bytes):
+                notes["conversations_cut"] += isinstance(piece, dict)
+                yield number, offset, _row_bytes(piece)
         else:
-            yield number, offset, text
+            yield number, offset, found
+
+
+def _row_bytes(row: dict[str, Any] | BadLine) -> bytes | BadLine:
+    if isinstance(row, BadLine):
+        return row
+    try:
+        return orjson.dumps(row)
+    except orjson.JSONEncodeError:  # it reads deeper nesting than it writes
+        return BadLine("too_deep", "the conversation is nested too deep")
 
 
 def _values_near(path: Path, name: str) -> list[Any]:
