@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import yaml
 from curating import ALL_TRAINED, lines
+from draws import draws
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.commands.data.proposal import propose
 from pipeline.config.params import load_params
+from pipeline.config.sections import Curate
 from pipeline.stages.curate.stage import curate
 
 ASKED = ["List the harbour's files.", "Count all of the boats", "Show the end of the log", "Who is here?"]
@@ -150,6 +154,25 @@ def test_a_guess_by_order_alone_is_not_sure(rows: list[dict[str, Any]]) -> None:
     assert first[0]["content"] in (ASKED[0], second[1]["content"]) and first != second
 
 
+NAMES = st.sampled_from(
+    ["nl", "bash", "{x}", "a.b", " ", "role", "from", "messages", "text", "system", "Q.", "chosen"]
+)
+TEXTS = st.sampled_from(["ls", "Who is it?", "[{", '{"role": "x"}', ""])
+VALUES = st.recursive(
+    st.none() | st.integers() | st.booleans() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.dictionaries(NAMES, VALUES, max_size=4), min_size=1, max_size=3))
+@settings(max_examples=draws(400), deadline=None)
+def test_whatever_the_rows_a_guess_can_be_written_and_reads_them(rows: list[dict[str, Any]]) -> None:
+    for guess in proposal.guesses if (proposal := propose(rows, "a.csv")) else ():
+        Curate(fields={"*": guess.fields})
+        assert guess.rows
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project's folder with two files of other names, beside each a row that is read."""
@@ -189,10 +212,10 @@ def test_written_it_is_read_by_check_and_by_curate(project: Path) -> None:
     assert "8 usable, 0 rejected" in shown.stdout
     (project / "models").mkdir()
     (project / "models/base.json").write_text('{"added_tokens": []}')
-    settings = load_params(project / "params.yaml").curating.model_copy(
+    curating = load_params(project / "params.yaml").curating.model_copy(
         update={"drop_duplicates": "none", **ALL_TRAINED}
     )
-    report = curate(project, settings)
+    report = curate(project, curating)
     assert report.rows_kept == 8 and not report.rejected
 
 

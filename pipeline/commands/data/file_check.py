@@ -15,7 +15,7 @@ from pipeline.stages.curate.reading.files import refusal
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner, CleaningStats
 
-SAMPLE = 200  # rows of which a mapping is guessed
+SAMPLE, SAMPLE_BYTES = 200, 8 << 20  # rows of which a mapping is guessed, and their size
 KEYS_SHOWN, KEY_SHOWN = 8, 40  # of rows that fit no format, and characters of each
 UNMAPPED = "unknown_format"
 EMPTY = "is missing or empty"  # in the detail of a row that lacks only an answer, say
@@ -36,6 +36,7 @@ class FileCheck:
     mapped: Counter[str] = field(default_factory=Counter)  # as `CleaningStats` counts it
     reasons: Counter[str] = field(default_factory=Counter)
     unread: list[dict[str, Any]] = field(default_factory=list)  # the first rows that fit no format
+    sampled: int = 0  # bytes of these
 
     @property
     def shown(self) -> str:
@@ -88,8 +89,10 @@ class FileCheck:
             entry = cleaner.entry(self.name, line, outcome.rejected)
             entries.append(entry)
             is_named = outcome.rejected.rule == "format" and _may_be_mapped(entry)
-            if is_named and outcome.stated and len(self.unread) < SAMPLE:
+            has_room = len(self.unread) < SAMPLE and self.sampled < SAMPLE_BYTES
+            if is_named and outcome.stated and has_room:
                 self.unread.append(outcome.stated.value)
+                self.sampled += len(line.raw)
         self.usable += not entries
         return entries
 

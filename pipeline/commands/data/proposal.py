@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.chat.rows import BadRow, Row
 from pipeline.commands.data.columns import Column, TurnKeys, columns_of, turn_keys
-from pipeline.config.field_sources import LISTS_OF_TURNS
+from pipeline.config.field_sources import LISTS_OF_TURNS, fields_of
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.reading.fields import RowMapper
 from pipeline.stages.curate.reading.formats import FORMAT_KEYS, SAYING_KEYS, detect, to_row
@@ -195,6 +195,10 @@ def _tried(fields: Stated, points: float, rows: Sequence[Mapping[str, Any]], fil
     """Return the guess with what it makes of the rows, and with null for keys that stand in its way; None if
     it reads too few.
     """
+    try:
+        fields_of(fields)
+    except ValueError:  # a key with braces, say, which no source can name
+        return None
     found = _read(fields, rows, file)
     if len(found) < len(rows):
         in_the_way = []

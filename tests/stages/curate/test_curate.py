@@ -65,17 +65,19 @@ def test_a_bad_line_is_rejected_with_its_reason_and_the_run_goes_on(
     assert {entry["rule"]: entry["rejected"] for entry in report["rules"] if entry["rejected"]} == {rule: 1}
 
 
-@pytest.mark.parametrize("key", ["formats", "source_weights"])
+@pytest.mark.parametrize(
+    ("key", "value"), [("formats", "messages"), ("fields", {"system": "Be brief."}), ("source_weights", 0.5)]
+)
 @pytest.mark.parametrize(
     ("globs", "id"),
     [(["logs/*"], "Q-CURATE-008"), (["b.*", "c.*"], "Q-CURATE-008"), (["*", "b.*"], "Q-CURATE-009")],
 )
 def test_a_glob_that_decides_for_no_file_is_refused_before_anything_is_written(
-    tmp_path: Path, key: str, globs: list[str], id: str
+    tmp_path: Path, key: str, value: Any, globs: list[str], id: str
 ) -> None:
     project = Project(tmp_path, {"b.jsonl": lines(GOOD, chat("another"))})
     with pytest.raises(ConfigError, match=rf"{id}: curate\.{key} names {re.escape(repr(globs[-1]))}"):
-        project.run(**{key: dict.fromkeys(globs, "messages" if key == "formats" else 0.5)})
+        project.run(**{key: dict.fromkeys(globs, value)})
     assert not (tmp_path / "data/final").exists()
 
 

@@ -5,12 +5,17 @@ that does nothing. Rows with their outcomes are in tests/world/rows/other-names.
 import gzip
 import json
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from curating import Project, given, lines
+from draws import draws
+from hypothesis import given as given_rows
+from hypothesis import settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.chat.rows import OTHERS, BadRow
@@ -27,6 +32,7 @@ from pipeline.config.field_sources import (
 )
 from pipeline.config.field_sources import Path as KeyPath
 from pipeline.core.errors import ConfigError
+from pipeline.core.jsonl import BadLine
 from pipeline.core.places import PROJECT
 from pipeline.stages.curate.mapped import fields_sentences
 from pipeline.stages.curate.reading.fields import MAPPED, UNMAPPED, RowMapper
@@ -38,6 +44,7 @@ from pipeline.stages.curate.reading.formats import (
     WITHOUT_TURNS,
     to_row,
 )
+from pipeline.stages.curate.reading.letter_case import with_known_keys
 from pipeline.stages.curate.reading.reasoning import READ
 
 PAIR = {"prompt": "nl", "completion": "bash"}
@@ -255,3 +262,34 @@ def test_the_mappings_of_the_docs_can_be_used() -> None:
         read = to_row(value, source=name, domain="x")
         said = [turn["content"] for turn in read["messages"] if turn["role"] != "system"]
         assert [*said, *(turn["content"] for turn in read.get("chosen", ()))] == ["a", "b"]
+
+
+KEYS = st.sampled_from(
+    ["nl", "bash", "turns", "who", "said", "role", "content", "messages", "prompt", "text"]
+)
+TEXTS = st.sampled_from(["ls", "bob", "", '[{"who": "bob", "said": "x"}]', '{"nl": 1}', "[", "user"])
+VALUES = st.recursive(
+    st.none() | st.integers() | st.booleans() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=10,
+)
+MAPPINGS: list[dict[str, Any]] = [
+    PAIR,
+    {"messages": "turns", "role": "who", "content": "said", "roles": {"bob": "user"}},
+    {"messages": "turns.0", "user": "nl", "assistant": "bash"},
+    {"user": "{nl}: {turns.0.said}", "assistant": "bash.nl", "system": "Be brief.", "text": None},
+    {"role": "who.nl", "content": "{said}!", "author": "bash"},
+    {"prompt": "turns", "chosen": "nl", "rejected": "bash", "roles": {"user": "assistant"}},
+]
+
+
+@given_rows(
+    st.dictionaries(KEYS, VALUES, max_size=6), st.sampled_from(MAPPINGS), st.sampled_from(["csv", "jsonl"])
+)
+@settings(max_examples=draws(1000), deadline=None)
+def test_whatever_the_row_it_is_mapped_or_refused(row: Any, fields: Any, ending: str) -> None:
+    before = json.dumps(row)
+    with suppress(BadLine):
+        value = with_known_keys(RowMapper(fields, f"a.{ending}", "auto").apply(row, Counter()))
+        to_row(value, source="a:1", domain="a")
+    assert json.dumps(row) == before
