@@ -193,6 +193,8 @@ def check(*words: str) -> Any:
 def test_a_file_gets_one_line_and_the_mapping_to_paste(project: Path) -> None:
     shown = check("data/raw/my.jsonl")
     assert shown.exit_code == 3
+    table, *_ = check("data/raw/my.csv").stdout.splitlines()
+    assert table == "data/raw/my.csv: none of 4 rows can be read; they have the keys question and Command"
     first, *rest = shown.stdout.splitlines()
     assert first == "data/raw/my.jsonl: none of 4 rows can be read; they have the keys nl and bash"
     block = shown.stdout.partition("  curate:\n")[2].partition("  a row")[0]

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from pipeline.chat.rows import TRAINED, Kind
 from pipeline.commands.data.file_check import UNMAPPED, FileCheck
 from pipeline.commands.data.mapping import Proposed, sentences, write
-from pipeline.commands.data.proposal import propose
 from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
@@ -186,9 +185,9 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Out
     stated = by_glob(file.name, cleaner.settings.fields, None)
     if stated and (targets := lacking(stated, file.mapped)):
         found.faults.append(f"curate.fields: {file_problem(file.path, file.name, stated, targets)}")
-    proposal = propose(file.unread, file.name) if file.unread else None
-    if proposal is not None:
-        found.proposed.append(proposed := Proposed(file, proposal))
+    if file.proposal is not None:
+        proposed = Proposed(file, file.proposal)
+        found.proposed.append(proposed)
         if options.as_json:
             print(json.dumps(proposed.as_dict(cleaner.redactor.scrub), ensure_ascii=False))
 

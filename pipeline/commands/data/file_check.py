@@ -5,9 +5,11 @@ sample of those that fit no format.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.data.proposal import Proposal, propose
 from pipeline.core.text import listed, most, one_line, plural, safe
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import refusal
@@ -96,6 +98,11 @@ class FileCheck:
         self.usable += not entries
         return entries
 
+    @cached_property
+    def proposal(self) -> Proposal | None:
+        """The guesses of a mapping, when all rows are read; None if there is none, or no need of one."""
+        return propose(self.unread, self.name) if self.unread else None
+
     def keys(self, cleaner: "Cleaner") -> str:
         """Name the keys of the rows that fit no format."""
         keys = list(dict.fromkeys(key for row in self.unread for key in row))
@@ -113,7 +120,7 @@ class FileCheck:
     def unmapped_line(self, entry: Mapping[str, Any], cleaner: "Cleaner") -> str:
         """Say in one line that rows fit no format, and which keys they have."""
         rows = self.reasons[UNMAPPED]
-        says_more = not self.unread or EMPTY in entry["detail"]
+        says_more = not self.unread or (EMPTY in entry["detail"] and self.proposal is None)
         keys = one_line(entry["detail"], 300) if says_more else f"they have the keys {self.keys(cleaner)}"
         if rows == self.lines:
             return f"{self.shown}: none of {plural(rows, 'row')} can be read; {keys}"

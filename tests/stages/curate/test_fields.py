@@ -268,7 +268,7 @@ KEYS = st.sampled_from(
     ["nl", "bash", "turns", "who", "said", "role", "content", "messages", "prompt", "text"]
 )
 TEXTS = st.sampled_from(["ls", "bob", "", '[{"who": "bob", "said": "x"}]', '{"nl": 1}', "[", "user"])
-VALUES = st.recursive(
+CELLS = st.recursive(
     st.none() | st.integers() | st.booleans() | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=10,
@@ -284,7 +284,7 @@ MAPPINGS: list[dict[str, Any]] = [
 
 
 @given_rows(
-    st.dictionaries(KEYS, VALUES, max_size=6), st.sampled_from(MAPPINGS), st.sampled_from(["csv", "jsonl"])
+    st.dictionaries(KEYS, CELLS, max_size=6), st.sampled_from(MAPPINGS), st.sampled_from(["csv", "jsonl"])
 )
 @settings(max_examples=draws(1000), deadline=None)
 def test_whatever_the_row_it_is_mapped_or_refused(row: Any, fields: Any, ending: str) -> None:
