@@ -22,6 +22,7 @@ from pipeline.gate.records import Name, Number, Sha256, Shape
 from pipeline.gguf.provenance import adapter_fields, folder_fields, lineage_fields
 
 ADAPTER, BASE, MERGED, TOKENS = "models/adapter", "models/base.json", "models/merged", "data/tokens"
+AUGMENT, AUGMENTED = "augment", "data/augmented"  # rows that a model wrote, beside those of curation
 ROWS = {split: f"data/final/{split}.jsonl" for split in ("train", "val", "test")}
 # the keys of a provenance about the project's own records; others are about llama.cpp, the importance matrix
 # and the tokenizer
@@ -93,6 +94,13 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
             hashes[split],
             f"{TOKENS}/{NAME}",
         )
+    for name, sha256 in manifest.rows.items():
+        place = f"{AUGMENTED}/{name}"
+        if name in (Path(final).name for final in ROWS.values()):
+            continue
+        if not (root / place).is_file():
+            raise DataError("Q-SHIP-004", f"{root / place} is missing: {_back(place, AUGMENT)}")
+        _need(root, place, AUGMENT, sha256, file_hash(root / place), f"{TOKENS}/{NAME}")
     measured = inputs.evaluations[model].rows_sha256
     if measured is None:
         raise DataError(

@@ -219,6 +219,24 @@ def test_another_runs_rows_are_refused_though_they_are_whole(made: Made) -> None
             assert shipped(made, "Q-SHIP-005: ") in REFUSED
 
 
+def test_rows_that_a_model_wrote_are_refused_if_they_are_missing_or_others(made: Made) -> None:
+    tokens, run = "data/tokens/manifest.json", "models/adapter/run.json"
+    manifest = json.loads((made.root / tokens).read_text())
+    manifest["rows"]["questions-train.jsonl"] = "0" * 64
+    with damaged(made, tokens, json.dumps(manifest).encode()):
+        trained = json.loads((made.root / run).read_text())
+        trained["tokens_sha256"] = tree_hash(made.root / "data/tokens")
+        with damaged(made, run, json.dumps(trained).encode()):
+            assert shipped(made, "Q-SHIP-004: ") in REFUSED
+            written = made.root / "data/augmented/questions-train.jsonl"
+            written.parent.mkdir(exist_ok=True)
+            written.write_bytes(b"")
+            try:
+                assert shipped(made, "Q-SHIP-006: ") in REFUSED
+            finally:
+                written.unlink()
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from chat_server import Answer, chat_server, completion
 from tiny import tiny_gguf
-from tokenizer_folders import smollm_folder
+from tokenizer_folders import smollm_folder, with_config
 
 from pipeline.chat.rows import row_id
 from pipeline.config.params import Params
@@ -23,6 +23,7 @@ from pipeline.core.places import PROJECT
 from pipeline.gguf.header import read_header
 from pipeline.stages.augment.stage import main
 from pipeline.stages.augment.writers import addressed
+from pipeline.stages.preprocess.stage import preprocess
 
 Row = dict[str, Any]
 THINGS = ("lamp", "book", "hat", "coat", "cup", "spoon", "letter", "ring")
@@ -135,6 +136,23 @@ def test_prompts_without_an_answer_are_answered(root: Path) -> None:
         main(params(server.url), root, "answers")
     assert server.requests[0]["messages"] == row["messages"]
     assert written(root, "answers")[0]["messages"][-1] == {"role": "assistant", "content": "For soup."}
+
+
+def test_what_was_written_is_trained_beside_the_rows_of_curation(root: Path) -> None:
+    with chat_server(in_other_words) as server:
+        main(params(server.url), root, "questions")
+    with_config(root / "models/base")
+    made: dict[str, Any] = {"rows_folder": root / "data/final", "base": root / "models/base"}
+    made |= {"max_length": 128, "packing": False}
+    alone, _ = preprocess(tokens_folder=root / "alone", **made)
+    both, _ = preprocess(tokens_folder=root / "data/tokens", augmented=["questions"], **made)
+    assert alone["splits"]["train"]["rows"] == 6
+    assert both["splits"]["train"]["rows"] == 12
+    assert both["splits"]["val"]["rows"] == alone["splits"]["val"]["rows"] == 1
+    manifest = json.loads((root / "data/tokens/manifest.json").read_text())
+    assert manifest["rows"].keys() == {
+        *("train.jsonl", "questions-train.jsonl", "val.jsonl", "questions-val.jsonl")
+    }
 
 
 def asked_once(url: str, **given: Any) -> dict[str, Any]:
