@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from curating import Project, chat, lines
 
+from pipeline.commands.data.check import Options
 from pipeline.commands.data.check import main as check
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.reading import files, zips
@@ -146,5 +147,5 @@ def test_an_archive_is_curated_like_any_file(tmp_path: Path) -> None:
 def test_the_check_names_what_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "export.zip"
     path.write_bytes(packed({"a.jsonl": lines(ROW), "chat.html": b""}))
-    assert check(None, tmp_path, [path], everything=False, as_json=False) == 0
+    assert check(None, tmp_path, [path], Options()) == 0
     assert "1 file inside archives not read" in capsys.readouterr().out
