@@ -16,6 +16,7 @@ from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
+from pipeline.stages.curate.reading.authors import with_authors
 from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.fields import RowMapper
 from pipeline.stages.curate.reading.formats import detect, to_row
@@ -38,7 +39,8 @@ WITHHELD = "‹not shown: this row had something to redact›"
 KNOWN_FILES = 256  # whose mappings are kept
 KNOWN_DOMAINS = 10_000  # names that are looked through once
 KNOWN_DETAILS = 1000  # sentences that name keys, likewise
-NAMES_KEYS = ("unknown_format", "unsupported_field")  # reasons whose sentence may name keys of the row
+# reasons whose sentence may name keys or authors of the row
+NAMES_KEYS = ("no_assistant", "unknown_format", "unsupported_field")
 SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
 MOST_TURNS = 65535  # that are distinguished
 TEXT_SHOWN = 2000  # characters of a rejected line
@@ -232,7 +234,7 @@ class Cleaner:
             rule = "length"
             return self.length.parts(clean_row, changes)
         except BadLine as why:
-            raise Rejected(rule, why) from None
+            raise Rejected(rule, with_authors(why, row.value, file)) from None
 
     def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
         """What becomes of each row that a line states; of a line that states none, why."""

@@ -8,11 +8,14 @@ from pipeline.stages.curate.exports import (
     codex,
     continue_sessions,
     cursor,
+    discord,
     gemini,
     librechat,
     lm_studio,
+    mbox,
     open_webui,
     side_files,
+    slack,
     turn_arrays,
 )
 from pipeline.stages.curate.exports.export import Export, Head
@@ -31,6 +34,9 @@ EXPORTS: tuple[Export, ...] = (
     lm_studio.EXPORT,
     batches.EXPORT,
     turn_arrays.EXPORT,
+    slack.EXPORT,
+    discord.EXPORT,
+    mbox.EXPORT,
 )
 
 

@@ -53,4 +53,27 @@ LISTS = Export(
     ),
     _left_out("lists_of_sessions"),
 )
-EXPORTS = (SCREENS, TASKS, LISTS)
+# ChatGPT's user.json, message_feedback.json … and Claude.ai's users.json, if an archive was unpacked
+ACCOUNTS = Export(
+    "account",
+    _are(
+        lambda value: (
+            {"id", "email"} <= value.keys()
+            or {"uuid", "email_address"} <= value.keys()
+            or {"conversation_id", "rating", "user_id"} <= value.keys()
+            or {"id", "conversation_id", "is_anonymous"} <= value.keys()
+        )
+    ),
+    _left_out("records_of_the_account"),
+)
+# Slack's users.json, channels.json and dms.json
+WORKSPACES = Export(
+    "slack_workspace",
+    _are(
+        lambda value: (
+            {"id", "team_id", "profile"} <= value.keys() or {"id", "created", "members"} <= value.keys()
+        )
+    ),
+    _left_out("records_of_the_workspace"),
+)
+EXPORTS = (SCREENS, TASKS, LISTS, ACCOUNTS, WORKSPACES)

@@ -21,7 +21,7 @@ import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
 from pipeline.core.text import safe
-from pipeline.stages.curate.exports import cursor
+from pipeline.stages.curate.exports import cursor, mbox
 from pipeline.stages.curate.exports.cursor_database import composer_rows
 from pipeline.stages.curate.exports.export import (
     HEAD_RECORDS,
@@ -42,6 +42,7 @@ from pipeline.stages.curate.reading.files import (
     ARROW,
     DATABASE,
     JSON_SPACE,
+    MAILBOX,
     PACKED_TABLES,
     SNIFFED,
     TEXT_TABLES,
@@ -58,6 +59,7 @@ from pipeline.stages.curate.reading.files import (
     suffixes,
     unpacked,
 )
+from pipeline.stages.curate.reading.mailboxes import mails
 from pipeline.stages.curate.reading.saved_folders import is_description, missing_files
 from pipeline.stages.curate.reading.tables import Row, csv_rows
 from pipeline.stages.curate.reading.workbooks import workbook_rows
@@ -73,7 +75,7 @@ QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
 # what no row may hold, but the parts of an export's record that no row keeps
 ROWS_ONLY = ("control_character", "number_out_of_range", "too_deep")
 MEMBERS_NAMED = 3  # of an archive in which none is read
-READ_INSIDE = "inside are read *.jsonl, *.ndjson, *.json, *.csv and *.tsv"
+READ_INSIDE = "inside are read *.jsonl, *.ndjson, *.json, *.csv, *.tsv and *.mbox"
 
 
 class Part(NamedTuple):
@@ -217,6 +219,8 @@ def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[
     """Return a file's layout, and the export that its first records show it to be; None for rows in a format
     or a table.
     """
+    if content.kind == MAILBOX:
+        return mbox.MAILBOX, mbox.EXPORT
     if content.kind != ".json":
         return content.kind, None
     layout = layout_of(content, max_bytes, notes)
@@ -250,7 +254,15 @@ def _head(content: Content, layout: str, max_bytes: int) -> Head:
 def _records_of(content: Content, layout: str, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record]:
     """Yield the records of a content."""
     with content.opened() as file:
+        if layout == mbox.MAILBOX:
+            yield from _letters(file)
+            return
         yield from _records_in(_json_rows(file, layout, max_bytes, Counter()))
+
+
+def _letters(file: BufferedReader) -> Iterator[Record]:
+    """Yield the mails of a mailbox as records."""
+    yield from (Record(*mail) for mail in mails(file, MAX_RECORD_BYTES))
 
 
 def _records_in(rows: Iterable[RawRow]) -> Iterator[Record]:
@@ -355,6 +367,11 @@ def _member_rows(
     kind: str, layout: str, file: BufferedReader, max_bytes: int, notes: Counter[str]
 ) -> Iterator[bytes | BadLine]:
     """Yield the rows of a member. It is read once, so what shows that it is an export is kept."""
+    if kind == MAILBOX:
+        notes[f"export_{mbox.EXPORT.name}"] += 1
+        letters = _exported(mbox.EXPORT, Records(_letters(file)), max_bytes, notes)
+        yield from (row for _, _, row in letters)
+        return
     if kind != ".json":
         yield from _records(kind, file, max_bytes, notes)
         return

@@ -36,11 +36,12 @@ PACKED_TABLES = (".parquet", ".xlsx", *ARROW)
 ARCHIVE = ".tar"
 ZIP = ".zip"
 DATABASE = ".vscdb"  # Cursor's
+MAILBOX = ".mbox"
 PACKED_SUFFIXES = {".gz": ".gz", ".zst": ".zst", ".zstd": ".zst"}  # around JSON, CSV, TSV and tar
 SHORT_ARCHIVES = {".tgz": ".gz", ".tzst": ".zst"}  # a tar and its packing in one suffix
 READ = (
-    "*.jsonl, *.ndjson, *.json, *.csv, *.tsv and *.tar of these, plain or with .gz or .zst, *.parquet, "
-    "*.arrow, *.feather, *.xlsx, *.zip, and Cursor's *.vscdb"
+    "*.jsonl, *.ndjson, *.json, *.csv, *.tsv, *.mbox and *.tar of these, plain or with .gz or .zst, "
+    "*.parquet, *.arrow, *.feather, *.xlsx, *.zip, and Cursor's *.vscdb"
 )
 ALWAYS_ALLOWED = 256 << 20  # bytes that any file may unpack to
 MAX_GROWTH = 200  # times its size on disk that a larger one may unpack to; text rarely reaches 20
@@ -141,7 +142,9 @@ def suffixes(name: str) -> tuple[str, str]:
     kind, packing = (first, PACKED_SUFFIXES[last]) if last in PACKED_SUFFIXES else (last, "")
     if kind in JSON_SUFFIXES:
         return ".json", packing
-    is_read = kind in (*TEXT_TABLES, ARCHIVE) or (kind in (*PACKED_TABLES, ZIP, DATABASE) and not packing)
+    is_read = kind in (*TEXT_TABLES, ARCHIVE, MAILBOX) or (
+        kind in (*PACKED_TABLES, ZIP, DATABASE) and not packing
+    )
     return (kind, packing) if is_read else ("", "")
 
 

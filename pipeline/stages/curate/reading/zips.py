@@ -15,6 +15,7 @@ from pipeline.core.git_lfs import POINTER, REMEDY
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import safe
 from pipeline.stages.curate.reading.files import (
+    MAILBOX,
     TEXT_TABLES,
     Content,
     Pieces,
@@ -27,7 +28,7 @@ PIECE = 1 << 16  # bytes
 ENCRYPTED = 0x1  # bit of a member's flags
 APPLE_FORKS = "__MACOSX"  # folder of what macOS keeps about files beside them
 # Which members are read. Other tables need to be read at any place.
-STREAMED = (".json", *TEXT_TABLES)
+STREAMED = (".json", MAILBOX, *TEXT_TABLES)
 
 
 def zip_members(file: BufferedReader) -> list[Content]:

@@ -1,0 +1,98 @@
+"""Discord's channels as DiscordChatExporter writes them (`--format Json`).
+
+The schema is that of the program (github.com/Tyrrrz/DiscordChatExporter, JsonMessageWriter.cs, versions 2.40
+to 2.46 of 2023 to 2026): one object with `guild`, `channel` and `messages`. A chain of replies is a
+conversation; where only two write, what lies between two silences.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.exports.answers import objects, texts
+from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Records
+from pipeline.stages.curate.exports.people import (
+    Message,
+    direct_conversations,
+    is_direct,
+    reply_chains,
+    seconds,
+    turn_of,
+)
+
+SAID = ("Default", "Reply", "ChatInputCommand", "ContextMenuCommand", "ThreadStarterMessage", "20", "23")
+
+
+def is_head(head: Head) -> bool:
+    """Return True if a record is a channel with its messages."""
+    return any(_is_channel(value) for value in head.objects())
+
+
+def _is_channel(value: dict[str, Any]) -> bool:
+    return isinstance(value.get("channel"), dict) and isinstance(value.get("messages"), list)
+
+
+def read(records: Records, notes: Notes) -> Iterator[Conversation]:
+    """Yield the conversations of each channel. All of a channel's messages are in memory."""
+    for number, offset, value in records:
+        if isinstance(value, BadLine):
+            yield Conversation(number, offset, value)
+        elif not isinstance(value, dict) or not _is_channel(value):
+            why = BadLine("bad_shape", "a channel of DiscordChatExporter has channel and messages")
+            yield Conversation(number, offset, why)
+        else:
+            yield from _conversations(number, offset, value, notes)
+
+
+def _conversations(
+    number: int, offset: int | None, channel: dict[str, Any], notes: Notes
+) -> Iterator[Conversation]:
+    messages: dict[str, Message] = {}
+    for value in channel["messages"]:
+        try:
+            message = _message(number, value, notes)
+        except BadLine as why:
+            yield Conversation(number, offset, why)
+            continue
+        if message is not None:
+            notes["messages_repeated"] += message.place in messages
+            messages[message.place] = message
+    if not messages:
+        notes["empty_conversations"] += 1
+    ordered = [*messages.values()]
+    divide = direct_conversations if is_direct(ordered) else reply_chains
+    for conversation in divide(ordered, notes):
+        yield Conversation(number, offset, {"messages": [turn_of(message) for message in conversation]})
+
+
+def _message(number: int, value: Any, notes: Notes) -> Message | None:
+    """Return what somebody said; None if nobody did. Raises `BadLine`."""
+    author = value.get("author") if isinstance(value, dict) else None
+    if not isinstance(author, dict) or not isinstance(value.get("id"), str):
+        raise BadLine("bad_shape", "a message of DiscordChatExporter has id, type, author and content")
+    if value.get("type") not in SAID:
+        notes["notices"] += 1
+        return None
+    embeds = objects(value.get("embeds"))
+    words = texts(value.get("content")) or texts(
+        *(texts(embed.get("title"), embed.get("description")) for embed in embeds)
+    )
+    notes["attachments"] += len(objects(value.get("attachments"))) + len(objects(value.get("stickers")))
+    if not words:
+        notes["empty_messages"] += 1
+        return None
+    notes["edited_messages"] += bool(value.get("timestampEdited"))
+    reference = value.get("reference")
+    follows = reference.get("messageId") if isinstance(reference, dict) else None
+    return Message(
+        place=value["id"],
+        number=number,
+        author=str(author.get("name") or author.get("id")),
+        is_bot=author.get("isBot") is True,
+        words=words,
+        time=seconds(value.get("timestamp")),
+        follows=follows if isinstance(follows, str) else None,
+    )
+
+
+EXPORT = Export("discord", is_head, read, large_keys=(b'"guild"', b'"channel"'))

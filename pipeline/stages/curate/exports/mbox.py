@@ -1,0 +1,168 @@
+"""Mail in an mbox file, as Thunderbird, Apple Mail and Google Takeout write it (RFC 4155, RFC 5322).
+
+A thread is a conversation: mails that name each other in References or In-Reply-To, or have one of Gmail's
+thread ids. Quoted text and signatures are taken out, since the mail that is quoted stands before.
+"""
+
+import re
+from collections.abc import Iterator
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+from email.utils import parseaddr, parsedate_to_datetime
+from typing import Any, NamedTuple, cast
+
+from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Records
+from pipeline.stages.curate.exports.markdown import markdown_of
+from pipeline.stages.curate.exports.people import Message, turn_of
+
+MAILBOX = "mailbox"  # the layout of such a file
+IDS = re.compile(r"<([^<>\s]+)>")
+SIGNATURE = re.compile(r"^-- ?$", re.MULTILINE)
+# a line that introduces a quotation: "On Monday, Kim wrote:", "Am 1. Mai schrieb Kim:"
+INTRODUCES = re.compile(
+    r"(wrote|writes|schrieb|schreibt|a écrit|escribió|ha scritto|skrev|schreef)\b.*:\s*$", re.IGNORECASE
+)
+FORWARDED = re.compile(
+    r"^(-{2,} ?(Original Message|Ursprüngliche Nachricht|Message d'origine|Mensaje original) ?-{2,}"
+    r"|_{20,}\s*\n(From|Von|De):.*)$",
+    re.MULTILINE | re.IGNORECASE,
+)
+BEGINNINGS = ("On ", "Am ", "Le ", "El ", "Il ", "Den ", "Op ")
+INTRODUCTION_LINES = 3  # a long one is broken
+
+
+class Mail(NamedTuple):
+    """A mail, and what it answers."""
+
+    message: Message
+    depth: int  # mails before it in its thread, as it says
+
+
+def is_head(head: Head) -> bool:
+    """Return True for a mailbox."""
+    return head.layout == MAILBOX
+
+
+def read(records: Records, notes: Notes) -> Iterator[Conversation]:
+    """Yield the threads. The texts of all mails are in memory."""
+    threads: dict[str, list[Mail]] = {}
+    thread_of: dict[str, str] = {}  # id of a mail → its thread
+    for number, offset, value in records:
+        try:
+            if isinstance(value, BadLine):
+                raise value
+            mail, related = _mail(number, value, notes)
+        except BadLine as why:
+            yield Conversation(number, offset, why)
+            continue
+        place = mail.message.place
+        known = thread_of.get(place)
+        if known is not None and any(one.message.place == place for one in threads.get(known, ())):
+            notes["messages_repeated"] += 1
+            continue
+        thread = next((thread_of[one] for one in (place, *related) if one in thread_of), (*related, place)[0])
+        for one in (place, *related):
+            thread_of.setdefault(one, thread)
+        threads.setdefault(thread, []).append(mail)
+    for mails in threads.values():
+        spoken = [mail for mail in sorted(mails, key=_order) if mail.message.words]
+        notes["empty_messages"] += len(mails) - len(spoken)
+        if len({mail.message.author for mail in spoken}) < 2:
+            notes["messages_without_answer"] += len(spoken)
+            continue
+        row = {"messages": [turn_of(mail.message) for mail in spoken]}
+        yield Conversation(spoken[0].message.number, None, row)
+
+
+def _order(mail: Mail) -> tuple[int, float]:
+    """Return what mails of a thread are sorted by. Clocks differ, so what a mail answers counts first."""
+    return mail.depth, mail.message.time
+
+
+def _mail(number: int, data: Any, notes: Notes) -> tuple[Mail, list[str]]:
+    """Return a mail, and the ids of the mails or threads that it belongs to. Raises `BadLine`."""
+    try:
+        parsed = message_from_bytes(data, policy=policy.default)
+        references = IDS.findall(str(parsed.get("References", "")))
+        answered = IDS.findall(str(parsed.get("In-Reply-To", "")))
+        gmail = str(parsed.get("X-GM-THRID", ""))
+        own = IDS.findall(str(parsed.get("Message-ID", "")))
+        _, address = parseaddr(str(parsed.get("From", "")))
+        time = _seconds(str(parsed.get("Date", "")))
+        text = _text(parsed)
+        attached = sum(1 for _ in parsed.iter_attachments())
+    except Exception as error:  # of a damaged mail the library raises whatever it leads it to
+        raise BadLine("bad_shape", f"the mail can't be read ({type(error).__name__})") from None
+    if not address and not own:
+        raise BadLine("bad_shape", "this is no mail: it has neither From nor Message-ID")
+    notes["attachments"] += attached
+    before = list(dict.fromkeys((*references, *answered)))
+    message = Message(
+        place=own[0] if own else f"mail {number}",
+        number=number,
+        author=address.lower() or "unknown",
+        is_bot=False,
+        words=_own_words(text, notes),
+        time=time,
+        follows=before[-1] if before else None,
+    )
+    return Mail(message, len(before)), [*([f"gmail {gmail}"] if gmail else []), *before]
+
+
+def _seconds(date: str) -> float:
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+
+
+def _text(mail: EmailMessage) -> str:
+    """Return the mail's text, of HTML as Markdown."""
+    body = mail.get_body(("plain", "html"))
+    if body is None:
+        return ""
+    try:
+        words = body.get_content()
+    except LookupError:  # an unknown encoding
+        words = cast(bytes, body.get_payload(decode=True)).decode("utf-8", "replace")
+    return markdown_of(words) if body.get_content_subtype() == "html" else str(words)
+
+
+def _own_words(text: str, notes: Notes) -> str:
+    """Return a mail's text without what it quotes, and without its signature."""
+    text = text.replace("\r\n", "\n")
+    if signature := SIGNATURE.search(text):
+        notes["signatures"] += 1
+        text = text[: signature.start()]
+    quoted = False
+    if forwarded := FORWARDED.search(text):
+        text = text[: forwarded.start()]
+        quoted = True
+    kept: list[str] = []
+    for line in text.split("\n"):
+        if not line.startswith(">"):
+            kept.append(line)
+        elif not quoted or (kept and kept[-1].strip()):
+            quoted = True
+            _drop_introduction(kept)
+    notes["quotes"] += quoted
+    return "\n".join(kept).strip()
+
+
+def _drop_introduction(kept: list[str]) -> None:
+    """Take off the lines that introduce the quotation that follows, if there are any."""
+    while kept and not kept[-1].strip():
+        kept.pop()
+    for count in range(1, INTRODUCTION_LINES + 1):
+        lines = kept[-count:]
+        if not all(map(str.strip, lines)):
+            break
+        if lines[0].startswith(BEGINNINGS) and INTRODUCES.search(" ".join(lines)):
+            del kept[-count:]
+            return
+    if kept and INTRODUCES.search(kept[-1]):
+        kept.pop()
+
+
+EXPORT = Export("mbox", is_head, read)

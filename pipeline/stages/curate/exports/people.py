@@ -1,0 +1,101 @@
+"""Chats between people, and with bots: which messages are one conversation, and who is the assistant.
+
+A bot is the assistant, anybody else is the user. `curate.fields` says who else answers (`roles`), by the
+`author` that each turn has. Names are not kept beside that: neighboring messages of one side are joined.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pipeline.stages.curate.exports.export import Notes
+
+Turn = dict[str, Any]
+SILENCE = 6 * 3600  # seconds after which a direct conversation ends
+BREATH = 300  # seconds within which a message goes on with what its author said before
+FEW = 2  # people of a direct conversation
+
+
+class Message(NamedTuple):
+    """What somebody wrote."""
+
+    place: str  # its id
+    number: int  # of the record
+    author: str
+    is_bot: bool
+    words: str
+    time: float  # seconds
+    follows: str | None  # the message or thread that it answers
+
+
+def turn_of(message: Message) -> Turn:
+    """Return a message as a turn."""
+    role = "assistant" if message.is_bot else "user"
+    return {"role": role, "content": message.words, "author": message.author}
+
+
+def is_direct(messages: Sequence[Message]) -> bool:
+    """Return True if so few people write that there is one conversation at a time."""
+    return len({message.author for message in messages}) <= FEW
+
+
+def direct_conversations(messages: Sequence[Message], notes: Notes) -> Iterator[list[Message]]:
+    """Yield what was said between two long silences."""
+    current: list[Message] = []
+    for message in messages:
+        if current and message.time - current[-1].time > SILENCE:
+            yield from _spoken(current, notes)
+            current = []
+        current.append(message)
+    yield from _spoken(current, notes)
+
+
+def reply_chains(messages: Sequence[Message], notes: Notes) -> Iterator[list[Message]]:
+    """Yield each chain of replies, from its first message to one that nobody answers."""
+    known = {message.place: message for message in messages}
+    answered: set[str] = set()
+    parents: dict[str, str] = {}
+    before: Message | None = None
+    for message in messages:
+        follows = message.follows
+        if follows is not None and follows not in known:
+            notes["replies_to_missing"] += 1
+            follows = None
+        elif follows is None and before is not None and _goes_on(before, message):
+            follows = before.place
+        if follows is not None and follows != message.place:
+            parents[message.place] = follows
+            answered.add(follows)
+        before = message
+    for message in messages:
+        if message.place not in answered:
+            yield from _spoken(_chain(message.place, parents, known), notes)
+
+
+def _goes_on(before: Message, message: Message) -> bool:
+    return before.author == message.author and 0 <= message.time - before.time <= BREATH
+
+
+def _chain(place: str, parents: dict[str, str], known: dict[str, Message]) -> list[Message]:
+    chain: dict[str, Message] = {}
+    here: str | None = place
+    while here is not None and here not in chain:
+        chain[here] = known[here]
+        here = parents.get(here)
+    return [*reversed(chain.values())]
+
+
+def _spoken(messages: list[Message], notes: Notes) -> Iterator[list[Message]]:
+    """Yield the messages if more than one person speaks; else count them."""
+    if len({message.author for message in messages}) > 1:
+        yield messages
+    else:
+        notes["messages_without_answer"] += len(messages)
+
+
+def seconds(stamp: Any) -> float:
+    """Return the seconds of an ISO time; 0 if it is none."""
+    try:
+        return datetime.fromisoformat(str(stamp)).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0

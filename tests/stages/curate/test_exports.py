@@ -1,0 +1,210 @@
+"""Exports as files: large ones, what lies beside them, archives of any kind, and rows that are no export."""
+
+import io
+import json
+import tarfile
+import tracemalloc
+import zipfile
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from curating import Project, chat, lines
+
+from pipeline.core.errors import DataError
+from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.exports.export import Head
+from pipeline.stages.curate.exports.markdown import markdown_of
+from pipeline.stages.curate.exports.registry import export_of
+from pipeline.stages.curate.reading.containers import raw_lines
+
+MAX_BYTES = 10_000
+ROWS = Path(__file__).parents[2] / "world/rows"
+
+
+def conversation(number: int, turns: int = 1) -> dict[str, Any]:
+    """Return a conversation as ChatGPT exports it."""
+    nodes: dict[str, Any] = {"root": {"id": "root", "message": None, "parent": None, "children": []}}
+    last = "root"
+    for turn in range(turns):
+        for role in ("user", "assistant"):
+            place = f"{role} {number} {turn}"
+            content = {"content_type": "text", "parts": [f"What {role} says in {number}, {turn}."]}
+            message = {"id": place, "author": {"role": role}, "content": content, "recipient": "all"}
+            nodes[place] = {"id": place, "message": message, "parent": last, "children": []}
+            last = place
+    return {"title": "T", "create_time": 1.0, "update_time": 1.0, "mapping": nodes, "current_node": last}
+
+
+def read(path: Path, max_bytes: int = MAX_BYTES) -> tuple[list[Any], Counter[str]]:
+    """Return the rows, reasons as their codes, and the notes."""
+    notes = Counter[str]()
+    found = raw_lines(path, path.name, max_line_bytes=max_bytes, notes=notes)
+    rows = [line.data.code if isinstance(line.data, BadLine) else json.loads(line.data) for line in found]
+    return rows, notes
+
+
+def write(path: Path, value: Any, indent: int | None = None) -> Path:
+    path.write_text(json.dumps(value, indent=indent))
+    return path
+
+
+def discord(messages: int) -> dict[str, Any]:
+    """Return a channel in which a question and its answer come every twelve hours."""
+    told = []
+    for number in range(messages):
+        author = {"id": str(number % 2), "name": ("kim", "bot")[number % 2], "isBot": number % 2 == 1}
+        time = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(hours=number // 2 * 12, minutes=number % 2)
+        told.append(
+            {
+                "id": str(number),
+                "type": "Default",
+                "timestamp": time.isoformat(),
+                "author": author,
+                "content": "x" * 90,
+            }
+        )
+    return {"guild": {"id": "1"}, "channel": {"id": "1", "name": "help"}, "messages": told}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_one_object_may_be_longer_than_a_row(indent: int | None, tmp_path: Path) -> None:
+    path = write(tmp_path / "help.json", discord(400), indent)
+    assert path.stat().st_size > 4 * MAX_BYTES
+    rows, notes = read(path)
+    assert notes["export_discord"] == 1
+    assert [len(row["messages"]) for row in rows] == [2] * 200
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_conversation_of_an_array_may_be_longer_than_a_row_too(indent: int | None, tmp_path: Path) -> None:
+    long = conversation(1, 10)
+    long["mapping"]["unused"] = {"id": "unused", "message": None, "parent": "gone", "blob": "x" * MAX_BYTES}
+    rows, notes = read(write(tmp_path / "conversations.json", [long, conversation(2)], indent))
+    assert [len(row["messages"]) for row in rows] == [20, 2]
+    assert notes["export_chatgpt"] == 1
+
+
+def test_a_row_that_is_too_long_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    rows, _ = read(write(tmp_path / "a.json", [conversation(1), conversation(2, 400), conversation(3)]))
+    assert [row if isinstance(row, str) else len(row["messages"]) for row in rows] == [2, "too_long", 2]
+
+
+def test_many_conversations_are_streamed(tmp_path: Path) -> None:
+    path = tmp_path / "conversations.json"
+    with path.open("w") as file:
+        for number in range(3000):
+            file.write("[" if number == 0 else ",\n")
+            json.dump(conversation(number), file)
+        file.write("]")
+    read(write(tmp_path / "small.json", [conversation(1)]))  # what is imported on the way doesn't count
+    tracemalloc.start()
+    found = raw_lines(path, path.name, max_line_bytes=MAX_BYTES, notes=Counter())
+    assert sum(1 for _ in found) == 3000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20 < path.stat().st_size
+
+
+def test_thumbs_are_found_beside_an_unpacked_export(tmp_path: Path) -> None:
+    value = conversation(1)
+    answer = dict(value["mapping"]["assistant 1 0"], id="other")
+    answer["message"] = {**answer["message"], "id": "other", "content": {"parts": ["Another answer."]}}
+    answer["message"]["content"]["content_type"] = "text"
+    value["mapping"]["other"] = answer
+    thumbs = [
+        {"id": "other", "conversation_id": "c", "user_id": "u", "rating": "thumbs_down"},
+        {"id": "assistant 1 0", "conversation_id": "c", "user_id": "u", "rating": "thumbs_up"},
+    ]
+    write(tmp_path / "message_feedback.json", thumbs)
+    rows, _ = read(write(tmp_path / "conversations.json", [value]))
+    assert ["chosen" in row for row in rows] == [False, True]
+    assert rows[1]["rejected"][0]["content"] == "Another answer."
+    assert read(tmp_path / "message_feedback.json") == (
+        [],
+        Counter(export_account=1, records_of_the_account=2, bom=0, crlf=0),
+    )
+
+
+def test_a_tar_of_an_export_is_read_as_well(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
+        for name, data in (
+            ("conversations.json", json.dumps([conversation(1)]).encode()),
+            ("mail/in.mbox", (ROWS / "exports-mbox/berths.mbox").read_bytes()),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    rows, notes = read(tmp_path / "a.tgz")
+    assert (notes["export_chatgpt"], notes["export_mbox"]) == (1, 1)
+    assert len([row for row in rows if isinstance(row, dict)]) == 3
+
+
+def test_mixed_exports_and_rows_in_one_folder_are_each_read(tmp_path: Path) -> None:
+    files = {
+        "rows.jsonl": lines(chat("2 + 2?")),
+        "gpt.json": json.dumps([conversation(1)]).encode(),
+        "claude.json": (ROWS / "exports-claude-ai/broken.json").read_bytes(),
+        "gemini.json": (ROWS / "exports-gemini/MyActivity.json").read_bytes(),
+    }
+    project = Project(tmp_path, files)
+    report = project.run()
+    assert {row["source"].partition(":")[0] for row in project.rows()} == set(files)
+    assert report["files"]["rows.jsonl"]["notes"] == {}
+
+
+def test_a_file_of_another_kind_named_mbox_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.mbox").write_text("Dear Kim,\n\nFrom here on all is well.\n")
+    assert read(tmp_path / "a.mbox")[0] == ["bad_shape"]
+    (tmp_path / "a.mbox").write_text("")
+    assert read(tmp_path / "a.mbox")[0] == []
+
+
+def test_a_chat_without_an_assistant_says_who_speaks_and_what_to_write(tmp_path: Path) -> None:
+    mailbox = (ROWS / "exports-mbox/berths.mbox").read_bytes()
+    with pytest.raises(DataError, match=r"kim@example.org, desk@example.org.*roles: \{'desk@example.org'"):
+        Project(tmp_path, {"berths.mbox": mailbox}).run()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        chat("2 + 2?"),
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]},
+        {"title": "A", "text": "b", "time": "1", "mapping": "no"},
+        {"channel": "a", "messages": []},
+        {"name": "x", "messages": [{"role": "user", "content": "a"}]},
+        {"ts": "1", "text": "a", "user": "b"},
+    ],
+)
+def test_rows_of_ones_own_are_no_export(row: dict[str, Any]) -> None:
+    assert export_of(Head("lines", (row,))) is None
+
+
+def test_an_archive_beside_an_export_counts_what_it_leaves(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("conversations.json", json.dumps([conversation(1)]))
+        archive.writestr("shopping.json", '{"list": []}')
+        archive.writestr("chat.html", "<p>")
+    rows, notes = read(tmp_path / "a.zip")
+    assert len(rows) == 1
+    assert notes["members_not_read"] == 2
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p>a</p><p>b &lt; c</p>", "a\n\nb < c"),
+        ("a<br>b", "a\nb"),
+        ("<h2>T</h2><ul><li>a</li><li><b>b</b></li></ul>", "## T\n\n- a\n- **b**"),
+        ("<ol><li>a</li><li>b</li></ol>", "1. a\n2. b"),
+        ("<pre><code>x\n  y</code></pre>", "```\nx\n  y\n```"),
+        ("<style>p {}</style><script>x</script>a", "a"),
+        ("a   \n b", "a b"),
+        ("<p>unclosed <em>a", "unclosed *a"),
+    ],
+)
+def test_html_becomes_markdown(html: str, text: str) -> None:
+    assert markdown_of(html) == text
