@@ -151,6 +151,14 @@ def test_a_given_format_is_read_though_another_key_is_there() -> None:
     assert mapped(row | {"label": None}, **PAIR)["prompt"] == "a"
 
 
+def test_an_empty_answer_is_named_as_the_mapping_has_it(tmp_path: Path) -> None:
+    project = Project(tmp_path, {"a.csv": b"Question,Command\nHow many?,\nWho?,ls\n"})
+    project.run(fields={"*": {"user": "Question", "assistant": "Command"}})
+    (reject,) = project.rejects()
+    assert (reject["line"], reject["reason"]) == (1, "unknown_format")
+    assert "assistant from Command" in reject["detail"]
+
+
 def test_what_is_counted() -> None:
     found = Counter[str]()
     mapper = RowMapper(PAIR | {"reward": "stars", "domain": {"text": "x"}}, "a.jsonl", "auto")

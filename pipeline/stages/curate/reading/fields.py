@@ -64,6 +64,7 @@ class RowMapper:
         self.is_table = kind in (*TEXT_TABLES, *PACKED_TABLES)
         row = {EXCHANGE.get(target, target): source for target, source in self.fields.row.items()}
         self.sources = row
+        self.written = {EXCHANGE.get(target, target): target for target in self.fields.row}
         self.needs_source = any(paths_of(source) for source in row.values())
         self.of_turns = bool(self.fields.turn or self.fields.roles)
         self.plan = lru_cache(KEPT_PLANS)(partial(make_plan, row, FORMAT_KEYS, self.fields.dropped))
@@ -105,7 +106,7 @@ class RowMapper:
         """Return what is wrong with a row that fits no format, and which sources of the mapping it lacks."""
         plan = self.plan(tuple(row))
         missing = [
-            f"{target} from {one_line(' and '.join(paths_of(self.sources[target])), NAME_SHOWN)}"
+            f"{self.written[target]} from {one_line(' and '.join(paths_of(self.sources[target])), NAME_SHOWN)}"
             for target, read in plan.readers
             if read(row) is None
         ]
