@@ -104,12 +104,11 @@ class RowMapper:
 
     def explained(self, problem: str, row: Mapping[str, Any]) -> str:
         """Return what is wrong with a row that fits no format, and which sources of the mapping it lacks."""
-        plan = self.plan(tuple(row))
-        missing = [
-            f"{self.written[target]} from {one_line(' and '.join(paths_of(self.sources[target])), NAME_SHOWN)}"
-            for target, read in plan.readers
-            if read(row) is None
-        ]
+        missing = []
+        for target, read in self.plan(tuple(row)).readers:
+            if read(row) is None:
+                paths = one_line(" and ".join(paths_of(self.sources[target])), NAME_SHOWN)
+                missing.append(f"{self.written[target]} from {paths}")
         if not missing:
             return problem
         return f"{problem}; curate.fields reads {listed(missing)}, which the row lacks or has empty"
