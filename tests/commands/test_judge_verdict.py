@@ -2,6 +2,7 @@
 which rows are asked, the page.
 """
 
+import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -366,6 +367,30 @@ def test_a_line_that_is_no_chat_is_named(
 ) -> None:
     ask_rows(root, [row])
     judged({"a": Model(), "b": Model()}, refused="Q-JUDGE-006")
+
+
+def test_whatever_curate_reads_can_be_asked_and_the_rest_is_counted(
+    judged: Callable[..., Report], root: Path
+) -> None:
+    """By the mappings of params.yaml, which do not hold for data/final."""
+    mine = root / "mine.csv.gz"
+    mine.write_bytes(gzip.compress(b"Question,Command\nList.,ls\nNothing.,\nWhere?,pwd\n"))
+    (root / "data/guard").mkdir(parents=True, exist_ok=True)
+    (root / "data/guard/mine.py").write_text(
+        "def f(row):\n    return row | {'question': row['question'] + '!'}\n"
+    )
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    mapped = {"fields": {"mine*": {"user": "Question", "assistant": "Command"}}}
+    params["curate"] = params.get("curate", {}) | mapped | {"transform": "python:mine.py:f"}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    found = judged({"a": Model(), "b": Model()}, "--data", mine)
+    assert found["rows"] == 2
+    assert [request["messages"][0]["content"] for request in found["asked"][:2]] in (
+        ["List.!", "Where?!"],
+        ["Where?!", "List.!"],
+    )
+    ask_rows(root, [chat("0", "yes"), {"text": "no chat"}])
+    assert judged({"a": Model(), "b": Model()})["rows"] == 1
 
 
 # ---- the page

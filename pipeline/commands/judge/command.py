@@ -18,8 +18,9 @@ from typing import Any
 
 from pipeline.chat.selection import COMPARED_ROWS
 from pipeline.commands.judge.divergence import divergences
-from pipeline.commands.judge.files import Candidate, candidates, check_rows, describe, held_out_rows
+from pipeline.commands.judge.files import Candidate, candidates, check_rows, describe
 from pipeline.commands.judge.measure import answers_of, load_values, measure_served, memory_values, room_of
+from pipeline.commands.judge.rows import held_out_rows
 from pipeline.commands.judge.show import render, show
 from pipeline.commands.judge.verdict import Entry, decide, pairs_of
 from pipeline.config.params import Params, load_params
@@ -80,7 +81,9 @@ def judge(params: Params, root: Path, files: Sequence[Path], options: Options) -
     judged = candidates(files)
     check_context(judged, load.ctx_size)
     reference = describe(options.reference, options.reference.stem) if options.reference else None
-    rows = held_out_rows(options.data or root / DATA, options.rows or COMPARED_ROWS, evaluate.scorers)
+    data = options.data or root / DATA
+    wanted = options.rows or COMPARED_ROWS
+    rows = held_out_rows(data, wanted, evaluate.scorers, params.curating, root)
     check_references(rows, evaluate.scorers, root)
     served = measure_served(
         judged,

@@ -5,24 +5,20 @@ chats that each of them is asked, if its template and context take them.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import BadRow
-from pipeline.chat.selection import drawn, endings, questions
 from pipeline.chat.template import try_templates
-from pipeline.chat.tokens import Row, chat_request, chats
+from pipeline.chat.tokens import Row, chat_request
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
-from pipeline.core.jsonl import read_rows
 from pipeline.core.text import one_line
 from pipeline.gguf.file import bits_per_weight, kv_cache_bytes, tensor_types
 from pipeline.gguf.header import Header, NotGguf, UnknownType, read_header
 from pipeline.llamacpp.server import Server
-from pipeline.stages.curate.reading.turns import read_tools, read_turns
 
 TEMPLATE = "tokenizer.chat_template"
 # of architectures whose cache is smaller than layers × heads × lengths: windows, latent attention, states
@@ -160,29 +156,6 @@ def vocabulary(fields: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def held_out_rows(file: Path, count: int, scorers: Sequence[str]) -> list[Row]:
-    """`count` drawn chats of `file` that end in what one of `scorers` scores, the ones that stage evaluate
-    draws.
-
-    Rows are those of data/final, or chats in any form that `messages` of data/raw may have; one without an
-    id is called by its line. Raises `DataError` if the file is missing, a line is not a chat or no chat ends
-    in an answer.
-    """
-    if not file.is_file():
-        raise DataError(
-            "Q-JUDGE-005",
-            f"{file} is missing, so there are no chats to ask: run `snakemake curate`, or name a JSONL file "
-            "with --data",
-        )
-    rows = drawn(questions(chats(_checked(file)), scorers), count)
-    if not rows:
-        raise DataError(
-            "Q-JUDGE-006",
-            f"{file} holds no chat that {endings(scorers)}: name another file with --data",
-        )
-    return rows
-
-
 def check_rows(
     file: Candidate, server: Server, rows: Sequence[Row], *, ctx_size: int, max_new_tokens: int
 ) -> None:
@@ -221,29 +194,3 @@ def prompt_tokens(file: Candidate, server: Server, row: Row) -> int:
             "or the row out, or put a system turn's text into the first question",
         ) from error
     return len(server.tokens(text))
-
-
-def _checked(file: Path) -> Iterator[Row]:
-    for number, row in enumerate(read_rows(file), 1):
-        read = row
-        if row.get("kind", "chat") == "chat":
-            try:
-                read = {key: value for key, value in row.items() if key != "tools"} | _chat(row)
-            except BadRow as error:
-                raise DataError(
-                    "Q-JUDGE-006",
-                    f"{file}, line {number}, is not a chat ({error}): a line is "
-                    '{"messages": [{"role": …, "content": …}, …]} with two messages at least',
-                ) from error
-        yield read | {"id": row.get("id") or f"line-{number}"}
-
-
-def _chat(row: Row) -> Row:
-    """The turns and tools of a row, read as stage curate reads them: of a call's arguments OpenAI's form has
-    the text, and Quench's the object. Raises `BadRow`.
-    """
-    turns = read_turns(row.get("messages"), "messages")
-    if len(turns) < 2:
-        raise BadRow("bad_shape", "messages are fewer than two")
-    tools = read_tools(row.get("tools") or [])
-    return {"messages": turns} | ({"tools": tools} if tools else {})

@@ -24,7 +24,11 @@ def judge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="GGUF files from any source.")],
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="FILE", help="Held-out chats (default: data/final/test.jsonl)."),
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="Held-out chats, in any file that curate reads (default: data/final/test.jsonl).",
+        ),
     ] = None,
     rows: Annotated[
         int | None,

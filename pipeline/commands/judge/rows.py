@@ -1,0 +1,112 @@
+"""The chats that are asked: rows of data/final as they are, others as stage curate reads them, and those that
+can't be asked counted by reason.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.rows import BadRow
+from pipeline.chat.selection import drawn, endings, questions
+from pipeline.chat.tokens import Row
+from pipeline.config.sections import Curate
+from pipeline.core.errors import DataError
+from pipeline.core.text import plural
+from pipeline.stages.curate.clean import Cleaner, CleaningStats, Rejected
+from pipeline.stages.curate.reading.containers import RawLine, raw_lines
+from pipeline.stages.curate.reading.files import refusal
+from pipeline.stages.curate.reading.turns import read_tools, read_turns
+
+# rules that would change, redact or leave out what is asked
+NO_RULES: dict[str, Any] = {"repair": [], "reject": [], "languages": [], "secrets": "keep", "personal": []}
+# what the settings say of the names and formats of data/raw
+NO_NAMES: dict[str, Any] = {"formats": {}, "fields": {}, "transform": {}}
+
+
+class Chats:
+    """Reads a file's chats; `skipped` counts its other rows by reason.
+
+    What `curate.formats`, `curate.fields` and `curate.transform` say holds, but for files of data/final.
+    """
+
+    def __init__(self, file: Path, settings: Curate, root: Path) -> None:
+        self.file, self.skipped = file, Counter[str]()
+        place, raw = file.resolve(), (root / "data/raw").resolve()
+        is_final = place.is_relative_to((root / "data/final").resolve())
+        changes = NO_RULES | {"names": None} | (NO_NAMES if is_final else {})
+        self.name = place.relative_to(raw).as_posix() if place.is_relative_to(raw) else file.name
+        self.cleaner = Cleaner(settings.model_copy(update=changes), None, None, (), root / "data/guard")
+
+    def __iter__(self) -> Iterator[Row]:
+        max_bytes = self.cleaner.settings.max_line_bytes
+        for line in raw_lines(self.file, self.name, max_line_bytes=max_bytes, notes=Counter()):
+            for row in self._rows(line):
+                if row.get("kind", "chat") == "chat":
+                    yield row
+                else:
+                    self.skipped[f"of kind {row['kind']}"] += 1
+
+    def _rows(self, line: RawLine) -> Iterator[Row]:
+        """The rows of a line, each with an id: its own, or the line's number."""
+        try:
+            several = self.cleaner.stated(self.name, line)
+            for stated in several:
+                name = stated.value.get("id") or f"line-{stated.source.rpartition(':')[2]}"
+                if ready := as_it_is(stated.value):
+                    yield ready | {"id": name}
+                    continue
+                made = self.cleaner.clean(self.name, stated, CleaningStats(), [])
+                yield from (row | {"id": name} for row in made)
+        except Rejected as rejected:
+            self.skipped[rejected.why.code] += 1
+
+
+def as_it_is(row: Row) -> Row | None:
+    """A row with messages, whose turns and tools are read as stage curate reads them: of a call's arguments
+    OpenAI's form has the text, and Quench's the object. None for another row.
+    """
+    if row.get("kind", "chat") != "chat":
+        return row
+    try:
+        turns = read_turns(row.get("messages"), "messages")
+        tools = read_tools(row.get("tools") or [])
+    except BadRow:
+        return None
+    if len(turns) < 2:
+        return None
+    rest = {key: value for key, value in row.items() if key != "tools"}
+    return rest | {"messages": turns} | ({"tools": tools} if tools else {})
+
+
+def held_out_rows(file: Path, count: int, scorers: Sequence[str], settings: Curate, root: Path) -> list[Row]:
+    """`count` drawn chats of `file` that end in what one of `scorers` scores, the ones that stage evaluate
+    draws. How many rows can't be asked is said on standard error.
+
+    Raises `DataError` if the file is missing or not read, or no chat ends so.
+    """
+    if not file.is_file():
+        raise DataError(
+            "Q-JUDGE-005",
+            f"{file} is missing, so there are no chats to ask: run `snakemake curate`, or name a file with "
+            "--data",
+        )
+    if why := refusal(file):
+        raise DataError("Q-JUDGE-006", f"{file} can't be asked: {why}: name another file with --data")
+    chats = Chats(file, settings, root)
+    rows = drawn(questions(chats, scorers), count)
+    left_out = ""
+    if chats.skipped:
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in chats.skipped.most_common())
+        left_out = f"{plural(chats.skipped.total(), 'row')} of {file} can't be asked: {reasons}"
+    if not rows:
+        why_none = f" ({left_out})" if left_out else ""
+        raise DataError(
+            "Q-JUDGE-006",
+            f"{file} holds no chat that {endings(scorers)}{why_none}: name another "
+            "file with --data, or map its keys in curate.fields (`quench data check FILE` proposes how)",
+        )
+    if left_out:
+        print(f"judge: {left_out}", file=sys.stderr)
+    return rows
