@@ -45,6 +45,8 @@ def cells(cases: list[dict[str, Any]]) -> dict[str, str]:
         "reasoning": "kept" if "reasoning_content" in keys else "",
         "thumbs": "pairs" if any("chosen" in row for row in rows) else "",
     }
+    if not shown["thumbs"] and any("label" in row for row in rows):
+        shown["thumbs"] = "kept"
     for column in COLUMNS:
         is_counted = any(name.startswith(column) for name in notes)
         shown[column] = shown.get(column) or ("counted" if is_counted else ABSENT)
