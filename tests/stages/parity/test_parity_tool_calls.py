@@ -3,6 +3,7 @@ and turn are named.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from families import byte_folder
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.products import ModelFiles
+from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.pages.parity_summary import in_words
-from pipeline.stages.parity.check import CTX_SIZE
+from pipeline.stages.parity import routes
+from pipeline.stages.parity.check import CTX_SIZE, Measure, measured
 from pipeline.stages.parity.conversations import ARGUMENTS, FRACTIONS, SCHEMAS, assistant, call, tool, user
 from pipeline.stages.parity.tool_calls import (
     follows_schema,
@@ -29,7 +32,7 @@ from pipeline.stages.parity.tool_calls import (
 TOOLS = [tool("tool_0", SCHEMAS[0]), tool("tool_1", SCHEMAS[1])]
 RESULT = {"role": "tool", "content": "22 °C", "tool_call_id": "call00000", "name": "tool_1"}
 ASKS, DONE = user("Do it."), assistant("Done.")
-Measure = Callable[..., Check]
+Checked = Callable[..., Check]
 
 
 def row(*turns: dict[str, Any], tools: Any = TOOLS) -> dict[str, Any]:
@@ -49,7 +52,7 @@ def collected(tools: Toolchain, name: str) -> str:
 
 
 @pytest.fixture
-def measure(tools: Toolchain, tmp_path: Path) -> Measure:
+def measure(tools: Toolchain, tmp_path: Path) -> Checked:
     """The check of rows by a file with this template, or the one of llama.cpp's collection of this name."""
 
     def run(template: str, *rows: dict[str, Any]) -> Check:
@@ -67,13 +70,13 @@ ALL_SHAPES = [row(ASKS, calls(arguments)) for arguments in (*ARGUMENTS, FRACTION
 
 
 @pytest.mark.parametrize("template", ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B"])
-def test_every_shape_of_arguments_is_read(template: str, measure: Measure) -> None:
+def test_every_shape_of_arguments_is_read(template: str, measure: Checked) -> None:
     check = measure(template, *ALL_SHAPES)
     assert (check.verdict, check.figures["turns"]) == ("pass", len(ALL_SHAPES)), check.sentence
 
 
 @pytest.mark.parametrize("template", ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B"])
-def test_each_turn_that_calls_is_read(template: str, measure: Measure) -> None:
+def test_each_turn_that_calls_is_read(template: str, measure: Checked) -> None:
     check = measure(
         template,
         row(
@@ -90,13 +93,13 @@ def test_each_turn_that_calls_is_read(template: str, measure: Measure) -> None:
     assert (check.verdict, check.figures) == ("pass", {"rows": 1.0, "turns": 3.0, "against_schema": 0.0})
 
 
-def test_calls_after_reasoning_are_read(measure: Measure) -> None:
+def test_calls_after_reasoning_are_read(measure: Checked) -> None:
     thinking = calls({"city": "A"}, reasoning_content="They ask for the weather.\n\nSo be it.")
     check = measure("Qwen-Qwen3-0.6B", row(ASKS, thinking), row(ASKS, thinking | {"content": "I look."}))
     assert (check.verdict, check.figures["turns"]) == ("pass", 2.0), check.sentence
 
 
-def test_what_is_not_compared_is_counted(measure: Measure) -> None:
+def test_what_is_not_compared_is_counted(measure: Checked) -> None:
     long = row(user("again and again " * 200), calls({"city": "A"}))
     untold = row(ASKS, calls({"city": "A"}), tools=None)
     check = measure("Qwen-Qwen2.5-7B-Instruct", long, untold, row(ASKS, calls({"city": "A"})))
@@ -136,7 +139,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_template_that_llama_server_cannot_read_is_found(
-    fault: str, measure: Measure, tools: Toolchain
+    fault: str, measure: Checked, tools: Toolchain
 ) -> None:
     template = collected(tools, "Qwen-Qwen2.5-7B-Instruct")
     for piece, instead in zip(PIECES, PLANTED[fault], strict=True):
@@ -149,7 +152,7 @@ def test_a_template_that_llama_server_cannot_read_is_found(
     assert "model-F16.gguf" in check.remedy
 
 
-def test_a_call_against_its_tools_schema_warns_where_the_parser_goes_by_it(measure: Measure) -> None:
+def test_a_call_against_its_tools_schema_warns_where_the_parser_goes_by_it(measure: Checked) -> None:
     """Qwen3-Coder writes arguments as XML, and their types are in the schema only."""
     follows = row(ASKS, calls({"city": "A"}))
     check = measure("Qwen3-Coder", row(ASKS, calls({"town": "A"})), follows)
@@ -185,6 +188,21 @@ SCHEMA = {
 def test_arguments_follow_a_schema(arguments: dict[str, Any], follows: bool) -> None:
     assert follows_schema({"name": "f", "arguments": arguments}, {"f": SCHEMA}) == follows
     assert not follows_schema({"name": "g", "arguments": arguments}, {"f": SCHEMA})
+
+
+def test_the_probe_serves_the_file_only_if_rows_hold_calls(tools: Toolchain, tmp_path: Path) -> None:
+    template = collected(tools, "Qwen-Qwen2.5-7B-Instruct")
+    changed: dict[str, Any] = {"tokenizer__chat_template": template, "llama__context_length": CTX_SIZE}
+    gguf = tiny.tiny_gguf(tmp_path / "model-F16.gguf", **changed)
+    tokenizer = load_tokenizer(byte_folder(tmp_path / "folder", template))
+    calling = replace(
+        Measure([], Parity(), Llama(tools), tmp_path), calling=[row(ASKS, calls({"city": "A"}))]
+    )
+    for depth, verdict in (("quick", "not measured"), ("standard", "pass")):
+        probe = routes._tool_calls(gguf, tokenizer, calling)
+        assert measured([probe], depth)["text_tool_calls"].verdict == verdict  # type: ignore[arg-type]
+    idle = routes._tool_calls(tmp_path / "missing.gguf", tokenizer, replace(calling, calling=[]))
+    assert measured([idle], "standard")["text_tool_calls"] == no_calls()
 
 
 @pytest.mark.parametrize(
