@@ -22,4 +22,4 @@ def with_authors(why: BadLine, row: Mapping[str, Any], file: str) -> BadLine:
         return why
     names = ", ".join(safe(name, 60) for name in authors[:SHOWN]) + (", …" if len(authors) > SHOWN else "")
     line = f"curate.fields: {{{quoted(file)}: {{roles: {{{quoted(authors[-1])}: assistant}}}}}}"
-    return BadLine(why.code, f"{why}: its authors are {names}; say who of all is the assistant, as in {line}")
+    return BadLine(why.code, f"{why}: its authors are {names}; name the one who answers, as in {line}")
