@@ -17,6 +17,7 @@ from pipeline.config.field_sources import (
     LISTS_OF_TURNS,
     USER,
     Constant,
+    Path,
     Source,
     Template,
     fields_of,
@@ -52,6 +53,8 @@ class Plan(NamedTuple):
     constants: tuple[tuple[str, str], ...]
     kept: tuple[str, ...]  # the keys that stay
     doubtful: tuple[tuple[str, str], ...]  # of these: a key, and the target or the format's key that it is
+    renamed: tuple[str, ...] | None  # the keys by their new names, if the mapping only renames keys
+    counted: tuple[str, ...]  # what is counted of a row with all targets
 
 
 class RowMapper:
@@ -81,6 +84,17 @@ class RowMapper:
         `BadRow` if a key that stays contradicts the mapping.
         """
         plan = self.plan(tuple(row))
+        if plan.renamed is not None and not self.is_table and None not in row.values():  # the usual case
+            new = dict(zip(plan.renamed, row.values(), strict=True))
+            found.update(plan.counted)
+            new.update(plan.constants)
+            if self.of_turns:
+                self._map_turns(new, found)
+            return new
+        return self._applied(row, plan, found)
+
+    def _applied(self, row: dict[str, Any], plan: Plan, found: Counter[str]) -> dict[str, Any]:
+        """Return what `apply` does, target by target."""
         new: dict[str, Any] = {}
         for target, read in plan.readers:
             value = read(row)
@@ -200,6 +214,7 @@ def make_plan(
     spelled = _spelled(names)
     readers = []
     constants = []
+    new_names: dict[str, str] = {}
     used = {spelled.get(spelling(key), key) if key not in names else key for key in dropped}
     for target, source in sources.items():
         if isinstance(source, Constant):
@@ -207,6 +222,8 @@ def make_plan(
             continue
         keys = {path: _first_key(path, names, spelled) for path in paths_of(source)}
         used.update(key for key, _ in keys.values() if key is not None)
+        if isinstance(source, Path) and keys[source.name][0] is not None and not keys[source.name][1]:
+            new_names[str(keys[source.name][0])] = target
         readers.append((target, _reader(source, keys)))
     kept = tuple(name for name in names if name not in used)
     doubtful = tuple(
@@ -214,7 +231,10 @@ def make_plan(
         for key, known in zip(kept, known_names(kept), strict=True)
         if known in doubted or known in sources
     )
-    return Plan(tuple(readers), tuple(constants), kept, doubtful)
+    only_renames = len(new_names) == len(readers) == len(names) - len(kept) and readers and not doubtful
+    renamed = tuple(new_names.get(name, name) for name in names) if only_renames else None
+    counted = (*(target for target, _ in readers), MAPPED)
+    return Plan(tuple(readers), tuple(constants), kept, doubtful, renamed, counted)
 
 
 def _spelled(names: Iterable[str]) -> dict[str, str]:
