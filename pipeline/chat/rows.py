@@ -185,6 +185,13 @@ def other_references(row: Row) -> dict[str, list[str]]:
     return {OTHERS: row[OTHERS]} if OTHERS in row else {}
 
 
+def is_one_text(row: Row) -> bool:
+    """True for a text in one piece; an empty segment behind it says that the document goes on."""
+    segments = row.get("segments", ())
+    goes_on = len(segments) == 2 and not segments[1]["text"] and not segments[1]["train"]
+    return len(segments) == 1 or goes_on
+
+
 def is_unended(turn: dict[str, Any]) -> bool:
     """True if an answer's end was cut off, so that the end of its turn is not to be learned."""
     return turn.get("cut") == "end"

@@ -56,6 +56,7 @@ KEYS = {
     "base.tie": Other("keep"),
     "base.template_date": Other("2025-01-31"),
     "curate.formats": Other({"a.jsonl": "prompt"}),
+    "curate.documents": Other({"c.txt": "named"}),
     "curate.fields": Other({"a.jsonl": {"system": "Be brief."}}),
     "curate.transform": Other({"a.jsonl": "python:mine.py:shout"}),
     "curate.repair": Other([]),
@@ -306,6 +307,7 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Curate, bool]
         root = tmp_path_factory.mktemp("rows")
         for name, rows in RAW.items():
             write_rows(root / "data/raw" / name, rows)
+        (root / "data/raw/c.txt").write_text("There once was a ship that put to sea, in the month of May.\n")
         write_rows(root / "data/guard/guard.jsonl", GUARD)
         (root / "data/guard/mine.py").write_text("def shout(row):\n    return row | {'domain': 'loud'}\n")
         (root / "data/guard/names.txt").write_text("Zaphod Beeblebrox\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.commands.data.proposal import Proposal, propose
 from pipeline.core.text import listed, most, one_line, plural, safe
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
-from pipeline.stages.curate.reading.files import refusal
+from pipeline.stages.curate.reading.files import document_style, refusal
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner, CleaningStats
@@ -57,7 +57,8 @@ class FileCheck:
         from pipeline.stages.curate.clean import CleaningStats, file_entry
 
         tally["files"] += 1
-        if why := refusal(self.path):
+        style = document_style(self.name, cleaner.settings.documents)
+        if why := refusal(self.path, style):
             tally["unread"] += 1
             self.reasons[why.code] += 1
             yield file_entry(self.name, why) | {"file": self.shown}
@@ -65,7 +66,7 @@ class FileCheck:
         described = notes["description"]
         stats = CleaningStats()
         max_bytes = cleaner.settings.max_line_bytes
-        for line in raw_lines(self.path, self.name, max_line_bytes=max_bytes, notes=notes):
+        for line in raw_lines(self.path, self.name, max_line_bytes=max_bytes, notes=notes, style=style):
             self.lines += 1
             for entry in self._read(line, cleaner, stats, tally):
                 self.reasons[entry["reason"]] += 1

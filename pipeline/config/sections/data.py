@@ -60,6 +60,11 @@ class CurateKeys(Section):
         "query_response}; formats: auto | messages | sharegpt | requests | gemini | function_calls | "
         "alpaca | prompt_completion | query_response | input_output | text | preference | kto | prompt",
     )
+    documents: dict[str, Literal["bare", "named"]] = key(
+        {},
+        "glob below data/raw: which files are read as plain text besides *.txt and *.md, each a document, "
+        'e.g. {"src/*.py": named}: bare | named (the file\'s name is its first line)',
+    )
     fields: dict[str, FieldMapping] = key(
         {},
         "glob below data/raw: targets and sources, for rows with other key names, e.g. "

@@ -190,6 +190,8 @@ class Cleaner:
         mapper = self.mapper(file) if self.settings.fields else None
         value = with_known_keys(stated if mapper is None else mapper.apply(stated, cleaning_stats.mapped))
         given_format = by_glob(file, self.settings.formats, "auto")
+        if given_format == "text" and "segments" in value:  # a part of a long document
+            given_format = "input_output"
         if given_format != "auto":
             return value, given_format
         try:

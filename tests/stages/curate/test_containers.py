@@ -553,9 +553,14 @@ def test_an_element_may_lie_across_blocks(tmp_path: Path, element: bytes) -> Non
     + [("a.TSV", None), ("a.tsv.gz", None), ("a.jsonl.zstd", None), ("a.Arrow", None), ("a.feather", None)]
     + [("a.tar", None), ("a.tar.GZ", None), ("a.tgz", None), ("a.tar.zst", None), ("a.tzst", None)]
     + [
+        ("a.txt", None),
+        ("a.MD.gz", None),
+        ("readme.txt", "unknown_container"),
+        ("LICENSE.md.gz", "unknown_container"),
+    ]
+    + [
         (name, "unknown_container")
         for name in (
-            "a.txt",
             "a",
             "a.gz",
             "a.jsonl.bz2",
@@ -660,10 +665,10 @@ def test_a_folder_whose_files_cannot_be_reached_is_told(
 def test_a_folder_without_data_is_told(project: Project) -> None:
     with pytest.raises(DataError, match="Q-CURATE-001"):
         project.run()
-    (project.raw / "notes.txt").touch()
+    (project.raw / "notes.pdf").touch()
     with pytest.raises(DataError, match=r"Q-CURATE-001: .* 1 file,"):
         project.run()
-    (project.raw / "notes.txt").unlink()
+    (project.raw / "notes.pdf").unlink()
     project.raw.rmdir()
     with pytest.raises(DataError, match="Q-CURATE-001"):
         project.run()

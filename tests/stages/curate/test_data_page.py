@@ -75,7 +75,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "chats.jsonl": lines(*map(plain, range(60)), *ODD) + b"no <b>JSON</b>\n\n" + b"x" * (5 << 20),
         "export/table.csv": f"\ufeffprompt,completion\r\n{table}".encode(),
         "notes.xz": b"no container",
-        "c\n\x1b.md": b"nor is this",
+        "c\n\x1b.doc": b"nor is this",
         "empty.jsonl": b"",
     }
     made = Project(tmp_path_factory.mktemp("page"), files, guard={"exam.txt": EXAM})

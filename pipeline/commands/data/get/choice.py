@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.text import plural, safe
+from pipeline.stages.curate.reading.documents import DOCUMENTS
 from pipeline.stages.curate.reading.files import READ, suffixes
 from pipeline.stages.curate.reading.saved_folders import DESCRIPTIONS
 
@@ -163,7 +164,8 @@ class Repository:
             for file in dict.fromkeys(files)
             if PurePosixPath(file).name not in DESCRIPTIONS
         }
-        count = Counter(kind for kind in kinds.values() if kind)
+        rows = Counter(kind for kind in kinds.values() if kind and kind not in DOCUMENTS)
+        count = rows or Counter(filter(None, kinds.values()))
         if not count:
             return []
 

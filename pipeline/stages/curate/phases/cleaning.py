@@ -26,7 +26,14 @@ from pipeline.stages.curate.comparing.decide import FACT, hash_of
 from pipeline.stages.curate.inputs import check_globs, cleaner_arguments
 from pipeline.stages.curate.phases.work import ROWS, Work, dump, load
 from pipeline.stages.curate.reading.containers import Part, is_cut_anywhere, raw_lines
-from pipeline.stages.curate.reading.files import files_below, opened, raw_files, refusal, size
+from pipeline.stages.curate.reading.files import (
+    document_style,
+    files_below,
+    opened,
+    raw_files,
+    refusal,
+    size,
+)
 from pipeline.stages.curate.spool import Spool, batches
 from pipeline.stages.curate.workers import Workers
 
@@ -67,9 +74,10 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Pla
     file matches, `MachineError` if the disk is too small.
     """
     need_plain_files(root / "data/raw", root / "data/guard", recorded=(root / ".dvc").is_dir())
-    files = raw_files(raw_folder(root))
+    files = raw_files(raw_folder(root), settings.documents)
     for key, globs in (
         ("curate.formats", settings.formats),
+        ("curate.documents", settings.documents),
         ("curate.fields", settings.fields),
         ("curate.transform", settings.transform),
         ("curate.source_weights", settings.source_weights),
@@ -78,7 +86,8 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Pla
     sizes = {name: size(path) for name, path in files if path.is_file()}
     need_disk(root / "data", DISK_FACTOR * sum(sizes.values()))
     cleaner_arguments(root, settings)
-    refused = {name: why for name, path in files if (why := refusal(path))}
+    styles = {name: document_style(name, settings.documents) for name, _ in files}
+    refused = {name: why for name, path in files if (why := refusal(path, styles[name]))}
     paths = {name: path for name, path in files if name not in refused}
     targets = _targets(paths, sizes, settings.max_line_bytes, work.shards)
     with ThreadPoolExecutor(threads) as pool:
@@ -176,7 +185,12 @@ def clean(root: Path, settings: Curate, work: Work, plan: Plan, shard: int, pool
         for name, part in parts:
             notes = stats.files[name].notes
             lines = raw_lines(
-                paths[name], name, max_line_bytes=settings.max_line_bytes, notes=notes, part=part
+                paths[name],
+                name,
+                max_line_bytes=settings.max_line_bytes,
+                notes=notes,
+                part=part,
+                style=document_style(name, settings.documents),
             )
             for batch in batches(lines, lambda line: len(line.raw), BLOCK_BYTES, BLOCK_LINES):
                 yield Block(name, batch)

@@ -100,6 +100,6 @@ def members_sentences(count: int) -> list[str]:
     if not count:
         return []
     return [
-        f"{plural(count, 'file')} inside archives not read: only JSON, CSV, TSV and mbox are, plain or with "
-        ".gz or .zst; unpack the others into data/raw"
+        f"{plural(count, 'file')} inside archives not read: only JSON, CSV, TSV, mbox and plain text are, "
+        "plain or with .gz or .zst; unpack the others into data/raw"
     ]

@@ -36,6 +36,7 @@ from pipeline.stages.curate.exports.registry import export_of, may_be_large
 from pipeline.stages.curate.reading.archives import BrokenArchive, tar_members
 from pipeline.stages.curate.reading.columnar import arrow_rows, parquet_rows
 from pipeline.stages.curate.reading.columns import table_rows
+from pipeline.stages.curate.reading.documents import DOCUMENTS, Style, document_rows
 from pipeline.stages.curate.reading.encodings import HEAD, NOT_UTF8, is_foreign
 from pipeline.stages.curate.reading.files import (
     ARCHIVE,
@@ -43,6 +44,7 @@ from pipeline.stages.curate.reading.files import (
     DATABASE,
     JSON_SPACE,
     MAILBOX,
+    PACKED_SUFFIXES,
     PACKED_TABLES,
     SNIFFED,
     TEXT_TABLES,
@@ -75,7 +77,7 @@ QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
 # what no row may hold, but the parts of an export's record that no row keeps
 ROWS_ONLY = ("control_character", "number_out_of_range", "too_deep")
 MEMBERS_NAMED = 3  # of an archive in which none is read
-READ_INSIDE = "inside are read *.jsonl, *.ndjson, *.json, *.csv, *.tsv and *.mbox"
+READ_INSIDE = "inside are read *.jsonl, *.ndjson, *.json, *.csv, *.tsv, *.txt, *.md and *.mbox"
 
 
 class Part(NamedTuple):
@@ -128,7 +130,13 @@ def _is_chat(value: Any) -> bool:
 
 
 def raw_lines(
-    path: Path, name: str, *, max_line_bytes: int, notes: Counter[str], part: Part | None = None
+    path: Path,
+    name: str,
+    *,
+    max_line_bytes: int,
+    notes: Counter[str],
+    part: Part | None = None,
+    style: Style | None = None,
 ) -> Iterator[RawLine]:
     """Every row of the file, or of a part of one that `is_cut_anywhere`: (number from 1, byte offset, its
     JSON or why there is none).
@@ -136,13 +144,17 @@ def raw_lines(
     A row is a line (a blank one too), an array's element or a table's record; where a file can't be read,
     all that is left of it is one row more. The offset is that in the unpacked file, None in a table. `name`
     tells the container. Memory stays within a few times `max_line_bytes`, and one page of each column of a
-    Parquet file. `notes` counts `bom` and `crlf` (lines that end so). Raises `DataError` if the file can't be
+    Parquet file. `notes` counts `bom` and `crlf` (lines that end so). With a `style` the file is a document,
+    whatever its name. Raises `DataError` if the file can't be
     opened, and nothing else.
     """
     part = part or ALL
     number = part.number
     try:
-        for number, offset, row in _rows(path, name, max_line_bytes, notes, part):
+        rows = (
+            _document(path, name, notes, style) if style else _rows(path, name, max_line_bytes, notes, part)
+        )
+        for number, offset, row in rows:
             yield RawLine(number, offset, row)
     except BadLine as broken:
         yield RawLine(number + 1, None, broken)
@@ -150,6 +162,14 @@ def raw_lines(
         yield RawLine(
             number + 1, None, BadLine("broken_container", f"the file can't be read here ({error.strerror})")
         )
+
+
+def _document(path: Path, name: str, notes: Counter[str], style: Style) -> Iterator[RawRow]:
+    packing = PACKED_SUFFIXES.get(PurePosixPath(name.lower()).suffix, "")
+    heading = f"{name}\n\n" if style == "named" else ""
+    with opened(path) as packed, unpacked(packed, packing) as file:
+        for number, row in enumerate(document_rows(file, notes, heading), start=1):
+            yield number, None, row
 
 
 def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part) -> Iterator[RawRow]:
@@ -190,7 +210,7 @@ def _content_rows(
 ) -> Iterator[RawRow]:
     """Yield the rows of a file that is no export."""
     with content.opened() as file:
-        if layout in (*TEXT_TABLES, *PACKED_TABLES):
+        if layout in (*TEXT_TABLES, *PACKED_TABLES, *DOCUMENTS):
             records = _records(layout, file, max_bytes, notes)
             yield from ((number, None, row) for number, row in enumerate(records, start=1))
         else:
@@ -509,7 +529,9 @@ def _placed(row: bytes | BadLine, place: str) -> bytes | BadLine:
 
 
 def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
-    """The records of a table, whose suffix is `kind`."""
+    """The records of a table, whose suffix is `kind`, or the rows of a document."""
+    if kind in DOCUMENTS:
+        return document_rows(file, notes)
     if kind == ".parquet":
         return parquet_rows(file, max_bytes)
     if kind in ARROW:

@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
 from pipeline.core.special_files import is_users_data, not_listed, trouble, unreadable
 from pipeline.core.text import plural, safe
 from pipeline.stages.curate.reading.columns import table_rows
+from pipeline.stages.curate.reading.documents import ABOUT, DOCUMENTS, Style, is_document, style_of
 from pipeline.stages.curate.reading.encodings import HEAD, marked, no_mark, unmarked, utf8_pieces
 from pipeline.stages.curate.reading.saved_folders import refusal_beside_state
 
@@ -40,8 +41,8 @@ MAILBOX = ".mbox"
 PACKED_SUFFIXES = {".gz": ".gz", ".zst": ".zst", ".zstd": ".zst"}  # around JSON, CSV, TSV and tar
 SHORT_ARCHIVES = {".tgz": ".gz", ".tzst": ".zst"}  # a tar and its packing in one suffix
 READ = (
-    "*.jsonl, *.ndjson, *.json, *.csv, *.tsv, *.mbox and *.tar of these, plain or with .gz or .zst, "
-    "*.parquet, *.arrow, *.feather, *.xlsx, *.zip, and Cursor's *.vscdb"
+    "*.jsonl, *.ndjson, *.json, *.csv, *.tsv, *.txt, *.md, *.mbox and *.tar of these, plain or with .gz or "
+    ".zst, *.parquet, *.arrow, *.feather, *.xlsx, *.zip, and Cursor's *.vscdb"
 )
 ALWAYS_ALLOWED = 256 << 20  # bytes that any file may unpack to
 MAX_GROWTH = 200  # times its size on disk that a larger one may unpack to; text rarely reaches 20
@@ -65,10 +66,12 @@ class Content:
     opened: Callable[[], AbstractContextManager[BufferedReader]]
 
 
-def raw_files(raw: Path) -> list[tuple[str, Path]]:
-    """`files_below` data/raw. Raises `DataError` also where none of them is one that is read."""
+def raw_files(raw: Path, documents: Mapping[str, Style]) -> list[tuple[str, Path]]:
+    """`files_below` data/raw. Raises `DataError` also where none of them is one that is read; `documents` are
+    those of `curate.documents`.
+    """
     files = files_below(raw)
-    if not any(suffixes(name)[0] for name, _ in files):
+    if not any(suffixes(name)[0] or document_style(name, documents) for name, _ in files):
         others = f" (it holds {plural(len(files), 'file')}, but none that is {READ})" if files else ""
         raise DataError(
             "Q-CURATE-001",
@@ -102,8 +105,13 @@ def files_below(top: Path) -> list[tuple[str, Path]]:
     return files
 
 
-def refusal(path: Path) -> BadLine | None:
-    """Why a complete file isn't read, or None if it is."""
+def document_style(name: str, documents: Mapping[str, Style]) -> Style | None:
+    """Return how `curate.documents` wants a file below data/raw to be read, if it names it."""
+    return style_of(name, suffixes(name)[0], documents)
+
+
+def refusal(path: Path, style: Style | None = None) -> BadLine | None:
+    """Why a complete file isn't read, or None if it is; `style`: as which document it is named."""
     if why := trouble(path):
         return BadLine("unknown_container", f"this is not a readable file: {why}")
     if path.is_dir():
@@ -114,7 +122,14 @@ def refusal(path: Path) -> BadLine | None:
     kind, _ = suffixes(path.name)
     if kind in ARROW:
         return refusal_beside_state(path)
-    return None if kind else BadLine("unknown_container", f"only files {READ} are read")
+    if kind or style:
+        return None
+    if path.name.lower().partition(".")[0] in ABOUT:
+        return BadLine(
+            "unknown_container",
+            "a file of this name says something about others: name it in curate.documents to train it",
+        )
+    return BadLine("unknown_container", f"only files {READ} are read")
 
 
 @contextmanager
@@ -142,6 +157,9 @@ def suffixes(name: str) -> tuple[str, str]:
     kind, packing = (first, PACKED_SUFFIXES[last]) if last in PACKED_SUFFIXES else (last, "")
     if kind in JSON_SUFFIXES:
         return ".json", packing
+    if kind in DOCUMENTS:
+        bare = name.lower().removesuffix(last) if packing else name
+        return (kind, packing) if is_document(bare) else ("", "")
     is_read = kind in (*TEXT_TABLES, ARCHIVE, MAILBOX) or (
         kind in (*PACKED_TABLES, ZIP, DATABASE) and not packing
     )

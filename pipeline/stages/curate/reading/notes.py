@@ -9,7 +9,7 @@ from pipeline.stages.curate.reading.workbooks import sheets_sentences
 EXPORT = "export_"  # followed by the export's name
 SHEETS, MEMBERS = "sheets_not_read", "members_not_read"
 # of how a file is written and read, which leaves nothing out
-HARMLESS = ("bom", "crlf", "description", "index_column", "mapped")
+HARMLESS = ("bom", "crlf", "description", "form_feeds", "index_column", "mapped")
 
 
 def notes_sentences(notes: Mapping[str, int]) -> list[str]:

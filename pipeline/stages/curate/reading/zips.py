@@ -14,6 +14,7 @@ from zipfile import BadZipFile, ZipFile, ZipInfo
 from pipeline.core.git_lfs import POINTER, REMEDY
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import safe
+from pipeline.stages.curate.reading.documents import DOCUMENTS
 from pipeline.stages.curate.reading.files import (
     MAILBOX,
     TEXT_TABLES,
@@ -28,7 +29,7 @@ PIECE = 1 << 16  # bytes
 ENCRYPTED = 0x1  # bit of a member's flags
 APPLE_FORKS = "__MACOSX"  # folder of what macOS keeps about files beside them
 # Which members are read. Other tables need to be read at any place.
-STREAMED = (".json", MAILBOX, *TEXT_TABLES)
+STREAMED = (".json", MAILBOX, *TEXT_TABLES, *DOCUMENTS)
 
 
 def zip_members(file: BufferedReader) -> list[Content]:

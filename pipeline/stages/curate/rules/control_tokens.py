@@ -19,7 +19,7 @@ from typing import Literal
 
 from ahocorasick_rs import AhoCorasick, MatchKind
 
-from pipeline.chat.rows import BadRow, Row, edit_texts
+from pipeline.chat.rows import BadRow, Row, edit_texts, is_one_text
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
 
 # first and last of each range of Default_Ignorable_Code_Point (Unicode's DerivedCoreProperties.txt), and of
@@ -62,7 +62,7 @@ class ControlTokens:
 
     def __call__(self, row: Row, changes: Changes) -> Row:
         """The row with every control token broken up. Raises `BadRow` for one where `mode` is reject."""
-        if row["kind"] == "text" and len(row["segments"]) > 1:
+        if row["kind"] == "text" and not is_one_text(row):
             return row
 
         def edit(place: str, text: str) -> str:

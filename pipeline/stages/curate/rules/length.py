@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from pipeline.chat.rows import OTHERS, BadRow, Row, row_id
+from pipeline.chat.rows import OTHERS, BadRow, Row, is_one_text, row_id
 from pipeline.core.jsonl import dump_line
 from pipeline.core.text import plural
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
@@ -81,7 +81,7 @@ class Length:
             return [row]
         if self.mode == "truncate":
             return [self._truncated(row, changes)]
-        if self.mode == "split" and len(row.get("segments", ())) == 1:
+        if self.mode == "split" and is_one_text(row):
             return self._text_parts(row, changes)
         splits = self.mode == "split" and row["kind"] == "chat" and not {"reward", OTHERS} & row.keys()
         described = f"more than {self.max_tokens:,} tokens"
@@ -138,9 +138,8 @@ class Length:
         def part(start: int, end: int) -> Row:
             segments = [row["segments"][0] | {"text": text[start:end]}]
             # without an end of text, which the tokenizer puts after a last segment that is trained
-            return row | {
-                "segments": segments if end == len(text) else [*segments, {"text": "", "train": False}]
-            }
+            goes_on = end < len(text) or len(row["segments"]) > 1
+            return row | {"segments": [*segments, {"text": "", "train": False}] if goes_on else segments}
 
         size = self._limited_size(part, lambda start, end: end - start, len(text), described)
         try:

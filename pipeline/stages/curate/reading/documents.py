@@ -1,0 +1,109 @@
+"""Plain text, for continued pretraining: a file is a document, and so a row of text.
+
+A long document comes in several rows, each cut behind a paragraph, a line or a space, so only the piece at
+hand is in memory. All of them but the last end in an empty segment that is not trained: the document goes on
+there, so that no end of text is taught.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from io import BufferedReader
+from pathlib import PurePosixPath
+from typing import Literal
+
+import orjson
+
+from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
+from pipeline.stages.curate.reading.encodings import NOT_UTF8
+
+Style = Literal["bare", "named"]  # named: the file's name is the document's first line
+
+DOCUMENTS = (".txt", ".md")
+# files beside data that are about it; one that is to be trained is named in curate.documents
+ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog")
+PIECE = 1 << 18  # bytes; the rule `length` makes at most some thousand parts of a row
+PLACES = (b"\n\n", b"\n", b" ")  # to cut behind, the best first
+
+
+def is_document(name: str) -> bool:
+    """Return True for a file that is a document by its name, without .gz or .zst."""
+    path = PurePosixPath(name.lower())
+    return path.suffix in DOCUMENTS and path.name.partition(".")[0] not in ABOUT
+
+
+def style_of(name: str, kind: str, globs: Mapping[str, Style]) -> Style | None:
+    """Return how `curate.documents` wants the file to be read; None if it doesn't name it, and for a file
+    whose kind holds rows.
+    """
+    if kind and kind not in DOCUMENTS:
+        return None
+    # a folder's name means all that is below it
+    patterns = ((f"{glob}*" if glob.endswith("/") else glob, style) for glob, style in globs.items())
+    return next((style for glob, style in patterns if fnmatchcase(name, glob)), None)
+
+
+def document_rows(file: BufferedReader, notes: Counter[str], heading: str = "") -> Iterator[bytes | BadLine]:
+    """Yield the rows of one document as JSON. `heading` becomes its first line.
+
+    `notes` counts `bom`, `crlf` (line ends that become one character) and `form_feeds`, which become line
+    breaks. What is no text ends the document.
+    """
+    offset = 0
+    for data, is_last in _pieces(file):
+        if not offset and data.startswith(BYTE_ORDER_MARK):
+            notes["bom"] += 1
+        text = _decoded(data, offset)
+        if isinstance(text, BadLine):
+            yield text
+            return
+        notes["crlf"] += text.count("\r\n")
+        notes["form_feeds"] += text.count("\f")
+        text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\f", "\n")
+        if not text.strip():
+            yield BadLine("blank", "nothing but space here")
+        elif is_last:
+            yield orjson.dumps({"text": heading + text})
+        else:
+            goes_on = {"text": "", "label": False}
+            yield orjson.dumps({"segments": [{"text": heading + text, "label": True}, goes_on]})
+        heading = ""
+        offset += len(data)
+
+
+def _decoded(data: bytes, offset: int) -> str | BadLine:
+    """Return the text of a piece, or why it is none; `offset` is its place in the file."""
+    if b"\0" in data:
+        return BadLine(
+            "unknown_container", f"this is no text: byte {offset + data.index(0)} is zero, as in a program"
+        )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return BadLine("not_utf8", f"byte {offset + error.start} is not UTF-8: {NOT_UTF8}")
+
+
+def _pieces(file: BufferedReader) -> Iterator[tuple[bytes, bool]]:
+    """Yield the file's bytes in pieces, each with whether it is the last."""
+    held = b""
+    while True:
+        held += file.read(2 * PIECE - len(held))
+        if len(held) <= PIECE:
+            if held:
+                yield held, True
+            return
+        cut = _place(held)
+        yield held[:cut], False
+        held = held[cut:]
+
+
+def _place(data: bytes) -> int:
+    """Return where the first piece of `data` ends: at most at `PIECE`, and at least at half of it."""
+    for mark in PLACES:
+        place = data.rfind(mark, PIECE // 2, PIECE)
+        if place >= 0:
+            return place + len(mark)
+    place = PIECE
+    while data[place] & 0xC0 == 0x80 and place > PIECE // 2:  # within a character
+        place -= 1
+    return place
