@@ -1,11 +1,18 @@
 """The folders of coding agents as they lie on a disk: what is a conversation, what lies beside it."""
 
 import json
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from curating import Project, lines
+
+from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.reading.containers import parsed, raw_lines
+from pipeline.stages.curate.reading.formats import to_row
 
 ASK = {"role": "user", "content": "Which boat?"}
 ANSWER = {"role": "assistant", "content": "Anna."}
@@ -93,3 +100,76 @@ def test_a_session_of_one_object_may_be_longer_than_a_row(tmp_path: Path) -> Non
     report = project.run(max_line_bytes=2048, drop_duplicates="none")
     assert sum(len(row["messages"]) for row in project.rows()) == len(history)
     assert report["files"]["a.json"]["rejected"] == 0
+
+
+def records_of(path: Path) -> Any:
+    """Return the JSON of a file, or of its lines as far as they are whole; [] for a file that is neither."""
+    text = path.read_bytes().decode("utf-8", "replace")
+    with suppress(json.JSONDecodeError):
+        return json.loads(text)
+    records = []
+    for line in text.split("\n"):
+        with suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    return records
+
+
+EXPORTS = sorted((Path(__file__).parents[2] / "world/rows").glob("exports-*/*.json*"))
+FIXTURES = [path for path in EXPORTS if records_of(path)]
+JUNK: list[Any] = [
+    None,
+    0,
+    -1.5,
+    True,
+    "",
+    "x",
+    "[1]",
+    [],
+    {},
+    [None],
+    [[]],
+    [{}],
+    {"type": "text"},
+    {"a": 1},
+]
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the places of all values inside a value, by keys and indices."""
+    keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place, *(inner for key in keys for inner in places(value[key], (*place, key)))]
+
+
+def damaged(value: Any, random: Random) -> Any:
+    """Return a copy of a value in which another one stands at some place, or nothing."""
+    copy = json.loads(json.dumps(value))
+    *place, last = random.choice([place for place in places(copy) if place] or [(None,)])
+    if last is None:
+        return random.choice(JUNK)
+    holder = copy
+    for key in place:
+        holder = holder[key]
+    if random.random() < 0.3:
+        del holder[last]
+    else:
+        holder[last] = random.choice(JUNK)
+    return copy
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_whatever_stands_at_a_place_a_file_gives_rows_and_reasons(path: Path, tmp_path: Path) -> None:
+    records = records_of(path)
+    for seed in range(15):
+        random = Random(seed)  # noqa: S311
+        few = 0.2 if len(records) > 5 else 1.0
+        changed = (
+            [damaged(record, random) if random.random() < few else record for record in records]
+            if isinstance(records, list)
+            else damaged(records, random)
+        )
+        file = tmp_path / path.name
+        is_lines = path.suffix == ".jsonl"
+        file.write_bytes(lines(*changed) if is_lines else json.dumps(changed).encode())
+        for line in raw_lines(file, path.name, max_line_bytes=1 << 22, notes=Counter()):
+            with suppress(BadLine):
+                to_row(parsed(line.data), source="a", domain="a")
