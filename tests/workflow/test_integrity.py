@@ -56,7 +56,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": graph["stages"]}))
     shutil.copy(PROJECT / ".dvcignore", root)
     for path in (
-        *("code", "data/raw/file", "data/guard/file", "data/evaluation/file"),
+        *("code", "data/raw/file", "data/guard/file", "data/evaluation/file", "data/augmented/.gitkeep"),
         *(f"reports/{name}/.gitkeep" for name in ("budget", "compare", "distill")),
     ):
         put(root / path, dice.randbytes(100))

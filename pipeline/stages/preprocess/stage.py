@@ -234,8 +234,6 @@ def sequences(
 
 def main(params: Params, root: Path) -> None:
     """Run the stage on the files below `root`."""
-    # DVC wants every folder that a stage names, and projects of before stage augment lack this one
-    (root / "data/augmented").mkdir(parents=True, exist_ok=True)
     stats, samples = preprocess(
         rows_folder=root / "data/final",
         base=root / "models/base",
