@@ -545,6 +545,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         file = root / path / "file" if is_folder else root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{path}\n")
+    (root / "data/augmented").mkdir()  # into which no job writes
     for stage in (CODE, SETTINGS):
         edits.run(sys.executable, "-m", "pipeline", stage)
     edits.dvc(lambda repo: repo.add("data/raw"))
