@@ -18,6 +18,7 @@ from pipeline.stages.curate.wire.items import reasoning_of_item
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # keys of turns that belong to one of several conversations
 SEVERAL = ("chat_id", "conversation_id", "dialogue_id", "session_id", "sessionId", "thread_id")
+OF_ROWS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")  # no turn has these
 # all keys of Cline's and Roo Code's turns; in an array with others each turn is read as in a row of messages
 CLINE = frozenset(
     (
@@ -42,7 +43,7 @@ def _is_turn(value: Any) -> bool:
 
 
 def _is_alone(value: dict[str, Any]) -> bool:
-    return value.keys().isdisjoint((*SEVERAL, "messages"))
+    return value.keys().isdisjoint((*SEVERAL, *OF_ROWS))
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
