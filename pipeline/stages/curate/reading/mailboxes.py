@@ -1,11 +1,14 @@
 """The mails in an mbox file, one after the other, as bytes."""
 
+import re
 from collections.abc import Iterator
 from io import BufferedReader
 
 from pipeline.core.jsonl import BadLine
 
-BEGINS = b"From "  # a line that begins so, behind an empty one, begins a mail
+BEGINS = b"From "  # a line that begins so, behind an empty one, may begin a mail
+TIME = re.compile(rb"\d:\d\d")
+HEADER = re.compile(rb"[!-9;-~]+:|>From ")
 
 
 def mails(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int, bytes | BadLine]]:
@@ -13,8 +16,10 @@ def mails(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int, byte
     number = offset = start = size = 0
     lines: list[bytes] = []
     is_blank = True
-    while line := file.readline(max_bytes):
-        if is_blank and line.startswith(BEGINS):
+    following = file.readline(max_bytes)
+    while line := following:
+        following = file.readline(max_bytes)
+        if is_blank and line.startswith(BEGINS) and (not number or _begins_mail(line, following)):
             if number:
                 yield number, start, _mail(lines, size, max_bytes)
             number, start, size = number + 1, offset, 0
@@ -29,6 +34,13 @@ def mails(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int, byte
         is_blank = not line.strip(b"\r\n")
     if number:
         yield number, start, _mail(lines, size, max_bytes)
+
+
+def _begins_mail(line: bytes, following: bytes) -> bool:
+    """Return True if a line `From …` begins a mail. Some programs don't write `>From` for a line of the text
+    that begins so; such a line has no time in it and no header behind it.
+    """
+    return bool(TIME.search(line)) or bool(HEADER.match(following))
 
 
 def _mail(lines: list[bytes], size: int, max_bytes: int) -> bytes | BadLine:
