@@ -158,6 +158,9 @@ class _Turns:
             raise BadLine(
                 "unsupported_field", "the user shows an image, without which the rest can't be told"
             )
+        if not words.strip() and content.get("content_type") not in (None, *TEXTS):
+            kind = quoted(content["content_type"])
+            raise BadLine("unsupported_field", f"the {role}'s content is {kind}, which is not read")
         self.notes["attachments"] += max(others, listed)
         if role == "user" and not words.strip() and (others or listed):
             raise BadLine("unsupported_field", "a turn of the user is nothing but an attachment")

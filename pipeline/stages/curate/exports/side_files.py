@@ -53,7 +53,8 @@ LISTS = Export(
     ),
     _left_out("lists_of_sessions"),
 )
-# ChatGPT's user.json, message_feedback.json … and Claude.ai's users.json, if an archive was unpacked
+# ChatGPT's user.json, message_feedback.json … and Claude.ai's users.json and memories.json, if an archive was
+# unpacked
 ACCOUNTS = Export(
     "account",
     _are(
@@ -62,6 +63,7 @@ ACCOUNTS = Export(
             or {"uuid", "email_address"} <= value.keys()
             or {"conversation_id", "rating", "user_id"} <= value.keys()
             or {"id", "conversation_id", "is_anonymous"} <= value.keys()
+            or {"conversations_memory", "account_uuid"} <= value.keys()
         )
     ),
     _left_out("records_of_the_account"),
