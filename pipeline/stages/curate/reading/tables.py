@@ -20,6 +20,7 @@ FAULTS = {  # the csv module's words, and ours
     "expected after": "something stands between a quote and the next separator",
     "unexpected end": "a quote is never closed",
 }
+INSIDE = "a quote stands inside of a cell: put the cell in quotes, and write two for each inside"
 TURNS = re.compile(r"\s*\[\s*\{")
 NAMELESS = "the first line must name the columns: "
 SEPARATORS = (",", ";", "\t", "|")
@@ -137,9 +138,10 @@ def _cells(record: bytes | None, separator: str, max_bytes: int, notes: Counter[
         cells = next(csv.reader([text], strict=True, delimiter=separator))
         record.decode("utf-8")
     except csv.Error as error:
+        faults = FAULTS if "\r" in text.replace("\r\n", "\n") else FAULTS | {"new-line character": INSIDE}
         raise BadLine(
             "not_csv",
-            next((note for cause, note in FAULTS.items() if cause in str(error)), "its quotes don't match"),
+            next((note for cause, note in faults.items() if cause in str(error)), "its quotes don't match"),
         ) from None
     except UnicodeDecodeError as error:
         raise BadLine("not_utf8", f"byte {error.start} is not UTF-8: {NOT_UTF8}") from None
