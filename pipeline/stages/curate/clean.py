@@ -40,7 +40,7 @@ KNOWN_FILES = 256  # whose mappings are kept
 KNOWN_DOMAINS = 10_000  # names that are looked through once
 KNOWN_DETAILS = 1000  # sentences that name keys, likewise
 # reasons whose sentence may name keys or authors of the row
-NAMES_KEYS = ("no_assistant", "unknown_format", "unsupported_field")
+NAMES_KEYS = ("bad_role", "no_assistant", "unknown_format", "unsupported_field")
 SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
 MOST_TURNS = 65535  # that are distinguished
 TEXT_SHOWN = 2000  # characters of a rejected line

@@ -49,6 +49,7 @@ from pipeline.stages.curate.wire.requests import asked, exchange
 from pipeline.stages.curate.wire.shapes import without_nulls
 
 KNOWN_ROWS = 1024  # sets of keys whose format is remembered
+PUT_TOGETHER = "put the turns of a conversation into one row of messages"
 UNREAD = "would be lost: write it into the row's turns, or set it to null in curate.fields"
 KEYS_SHOWN, KEY_SHOWN = 6, 40  # of a row that fits no format, and characters of each
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
@@ -90,8 +91,8 @@ def _check_is_no_message(keys: set[str]) -> None:
     names = ", ".join(stated or sorted(keys.intersection((*USERS, *TIMES))))
     raise BadRow(
         "unknown_format",
-        f"looks like a message of {program} (text with {names}): put the turns of a conversation into one "
-        "row of messages, or name the file in curate.formats as text",
+        f"looks like a message of {program} (text with {names}): {PUT_TOGETHER}, or name the file in "
+        "curate.formats as text",
     )
 
 
@@ -103,11 +104,18 @@ def _unknown(value: Value) -> str:
         one_line(key, KEY_SHOWN) + (" (null)" if item is None else "")
         for key, item in islice(value.items(), KEYS_SHOWN)
     ]
+    if not value.keys().isdisjoint(SPEAKERS) and isinstance(value.get("content"), str):
+        return f"looks like one message of a chat (content with {_speaker(value)}): {PUT_TOGETHER}"
     more = f" and {len(value) - KEYS_SHOWN} more" if len(value) > KEYS_SHOWN else ""
     stated = f"the row has the keys {', '.join(names)}{more}"
     if missing := _missing(_filled(value)):
         return f"{stated}, and {listed(missing, 'or')} is missing or empty"
     return f"{stated}, which fit no format: map them in curate.fields (`quench data check` proposes it)"
+
+
+def _speaker(value: Value) -> str:
+    """Return the key that says who speaks in a message."""
+    return next(key for key in SPEAKERS if key in value)
 
 
 def _missing(keys_here: set[str]) -> list[str]:
@@ -137,7 +145,7 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     else:
         value = _with_row_marks(value, keys)
         kind, content = FORMATS[name].read(value, *keys)
-        _check_unread(value, keys, content)
+        _check_unread(value, keys, content, OFFERS if name in ANSWERED_BY_TEXT or kind == "prompt" else ())
         if kind not in ("prompt", "text") and not REASONING_KEYS.isdisjoint(value):
             add_reasoning(value, content, keys, is_read=name in ANSWERED_BY_TEXT)
         if value.get(OTHERS) and OTHERS not in content:
@@ -157,13 +165,16 @@ def _with_row_marks(value: Value, keys: tuple[str, ...]) -> Value:
     return value if turns is None else with_marks(value, turns)
 
 
-def _check_unread(value: Value, keys: tuple[str, ...], content: Mapping[str, Any]) -> None:
+def _check_unread(
+    value: Value, keys: tuple[str, ...], content: Mapping[str, Any], offers: tuple[str, ...]
+) -> None:
     """Check that each key that is a prompt or an answer in some format was read here, or says what the row
-    says anyway.
+    says anyway. So must `offers`, keys that hold the choices of a question.
 
     Raises `BadRow` (`unsupported_field`) for one that would be dropped.
     """
     others = [key for key in value if key in SAYING_KEYS and key not in keys and value[key]]
+    others += [key for key in offers if isinstance(value.get(key), list | dict) or is_list(value.get(key))]
     if not others:
         return
     turns = [turn for field in TURN_LISTS for turn in content.get(field, ())]
@@ -385,12 +396,14 @@ def _preferred(value: Value, sides: tuple[str, ...]) -> tuple[str, str]:
             "better: write one",
         )
     # `response_b`, `model_b` and `B` name the second side. A number alone may count from 0 or from 1.
-    *before, name = re.split(r"[\W_]+", str(value[marks[0]]).strip().lower())
-    if name in TIES:
+    words = re.findall(r"[^\W_]+", str(value[marks[0]]).lower()) or [""]
+    *before, name = words
+    if words[0] in TIES:
         raise BadRow("no_preference", f"{marks[0]} says that both are equally good")
     better = [side for side in sides if side.rpartition("_")[2] == name]
     is_name = not before or (len(before) == 1 and before[0] in ANSWERERS)
-    if not better or not is_name or (name.isdigit() and not before):
+    is_certain = before or not name.isdigit() or sides[0].endswith("_0")
+    if not better or not is_name or not is_certain:
         raise BadRow("unsupported_field", f"{marks[0]} is neither {sides[0]} nor {sides[1]}")
     return better[0], next(side for side in sides if side != better[0])
 
@@ -431,8 +444,13 @@ PAIRS = (
     ("preferred_output", "non_preferred_output"),
 )
 CONVERSATIONS = ("messages", "conversations", "conversation")
-UNDECIDED = (("response_a", "response_b"), ("response_1", "response_2"))  # a mark says which is better
-PREFERRED = ("preference", "preferred", "winner", "choice", "chosen", "better")
+UNDECIDED = (  # a mark says which is better
+    ("response_a", "response_b"),
+    ("response_1", "response_2"),
+    ("response_0", "response_1"),
+    ("conversation_a", "conversation_b"),
+)
+PREFERRED = ("preference", "preferred", "winner", "choice", "chosen", "better", "better_response_id")
 TIES = ("tie", "tied", "equal", "both", "same", "none", "neither")
 ANSWERERS = ("answer", "assistant", "candidate", "completion", "model", "option", "output", "response")
 # a conversation, and a worse last answer or the same conversation with it
@@ -444,6 +462,8 @@ PROMPTS = ("prompt", *CONVERSATIONS, *QUESTIONS, "input")  # of a pair: the firs
 PROMPT_KEYS = frozenset((*PROMPTS, "context", "history", "system", "system_prompt"))
 ANSWER_KEYS = ("answer", "completion", "output", "response")
 SAYING_KEYS = PROMPT_KEYS.union(ANSWER_KEYS)
+# a question that is asked without its choices means nothing, and its answer may be the number of one
+OFFERS = ("choices", "options")
 # keys that hold a list: of turns, calls, pairs, texts, pieces or tools; and those of turns or a text
 LIST_KEYS = frozenset((*CONVERSATIONS, "answers", "history", OTHERS, "segments", *WITHOUT_TURNS))
 TURN_KEYS = frozenset(("prompt", "completion", *ANSWERS_OF_PAIRS, *chain(*UNDECIDED)))

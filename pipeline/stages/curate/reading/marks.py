@@ -92,7 +92,7 @@ def _unread(key: str, where: str) -> BadRow:
     return BadRow(
         "unsupported_field",
         f"{where}: {key} speaks of what is trained and is not read: write train, true or false, on the "
-        "assistant's turns, or take it out",
+        "assistant's turns, or take it out (of a row: set it to null in curate.fields)",
     )
 
 

@@ -8,10 +8,11 @@ itself.
 import json
 import re
 from collections.abc import Mapping
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from pipeline.chat.rows import BadRow
+from pipeline.core.text import listed, one_line, quoted
 from pipeline.stages.curate.reading.marks import is_trained, marks_of
 from pipeline.stages.curate.reading.reasoning import reasoning_of, split_reasoning
 from pipeline.stages.curate.reading.text_calls import find_calls, value_of
@@ -25,7 +26,7 @@ from pipeline.stages.curate.reading.values import (
     text,
 )
 from pipeline.stages.curate.wire.blocks import has_blocks, spread
-from pipeline.stages.curate.wire.shapes import need, without_nulls
+from pipeline.stages.curate.wire.shapes import KINDS, need, without_nulls
 
 Turn = dict[str, Any]  # a `pipeline.chat.rows.Message`
 SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")  # transcripts of Anthropic's hh-rlhf
@@ -34,13 +35,17 @@ ROLES = (
     dict.fromkeys(("system", "developer"), "system")
     | dict.fromkeys(("user", "human", "prompter", "input"), "user")
     | dict.fromkeys(
-        ("assistant", "gpt", "chatgpt", "bot", "model", "bing", "bard", "ai", "claude", "output"), "assistant"
+        ("assistant", "gpt", "chatgpt", "chatbot", "bot", "model", "bing", "bard", "ai", "claude", "output"),
+        "assistant",
     )
     | dict.fromkeys(
         ("tool", "function", "observation", "function_response", "tool_response", "tool_result", "ipython"),
         "tool",
     )
 )
+USUAL = ("system", "user", "assistant", "tool")
+MAP_IT = "map it in curate.fields (role, roles)"
+KEYS_SHOWN, KEY_SHOWN = 6, 40  # of a turn without a role, and characters of each
 SCHEMAS, CACHE = {"input_schema": "parameters"}, ("cache_control",)  # keys of Anthropic's tools
 CALLERS = frozenset({"function_call", "tool_call"})  # an assistant's turn whose text is the call, as JSON
 MEDIA = ("audio", "audios", "image", "images", "video", "videos")  # without them it means something else
@@ -155,7 +160,7 @@ def _turn(item: Any, where: str) -> Turn:
     name = item.get("role", item.get("from"))
     name = name if not isinstance(name, str) or name in ROLES else name.strip().lower().replace("-", "_")
     if not isinstance(name, str) or (name not in ROLES and name not in CALLERS):
-        raise BadRow("bad_role", f"{where}: the role is none of {', '.join((*ROLES, *sorted(CALLERS)))}")
+        raise BadRow("bad_role", f"{where}: {_without_role(item)}")
     role, content = ROLES.get(name, "assistant"), item.get("content", item.get("value", item.get("text")))
     calls = _calls(item, where)
     if name in CALLERS:
@@ -186,6 +191,16 @@ def _turn(item: Any, where: str) -> Turn:
     if item.get("cut") in ("beginning", "end"):  # a row that curation wrote
         result["cut"] = item["cut"]
     return result
+
+
+def _without_role(item: Mapping[str, Any]) -> str:
+    """Say what a turn has in place of a role that is known."""
+    stated = next((item[key] for key in ("role", "from") if key in item), None)
+    if stated is None:
+        keys = listed([one_line(key, KEY_SHOWN) for key in islice(item, KEYS_SHOWN)])
+        return f"it says by no role or from who speaks; it has the keys {keys}: {MAP_IT}"
+    name = quoted(stated) if isinstance(stated, str) else KINDS[type(stated)]
+    return f"the role {name} is none of {', '.join(USUAL)} and their other names: {MAP_IT}"
 
 
 def _result_text(content: Any) -> Any:
