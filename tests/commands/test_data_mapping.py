@@ -109,6 +109,21 @@ def test_other_columns_are_no_texts() -> None:
             {"prompt": "ask", "chosen": "best.text", "rejected": "worst.text"},
         ),
         (
+            [
+                {"context": "You are a harbour master.", "messages": one}
+                for one in turns("author", "content", "user", "bot")
+            ],
+            {"role": "author", "system": "context"},  # as PaLM's tuning files have it
+        ),
+        (
+            [{"system": "Be brief.", "log": one} for one in turns("from", "value", "human", "gpt")],
+            {"messages": "log"},
+        ),
+        (
+            [{"messages": one} for one in turns("role", "content", "User", "Sage")],
+            {"roles": {"Sage": "assistant"}},
+        ),
+        (
             columns("nl", "cmd", system_message="You are a shell"),
             {"user": "nl", "assistant": "cmd", "system": "system_message"},
         ),
@@ -295,6 +310,16 @@ def test_a_mapping_that_does_nothing_is_named(project: Path) -> None:
     shown = check("data/raw/ok.jsonl")
     assert shown.exit_code == 3
     assert "no row has x for prompt" in shown.stdout and "prompt, completion" in shown.stdout
+
+
+def test_of_a_table_without_names_nothing_is_guessed(project: Path) -> None:
+    (project / "data/raw/n.csv").write_text(
+        "How do I moor?,Use two lines.\nWhich knot do I tie?,A bowline.\n"
+    )
+    shown = check("data/raw/n.csv", "--write")
+    assert shown.exit_code == 3
+    assert "write a line of names above it" in shown.stdout and "as it would be read" not in shown.stdout
+    assert "n.csv" not in load_params(project / "params.yaml").curate.fields
 
 
 def test_an_empty_answer_is_named(project: Path) -> None:

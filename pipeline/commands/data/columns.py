@@ -16,6 +16,7 @@ DEPTH = 3  # objects inside each other that are looked into
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}.*")
 IDENTITY = re.compile(r"[0-9a-fA-F]{8,}|[0-9a-fA-F-]{32,36}|https?://\S+|\S*\d{4,}\S*")
 MOST = 0.8  # share of a column's values from which on it is what they are
+MOST_WORDS = 8  # of a column's name
 FEW_OF = 20  # rows from which on a column of some values that repeat themselves is a class
 
 
@@ -87,6 +88,13 @@ class Column:
         if len(filled) >= FEW_OF and different * 10 <= len(filled) and not named:
             return self.speaks_of("system")
         return not (self.speaks_of("no text") and not named and self.length < 40)
+
+
+def are_values(names: Sequence[str]) -> bool:
+    """Return True if the names of a table's columns read like a row of it, which lacks a line of names."""
+    return any(" " in name.strip() and name.rstrip().endswith(("?", "!", ".")) for name in names) or any(
+        len(name.split()) > MOST_WORDS for name in names
+    )
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:

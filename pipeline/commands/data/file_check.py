@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.commands.data.columns import are_values
 from pipeline.commands.data.proposal import Proposal, propose
 from pipeline.core.text import listed, most, one_line, plural, safe
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 SAMPLE, SAMPLE_BYTES = 200, 8 << 20  # rows of which a mapping is guessed, and their size
 KEYS_SHOWN, KEY_SHOWN = 8, 40  # of rows that fit no format, and characters of each
 UNMAPPED = "unknown_format"
+TABLES = frozenset((".csv", ".tsv", ".xlsx"))
 EMPTY = "is missing or empty"  # in the detail of a row that lacks only an answer, say
 # reasons for which other names in the turns may be the cause
 OF_TURNS = ("bad_role", "bad_shape", "content_not_text")
@@ -102,7 +104,13 @@ class FileCheck:
     @cached_property
     def proposal(self) -> Proposal | None:
         """The guesses of a mapping, when all rows are read; None if there is none, or no need of one."""
-        return propose(self.unread, self.name) if self.unread else None
+        return propose(self.unread, self.name) if self.unread and not self.lacks_names else None
+
+    @cached_property
+    def lacks_names(self) -> bool:
+        """Return True for a table whose first line seems to be a row, by which no mapping is guessed."""
+        is_table = bool(TABLES.intersection(suffix.lower() for suffix in self.path.suffixes))
+        return is_table and are_values(list(dict.fromkeys(key for row in self.unread for key in row)))
 
     def keys(self, cleaner: "Cleaner") -> str:
         """Name the keys of the rows that fit no format."""
@@ -123,6 +131,8 @@ class FileCheck:
         rows = self.reasons[UNMAPPED]
         says_more = not self.unread or (EMPTY in entry["detail"] and self.proposal is None)
         keys = one_line(entry["detail"], 300) if says_more else f"they have the keys {self.keys(cleaner)}"
+        if self.lacks_names:
+            keys += ": if the first line is a row, write a line of names above it"
         if rows == self.lines:
             return f"{self.shown}: none of {plural(rows, 'row')} can be read; {keys}"
         place = f"{self.shown}:{entry['line']}"

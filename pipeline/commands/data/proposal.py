@@ -29,6 +29,7 @@ LONG_TEXT = 200  # characters of texts that may be documents
 # points for what speaks for an exchange, and those of other guesses
 NAMED, ORDERED, ASKS, LENGTHS = 2.0, 0.3, 0.5, 0.5
 OF_TURNS, OF_PAIRS, OF_TEXTS = 6.0, 7.0, 1.0
+SYSTEM = ("system", "system_prompt")  # keys that are read without a mapping
 SIDES = ("question", "answer", "system")  # of what a speaker's name may speak
 
 
@@ -69,14 +70,14 @@ def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
 
 
 def _candidates(columns: Sequence[Column]) -> Iterator[tuple[Stated, float]]:
+    texts = sorted((column for column in columns if column.is_text), key=lambda column: -column.length)
     for column in columns:
         if column.lists and (keys := turn_keys(column.lists)):
             points = OF_TURNS - 0.1 * column.place
-            fields = _of_turns(column.path, keys)
+            fields = _of_turns(column.path, keys) | _system_of_turns(columns)
             yield fields, points
             if _is_by_order(fields):
                 yield fields | {"roles": _turned(fields["roles"])}, points - ORDERED
-    texts = sorted((column for column in columns if column.is_text), key=lambda column: -column.length)
     beside = _beside(texts)
     yield from _pairs_of_answers(texts, beside)
     said = [column for column in texts if column not in beside.values()][:MOST_TEXTS]
@@ -95,13 +96,18 @@ def _of_turns(path: str, keys: TurnKeys) -> Stated:
         fields["role"] = keys.role
     if keys.content not in ("content", "value", "text"):
         fields["content"] = keys.content
-    unknown = [name for name in keys.names if name.strip().lower().replace("-", "_") not in ROLES]
-    known = {ROLES[name] for name in keys.names if name in ROLES}
+    unknown = [name for name in keys.names if _role_name(name) not in ROLES]
+    known = {ROLES[_role_name(name)] for name in keys.names if name not in unknown}
     free = [side for side in ("user", "assistant") if side not in known]
     if unknown:
         sides = _sides(unknown, free or ["user", "assistant"])
         fields["roles"] = dict(zip(unknown, sides, strict=True))
     return fields
+
+
+def _role_name(name: str) -> str:
+    """Return a role as formats look it up."""
+    return name.strip().lower().replace("-", "_")
 
 
 def _sides(names: Sequence[str], free: Sequence[str]) -> list[str]:
@@ -185,6 +191,18 @@ def _exchanges(texts: Sequence[Column], beside: Mapping[str, Column]) -> Iterato
 
 def _system(beside: Mapping[str, Column]) -> Stated:
     return {"system": beside["system"].path} if "system" in beside else {}
+
+
+def _system_of_turns(columns: Sequence[Column]) -> Stated:
+    """Return the mapping of the text beside a list of turns that says how to answer, or on what, if formats
+    don't read it under its own name. It may be the same in all rows.
+    """
+    texts = [column for column in columns if column.texts and not column.others]
+    found = next((column for column in texts if column.speaks_of("system")), None)
+    found = found or next((column for column in texts if column.words == ["context"]), None)
+    if found is None or "_".join(found.words) in SYSTEM:
+        return {}
+    return {"system": found.path}
 
 
 def _share(column: Column, ending: str) -> float:
