@@ -26,6 +26,7 @@ from pipeline.subprojects.processes import changed_params, open_subproject, run_
 # data/distill
 OF_RAW = (
     "formats",
+    "documents",
     "fields",
     "transform",
     "languages",

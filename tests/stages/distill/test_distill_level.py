@@ -176,7 +176,11 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     (root / "data/guard/names.txt").write_text("Zoltan Example\n")
     params = load_params(root / "params.yaml").model_dump(mode="json")
     # a file of that name in data/raw has a format of its own, which isn't meant for this one
-    params["curate"] |= {"formats": {"chats.jsonl": "messages"}, "names": "names.txt"}
+    params["curate"] |= {
+        "formats": {"chats.jsonl": "messages"},
+        "documents": {"src/*.py": "named"},
+        "names": "names.txt",
+    }
     write_project(root, params)
 
     def chat(question: str, answer: str) -> dict[str, Any]:
@@ -219,14 +223,14 @@ def test_chats_of_data_distill_are_curated_and_learned_from(
     assert list(found["data_distill"]["files"]) == ["chats.jsonl"]
     assert distilled_of(root).read_bytes() != distilled_of(done).read_bytes()
     # where nothing can be read the user's own folder is named
-    (folder / "chats.jsonl").rename(folder / "notes.txt")
+    (folder / "chats.jsonl").rename(folder / "notes.pdf")
     apart, base = tmp_path / "apart", root / "models/base"
     capsys.readouterr()
     with pytest.raises(AssertionError):
         curated(apart, base, load_params(root / "params.yaml"), root / "data")
     assert "Q-CURATE-001" in (said := capsys.readouterr().err) and str(folder.resolve()) in said
     # no folder, or one that Git keeps, is none, and no copy of what was there stays
-    (folder / "notes.txt").rename(folder / ".gitkeep")
+    (folder / "notes.pdf").rename(folder / ".gitkeep")
     for place in (root, tmp_path):
         assert curated(apart, base, load_params(ready / "params.yaml"), place / "data") is None
     assert not (apart / "data").exists()
