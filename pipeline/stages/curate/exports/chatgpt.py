@@ -123,6 +123,7 @@ class _Turns:
             if isinstance(message, dict):
                 self.add(message)
         self._drop_calls()
+        self._drop_thoughts()
         return self.turns
 
     def add(self, message: dict[str, Any]) -> None:
@@ -151,6 +152,8 @@ class _Turns:
 
     def _add_said(self, role: str, content: dict[str, Any], metadata: dict[str, Any]) -> None:
         self._drop_calls()
+        if role == "user":
+            self._drop_thoughts()
         words, images, others = _words(content)
         attached = metadata.get("attachments")
         listed = len(attached) if isinstance(attached, list) else 0
@@ -233,6 +236,11 @@ class _Turns:
             if not ("tool_calls" in turn and turn["tool_calls"][0]["id"] in self.calls)
         ]
         self.calls = {}
+
+    def _drop_thoughts(self) -> None:
+        """Drop the thoughts of an answer that never came."""
+        self.notes["thoughts_without_answer"] += bool(self.thoughts)
+        self.thoughts = []
 
     def _without_citations(self, words: str) -> str:
         """Return an answer without marks of its sources, which are written by ChatGPT's page."""
