@@ -67,4 +67,4 @@ def _turns(prompt: str) -> list[dict[str, Any]]:
     return draft.turns
 
 
-EXPORT = Export("continue_events", is_head, each_record(rows_of))
+EXPORT = Export("continue_events", is_head, each_record(rows_of), has_rows=True)

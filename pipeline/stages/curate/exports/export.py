@@ -75,7 +75,8 @@ class Export:
     `read` gives a row, or a `BadLine` that names what is wrong, for everything in the file that is a
     conversation; what it leaves out on purpose it counts in the notes. It holds one conversation in memory.
     Of an archive, the files in one folder are one sequence of records if `joins_folder`. A file with a record
-    longer than a row is tried as well if its first bytes name all of `large_keys`.
+    longer than a row is tried as well if its first bytes name all of `large_keys`. If `has_rows`, its records
+    also have the keys of rows; in any other export these show that a file is none.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Export:
     read: Callable[[Records, Notes], Iterator[Conversation]]
     joins_folder: bool = False
     large_keys: tuple[bytes, ...] = ()
+    has_rows: bool = False
 
 
 def each_record(

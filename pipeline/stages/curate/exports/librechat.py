@@ -24,7 +24,10 @@ def is_head(head: Head) -> bool:
 
 
 def _is_conversation(value: Mapping[str, Any]) -> bool:
-    return "conversationId" in value and any(isinstance(value.get(key), list) for key in LISTS)
+    listed = next((value[key] for key in LISTS if isinstance(value.get(key), list)), None)
+    if listed is None or "conversationId" not in value:
+        return False
+    return not listed or any("messageId" in message for message in objects(listed))
 
 
 def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:

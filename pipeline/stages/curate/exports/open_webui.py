@@ -135,4 +135,6 @@ def _decoded(attribute: str) -> Any:
     return words
 
 
-EXPORT = Export("open_webui", is_head, each_record(rows_of), large_keys=(b'"history"', b'"chat"'))
+EXPORT = Export(
+    "open_webui", is_head, each_record(rows_of), large_keys=(b'"history"', b'"chat"'), has_rows=True
+)

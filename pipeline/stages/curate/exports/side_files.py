@@ -5,6 +5,7 @@ screen showed, figures. Whoever puts a program's folder below data/raw has them 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from pipeline.stages.curate.exports.chatgpt import DOWN, UP
 from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
 
 
@@ -59,9 +60,9 @@ ACCOUNTS = Export(
     "account",
     _are(
         lambda value: (
-            {"id", "email"} <= value.keys()
+            ({"id", "email"} <= value.keys() and str(value["id"]).startswith("user-"))
             or {"uuid", "email_address"} <= value.keys()
-            or {"conversation_id", "rating", "user_id"} <= value.keys()
+            or ({"conversation_id", "rating", "user_id"} <= value.keys() and value["rating"] in (*UP, *DOWN))
             or {"id", "conversation_id", "is_anonymous"} <= value.keys()
             or {"conversations_memory", "account_uuid"} <= value.keys()
         )
@@ -73,7 +74,12 @@ WORKSPACES = Export(
     "slack_workspace",
     _are(
         lambda value: (
-            {"id", "team_id", "profile"} <= value.keys() or {"id", "created", "members"} <= value.keys()
+            {"id", "team_id", "profile"} <= value.keys()
+            or (
+                {"id", "created", "members"} <= value.keys()
+                and not value.keys().isdisjoint(("creator", "name"))
+            )
+            or {"id", "created", "members"} == value.keys()
         )
     ),
     _left_out("records_of_the_workspace"),

@@ -101,5 +101,5 @@ def members_sentences(count: int) -> list[str]:
         return []
     return [
         f"{plural(count, 'file')} inside archives not read: only JSON, CSV, TSV, mbox and plain text are, "
-        "plain or with .gz or .zst; unpack the others into data/raw"
+        "plain or with .gz or .zst, and in a zip with an export only that; unpack the others into data/raw"
     ]

@@ -32,7 +32,7 @@ from pipeline.stages.curate.exports.export import (
     Records,
 )
 from pipeline.stages.curate.exports.pieces import cut_rows
-from pipeline.stages.curate.exports.registry import export_of, may_be_large
+from pipeline.stages.curate.exports.registry import may_be_large
 from pipeline.stages.curate.reading.archives import BrokenArchive, tar_members
 from pipeline.stages.curate.reading.columnar import arrow_rows, parquet_rows
 from pipeline.stages.curate.reading.columns import table_rows
@@ -62,6 +62,7 @@ from pipeline.stages.curate.reading.files import (
     unpacked,
 )
 from pipeline.stages.curate.reading.mailboxes import mails
+from pipeline.stages.curate.reading.own_rows import export_in
 from pipeline.stages.curate.reading.saved_folders import is_description, missing_files
 from pipeline.stages.curate.reading.tables import Row, csv_rows
 from pipeline.stages.curate.reading.workbooks import workbook_rows
@@ -246,10 +247,10 @@ def _recognized(content: Content, max_bytes: int, notes: Counter[str]) -> tuple[
     layout = layout_of(content, max_bytes, notes)
     head = _head(content, layout, max_bytes)
     if head.objects() or not may_be_large(_beginning(content)):
-        return layout, export_of(head)
+        return layout, export_in(head)
     # A record may be longer than a row if it holds a channel, or all branches of a chat.
     large = layout_of(content, MAX_RECORD_BYTES, Counter())
-    export = export_of(_head(content, large, MAX_RECORD_BYTES))
+    export = export_in(_head(content, large, MAX_RECORD_BYTES))
     return (large, export) if export else (layout, None)
 
 
@@ -398,7 +399,7 @@ def _member_rows(
     rows = _json_rows(file, layout, max_bytes, notes)
     head, rest = _begun(rows, HEAD_RECORDS)
     values = (record.value for record in _records_in(head))
-    export = export_of(Head(layout, tuple(value for value in values if not isinstance(value, BadLine))))
+    export = export_in(Head(layout, tuple(value for value in values if not isinstance(value, BadLine))))
     found: Iterator[RawRow] = chain(head, rest)
     if export is not None:
         notes[f"export_{export.name}"] += 1

@@ -1,0 +1,45 @@
+"""Rows of one's own that have a key or two of a program's export: `conversationId` beside turns, `email` and
+`id` beside a question and its answer.
+"""
+
+from typing import Any
+
+from pipeline.stages.curate.exports.export import Export, Head
+from pipeline.stages.curate.exports.registry import export_of
+from pipeline.stages.curate.reading.formats import CONVERSATIONS, FORMATS
+
+EXCHANGES = tuple(
+    keys
+    for format in ("preference", "alpaca", "prompt_completion", "query_response", "prompt")
+    for keys in FORMATS[format].keys
+    if not set(keys).intersection(CONVERSATIONS)
+)
+TURNS = (("role", "content"), ("from", "value"))  # keys of a turn
+
+
+def export_in(head: Head) -> Export | None:
+    """Return the export that a file with this beginning is, None for rows in a format of one's own."""
+    export = export_of(head)
+    if export is None or export.has_rows or not _has_rows(head):
+        return export
+    return None
+
+
+def _has_rows(head: Head) -> bool:
+    """Return True if the first records are rows already: exchanges, or conversations of turns."""
+    objects = head.objects()
+    return bool(objects) and all(map(_is_row, objects))
+
+
+def _is_row(value: dict[str, Any]) -> bool:
+    if any(all(isinstance(value.get(key), str) for key in keys) for keys in EXCHANGES):
+        return True
+    return any(_are_turns(value.get(key)) for key in CONVERSATIONS)
+
+
+def _are_turns(turns: Any) -> bool:
+    if not isinstance(turns, list) or not turns:
+        return False
+    return all(
+        isinstance(turn, dict) and any(all(key in turn for key in keys) for keys in TURNS) for turn in turns
+    )
