@@ -93,7 +93,8 @@ def parse_record(data: bytes) -> dict[str, Any]:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadLine("not_object", f"a JSON object is needed, this is {type(value).__name__}")
+        kind = "null" if value is None else type(value).__name__
+        raise BadLine("not_object", f"a JSON object is needed, this is {kind}")
     return value
 
 
@@ -202,7 +203,8 @@ def _parse_json(line: bytes) -> Any:
         if b"\\ud" in line or b"\\uD" in line:  # only an escape can bring half of a surrogate pair
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
-        raise BadLine("not_json", f"{error.msg} at character {error.pos + 1}") from None
+        what = error.msg.removesuffix(" at")  # "Unterminated string starting at"
+        raise BadLine("not_json", f"{what} at character {error.pos + 1}") from None
     except RecursionError:
         raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep") from None
     except UnicodeEncodeError:
