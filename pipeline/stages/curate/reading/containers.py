@@ -21,7 +21,7 @@ import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
 from pipeline.core.text import safe
-from pipeline.stages.curate.exports import cursor, mbox
+from pipeline.stages.curate.exports import cursor, mbox, side_files
 from pipeline.stages.curate.exports.cursor_database import composer_rows
 from pipeline.stages.curate.exports.export import (
     HEAD_RECORDS,
@@ -453,12 +453,13 @@ class _ZipMember(NamedTuple):
 def _zip_rows(contents: list[Content], max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
     """Yield the rows of a zip archive's members, one after the other, with numbers that go on.
 
-    Beside an export, only its own files are read. `notes` counts the others as `members_not_read`.
+    Beside an export, only its own files are read, and those that are damaged, which may be its own. `notes`
+    counts the others as `members_not_read`.
     """
     readable = [content for content in contents if content.kind]
     members = [_ZipMember(content, *_recognized(content, max_bytes, notes)) for content in readable]
-    if any(member.export for member in members):
-        members = [member for member in members if member.export]
+    if any(member.export and member.export not in side_files.EXPORTS for member in members):
+        members = [member for member in members if member.export or _begins_broken(member)]
     notes["members_not_read"] += len(contents) - len(members)
     if not members:
         names = ", ".join(content.name for content in contents[:MEMBERS_NAMED]) or "it is empty"
@@ -475,6 +476,17 @@ def _zip_rows(contents: list[Content], max_bytes: int, notes: Counter[str]) -> I
             last += 1
             yield before + last, None, _placed(broken, place)
         before += last
+
+
+def _begins_broken(member: _ZipMember) -> bool:
+    """Return True for a JSON file whose first record can't be read, so that nobody knows what it holds."""
+    if member.content.kind != ".json":
+        return False
+    try:
+        first = next(_records_of(member.content, member.layout), None)
+    except BadLine:
+        return True
+    return first is not None and isinstance(first.value, BadLine)
 
 
 def _groups(members: list[_ZipMember]) -> Iterator[list[_ZipMember]]:
