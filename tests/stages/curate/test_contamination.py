@@ -271,7 +271,7 @@ def test_guarded_files_of_every_container(tmp_path: Path) -> None:
         ("bench.jsonl", b'{"a": "b"}\n["a", "b"]\n', "Q-CURATE-007", "line 2"),
         ("bench.txt", b"one\n\n" + LEAKED.encode("utf-16"), "Q-CURATE-007", "line 3"),
         *((name, b"text", "Q-CURATE-006", "") for name in ("exam", "exam.npy", "exam.jsonl.xz")),
-        *((name, b"text", "Q-CURATE-006", "") for name in ("exam.txt.gz", "exam.parquet.gz")),
+        *((name, b"text", "Q-CURATE-006", "") for name in ("exam.txt.bz2", "exam.parquet.gz")),
     ],
 )
 def test_a_guarded_file_that_can_not_be_read(
