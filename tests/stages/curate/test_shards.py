@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import signal
+import tarfile
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,7 @@ from pipeline.stages.curate.phases.publish import publish
 from pipeline.stages.curate.reading.containers import raw_lines
 from pipeline.workflow.shards import FOLDER, PHASES, drop_stale, parse_item
 
+EXPORTS = Path(__file__).parents[2] / "world/rows"
 EXAM = " ".join(f"secret{number}" for number in range(20))
 
 
@@ -161,6 +164,42 @@ def test_any_number_of_shards_gives_the_same_bytes(
     for shards in (7,) if changed is MANY_RULES else (2, 5):
         assert sharded(project, asked, shards) == expected, shards
         assert sum(map(len, read_plan(project, asked, shards).shards)) > len(counts["files"])  # some were cut
+
+
+def test_exports_archives_and_documents_are_the_same_in_any_number_of_shards(tmp_path: Path) -> None:
+    files = {
+        f"{folder.name}/{file.name}": file.read_bytes()
+        for folder in sorted(EXPORTS.glob("exports-*"))
+        for file in sorted(folder.iterdir())
+        if file.is_file() and file.name != "cases.yaml"
+    }
+    members = lines({"nl": "how many", "bash": "ls"}, {"nl": "how big", "bash": "du"})
+    tarred, zipped = io.BytesIO(), io.BytesIO()
+    with tarfile.open(fileobj=tarred, mode="w:gz") as tar, zipfile.ZipFile(zipped, "w") as archive:
+        for name in ("a.jsonl", "b.jsonl"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(members)
+            tar.addfile(entry, io.BytesIO(members))
+            archive.writestr(name, members)
+    text = "".join(f"Line {number} says {number * 7919 % 1000}.\n" for number in range(20_000)).encode()
+    files |= {"mapped.tgz": tarred.getvalue(), "mapped.zip": zipped.getvalue()}
+    files |= {"book.txt": text, "src/code.py": b"print(1)\n" * 50, "mapped.jsonl": members * 100}
+    files["twice.jsonl"] = lines(*chats(0, 90))
+    twice = "def twice(row):\n    return [row, {**row, 'domain': 'again'}]\n"
+    project = Project(tmp_path, files, guard={"twice.py": twice})
+    changed: dict[str, Any] = {
+        "fields": {"mapped.*": {"user": "nl", "assistant": "bash"}},
+        "documents": {"src/": "named"},
+        "transform": {"twice.jsonl": "python:twice.py:twice"},
+        "source_weights": {"exports-chatgpt/": 2.5},
+        "drop_duplicates": "exact",
+        "test_fraction": 0.1,
+    }
+    counts = project.run(**changed)
+    assert counts["transform"]["rows_added"] == 90 and counts["rows_repeated"]
+    expected = project.outputs()
+    for shards in (3, 7):
+        assert sharded(project, settings_with(**changed), shards) == expected, shards
 
 
 def read_plan(project: Project, asked: Curate, shards: int) -> cleaning.Plan:
