@@ -119,6 +119,13 @@ def test_diff_says_the_summary_before_it_reads_examples(
     assert "rows: 2 added" in shown.stdout
 
 
+def test_diff_counts_all_rows_of_one_source(versions: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(versions, tmp_path / "branches"))
+    branches = [chat("export.zip:3", f"branch {number}") for number in range(3)]
+    write(root, TWO | {"train": TWO["train"] + branches}, {"not_json": 5, "bad_order": 2})
+    assert "rows: 3 added" in data(root, "diff", "two").stdout
+
+
 def test_diff_counts_rows_that_are_there_twice(versions: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(versions, tmp_path / "twice"))
     write(root, TWO | {"train": TWO["train"] * 2}, {"not_json": 5, "bad_order": 2})

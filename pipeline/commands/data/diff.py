@@ -48,7 +48,7 @@ class Difference:
 def compare(before: Version, after: Version) -> Difference:
     """Every row of both versions, matched by id first, by source then."""
     old: dict[int, int] = {}
-    new: dict[str, Place] = {}
+    new: dict[str, list[Place]] = {}  # by source, which rows of one conversation of an export share
     difference = Difference()
     for split, row in before.rows():
         old.setdefault(int(row["id"], 16), SPLITS.index(split))
@@ -59,7 +59,7 @@ def compare(before: Version, after: Version) -> Difference:
         difference.domains[1][row.get("domain", "(none)")] += 1
         entry = old.get(int(row["id"], 16))
         if entry is None:
-            new[row["source"]] = Place(row["id"], row["source"], split)
+            new.setdefault(row["source"], []).append(Place(row["id"], row["source"], split))
             continue
         old[int(row["id"], 16)] = entry | SEEN
         was = SPLITS[entry & ~SEEN]
@@ -71,11 +71,11 @@ def compare(before: Version, after: Version) -> Difference:
         if old.pop(int(row["id"], 16), SEEN) & SEEN:
             continue
         place = Place(row["id"], row["source"], split)
-        if row["source"] in new:
-            difference.changed.append((place, new.pop(row["source"])))
+        if new.get(row["source"]):
+            difference.changed.append((place, new[row["source"]].pop(0)))
         else:
             difference.removed.append(place)
-    difference.added = list(new.values())
+    difference.added = list(chain.from_iterable(new.values()))
     return difference
 
 
