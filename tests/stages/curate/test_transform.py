@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from curating import SPLITS, Project, Row, lines, sentence
 from make import quench
+from tokenizer_folders import smollm_folder
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hashing import file_hash
@@ -87,6 +88,29 @@ def test_rows_of_one_line_have_their_ancestor_and_stay_on_one_side(processes: in
         "changed": 0,
     }
     assert {len(report["splits"]), report["rows_accepted"]} == {3, 177}
+
+
+def test_rows_of_one_line_stay_on_one_side_if_they_are_cut(tmp_path: Path) -> None:
+    rows = [
+        {"nl": [sentence(10 * line + number) for number in range(3)], "bash": sentence(line, 40)}
+        for line in range(1, 60)
+    ]
+    made = project(tmp_path, rows)
+    smollm_folder(made.root / "models/base")
+    made.run(
+        transform="python:mine.py:several",
+        overlong="truncate",
+        max_tokens=80,
+        val_fraction=0.2,
+        test_fraction=0.3,
+    )
+    sides = defaultdict(set)
+    for split in SPLITS:
+        for row in made.rows(split):
+            found = re.fullmatch(r"a\.jsonl:(\d+)~[123]#cut", row["source"])
+            assert found
+            sides[int(found[1])].add(split)
+    assert [*map(len, sides.values())] == [1] * 59
 
 
 def test_one_of_several_rows_may_be_rejected(tmp_path: Path) -> None:
