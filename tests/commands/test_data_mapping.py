@@ -322,6 +322,32 @@ def test_of_a_table_without_names_nothing_is_guessed(project: Path) -> None:
     assert "n.csv" not in load_params(project / "params.yaml").curate.fields
 
 
+def test_rows_inside_of_an_only_row_are_not_guessed_to_be_one_conversation(project: Path) -> None:
+    (project / "data/raw/w.json").write_text(json.dumps({"data": columns("question", "answer")}))
+    shown = check("data/raw/w.json", "--write")
+    assert shown.exit_code == 3
+    assert "data holds 4 objects" in shown.stdout and "as it would be read" not in shown.stdout
+
+
+def test_a_context_that_is_no_text_is_not_dropped_by_a_guess() -> None:
+    rows = [row | {"context": {"titles": ["Harbour"]}} for row in columns("question", "answer")]
+    assert propose(rows, "a.jsonl") is None
+
+
+def test_a_key_that_says_the_same_in_all_turns_is_not_what_is_said() -> None:
+    rows = [
+        {
+            "messages": [
+                {"role": side, "content": {"content_type": "text", "parts": [words]}}
+                for side, words in zip(("user", "assistant"), texts, strict=True)
+            ]
+        }
+        for texts in zip(ASKED, SAID, strict=True)
+    ]
+    found = propose(rows, "a.jsonl")
+    assert found and found.guesses[0].fields == {"content": "content.parts"}
+
+
 def test_an_empty_answer_is_named(project: Path) -> None:
     (project / "data/raw/e.csv").write_text("instruction,output\nName the pier.,\nName the mole.,The mole.\n")
     shown = check("data/raw/e.csv")

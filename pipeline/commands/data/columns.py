@@ -17,6 +17,7 @@ DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}.*")
 IDENTITY = re.compile(r"[0-9a-fA-F]{8,}|[0-9a-fA-F-]{32,36}|https?://\S+|\S*\d{4,}\S*")
 MOST = 0.8  # share of a column's values from which on it is what they are
 MOST_WORDS = 8  # of a column's name
+FEW_TURNS = 2  # turns that may say the same
 FEW_OF = 20  # rows from which on a column of some values that repeat themselves is a class
 
 
@@ -71,6 +72,11 @@ class Column:
     def length(self) -> float:
         """The mean number of characters."""
         return sum(map(len, self.texts)) / max(1, len(self.texts))
+
+    @property
+    def says_something(self) -> bool:
+        """Return True if the values are not empty, nor many times the same."""
+        return self.length > 0 and (len(self.texts) <= FEW_TURNS or len(set(self.texts)) > 1)
 
     @property
     def is_text(self) -> bool:
@@ -150,7 +156,7 @@ def turn_keys(lists: Sequence[Sequence[Mapping[str, Any]]]) -> TurnKeys | None:
     turns = columns_of([turn for turns in lists for turn in turns])
     texts = [column for column in turns if column.texts]
     roles = [column for column in texts if _is_role(column, lists)]
-    spoken = [column for column in texts if column not in roles and column.length > 0]
+    spoken = [column for column in texts if column not in roles and column.says_something]
     if not roles:
         asked = [column for column in spoken if column.speaks_of("question")]
         answered = [column for column in spoken if column.speaks_of("answer") and column not in asked]

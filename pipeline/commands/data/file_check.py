@@ -126,11 +126,21 @@ class FileCheck:
         by = listed([name for name, _ in most(self.formats)])
         return f"{self.shown}: {plural(self.usable, 'row')} usable, read as {by}: {kinds}"
 
+    def _rows_inside(self, cleaner: "Cleaner") -> str:
+        """Say which key of a file's only row holds a list of objects, which may be the rows."""
+        only = self.unread[0] if self.lines == len(self.unread) == 1 else {}
+        for key, value in only.items():
+            if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value):
+                name = cleaner.scrubbed(one_line(key, KEY_SHOWN))
+                return f": {name} holds {len(value):,} objects; if they are the rows, write that list alone"
+        return ""
+
     def unmapped_line(self, entry: Mapping[str, Any], cleaner: "Cleaner") -> str:
         """Say in one line that rows fit no format, and which keys they have."""
         rows = self.reasons[UNMAPPED]
         says_more = not self.unread or (EMPTY in entry["detail"] and self.proposal is None)
         keys = one_line(entry["detail"], 300) if says_more else f"they have the keys {self.keys(cleaner)}"
+        keys += self._rows_inside(cleaner)
         if self.lacks_names:
             keys += ": if the first line is a row, write a line of names above it"
         if rows == self.lines:

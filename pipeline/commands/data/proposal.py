@@ -16,7 +16,7 @@ from pipeline.commands.data.columns import Column, TurnKeys, columns_of, turn_ke
 from pipeline.config.field_sources import LISTS_OF_TURNS, fields_of
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.reading.fields import RowMapper
-from pipeline.stages.curate.reading.formats import FORMAT_KEYS, SAYING_KEYS, detect, to_row
+from pipeline.stages.curate.reading.formats import FORMAT_KEYS, PROMPT_KEYS, SAYING_KEYS, detect, to_row
 from pipeline.stages.curate.reading.letter_case import known_names, with_known_keys
 from pipeline.stages.curate.reading.turns import MEDIA, ROLES
 
@@ -56,9 +56,8 @@ class Proposal:
 
 def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
     """Return the guesses for the rows of a file that fit no format; None if there is none."""
-    columns = columns_of(rows)
     guesses: list[Guess] = []
-    for fields, points in sorted(_candidates(columns), key=lambda found: -found[1]):
+    for fields, points in sorted(_candidates(rows), key=lambda found: -found[1]):
         if any(guess.fields == fields for guess in guesses):
             continue
         guess = _tried(fields, points, rows, file)
@@ -69,10 +68,13 @@ def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
     return Proposal(tuple(guesses)) if guesses else None
 
 
-def _candidates(columns: Sequence[Column]) -> Iterator[tuple[Stated, float]]:
+def _candidates(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Stated, float]]:
+    columns = columns_of(rows)
     texts = sorted((column for column in columns if column.is_text), key=lambda column: -column.length)
     for column in columns:
-        if column.lists and (keys := turn_keys(column.lists)):
+        keys = turn_keys(column.lists) if column.lists else None
+        # The exchanges in the only row of a file are its rows, not one conversation.
+        if keys and not (keys.user and len(rows) == 1):
             points = OF_TURNS - 0.1 * column.place
             fields = _of_turns(column.path, keys) | _system_of_turns(columns)
             yield fields, points
@@ -231,14 +233,19 @@ def _tried(fields: Stated, points: float, rows: Sequence[Mapping[str, Any]], fil
 
 
 def _doubtful(fields: Stated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of the rows that formats read and the mapping doesn't name."""
+    """Return the keys of the rows that formats read and the mapping doesn't name; but for those with lists
+    and objects of what is asked, which the user must not lose.
+    """
     keys = list(dict.fromkeys(key for row in rows for key in row))
     named = {str(source).partition(".")[0] for source in fields.values()}
     read = FORMAT_KEYS | SAYING_KEYS | frozenset(MEDIA)
     return [
         key
         for key, known in zip(keys, known_names(keys), strict=True)
-        if known in read and key not in named and key not in fields
+        if known in read
+        and key not in named
+        and key not in fields
+        and not (known in PROMPT_KEYS and any(isinstance(row.get(key), list | dict) for row in rows))
     ]
 
 

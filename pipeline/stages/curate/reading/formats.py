@@ -145,7 +145,8 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     else:
         value = _with_row_marks(value, keys)
         kind, content = FORMATS[name].read(value, *keys)
-        _check_unread(value, keys, content, OFFERS if name in ANSWERED_BY_TEXT or kind == "prompt" else ())
+        is_question = name in ANSWERED_BY_TEXT or kind == "prompt"
+        _check_unread(value, keys, content, (*OFFERS, *ABOUT) if is_question else ())
         if kind not in ("prompt", "text") and not REASONING_KEYS.isdisjoint(value):
             add_reasoning(value, content, keys, is_read=name in ANSWERED_BY_TEXT)
         if value.get(OTHERS) and OTHERS not in content:
@@ -169,12 +170,16 @@ def _check_unread(
     value: Value, keys: tuple[str, ...], content: Mapping[str, Any], offers: tuple[str, ...]
 ) -> None:
     """Check that each key that is a prompt or an answer in some format was read here, or says what the row
-    says anyway. So must `offers`, keys that hold the choices of a question.
+    says anyway. So must `offers`, keys that hold the choices of a question or what it is about.
 
     Raises `BadRow` (`unsupported_field`) for one that would be dropped.
     """
     others = [key for key in value if key in SAYING_KEYS and key not in keys and value[key]]
-    others += [key for key in offers if isinstance(value.get(key), list | dict) or is_list(value.get(key))]
+    for key in offers:
+        stated = value.get(key)
+        is_long = key in ABOUT and isinstance(stated, str) and len(stated) >= LONG
+        if stated and (is_long or isinstance(stated, list | dict) or is_list(stated)):
+            others.append(key)
     if not others:
         return
     turns = [turn for field in TURN_LISTS for turn in content.get(field, ())]
@@ -462,8 +467,10 @@ PROMPTS = ("prompt", *CONVERSATIONS, *QUESTIONS, "input")  # of a pair: the firs
 PROMPT_KEYS = frozenset((*PROMPTS, "context", "history", "system", "system_prompt"))
 ANSWER_KEYS = ("answer", "completion", "output", "response")
 SAYING_KEYS = PROMPT_KEYS.union(ANSWER_KEYS)
-# a question that is asked without its choices means nothing, and its answer may be the number of one
+# without its choices a question means nothing, and its answer may be the number of one
 OFFERS = ("choices", "options")
+ABOUT = ("article", "document", "paragraph", "passage", "story")  # what a question is about, if it is long
+LONG = 100  # characters of a text that is no name
 # keys that hold a list: of turns, calls, pairs, texts, pieces or tools; and those of turns or a text
 LIST_KEYS = frozenset((*CONVERSATIONS, "answers", "history", OTHERS, "segments", *WITHOUT_TURNS))
 TURN_KEYS = frozenset(("prompt", "completion", *ANSWERS_OF_PAIRS, *chain(*UNDECIDED)))
