@@ -147,3 +147,11 @@ def test_globs_of_documents_leave_rows_alone(tmp_path: Path) -> None:
     project.run(documents={"*": "named"})
     assert kept(project)["a.jsonl:1"]["kind"] == "chat"
     assert kept(project)["b.txt:1"]["segments"][0]["text"] == "b.txt\n\nwords of a text"
+
+
+def test_rows_that_were_saved_as_text_are_no_document(tmp_path: Path) -> None:
+    files = {"book.txt": PROSE.encode(), "chats.jsonl.txt": lines(chat("Where is the mole?", "In the west."))}
+    report = Project(tmp_path, files).run()
+    assert "take the ending .txt off" in report["files_unread"]["chats.jsonl.txt"]
+    named = Project(tmp_path / "named", files).run(documents={"*.jsonl.txt": "bare"})
+    assert not named["files_unread"]

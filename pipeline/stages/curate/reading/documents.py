@@ -22,6 +22,8 @@ Style = Literal["bare", "named"]  # named: the file's name is the document's fir
 DOCUMENTS = (".txt", ".md")
 # files beside data that are about it; one that is to be trained is named in curate.documents
 ABOUT = ("readme", "license", "licence", "notice", "copying", "changelog")
+# an ending in front of .txt by which a file holds rows, such as that of chats.jsonl.txt
+OF_ROWS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 PIECE = 1 << 18  # bytes; the rule `length` makes at most some thousand parts of a row
 PLACES = (b"\n\n", b"\n", b" ")  # to cut behind, the best first
 
@@ -29,7 +31,14 @@ PLACES = (b"\n\n", b"\n", b" ")  # to cut behind, the best first
 def is_document(name: str) -> bool:
     """Return True for a file that is a document by its name, without .gz or .zst."""
     path = PurePosixPath(name.lower())
-    return path.suffix in DOCUMENTS and path.name.partition(".")[0] not in ABOUT
+    is_about = path.name.partition(".")[0] in ABOUT
+    return path.suffix in DOCUMENTS and not is_about and not holds_rows(name)
+
+
+def holds_rows(name: str) -> bool:
+    """Return True for a file of rows that was saved as text, as editors on Windows do."""
+    path = PurePosixPath(name.lower())
+    return path.suffix in DOCUMENTS and PurePosixPath(path.stem).suffix in OF_ROWS
 
 
 def style_of(name: str, kind: str, globs: Mapping[str, Style]) -> Style | None:

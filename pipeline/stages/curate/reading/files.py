@@ -26,7 +26,14 @@ from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
 from pipeline.core.special_files import is_users_data, not_listed, trouble, unreadable
 from pipeline.core.text import plural, safe
 from pipeline.stages.curate.reading.columns import table_rows
-from pipeline.stages.curate.reading.documents import ABOUT, DOCUMENTS, Style, is_document, style_of
+from pipeline.stages.curate.reading.documents import (
+    ABOUT,
+    DOCUMENTS,
+    Style,
+    holds_rows,
+    is_document,
+    style_of,
+)
 from pipeline.stages.curate.reading.encodings import HEAD, marked, no_mark, unmarked, utf8_pieces
 from pipeline.stages.curate.reading.saved_folders import refusal_beside_state
 
@@ -128,6 +135,11 @@ def refusal(path: Path, style: Style | None = None) -> BadLine | None:
         return BadLine(
             "unknown_container",
             "a file of this name says something about others: name it in curate.documents to train it",
+        )
+    if holds_rows(path.name):
+        return BadLine(
+            "unknown_container",
+            f"it seems to hold rows: take the ending {path.suffix} off, or name it in curate.documents",
         )
     return BadLine("unknown_container", f"only files {READ} are read")
 
