@@ -203,6 +203,11 @@ def completed(row: Row) -> list[dict[str, Any]]:
     return [*row["messages"], *row.get("chosen", ()), *expected]
 
 
+def is_copy(row: Row) -> bool:
+    """True for a later copy of a row that curation repeats: its source ends in *2, *3 …"""
+    return "*" in str(row.get("source", "")).rpartition(":")[2]
+
+
 def row_id(row: Row) -> str:
     """16 hexadecimal digits of the SHA-256 of the content, which for a plain chat is its messages alone."""
     content = {key: value for key, value in row.items() if key not in ENVELOPE}

@@ -13,11 +13,11 @@ move no others.
 import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import OTHERS, TRAINED, Row, completed
+from pipeline.chat.rows import OTHERS, TRAINED, Row, completed, is_copy
 from pipeline.chat.tokens import Encoded, encodable
 from pipeline.config.scorers import TOOL_CALLS
 from pipeline.core.errors import DataError
@@ -74,9 +74,13 @@ def stand_in(row: Row) -> Row | None:
 
 
 def drawn(rows: Iterable[Row], count: int, seed: int = SEED) -> list[Row]:
-    """`count` random `rows` (all if there are fewer), equally likely; the same rows for the same seed."""
+    """`count` random `rows` (all if there are fewer), equally likely; the same rows for the same seed. Of a
+    row that curation repeats no copy is drawn.
+    """
     return heapq.nsmallest(
-        count, rows, key=lambda row: hashlib.sha256(f"{seed}:{row['id']}".encode()).digest()
+        count,
+        filterfalse(is_copy, rows),
+        key=lambda row: hashlib.sha256(f"{seed}:{row['id']}".encode()).digest(),
     )
 
 

@@ -64,3 +64,15 @@ def test_rows_longer_than_the_context_make_room_for_others(finished: Path, tmp_p
     assert all(len(one.ids) < 256 for one in found)
     (tmp_path / "test.jsonl").write_text(json.dumps(rows("long", 1, long, ANSWER)[0]) + "\n")
     assert encoded_rows(tokenizer, tmp_path / "test.jsonl", 8, 256) == []
+
+
+def test_of_a_row_that_curation_repeats_no_copy_is_drawn() -> None:
+    rows = [
+        {"id": f"{number:016x}", "source": f"a*b/c:{number}{copy}"}
+        for number in range(6)
+        for copy in ("", "*2", "*3")
+    ]
+    found = drawn(rows, 4)
+    assert len({row["id"] for row in found}) == 4
+    assert not any(row["source"].endswith(("*2", "*3")) for row in found)
+    assert len(drawn(rows, 20)) == 6

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.chat.rows import ABOUT_TRAINING, ANSWERED, TURN_LISTS, Row
+from pipeline.chat.rows import ABOUT_TRAINING, ANSWERED, TURN_LISTS, Row, is_copy
 from pipeline.chat.selection import drawn, is_answerable
 from pipeline.chat.tokens import chat_request
 from pipeline.config.sections import Augment, AugmentKind
@@ -64,9 +64,7 @@ def _is_whole(row: Row) -> bool:
     """Whether a row is no later copy of one that curation repeats ("a.jsonl:7*2"), and nothing of it was cut
     off: a cut answer is not one to learn from twice.
     """
-    if "*" in str(row["source"]).rpartition(":")[2]:
-        return False
-    return not any("cut" in turn for turns in TURN_LISTS for turn in row.get(turns, ()))
+    return not is_copy(row) and not any("cut" in turn for turns in TURN_LISTS for turn in row.get(turns, ()))
 
 
 def call_of(kind: AugmentKind, settings: Augment, row: Row, split: str, number: int) -> Call:
