@@ -16,10 +16,12 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.jsonl import BadLine, read_raw_lines
 from pipeline.core.text import quoted, safe
 from pipeline.stages.curate.reading.containers import parsed, raw_lines
-from pipeline.stages.curate.reading.files import READ, opened, refusal
+from pipeline.stages.curate.reading.documents import is_document
+from pipeline.stages.curate.reading.files import PACKED_SUFFIXES, READ, opened, refusal
 
 Value = TypeVar("Value")
 PLAIN_SUFFIXES = (".txt", ".md")
+DOCUMENTS = "documents"  # the domain of text files that lie in no folder
 MAX_TEXT_BYTES = 1 << 28  # of one line
 
 
@@ -100,9 +102,15 @@ def check_globs(key: str, globs: Iterable[str], names: list[str]) -> None:
 
 
 def domain_of(file: str) -> str:
-    """The domain of rows that name none: the folder below data/raw, or the file's name without endings."""
+    """The domain of rows that name none: the folder below data/raw, or the file's name without endings.
+
+    Text files that lie in no folder are one domain, since each is a single document.
+    """
     folder, slash, _ = file.partition("/")
-    return folder if slash else file.partition(".")[0] or file
+    if slash:
+        return folder
+    unpacked = next((file.removesuffix(end) for end in PACKED_SUFFIXES if file.endswith(end)), file)
+    return DOCUMENTS if is_document(unpacked) else file.partition(".")[0] or file
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:

@@ -37,6 +37,10 @@ from pipeline.stages.curate.workers import workers
 from pipeline.workflow.shards import FOLDER
 
 ALONE_BYTES = 2 << 20  # below that, starting workers takes longer than the work
+DIVIDED = (
+    "no document is short enough to be held out whole, so parts of documents are in training, others of the "
+    "same in test"
+)
 FILES_NAMED = 5  # of those that are not read, on the terminal
 
 
@@ -114,6 +118,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
         *length_sentences(report.length),
+        *([DIVIDED] if "documents_divided" in report.groups else []),
         *([pairs_sentence(report.pairs)] if report.pairs else []),
     ]
     for sentence in sentences:

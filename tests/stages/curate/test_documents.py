@@ -155,3 +155,35 @@ def test_rows_that_were_saved_as_text_are_no_document(tmp_path: Path) -> None:
     assert "take the ending .txt off" in report["files_unread"]["chats.jsonl.txt"]
     named = Project(tmp_path / "named", files).run(documents={"*.jsonl.txt": "bare"})
     assert not named["files_unread"]
+
+
+def splits_of(project: Project) -> dict[str, set[str]]:
+    """By document, the splits that its parts are in."""
+    found: dict[str, set[str]] = {}
+    for split in ("train", "val", "test"):
+        for row in project.rows(split):
+            found.setdefault(row["source"].partition(":")[0], set()).add(split)
+    return found
+
+
+def test_of_one_book_a_part_is_held_out(tmp_path: Path) -> None:
+    project = Project(tmp_path, {"book.txt": PROSE.encode()})
+    smollm_folder(tmp_path / "models/base")
+    report = project.run(max_tokens=100, test_fraction=0.2)
+    assert splits_of(project) == {"book.txt": {"train", "test"}}
+    assert report["groups"]["documents_divided"] == 1
+    assert report["splits"]["test"] == round(0.2 * report["rows_kept"])
+
+
+def test_short_documents_are_held_out_whole(tmp_path: Path) -> None:
+    files = {
+        f"{number}.txt": "\n\n".join(sentence(number * 10 + part, 30) for part in range(3)).encode()
+        for number in range(10)
+    }
+    project = Project(tmp_path, files)
+    smollm_folder(tmp_path / "models/base")
+    report = project.run(max_tokens=100, test_fraction=0.2)
+    assert all(len(splits) == 1 for splits in splits_of(project).values())
+    assert {"test"} in splits_of(project).values()
+    assert "documents_divided" not in report["groups"]
+    assert report["domains"].keys() == {"documents"}

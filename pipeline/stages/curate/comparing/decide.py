@@ -6,13 +6,15 @@ Works on arrays of one entry per row; the rows themselves stay on disk.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import get_args
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from pipeline.chat.rows import Kind
 from pipeline.config.sections import Curate
 from pipeline.stages.curate.comparing.duplicates import Clusters
 from pipeline.stages.curate.comparing.shingles import mix
@@ -20,6 +22,7 @@ from pipeline.stages.curate.comparing.spill import ranks
 
 SPLITS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(3)
+TEXT = get_args(Kind).index("text")
 KEPT, EXACT, NEAR, CONTAMINATED, SAMPLED_OUT = range(5)
 # outcome → (the rule's id, the reason in data/rejects.jsonl)
 OUTCOMES = {
@@ -82,16 +85,33 @@ def decide_duplicates(clusters: Clusters, which: str) -> Decisions:
     return Decisions(outcome, np.zeros(rows, np.uint8), duplicate_of, np.ones(rows, np.int32))
 
 
-def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> None:
+def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settings: Curate) -> Clusters:
+    """Give every row its split (`TRAIN`, `VAL` or `TEST`); the clusters, with the groups that were not torn.
+
+    A project of few, long documents may have none that is small enough to be held out whole, and then tests
+    on nothing. If all rows are texts, parts of a document may go to different splits in that case: they are
+    neighbors, not copies, and what shares words with the test leaves training in any case.
+    """
+    _split_groups(decisions, table, clusters.group, settings)
+    kept = decisions.outcome == KEPT
+    is_empty = settings.test_fraction > 0 and not (decisions.split[kept] == TEST).any()
+    if not is_empty or not (table.kind[kept] == TEXT).all():
+        return clusters
+    torn = replace(clusters, group=clusters.cluster)
+    _split_groups(decisions, table, torn.group, settings)
+    return torn
+
+
+def _split_groups(decisions: Decisions, table: Table, group: NDArray[np.int32], settings: Curate) -> None:
     """Give every row its split (`TRAIN`, `VAL` or `TEST`); rows that are not kept get that of their group.
 
-    `clusters.group[i]` is the smallest index of a row related to row i; a group is never torn. Of every
+    `group[i]` is the smallest index of a row related to row i; a group is never torn. Of every
     domain the wanted share of kept rows goes to test and to val, as nearly as whole groups allow; a group
     counts for the domain of its first kept row. Groups are taken in the order of a draw from seed and content
     (the smallest of `table.key`, 64 bits of each row's id), test from one end and val from the other: a row
     mostly stays where it is when others come, and test is the same for any `val_fraction`.
     """
-    group, kept = clusters.group, np.flatnonzero(decisions.outcome == KEPT)
+    kept = np.flatnonzero(decisions.outcome == KEPT)
     # of every group with kept rows: name, number of these, the first's domain, and the smallest key
     leaders, first, sizes = np.unique(group[kept], return_index=True, return_counts=True)
     lowest = np.full(len(group), np.iinfo(np.uint64).max)

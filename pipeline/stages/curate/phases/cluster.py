@@ -68,8 +68,9 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
     table = table_of(np.concatenate([read_facts(folder) for folder in work.each("clean")]), stats.domains)
     clusters = _clusters(work, rows, settings)
     decisions = decide_duplicates(clusters, settings.drop_duplicates)
-    decide_splits(decisions, table, clusters, settings)
-    prevented = leaks_prevented(decisions, table, clusters, settings)
+    split_by = decide_splits(decisions, table, clusters, settings)
+    divided = {} if split_by is clusters else {"documents_divided": 1}
+    prevented = leaks_prevented(decisions, table, split_by, settings)
     leaks = _leaks(work, rows, decisions, table, settings)
     decisions.outcome[list(leaks)] = CONTAMINATED
     weights = [by_glob(name, settings.source_weights, 1.0) for name in stats.files]
@@ -93,7 +94,8 @@ def cluster(root: Path, settings: Curate, work: Work, plan: Plan) -> None:
                 "guarded_texts": load(work.made("sample") / GUARDED, dict[str, int]),
             },
             "groups": group_counts(group, kept)
-            | {"requests_with_several_answers": requests, "leaks_prevented": prevented},
+            | {"requests_with_several_answers": requests, "leaks_prevented": prevented}
+            | divided,
             "tokens": count_tokens(root / "models/base", everything, kept),
             "turns": {str(number): rows for number, rows in enumerate(turns) if rows},
             "not_measured": not_measured(settings, root / "models/base"),

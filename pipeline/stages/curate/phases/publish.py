@@ -174,7 +174,8 @@ def _check_not_empty(
                 "Q-CURATE-014",
                 f"of {plural(kept, 'row')} in {raw} none is left for {split} at val_fraction "
                 f"{settings.val_fraction} and test_fraction {settings.test_fraction} "
-                f"({plural(lost, 'was', 'were')} rejected): add rows or change these fractions",
+                f"({plural(lost, 'was', 'were')} rejected): add rows, or set curate.test_fraction "
+                "to 0 or to more",
             )
 
 
