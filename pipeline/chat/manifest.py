@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.tokens import template_of
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash
 
@@ -71,7 +72,7 @@ def check_manifest(tokens: Path, base: Path, tokenizer: Any) -> dict[str, Any]:
 
 
 def _of_base(base: Path, tokenizer: Any) -> dict[str, str]:
-    template = str(tokenizer.get_chat_template())
+    template = template_of(tokenizer)
     return {
         "tokenizer_sha256": file_hash(base / "tokenizer.json"),
         "template_sha256": hashlib.sha256(template.encode()).hexdigest(),

@@ -59,6 +59,8 @@ def render(
     """
     from jinja2 import TemplateError
 
+    if not tokenizer.chat_template:
+        raise Unrenderable("template_refuses", "the base has no chat template, which chats need")
     try:
         return str(
             tokenizer.apply_chat_template(

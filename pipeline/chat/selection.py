@@ -2,8 +2,9 @@
 
 Other rows stand in with the answer that is wanted: a preference with its chosen one, a conversation with a
 thumb up as it is, a prompt with the answer that its checker expects. What measures takes a file's chats alone
-if it has any, for they may have been put there to be scored. What calibrates or distills needs much text of
-the kind that is served: there the others stand in beside the chats and texts as soon as they are more.
+if it has any, for they may have been put there to be scored. Where it has none, what looks at the next token
+alone (perplexity, divergence) takes its texts. What calibrates or distills needs much text of the kind that
+is served: there the others stand in beside the chats and texts as soon as they are more.
 
 Held-out rows are drawn by a seed, since curation writes them file by file and the first ones would all be of
 one. The draw is by a hash of the row's id: nothing but `count` rows is held, and rows that are added or leave
@@ -40,6 +41,28 @@ def chats_in(path: Path) -> Iterator[Row]:
             yield row
     if not has_chats:
         yield from (chat for row in read_rows(path) if (chat := stand_in(row)))
+
+
+def texts_in(path: Path) -> Iterator[Row]:
+    """The rows of kind text of a file."""
+    return (row for row in read_rows(path) if row.get("kind") == "text")
+
+
+def measured_in(path: Path) -> Iterator[Row]:
+    """What perplexity and divergence are measured on: a file's chats; where there are none, its texts."""
+    has_chats = False
+    for row in chats_in(path):
+        has_chats = True
+        yield row
+    if not has_chats:
+        yield from texts_in(path)
+
+
+def why_unanswered(path: Path) -> str | None:
+    """A sentence on a file that holds texts and no chat, so that nothing in it can be asked; else None."""
+    if next(chats_in(path), None) is None and next(texts_in(path), None):
+        return f"no row of {path.name} is a chat, all are texts"
+    return None
 
 
 def learned_in(path: Path, stand_ins: bool | None = None) -> Iterator[Row]:
@@ -85,8 +108,10 @@ def drawn(rows: Iterable[Row], count: int, seed: int = SEED) -> list[Row]:
 
 
 def encoded_rows(tokenizer: Any, rows: Path, count: int, ctx_size: int) -> list[Encoded]:
-    """The sequences of up to `count` drawn chats that the template renders in at most `ctx_size` tokens."""
-    candidates = drawn(chats_in(rows), SPARE * count)
+    """The sequences of up to `count` drawn chats, or texts where there is no chat, in at most `ctx_size`
+    tokens each; what the template can't render is passed over.
+    """
+    candidates = drawn(measured_in(rows), SPARE * count)
     return list(islice(encodable(tokenizer, candidates, ctx_size), count))
 
 

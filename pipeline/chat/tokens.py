@@ -50,16 +50,14 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder, proven to be the one of its `tokenizer.json`.
 
     transformers 5 picks the tokenizer class by `config.model_type` and can swap the pre-tokenizer in silence;
-    so its ids are compared with those of `plain_tokenizer`. Raises `DataError` on a difference, on a missing
-    chat template and on a missing end-of-turn token.
+    so its ids are compared with those of `plain_tokenizer`. Raises `DataError` on a difference and on a
+    missing end-of-turn token. A chat template may be missing: texts need none, and `render` refuses chats.
     """
     from transformers import AutoTokenizer
 
     if not (folder / "tokenizer.json").is_file():  # transformers would look for a repository of this name
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / "tokenizer.json"))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if not tokenizer.chat_template:
-        raise DataError("Q-CHAT-001", f"{folder} has no chat template: choose an instruct model as base")
     if tokenizer.eos_token is None:
         raise DataError(
             "Q-CHAT-002",
@@ -78,6 +76,11 @@ def load_tokenizer(folder: Path) -> Any:
                 f"gives {expected[:8]}: fetch the base again",
             )
     return tokenizer
+
+
+def template_of(tokenizer: Any) -> str:
+    """Return the chat template that conversations without tools are rendered with; "" if there is none."""
+    return str(tokenizer.get_chat_template()) if tokenizer.chat_template else ""
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:

@@ -63,6 +63,19 @@ SHOWN = 16  # characters of a text on either side of a border
 ANOTHER = "or take another model"
 
 
+def why_no_chats(tokenizer: Any, owner: str) -> str | None:
+    """Return a sentence on why no chat can be trained on `owner`, a base that still can train texts; None if
+    chats can be trained.
+    """
+    if not tokenizer.chat_template:
+        return f"{owner} has no chat template"
+    try:
+        need_trainable(tokenizer, owner)
+    except DataError as error:
+        return error.sentence
+    return None
+
+
 def need_trainable(tokenizer: Any, owner: str) -> str | None:
     """Return a sentence on the usual kind of chats that `owner`'s template and tokenizer can't train.
 

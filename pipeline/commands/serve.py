@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from pipeline.chat.selection import why_unanswered
 from pipeline.commands.project import Project
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, MachineError
@@ -118,7 +119,9 @@ def main(
     applied = matching_adapters(path, chosen)
     named = applied[1:] if lora_of_model else applied  # the model's name says its own already
     alias = "+".join([f"{params.convert.name}-{model}", *(adapter.name for adapter in named)])
-    prompts = held_out_prompts(root / "data" / "final" / "test.jsonl", smoke_count) if smoke_count else []
+    held_out = root / "data" / "final" / "test.jsonl"
+    unanswered = why_unanswered(held_out) if smoke_count and held_out.exists() else None
+    prompts = held_out_prompts(held_out, smoke_count) if smoke_count and not unanswered else []
     log, tools = root / "logs" / f"serve-{model}.log", project.tools
     need_port(params.serve.port)  # before key and log are replaced: they may be those of a running server
     key_file = new_key(root)
@@ -135,6 +138,10 @@ def main(
         settings=params.serving,
     )
     with stopped_by_signals():
+        if unanswered:
+            with server():
+                print(f"{title}: it starts, and nothing was asked: {unanswered}")
+            return
         if prompts:
             with server() as running:
                 print(f"{title}: {judge(smoke(running, prompts), params.report.gate.min_stopped)}")

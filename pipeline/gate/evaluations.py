@@ -162,6 +162,8 @@ class Evaluation(Shape):
     generation_tok_s_spread: Number | None = None
     general: General | None = None
     harness: dict[str, dict[str, Any]] | None = None
+    # "task", "general" or "harness": why it was asked for and not measured
+    not_measured: dict[str, str] = Field(default_factory=dict)
     lora: Lora | None = None
     model: str
     answers_sha256: Sha256 | None = None

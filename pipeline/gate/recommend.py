@@ -108,6 +108,11 @@ def recommend(evidence: Evidence, room: Room, refused: Mapping[str, str]) -> Rec
         unknown = f"Whether {chosen.model} fits is not known: its KV cache was not measured."
         unsure = [] if memory[str(chosen.model)].known else [unknown]
         chosen = replace(chosen, warnings=(*beaten, *refusals, *unsure, *chosen.warnings))
+    reasons = [evaluation.not_measured.get("task") for evaluation in evidence.evaluations.values()]
+    unmeasured = next(filter(None, reasons), None)
+    if unmeasured is not None:
+        sentence = f"The task was not measured ({unmeasured}), so divergence decides."
+        chosen = replace(chosen, warnings=(*chosen.warnings, sentence))
     passed_over = passed_over_sentence(evidence.evaluations)
     if passed_over is not None:
         chosen = replace(chosen, warnings=(*chosen.warnings, passed_over))

@@ -112,7 +112,7 @@ def task_drop(model: str, against: str, evidence: Evidence, limit: float | None)
     unknown = f"The task drop of {model} was not measured"
     task, reference = evidence.task(model), evidence.task(against)
     if task is None and reference is None:
-        return rule.check("not measured", f"{unknown}: evaluate.scorers is empty.")
+        return rule.check("not measured", f"{unknown}: {_unasked(model, evidence.evaluations)}.")
     if task is None or reference is None:
         again = again if task is None else f"evaluate@{against}"
         return rule.missing(f"only one of {model} and {against} has a task score", again)
@@ -140,6 +140,9 @@ def stopped(model: str, compared: Comparison, evaluations: Evaluations, limit: f
         return None
     rule, task = Rule("stopped", limit), evaluations[model].task
     figure = task.stopped if task else None
+    unknown = f"Whether {model} ends its answers was not measured: {_unasked(model, evaluations)}."
+    if task is None and "task" in evaluations[model].not_measured:
+        return rule.check("not measured", unknown)
     if task is None and compared.served:
         # parity asks few questions, but an adapter that never ends a turn must not pass
         ends = compared.ends
@@ -165,8 +168,12 @@ def stopped(model: str, compared: Comparison, evaluations: Evaluations, limit: f
         return rule.missing(
             f"how many answers {model} ends by itself is not in its report", f"evaluate@{model}"
         )
-    unknown = f"Whether {model} ends its answers was not measured: evaluate.scorers is empty."
     return rule.check("not measured", unknown)
+
+
+def _unasked(model: str, evaluations: Evaluations) -> str:
+    """Return why no answer of `model` was scored."""
+    return evaluations[model].not_measured.get("task", "evaluate.scorers is empty")
 
 
 def forgetting(model: str, base: str, evidence: Evidence, limit: float | None) -> Check | None:
@@ -179,7 +186,8 @@ def forgetting(model: str, base: str, evidence: Evidence, limit: float | None) -
         return rule.check("not measured", f"{unknown}: evaluate.models does not name {base}.")
     before, after = evaluations[base].general, evaluations[model].general
     if before is None and after is None:
-        return rule.check("not measured", f"{unknown}: evaluate.general is none.")
+        why = evaluations[model].not_measured.get("general", "evaluate.general is none")
+        return rule.check("not measured", f"{unknown}: {why}.")
     if before is None or after is None:
         again = f"evaluate@{base if after else model}"
         return rule.missing(f"only one of {model} and {base} has a general ability", again)

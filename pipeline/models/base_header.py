@@ -172,8 +172,6 @@ def checked_header(file: Path) -> Header:
             f"{file} has scaled rotary positions, which transformers would drop in silence: take the "
             "Hugging Face folder of this model",
         )
-    if not metadata.tokenizer.chat_template:
-        raise DataError("Q-MODELS-006", f"{file} has no chat template: choose an instruct model as base")
     return header
 
 

@@ -55,6 +55,11 @@ def text_values(
         "version": __version__,
         "reference": product.reference(inputs.evaluations),
         "chosen": chosen,
+        "unmeasured": {
+            what: why
+            for evaluation in inputs.evaluations.values()
+            for what, why in evaluation.not_measured.items()
+        },
         "checks": list(inputs.parity.checks.values()),
         "architecture": ", ".join(architecture.architectures or [architecture.model_type]),
         "bundle": None,

@@ -315,16 +315,22 @@ def test_a_request_says_the_same_as_the_row(tokenizer: Any) -> None:
         # by config.model_type transformers picks, in silence, a class that cuts text by another rule
         ("config.json", {"model_type": "qwen2"}, "Q-CHAT-003"),
         ("tokenizer_config.json", {"eos_token": None}, "Q-CHAT-002"),
-        ("chat_template.jinja", None, "Q-CHAT-001"),
     ],
 )
 def test_a_folder_that_lacks_something_is_refused(
-    tmp_path: Path, file: str, changed: dict[str, Any] | None, problem: str
+    tmp_path: Path, file: str, changed: dict[str, Any], problem: str
 ) -> None:
     folder = with_config(smollm_folder(tmp_path / "model"))
-    if changed:
-        change_json(folder / file, **changed)
-    else:
-        (folder / file).unlink()
+    change_json(folder / file, **changed)
     with pytest.raises(DataError, match=problem):
         load_tokenizer(folder)
+
+
+def test_without_a_template_texts_are_encoded_and_chats_are_refused(tmp_path: Path) -> None:
+    folder = with_config(smollm_folder(tmp_path / "model"))
+    (folder / "chat_template.jinja").unlink()
+    bare = load_tokenizer(folder)
+    text = {"kind": "text", "messages": [], "segments": [{"text": "The Nile.", "train": True}]}
+    (_, encoded), (_, refused) = encode(bare, [text, {"messages": chat("a", "b")}])
+    assert isinstance(encoded, list) and encoded[0].ids[-1] == bare.eos_token_id
+    assert isinstance(refused, Unrenderable) and "no chat template" in str(refused)

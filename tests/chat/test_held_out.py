@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.chat.selection import answerable_rows, drawn, encoded_rows
+from pipeline.chat.selection import answerable_rows, drawn, encoded_rows, measured_in, why_unanswered
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
 
@@ -51,6 +51,18 @@ def test_calls_of_tools_make_room_for_answers_in_words(tmp_path: Path) -> None:
     write_rows(file, rows("calls", 5, ASK, CALL))
     with pytest.raises(DataError, match="Q-CHAT-004"):
         answerable_rows(file, 64, ["exact_match"])
+
+
+def test_texts_are_measured_where_there_is_no_chat(tmp_path: Path) -> None:
+    file, text = tmp_path / "test.jsonl", {"id": "t", "kind": "text", "messages": [], "segments": []}
+    write_rows(file, [text, *rows("a", 1, ASK, ANSWER)])
+    assert [row["id"] for row in measured_in(file)] == ["a:0"]
+    assert why_unanswered(file) is None
+    write_rows(file, [text])
+    assert [row["id"] for row in measured_in(file)] == ["t"]
+    assert "test.jsonl" in str(why_unanswered(file))
+    write_rows(file, [])
+    assert why_unanswered(file) is None
 
 
 def test_rows_longer_than_the_context_make_room_for_others(finished: Path, tmp_path: Path) -> None:

@@ -229,6 +229,16 @@ def test_what_was_not_asked_for_is_not_measured_and_refuses_nothing() -> None:
     assert open_ == {"task_drop", "stopped", "forgetting"}
 
 
+def test_texts_leave_what_needs_a_chat_unmeasured_and_each_rule_says_why() -> None:
+    why = {"task": "all are texts", "general": "the base has no chat template"}
+    bare = evaluation(None, right=None, not_measured=why)
+    others = {"F16": bare | {"kld_mean": 0.0}, "base-F16": bare}
+    verdict = judge(bare, evaluations=others, answers={"F16": [], "Q4_K_M": []})
+    for rule, reason in (("task_drop", "task"), ("stopped", "task"), ("forgetting", "general")):
+        found = finding(verdict, rule)
+        assert found.verdict == "not measured" and why[reason] in found.sentence
+
+
 @pytest.mark.parametrize(
     ("lacking", "rule"),
     [

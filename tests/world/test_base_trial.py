@@ -67,6 +67,8 @@ THOUGHTS = (
     "{{ '\n' if not m.reasoning_content }}</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
+CHAT = {"messages": [QUESTION, {"role": "assistant", "content": "The Nile."}]}
+PROSE = "It flows to the north, through a desert, and is longer than all others. " * 12
 REFUSED: dict[str, tuple[Bend, str, tuple[str, ...]]] = {
     # the header would be trained, and served as "assistant\n…"
     "no generation prompt": (loop(TURN), "Q-BASE-038", ("assistant", "add_generation_prompt")),
@@ -168,7 +170,7 @@ def run(folder: Path, root: Path, **keys: str) -> int:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_base_that_can_train_no_chat_is_refused_at_once(
+def test_a_base_that_can_train_no_chat_is_refused_with_the_first_chat(
     name: str, tools: Toolchain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bend, id, words = REFUSED[name]
@@ -176,12 +178,23 @@ def test_a_base_that_can_train_no_chat_is_refused_at_once(
     folder = qwen_folder(source, tools, WORDS) if id == "Q-BASE-040" else smollm_folder(source)
     bend(folder)
     (tmp_path / "project").mkdir()
-    assert run(with_weights(folder), tmp_path / "project") == 3
-    sentence = capsys.readouterr().err
-    assert id in sentence
+    project = tmp_path / "project"
+    if id == "Q-BASE-042":  # a date that can't be fixed is the base's fault, whatever is trained
+        assert run(with_weights(folder), project) == 3
+        assert not (project / "models/base").exists()
+        refusal = capsys.readouterr().err
+        assert id in refusal
+    else:
+        assert run(with_weights(folder), project) == 0, capsys.readouterr().err
+        raw = project / "data/raw"
+        raw.mkdir(parents=True)
+        (raw / "book.txt").write_text("\n\n".join(f"{n} {PROSE}" for n in range(4)), encoding="utf-8")
+        (raw / "chats.jsonl").write_text(json.dumps(CHAT) + "\n", encoding="utf-8")
+        assert main(["curate", "--root", str(project), "--params", str(project / "params.yaml")]) == 3
+        refusal = capsys.readouterr().err
+        assert "Q-CURATE-026" in refusal and "chats.jsonl:1" in refusal
     for word in words:
-        assert word in sentence
-    assert not (tmp_path / "project/models/base").exists()
+        assert word in refusal
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -75,7 +75,7 @@ def settings(params: Path | None, root: Path) -> Curate:
 def cleaner_of(settings: Curate, root: Path) -> "Cleaner":
     """Return the rules of stage curate below `root`, without those of a base that is not there yet."""
     from pipeline.stages.curate.clean import Cleaner
-    from pipeline.stages.curate.inputs import added_tokens, read_names
+    from pipeline.stages.curate.inputs import added_tokens, no_chats, read_names
 
     lineage, base = root / "models" / "base.json", root / "models" / "base"
     return Cleaner(
@@ -84,6 +84,7 @@ def cleaner_of(settings: Curate, root: Path) -> "Cleaner":
         base if base.is_dir() else None,
         read_names(root, settings),
         root / "data/guard",
+        no_chats(lineage) if lineage.exists() else None,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from pipeline.chat.selection import chats_in
+from pipeline.chat.selection import measured_in
 from pipeline.chat.tokens import encodable, load_tokenizer
 from pipeline.commands.quantization_check.adapters import (
     check_settings,
@@ -142,7 +142,7 @@ def token_rows(base: Path, held_out: Path, prompts: int) -> list[list[int]]:
         {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]}
         for ask, answer in BUILT_IN
     ]
-    for source in (chats_in(held_out) if held_out.is_file() else iter(()), iter(built_in)):
+    for source in (measured_in(held_out) if held_out.is_file() else iter(()), iter(built_in)):
         if rows := [row.ids for row in islice(encodable(tokenizer, source, LONGEST), prompts)]:
             return rows
     raise DataError(

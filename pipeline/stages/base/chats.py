@@ -1,39 +1,52 @@
-"""Check that chats can be trained on a folder's tokenizer and template.
+"""Check that a folder's tokenizer and template are sound, and whether chats can be trained on them.
 
 Both are foreign programs, so they are first tried in processes with limits. Nothing but small files is read,
 so it is known before the weights are fetched or copied.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.template import try_templates
 from pipeline.chat.tokenizer_file import try_tokenizer
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.chat.trial import need_trainable
+from pipeline.chat.trial import need_trainable, why_no_chats
 from pipeline.core.errors import DataError, QuenchError
 
 EARLY_BYTES = 1 << 30  # of weights
 
 
-def tried_tokenizer(folder: Path) -> tuple[Any, str | None]:
-    """Return the tokenizer of `folder`, and a sentence if a usual kind of chats can't be trained on it.
+@dataclass(frozen=True)
+class Tried:
+    """A tokenizer, with `no_chats`, a sentence if no chat can be trained on it and its template, only texts;
+    or with `note`, a sentence if that is so of a usual kind of chats.
+    """
 
-    Raises `DataError` if tokenizer or template is broken, takes too much, or can train no chat.
+    tokenizer: Any
+    no_chats: str | None = None
+    note: str | None = None
+
+
+def tried_tokenizer(folder: Path) -> Tried:
+    """Return the tokenizer of `folder`, and what can't be trained on it.
+
+    Raises `DataError` if tokenizer or template is broken, or takes too much.
     """
     try:
         try_tokenizer(folder)
         tokenizer = load_tokenizer(folder)
         named = tokenizer.chat_template
-        templates = named if isinstance(named, dict) else {"default": str(tokenizer.get_chat_template())}
-        need_compiled(templates, str(folder))
-        note = need_trainable(tokenizer, str(folder))
+        if named:
+            need_compiled(named if isinstance(named, dict) else {"default": str(named)}, str(folder))
+        no_chats = why_no_chats(tokenizer, str(folder))
+        note = None if no_chats else need_trainable(tokenizer, str(folder))
     except QuenchError:
         raise
     # untrusted files: the libraries raise what they stumble over
     except Exception as error:
         raise unreadable(folder, error) from error
-    return tokenizer, note
+    return Tried(tokenizer, no_chats, note)
 
 
 def try_early(folder: Path, weights: int) -> None:

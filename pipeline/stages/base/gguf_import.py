@@ -11,7 +11,6 @@ from typing import Any
 
 from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.chat.tokens import save_tokenizer
-from pipeline.chat.trial import need_trainable
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
 from pipeline.gguf.tensors import gguf_tensors
@@ -84,7 +83,7 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
 
 def load_tokenizer_of(file: Path, header: Header) -> Any:
     """The tokenizer of a GGUF with its template, or all by name, as transformers reads it. Raises `DataError`
-    if it can't, no end of turn is named, or no chat can be trained on it.
+    if it can't, or no end of turn is named.
     """
     from transformers import AutoTokenizer
 
@@ -93,14 +92,13 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
     templates = named_templates(header.fields)
     need_compiled(templates, str(file))
-    tokenizer.chat_template = templates if len(templates) > 1 else templates["default"]
+    tokenizer.chat_template = templates if len(templates) > 1 else templates.get("default")
     if tokenizer.eos_token_id is None:
         raise DataError(
             "Q-BASE-001",
             f"{file} names no end-of-turn token (tokenizer.ggml.eos_token_id): take another file of this "
             "model",
         )
-    need_trainable(tokenizer, str(file))
     return tokenizer
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.chat.tokens import template_of
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
@@ -64,14 +65,17 @@ def check_config(config: dict[str, Any], source: str) -> None:
 
 def examine(folder: Path) -> tuple[dict[str, Any], str | None]:
     """Return what the model in `folder` is, for `models/base.json`, and a sentence if a usual kind of chats
-    can't be trained on it. Raises `DataError` if its files disagree, or if no chat can be trained on it.
+    can't be trained on it. Raises `DataError` if its files disagree.
+
+    `no_chats` among the facts says why no chat can be trained on it, if that is so; texts can.
     """
     from transformers import AutoConfig, GenerationConfig
 
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
-    tokenizer, note = tried_tokenizer(folder)
-    template = str(tokenizer.get_chat_template())
+    tried = tried_tokenizer(folder)
+    tokenizer = tried.tokenizer
+    template = template_of(tokenizer)
     try:
         text_config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -108,7 +112,9 @@ def examine(folder: Path) -> tuple[dict[str, Any], str | None]:
         "parameters": parameters,
         "dtype": dtype,
     }
-    return facts, note
+    if tried.no_chats:
+        facts["no_chats"] = tried.no_chats
+    return facts, tried.note
 
 
 def need_sizes(config: Any) -> None:

@@ -166,10 +166,14 @@ def base(
         "files": files,
         "license": facts["license"] or (named if isinstance(named, str) else None),
     }
+    if "no_chats" in facts:  # the user knows the source, not the folder that it was examined in
+        facts["no_chats"] = facts["no_chats"].replace(str(aside), chosen.model)
     write_json(record, facts)
     remove(unfinished)
     if is_dated:
         print(f"base: its chat template prints the date: always {chosen.template_date} (base.template_date)")
+    if "no_chats" in facts:
+        print(f"base: only plain text can be trained on it, no chats: {facts['no_chats']}")
     if note:
         print(f"base: {note.replace(str(aside), chosen.model)}")
     print(

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import SPARE, chats_in, drawn
+from pipeline.chat.selection import SPARE, drawn, measured_in
 from pipeline.chat.tokens import Encoded, encodable, load_tokenizer
 from pipeline.config.budgets import parse_budget
 from pipeline.config.params import Params
@@ -96,20 +96,20 @@ def budget(text: str, files: Files, llama: Llama, *, serve: Serve, longest: int)
 
 
 def deciding_rows(tokenizer: Path, val: Path, longest: int) -> list[Encoded]:
-    """`ROWS` chats of the validation split that have at most `longest` tokens, one sequence
+    """`ROWS` chats (or texts) of the validation split that have at most `longest` tokens, one sequence
     of each. Raises `DataError` if there is none.
     """
     loaded = load_tokenizer(tokenizer)
     sequences: list[Encoded] = []
-    for row in drawn(chats_in(val), SPARE * ROWS):
+    for row in drawn(measured_in(val), SPARE * ROWS):
         sequences += islice(encodable(loaded, [row], longest), 1)
         if len(sequences) == ROWS:
             return sequences
     if not sequences:
         raise DataError(
             "Q-BUDGET-007",
-            f"{val} has no chats of at most {longest} tokens to choose a file by: add data, or raise "
-            "curate.val_fraction",
+            f"{val} has no chats or texts of at most {longest} tokens to choose a file by: add data, or "
+            "raise curate.val_fraction",
         )
     return sequences
 

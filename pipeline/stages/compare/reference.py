@@ -38,7 +38,7 @@ def write_reference(root: Path, rows: Path, ctx_size: int) -> None:
     prompts = [Prompt(row.ids, thinned(trained_positions(row))) for row in encoded]
     if not prompts:
         raise DataError(
-            "Q-COMPARE-006", f"{rows} has no chat whose answer can be compared: raise curate.test_fraction"
+            "Q-COMPARE-006", f"{rows} has no chat or text that can be compared: raise curate.test_fraction"
         )
     weights = adapter if has_weights(adapter) else None
     model = trained_model(base, weights, float32=True, settings_of=adapter)

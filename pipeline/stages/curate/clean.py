@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from pipeline.chat.rows import OTHERS, BadRow, Kind, Row, completed, row_id
 from pipeline.config.sections import Curate
+from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, dump_line
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
@@ -130,6 +131,7 @@ class Cleaner:
         base: Path | None,
         names: tuple[str, ...],
         guard: Path | None = None,
+        no_chats: str | None = None,
     ) -> None:
         self.settings = settings
         self.transforms = {
@@ -139,6 +141,8 @@ class Cleaner:
         self.length = Length(base, settings.max_tokens, settings.overlong, settings.cut)
         rules = {
             "markup": Markup(added_tokens or (), takes_ends="control_tokens" in settings.repair),
+            # behind the rule that makes chats of rendered ones, before those that ask the template
+            "base": None if no_chats is None else OnlyTexts(no_chats),
             "calls": ReadCalls(None if base is None else self.template),
             "nulls": drop_nulls,
             "normalize": normalize,
@@ -306,6 +310,23 @@ class Cleaner:
             done.changes.append(dump_line(entry))
             done.cleaning_stats.changed[change.rule] += 1
         done.cleaning_stats.rows_changed.update({change.rule for change in changes})
+
+
+@dataclass(frozen=True)
+class OnlyTexts:
+    """The rule for a base on which only texts can be trained; `why` says what it lacks."""
+
+    why: str
+
+    def __call__(self, row: Row, changes: Changes) -> Row:
+        """Return the row, which must be a text. Raises `DataError` for others, which need a template."""
+        if row["kind"] == "text":
+            return row
+        raise DataError(
+            "Q-CURATE-026",
+            f"{row['source']} in data/raw is a row of kind {row['kind']}, and only plain text can be trained "
+            f"on the base ({self.why}): choose an instruct model as base, or keep only text in data/raw",
+        )
 
 
 def of_several(rejected: Rejected, row: Stated) -> Rejected:

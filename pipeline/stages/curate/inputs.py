@@ -27,15 +27,16 @@ MAX_TEXT_BYTES = 1 << 28  # of one line
 
 def cleaner_arguments(
     root: Path, settings: Curate
-) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...], Path]:
+) -> tuple[Curate, tuple[str, ...], Path | None, tuple[str, ...], Path, str | None]:
     """What a `Cleaner` is made from in the project below `root`. Raises `DataError`."""
-    base = root / "models/base"
+    base, lineage = root / "models/base", root / "models/base.json"
     return (
         settings,
-        added_tokens(root / "models/base.json"),
+        added_tokens(lineage),
         base if base.is_dir() else None,
         read_names(root, settings),
         root / "data/guard",
+        no_chats(lineage),
     )
 
 
@@ -49,6 +50,12 @@ def added_tokens(lineage: Path) -> tuple[str, ...]:
             "Q-CURATE-003",
             f"{lineage} is missing or has no list added_tokens: run `python -m pipeline base` first",
         ) from None
+
+
+def no_chats(lineage: Path) -> str | None:
+    """Return why only texts can be trained on the base, by its `models/base.json`; None if chats can be."""
+    reason = json.loads(lineage.read_text(encoding="utf-8")).get("no_chats")
+    return None if reason is None else str(reason)
 
 
 def read_names(root: Path, settings: Curate) -> tuple[str, ...]:

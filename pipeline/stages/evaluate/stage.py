@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.selection import answerable_rows, encoded_rows
+from pipeline.chat.selection import answerable_rows, encoded_rows, why_unanswered
 from pipeline.chat.tokens import load_tokenizer, trained_positions
+from pipeline.chat.trial import why_no_chats
 from pipeline.config.levels import ModelName
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
@@ -47,8 +48,9 @@ def evaluate(
 
     An adapter is on the model everywhere; `bytes` counts both files. The model is loaded once in process and
     once in a server that is asked everything, besides the server that is measured. Without a merge divergence
-    is also given row by row. `seconds` among the figures is what each part took. Raises `DataError` if no
-    held-out row can be measured or a question file can't be used, `ToolError` if a tool fails.
+    is also given row by row. If the held-out rows are texts, nothing is asked, and `not_measured` says so.
+    `seconds` among the figures is what each part took. Raises `DataError` if no held-out row can be measured
+    or a question file can't be used, `ToolError` if a tool fails.
     """
     llama, settings, rows = find_llama(params.machine), params.evaluating, root / "data/final/test.jsonl"
     tools, seconds = llama.tools, dict[str, float]()
@@ -59,6 +61,9 @@ def evaluate(
         figures["bytes"] += figures["lora"]["bytes"]
     figures |= {"ctx_size": settings.ctx_size, "kv_cache_bytes": kv_cache_bytes(model, settings.ctx_size)}
     loaded = load_tokenizer(root / "models/adapter")
+    not_measured = why_not_measured(loaded, rows, settings)
+    if not_measured:
+        figures["not_measured"] = not_measured
     with open_gguf(llama, files, ctx_size=settings.ctx_size, rows=ROWS) as opened:
         with timed(seconds, "divergence"):
             measured = divergence_rows(loaded, rows, settings)
@@ -74,17 +79,41 @@ def evaluate(
                 )
         with timed(seconds, "general"):
             questions = load_questions(settings.general, root)
-            figures["general"] = general_ability(opened, loaded, questions) if questions else None
+            asked = bool(questions) and "general" not in not_measured
+            figures["general"] = general_ability(opened, loaded, questions) if asked else None
     with timed(seconds, "serving"):
         figures["serving"] = serving_figures(model, params.serving, tools, lora)
     with evaluated_server(model, settings, tools, lora, ROOM) as server:
         with timed(seconds, "speed"):
             figures |= speed(server)
         with timed(seconds, "task"):
-            figures["task"], answers = task(server, rows, root, settings, (lora or model).name)
+            answers = list[dict[str, Any]]()
+            figures["task"] = None
+            if "task" not in not_measured:
+                figures["task"], answers = task(server, rows, root, settings, (lora or model).name)
         with timed(seconds, "harness"):
-            figures["harness"] = harness(server, root, settings)
+            figures["harness"] = None if "harness" in not_measured else harness(server, root, settings)
     return figures | {"seconds": seconds}, answers
+
+
+def why_not_measured(tokenizer: Any, rows: Path, settings: Evaluate) -> dict[str, str]:
+    """Return why task, general ability or harness, if they are asked for, can't be measured. Empty if there
+    are held-out chats.
+
+    Texts ask nothing, and a base without a usable chat template can't be asked.
+    """
+    unanswered = why_unanswered(rows)
+    if unanswered is None:
+        return {}
+    reasons = {"task": unanswered} if settings.scorers else {}
+    no_chats = why_no_chats(tokenizer, "the base")
+    if no_chats is None:
+        return reasons
+    if settings.general != "none":
+        reasons["general"] = no_chats
+    if settings.harness:
+        reasons["harness"] = no_chats
+    return reasons
 
 
 @contextmanager
@@ -101,7 +130,7 @@ def divergence_rows(tokenizer: Any, rows: Path, settings: Evaluate) -> list[Prom
     if not encoded:
         raise DataError(
             "Q-EVALUATE-011",
-            f"no held-out chat of {rows} can be measured: raise curate.test_fraction",
+            f"no held-out chat or text of {rows} can be measured: raise curate.test_fraction",
         )
     return [Prompt(row.ids, trained_positions(row)) for row in encoded]
 
@@ -151,6 +180,8 @@ def main(params: Params, root: Path, model: str) -> None:
     write_json(
         root / f"reports/eval/{model}.json", {"model": model, "reference": reference} | hashes | figures
     )
+    for what, why in figures.get("not_measured", {}).items():
+        print(f"evaluate: {model}: {what} was not measured: {why}")
     for scorer, references in ((figures["task"] or {}).get("unscored") or {}).items():
         print(f"evaluate: {model}: {scorer} did not measure {references}")
     scored = (figures["task"] or {}).get("score")

@@ -100,7 +100,7 @@ def held_out(rows: Path, adapter: Path, context: int) -> list[Prompt]:
     if not prompts:
         raise DataError(
             "Q-MERGE-001",
-            f"{rows} has no chat that merge.base auto can measure: set it to 16-bit or nf4, or raise "
+            f"{rows} has no chat or text that merge.base auto can measure: set it to 16-bit or nf4, or raise "
             "curate.val_fraction",
         )
     return prompts

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.chat.tokens import Row, encodable
+from pipeline.chat.tokens import Row, chats, encodable
 from pipeline.config.sections import Depth, Parity
 from pipeline.core.checks import Check, Verdict
 from pipeline.core.errors import DataError, ToolError
@@ -104,8 +104,8 @@ def first_difference(ours: Any, theirs: Any) -> str:
 
 @dataclass(frozen=True)
 class Measure:
-    """What every parity check is measured with: the held-out chats, the limits, how llama.cpp is run, and a
-    folder for temporary files. `calling` are chats that hold tool calls.
+    """What every parity check is measured with: the held-out chats (or texts, where there is no chat), the
+    limits, how llama.cpp is run, and a folder for temporary files. `calling` are chats that hold tool calls.
     """
 
     rows: Sequence[Row]
@@ -115,13 +115,27 @@ class Measure:
     tensor_types: Mapping[str, str] = field(default_factory=dict)
     calling: Sequence[Row] = ()
 
+    @property
+    def chats(self) -> list[Row]:
+        """The rows that are chats."""
+        return list(chats(self.rows))
+
+    @property
+    def texts(self) -> list[str]:
+        """What the rows that are texts say."""
+        return [
+            "".join(segment["text"] for segment in row["segments"])
+            for row in self.rows
+            if row.get("kind") == "text"
+        ]
+
     def prompts(self, tokenizer: Any) -> list[Prompt]:
         """Held-out rows as tokens, and which next tokens are compared. Raises `DataError` for none."""
         encoded = list(islice(encodable(tokenizer, self.rows, CTX_SIZE), self.limits.rows))
         if not encoded:
             raise DataError(
                 "Q-PARITY-003",
-                f"no held-out chat can be rendered in {CTX_SIZE} tokens, so parity has no logits to "
+                f"no held-out chat or text can be rendered in {CTX_SIZE} tokens, so parity has no logits to "
                 "compare: look at reports/labels.json",
             )
         return [spread(row.ids) for row in encoded]

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.chat.trial import why_no_chats
 from pipeline.config.levels import ModelName, level_key
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import TUNED, Graph
+from pipeline.core.checks import Check
 from pipeline.core.publish import read_json
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import is_made
@@ -35,6 +37,7 @@ from pipeline.stages.parity.served_outputs import outputs
 from pipeline.stages.parity.unmerged_chain import BARE_TITLE, UnmergedChain, base_file, lora_weights
 
 NO_BASE = "no setting needs a GGUF of the untuned base: set parity.depth to full in params.yaml"
+NO_CHATS = "no held-out row is a chat, so nothing can be asked"
 LORA = {"outputs_lora": "Base GGUF with LoRA GGUF"}
 BEHAVIOR = {"behavior_answers_end": behavior.ENDS, "behavior_no_markers": behavior.MARKERS}
 TEXT = {"text_template": text.TITLE, "tokens_ids": tokens.IDS, "tokens_corpus": tokens.CORPUS}
@@ -200,13 +203,20 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
 
     def compare(checks: ParityChecks) -> ParityChecks:
         limits, llama = measure.limits, replace(measure.llama, n_gpu_layers=0)
-        with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
-            texts = text.served_texts(tokenizer, server, chosen(measure.rows, limits.conversations))
-            results = {
-                "text_template": text.template_text(texts, tokenizer, gguf),
-                "tokens_ids": tokens.token_ids(texts, tokenizer, server, gguf),
-            }
-        rendered = [compared.complete for compared in texts.compared if compared.conversation.held_out]
+        # a base that trains texts only needs no usable template: nothing is said about it then
+        no_chats = None if measure.chats else why_no_chats(tokenizer, "the base")
+        rendered = measure.texts
+        if no_chats:
+            unsaid = {key: TEXT[key] for key in ("text_template", "tokens_ids")}
+            results = {key: Check(title, "not measured", no_chats) for key, title in unsaid.items()}
+        else:
+            with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
+                texts = text.served_texts(tokenizer, server, chosen(measure.chats, limits.conversations))
+                results = {
+                    "text_template": text.template_text(texts, tokenizer, gguf),
+                    "tokens_ids": tokens.token_ids(texts, tokenizer, server, gguf),
+                }
+            rendered += [compared.complete for compared in texts.compared if compared.conversation.held_out]
         corpus = strings(tokenizer, rendered, limits.strings)
         return results | {"tokens_corpus": tokens.corpus_ids(corpus, tokenizer, gguf, llama.tools)}
 
@@ -233,4 +243,5 @@ def _behavior(models: list[Path], tokenizer: Any, measure: Measure, lora: Path |
         BEHAVIOR,
         lambda _: behavior.behavior_checks([ModelFiles(model, lora) for model in models], tokenizer, measure),
         "standard",
+        "" if measure.chats else NO_CHATS,
     )

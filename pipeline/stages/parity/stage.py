@@ -10,7 +10,7 @@ fails the run (exit code 5). Command: `python -m pipeline parity`
 from itertools import islice
 from pathlib import Path
 
-from pipeline.chat.selection import chats_in, drawn
+from pipeline.chat.selection import chats_in, drawn, measured_in
 from pipeline.config.params import Params
 from pipeline.core.checks import overall
 from pipeline.core.errors import DataError, GateError
@@ -28,11 +28,11 @@ CALLING_ROWS = 4  # for each of parity.rows; a row that is only read costs less 
 def measure_parity(params: Params, root: Path) -> ParityChecks:
     """Measure the files below `root` and write both reports, also if a check failed; the checks."""
     file = root / "data/final/test.jsonl"
-    rows = list(islice(chats_in(file), max(params.parity.conversations, params.parity.rows)))
+    rows = list(islice(measured_in(file), max(params.parity.conversations, params.parity.rows)))
     if not rows:
         raise DataError(
             "Q-PARITY-003",
-            f"{file} holds no chat, so parity has nothing to compare: raise curate.test_fraction",
+            f"{file} holds no chat and no text, so parity has nothing to compare: raise curate.test_fraction",
         )
     with scratch_folder(root / "models/.parity") as scratch:
         measure = Measure(

@@ -355,15 +355,13 @@ def test_what_is_refused_is_not_fetched(hub, bring, config, file, id):
 
 
 @pytest.mark.parametrize("source", ["hub", "folder"])
-def test_a_template_that_no_chat_can_be_trained_with_is_refused_before_the_weights(
-    hub, bring, folder, tmp_path, monkeypatch, source
-):
-    headless = b"{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+def test_a_broken_template_is_refused_before_the_weights(hub, bring, folder, tmp_path, monkeypatch, source):
+    broken = b"{% for m in messages %}{{ m.content }"
     monkeypatch.setattr("pipeline.stages.base.chats.EARLY_BYTES", 0)
     monkeypatch.setattr(shutil, "copyfileobj", lambda *_: pytest.fail("a file was copied"))
-    hub.files["chat_template.jinja"] = hub.listed["chat_template.jinja"] = headless
-    (folder / "chat_template.jinja").write_bytes(headless)
-    with pytest.raises(DataError, match="Q-BASE-038"):
+    hub.files["chat_template.jinja"] = hub.listed["chat_template.jinja"] = broken
+    (folder / "chat_template.jinja").write_bytes(broken)
+    with pytest.raises(DataError, match="Q-BASE-037"):
         bring(REPO, revision=COMMIT) if source == "hub" else bring(folder)
     assert "model.safetensors" not in {name for name, _ in hub.served}
 
@@ -410,7 +408,6 @@ def pickled(folder):
         (drop("model.safetensors"), "Q-BASE-006"),
         (drop("tokenizer.json"), "Q-BASE-007"),
         (drop("config.json"), "Q-BASE-007"),
-        (drop("chat_template.jinja"), "has no chat template"),
         (edit("config.json", model_type="its_own", auto_map={"AutoModel": "x.X"}), "Q-BASE-010.*auto_map"),
         (edit("config.json", model_type="vit"), "Q-BASE-010"),
         (edit("config.json", num_local_experts=8), "Q-MODELS-010"),
@@ -419,7 +416,6 @@ def pickled(folder):
         (edit("tokenizer_config.json", eos_token=None), "names no end-of-turn token"),
         (put("chat_template.jinja", b"{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"), "Q-CHAT-008"),
         (put("chat_template.jinja", b"{{ messages"), "Q-BASE-037"),
-        (put("chat_template.jinja", b"hello"), "Q-BASE-041"),
         (edit("tokenizer.json", normalizer=doubling(3, by=9999)), "Q-CHAT-009.*GB of memory"),
         (edit("tokenizer.json", normalizer=doubling(12)), "Q-CHAT-009"),
         (edit("tokenizer.json", normalizer=doubling(14, then=1000)), "Q-CHAT-009.*more than 5 s"),
@@ -467,6 +463,44 @@ def test_a_bent_folder_is_a_sentence_or_the_same_model(llama_folder, bring, tmp_
     assert tried > 280 // SHARE and accepted < tried / 2
 
 
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (drop("chat_template.jinja"), "has no chat template"),
+        (put("chat_template.jinja", b"hello"), "no chat can be trained on"),
+        (
+            put(
+                "chat_template.jinja",
+                b"{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}",
+            ),
+            "opens no answer",
+        ),
+    ],
+)
+def test_a_base_for_texts_alone_is_taken_and_says_why(folder, bring, capsys, spoil, why):
+    """Only stage curate knows whether there are chats."""
+    spoil(folder)
+    facts = bring(folder)
+    assert why in facts["no_chats"] and str(folder) in facts["no_chats"]
+    assert why in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"tokenizer__chat_template": None}, "has no chat template"),
+        ({"tokenizer__chat_template": "hello"}, "no chat can be trained on"),
+        ({"tokenizer__ggml__eos_token_id": 258}, "eos_token"),
+    ],
+)
+def test_a_gguf_for_texts_alone_is_taken_and_says_why(bring, tmp_path, changed, why):
+    assert why in bring(tiny.tiny_gguf(tmp_path / "tiny.gguf", **changed))["no_chats"]
+
+
+def test_a_base_for_chats_says_nothing_of_texts(folder, bring):
+    assert "no_chats" not in bring(folder)
+
+
 def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring, tmp_path):
     (folder / "generation_config.json").unlink()
     bring(folder)
@@ -480,7 +514,6 @@ def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"tokenizer__chat_template": None}, "Q-MODELS-006"),
         ({"split__count": 3}, "Q-MODELS-004"),
         ({"split__count": 3, "tokenizer__ggml__tokens": None}, "Q-MODELS-004"),  # not the first part
         ({"llama__expert_count": 8}, "Q-BASE-029"),  # a Mixtral
@@ -488,8 +521,6 @@ def test_a_missing_generation_config_is_written_from_the_tokenizer(folder, bring
         ({"llama__rope__scaling__type": "yarn"}, "Q-MODELS-005"),
         ({"tokenizer__ggml__eos_token_id": None}, "Q-BASE-001"),
         ({"tokenizer__chat_template": "{{ messages * 10**10 }}"}, "Q-CHAT-008"),
-        ({"tokenizer__chat_template": "hello"}, "Q-BASE-041"),
-        ({"tokenizer__ggml__eos_token_id": 258}, "Q-BASE-039.*eos_token_id to 260"),
         ({"llama__block_count": 2}, "Q-BASE-003"),
         ({"tensors": {"rope_freqs.weight": np.ones(4, np.float32)}}, "Q-MODELS-005"),
         ({"tensors": {"blk.0.attn_q.bias": np.ones(32, np.float32)}}, "Q-BASE-003.*18,720.*18,688"),

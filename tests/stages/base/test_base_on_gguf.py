@@ -83,6 +83,11 @@ def test_with_a_level_the_source_stays_beside_what_was_made_of_it(
     assert facts["dtype"] == "Q8_0" and facts["files"]["model.gguf"] != facts["files"]["source.gguf"]
 
 
+def test_a_file_without_a_chat_template_is_for_texts_alone(bring: Bring, tmp_path: Path) -> None:
+    file = tiny.tiny_gguf(tmp_path / "tiny.gguf", tokenizer__chat_template=None)
+    assert "has no chat template" in bring(file)["no_chats"]
+
+
 def test_the_same_source_gives_the_same_bytes(gguf_file: Path, bring: Bring) -> None:
     assert bring(gguf_file, "Q8_0") == bring(gguf_file, "Q8_0")
 
@@ -95,7 +100,6 @@ def test_a_gguf_called_mistral_has_the_window_that_llama_cpp_sees(bring: Bring, 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"tokenizer__chat_template": None}, "Q-MODELS-006"),
         ({"llama__expert_count": 8}, "Q-MODELS-029.*ffn_gate_inp"),  # no Mixtral
         ({"split__count": 3}, "Q-MODELS-004"),  # though its name says nothing of them
         ({"tensors": {"rope_freqs.weight": np.ones(4, np.float32)}}, "Q-MODELS-005"),

@@ -187,3 +187,15 @@ def test_short_documents_are_held_out_whole(tmp_path: Path) -> None:
     assert {"test"} in splits_of(project).values()
     assert "documents_divided" not in report["groups"]
     assert report["domains"].keys() == {"documents"}
+
+
+def test_on_a_base_for_texts_alone_texts_pass_and_a_chat_stops(tmp_path: Path) -> None:
+    project = Project(tmp_path, {"book.txt": PROSE.encode()})
+    (smollm_folder(tmp_path / "models/base") / "chat_template.jinja").unlink()
+    lineage = tmp_path / "models/base.json"
+    facts = json.loads(lineage.read_text(encoding="utf-8"))
+    lineage.write_text(json.dumps(facts | {"no_chats": "m has no chat template"}), encoding="utf-8")
+    assert project.run(max_tokens=100)["kinds"]["text"] > 1
+    (tmp_path / "data/raw/a.jsonl").write_bytes(lines(chat("two and two?", "four")))
+    with pytest.raises(DataError, match=r"Q-CURATE-026: a\.jsonl:1 .*m has no chat template"):
+        project.run(max_tokens=100)

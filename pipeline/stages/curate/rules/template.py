@@ -32,11 +32,14 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class ChatTemplate:
-    """The template in a Hugging Face folder. Raises `DataError` where there is none; `ValueError`, `OSError`
-    or jinja2's errors where it is broken.
+    """The template in a Hugging Face folder. Raises `ValueError`, `OSError` or jinja2's errors if it is
+    broken.
+
+    There may be none, for texts need none: then rendering raises `DataError`.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         file = folder / "special_tokens_map.json"
         named = (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}) | settings
@@ -52,6 +55,10 @@ class ChatTemplate:
         """A conversation's text, with an answer's opening if `prompt`. Raises `BadRow` if refused."""
         from jinja2 import TemplateError
 
+        if not self.templates:
+            raise DataError(
+                "Q-CHAT-001", f"{self.folder} has no chat template: choose an instruct model as base"
+            )
         template = self.templates["tool_use" if tools and "tool_use" in self.templates else "default"]
         turns = [
             {"thinking": turn["reasoning_content"], **turn} if "reasoning_content" in turn else turn
@@ -115,6 +122,4 @@ def _sources(folder: Path, named: object) -> dict[str, str]:
         return {"default": file.read_text(encoding="utf-8")}
     if isinstance(named, list):
         return {entry["name"]: entry["template"] for entry in named}
-    if not isinstance(named, str):
-        raise DataError("Q-CHAT-001", f"{folder} has no chat template: choose an instruct model as base")
-    return {"default": named}
+    return {"default": named} if isinstance(named, str) else {}

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.chat.rows import ANSWERED, Row
 from pipeline.chat.tokenizer_file import plain_tokenizer
-from pipeline.core.errors import DataError, QuenchError
+from pipeline.core.errors import DataError
 from pipeline.stages.curate.rules.shape import has_endless_marks
 from pipeline.stages.curate.rules.template import ChatTemplate
 
@@ -42,8 +42,6 @@ class TokenCounter:
         try:
             self.tokenizer = plain_tokenizer(folder)
             self.template = ChatTemplate(folder)
-        except QuenchError:  # there is no chat template
-            raise
         except Exception as error:  # tokenizers raises bare Exception on a broken file
             why = " ".join(str(error).split())[:200]
             raise DataError(
