@@ -113,7 +113,7 @@ def recorded(project: Path) -> Path:
         shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Snakefile", "dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copyfile(PROJECT / name, project / name)
-    for name in (".dvc", "data/guard", "data/evaluation"):
+    for name in (".dvc", "data/guard", "data/evaluation", "data/augmented"):
         (project / name).mkdir()
     shutil.copyfile(PROJECT / ".dvc/config", project / ".dvc/config")
     for words in (
