@@ -197,6 +197,15 @@ def is_unended(turn: dict[str, Any]) -> bool:
     return turn.get("cut") == "end"
 
 
+def calling_turns(row: Row) -> list[int]:
+    """Return the places of a chat's trained turns that call tools."""
+    return [
+        place
+        for place, turn in enumerate(row["messages"])
+        if turn.get("tool_calls") and turn.get("train") is not False
+    ]
+
+
 def completed(row: Row) -> list[dict[str, Any]]:
     """The turns of a row up to the answer that is wanted: the chosen one, what a checker expects."""
     expected = [{"role": "assistant", "content": row["answer"]}] if "answer" in row else []

@@ -18,7 +18,7 @@ from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import OTHERS, TRAINED, Row, completed, is_copy
+from pipeline.chat.rows import OTHERS, TRAINED, Row, calling_turns, completed, is_copy
 from pipeline.chat.tokens import Encoded, encodable
 from pipeline.config.scorers import TOOL_CALLS
 from pipeline.core.errors import DataError
@@ -131,19 +131,29 @@ def answerable_rows(rows: Path, count: int, scorers: Sequence[str]) -> list[Row]
 
 def endings(scorers: Sequence[str]) -> str:
     """Say what a chat must have for one of `scorers`."""
-    words = ["ends in an answer"] if set(scorers) - {TOOL_CALLS} else []
-    return " or ".join([*words, *(["calls a tool that it offers"] if TOOL_CALLS in scorers else [])])
+    words = []
+    if scores_words(scorers):
+        words.append("ends in an answer")
+    if TOOL_CALLS in scorers:
+        words.append("calls a tool that it offers")
+    return " or ".join(words)
+
+
+def scores_words(scorers: Sequence[str]) -> bool:
+    """Return True if one of `scorers` scores answers in words."""
+    return bool(set(scorers) - {TOOL_CALLS})
 
 
 def questions(chats: Iterable[Row], scorers: Sequence[str]) -> Iterator[Row]:
     """Each chat as it is asked: up to its last turn if that is in words and a scorer scores words, and up to
     the last turn that calls tools if `tool_calls` is among the scorers.
     """
-    scores_words = bool(set(scorers) - {TOOL_CALLS})
+    asks_words = scores_words(scorers)
     for row in chats:
-        if scores_words and is_answerable(row):
+        if asks_words and is_answerable(row):
             yield row
-        if TOOL_CALLS in scorers and (called := up_to_calls(row)):
+        called = up_to_calls(row) if TOOL_CALLS in scorers else None
+        if called:
             yield called
 
 
@@ -153,11 +163,7 @@ def up_to_calls(row: Row) -> Row | None:
     None if there is no such turn, or the row offers no tools: llama-server then reads no calls.
     """
     turns = row["messages"]
-    calling = [
-        place
-        for place, turn in enumerate(turns)
-        if place and turn.get("tool_calls") and turn.get("train") is not False
-    ]
+    calling = list(filter(None, calling_turns(row)))  # nothing is asked before the first turn
     if not calling or not row.get("tools"):
         return None
     end = calling[-1] + 1
@@ -165,6 +171,6 @@ def up_to_calls(row: Row) -> Row | None:
 
 
 def is_answerable(row: Row) -> bool:
-    """Whether a chat ends in what an assistant says in words, and all of it: a part is no reference."""
+    """Return True if a chat ends in an assistant's words, and in all of them: a part is no reference."""
     last = row["messages"][-1]
     return last["role"] == "assistant" and not last.get("tool_calls") and "cut" not in last

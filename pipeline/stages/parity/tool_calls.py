@@ -20,6 +20,7 @@ from typing import Any
 
 from pipeline.chat.prompts import read_only
 from pipeline.chat.rendering import Unrenderable, renderings
+from pipeline.chat.rows import calling_turns
 from pipeline.chat.template_probe import Message
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.core.checks import Check
@@ -80,14 +81,13 @@ class Compared:
 def called_turns(rows: Iterable[Row]) -> Iterator[CalledTurn]:
     """Each row up to each trained turn that calls tools."""
     for row in rows:
-        for place, turn in enumerate(row["messages"]):
-            if turn.get("tool_calls") and turn.get("train") is not False:
-                yield CalledTurn(row, row["messages"][: place + 1])
+        for place in calling_turns(row):
+            yield CalledTurn(row, row["messages"][: place + 1])
 
 
 def holds_calls(row: Row) -> bool:
     """Return True if a trained turn of the row calls tools."""
-    return next(called_turns([row]), None) is not None
+    return bool(calling_turns(row))
 
 
 def no_calls() -> Check:
@@ -114,11 +114,11 @@ def tool_calls(rows: Sequence[Row], tokenizer: Any, server: Server, gguf: Path) 
     checked = exact(TITLE, len(compared.differences), "turns", sentence, cause, WHAT)
     figures["against_schema"] = float(len(compared.against_schema))
     if checked.verdict == "pass" and compared.against_schema:
-        odd = (
+        remedy = (
             f"{len(compared.against_schema)} turns call a tool against its own schema, by which llama-server "
             f"reads what the chat template of {gguf.name} writes: correct the calls or tools of these rows."
         )
-        checked = replace(checked, verdict="warn", remedy=odd)
+        checked = replace(checked, verdict="warn", remedy=remedy)
     return replace(checked, figures=figures)
 
 
@@ -142,24 +142,24 @@ def compare(turn: CalledTurn, tokenizer: Any, server: Server, compared: Compared
     try:
         message = read(server, turn, said, tokenizer.eos_token_id)
     except ToolError as refusal:
-        found = refusal.sentence
+        reading = refusal.sentence
     else:
         made = made_calls(message)
         if equal_calls(expected, made):
             return
-        found = f"llama-server reads {_shown(made)}" if made else f"{NO_CALL}{message.get('content')!a}"
+        reading = f"llama-server reads {_shown(made)}" if made else f"{NO_CALL}{message.get('content')!a}"
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    follows = all(follows_schema(one, schemas) for one in expected)
+    follows = all(follows_schema(call, schemas) for call in expected)
     (compared.differences if follows else compared.against_schema).append(
-        f"{turn.name}: the row calls {_shown(expected)}, {one_line(found, SHOWN)}"
+        f"{turn.name}: the row calls {_shown(expected)}, {one_line(reading, SHOWN)}"
     )
 
 
-def follows_schema(one: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> bool:
+def follows_schema(call: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> bool:
     """Return True if a call is of an offered tool with the arguments that it requires, each of the schema's
     type; what is inside of lists and objects is not looked at.
     """
-    schema, arguments = schemas.get(one["name"]), one["arguments"]
+    schema, arguments = schemas.get(call["name"]), call["arguments"]
     if schema is None or not set(schema.get("required") or ()) <= arguments.keys():
         return False
     properties = schema.get("properties") or {}
@@ -181,7 +181,7 @@ def training_text(turn: CalledTurn, tokenizer: Any) -> tuple[str, int]:
     """
     *before, last = turn.turns
     tools = turn.row.get("tools")
-    if not trainable(tokenizer, Conversation([*before, last], tools)):
+    if not trainable(tokenizer, Conversation(list(turn.turns), tools)):
         raise Unrenderable("template_drops", "the chat template does not show the turns")
     (rendered,) = renderings(tokenizer, [*map(read_only, before), last], tools)
     start, end = rendered.spans[-1]
