@@ -104,7 +104,7 @@ def _without_ends_cut_off(tokenizer: Any, row: Row, encoded: Encoded, labels: li
     if not any(map(is_unended, turns)):
         return labels
     answer = -1
-    is_after = False  # an answer's cut end
+    is_after = False  # True behind an answer whose end was cut off, up to the end of its turn
     before = IGNORED
     for place, label in enumerate(encoded.labels):
         if label != IGNORED and before == IGNORED:

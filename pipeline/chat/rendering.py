@@ -136,7 +136,7 @@ def _rendered(
                 "template_rewrites",
                 f"the template renders turn {turn + 1} differently once more turns follow",
             )
-        # an answer whose end was cut off must not teach to stop there
+        # An answer whose end was cut off must not teach the model to stop there.
         last = messages[turn]["content"].strip() if is_unended(messages[turn]) else tokenizer.eos_token
         end = after.rfind(last)
         if end < len(before):

@@ -198,7 +198,7 @@ def _labeled(tokenizer: Any, rendered: Rendered, tools: Tools, encoding: Any) ->
             or encoding.token_to_chars(last)[1] > end
         ):
             raise Unrenderable("token_across_turns", "a token lies across the border of an assistant turn")
-        # the range of an answer whose end was cut off ends before
+        # the range of an answer whose end was cut off ends before its end of turn
         is_ended = rendered.text.endswith(tokenizer.eos_token, start, end)
         if is_ended and ids[last] != tokenizer.eos_token_id:
             raise Unrenderable(

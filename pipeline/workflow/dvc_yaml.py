@@ -174,6 +174,6 @@ def put_graph(root: Path, graph: Graph, *, cache_base: bool | None = None) -> bo
     if target.is_file() and target.read_bytes() == expected.encode():
         return False
     write_text(target, expected)
-    # DVC wants every folder that a stage names, and projects of before stage augment lack this one
+    # DVC wants every folder that a stage names, and projects that are older than stage augment lack this one
     (root / "data/augmented").mkdir(parents=True, exist_ok=True)
     return True

@@ -207,8 +207,9 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
         no_chats = None if measure.chats else why_no_chats(tokenizer, "the base")
         rendered = measure.texts
         if no_chats:
-            unsaid = {key: TEXT[key] for key in ("text_template", "tokens_ids")}
-            results = {key: Check(title, "not measured", no_chats) for key, title in unsaid.items()}
+            results = {
+                key: Check(TEXT[key], "not measured", no_chats) for key in ("text_template", "tokens_ids")
+            }
         else:
             with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
                 texts = text.served_texts(tokenizer, server, chosen(measure.chats, limits.conversations))
@@ -224,7 +225,7 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
 
 
 def _tool_calls(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
-    """What llama-server reads in the calls of rows; all files of a chain have one template and vocabulary."""
+    """Read the calls of rows as llama-server does; all files of a chain have one template and vocabulary."""
 
     def compare(checks: ParityChecks) -> ParityChecks:
         if not measure.calling:

@@ -175,7 +175,7 @@ def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, na
 
 
 def ended(messages: list[Any], learned: list[int]) -> int:
-    """How many of the turns end in an end of turn that is trained: all whose end was not cut off."""
+    """Count the turns that end in an end of turn that is trained: all whose end was not cut off."""
     return sum(not is_unended(messages[turn]) for turn in learned)
 
 
@@ -188,7 +188,7 @@ def with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
     if name.rpartition("#")[2].isdecimal() and "#" in name and not name.endswith("#1"):
         return name, pair, stretches, turns
     held = [turn for turn, message in enumerate(messages) if message.get("train") is False]
-    own = stretches
+    answers = stretches
     if held:
         stretches = [
             (not is_held, text) for is_held, text in of_turns(messages, row.get("tools"), held, base, name)
@@ -196,24 +196,25 @@ def with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
     else:
         stretches = [(True, text) for _, text in stretches]
     if any(map(is_unended, messages)):
-        stretches = _without_ends(stretches, _ends_cut_off(own, messages, base))
+        stretches = _without_ends(stretches, _ends_cut_off(answers, messages, base))
     return name, pair, stretches, ends_of(stretches, base)
 
 
 def _ends_cut_off(stretches: list[Stretch], messages: list[Any], base: Base) -> list[tuple[int, int]]:
     """The characters from the end of each answer whose end was cut off, to the end of its turn."""
     turns = [turn for turn in messages if turn["role"] == "assistant" and turn.get("train") is not False]
+    eos = base.tokenizer.eos_token
     places = []
-    place = answer = 0
+    start = answer = 0
     for trained, text in stretches:
-        place += len(text)
+        end = start + len(text)
         if trained:
             if is_unended(turns[answer]):
-                places.append((place, place))
+                places.append((end, end))
             answer += 1
-        elif places and places[-1] == (place - len(text), place - len(text)):
-            eos = base.tokenizer.eos_token
-            places[-1] = (place - len(text), place - len(text) + text.index(eos) + len(eos))
+        elif places and places[-1] == (start, start):
+            places[-1] = (start, start + text.index(eos) + len(eos))
+        start = end
     return places
 
 
