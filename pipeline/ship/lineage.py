@@ -80,11 +80,7 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
         read_record(root, f"{MERGED}/merge.json", MergeRecord, "merge")
     manifest = read_record(root, f"{TOKENS}/{NAME}", TokensManifest, "preprocess")
     _need(root, TOKENS, "preprocess", run.tokens_sha256, tree_hash(root / TOKENS), f"{ADAPTER}/run.json")
-    hashes = {}
-    for split, place in ROWS.items():
-        if not (root / place).is_file():
-            raise DataError("Q-SHIP-004", f"{root / place} is missing: {_back(place, 'curate')}")
-        hashes[split] = file_hash(root / place)
+    hashes = {split: _rows_hash(root, place, "curate") for split, place in ROWS.items()}
     for split in ("train", "val"):
         _need(
             root,
@@ -94,13 +90,11 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
             hashes[split],
             f"{TOKENS}/{NAME}",
         )
+    curated = {Path(place).name for place in ROWS.values()}
     for name, sha256 in manifest.rows.items():
-        place = f"{AUGMENTED}/{name}"
-        if name in (Path(final).name for final in ROWS.values()):
-            continue
-        if not (root / place).is_file():
-            raise DataError("Q-SHIP-004", f"{root / place} is missing: {_back(place, AUGMENT)}")
-        _need(root, place, AUGMENT, sha256, file_hash(root / place), f"{TOKENS}/{NAME}")
+        if name not in curated:
+            place = f"{AUGMENTED}/{name}"
+            _need(root, place, AUGMENT, sha256, _rows_hash(root, place, AUGMENT), f"{TOKENS}/{NAME}")
     measured = inputs.evaluations[model].rows_sha256
     if measured is None:
         raise DataError(
@@ -110,6 +104,13 @@ def need_records(root: Path, inputs: Inputs, model: str) -> dict[str, str]:
         )
     _need(root, ROWS["test"], "curate", measured, hashes["test"], f"reports/eval/{model}.json")
     return {f"{split} rows": sha256 for split, sha256 in hashes.items()}
+
+
+def _rows_hash(root: Path, place: str, stage: str) -> str:
+    """Return the sha256 of a file of rows. Raises `DataError` if it is missing."""
+    if not (root / place).is_file():
+        raise DataError("Q-SHIP-004", f"{root / place} is missing: {_back(place, stage)}")
+    return file_hash(root / place)
 
 
 def provenance_faults(
