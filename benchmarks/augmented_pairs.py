@@ -4,11 +4,11 @@ tells right, and the task's score, with them and without.
     python benchmarks/augmented_pairs.py BASE.gguf ROWS.jsonl [--rows 32] [--steps 8] [--folder FOLDER]
 
 BASE is imported and quantized to Q8_0, which trains (an adapter on the GGUF), is served, and writes the
-flawed answers itself. ROWS are short chats in any format that curation reads. The arms: the base as it is;
-`sft` on the drawn rows' own answers, without anything written; `dpo` on the same answers beside what was
-written. Each arm is trained with every seed for the same number of steps and answers the same held-out rows.
-What is done stays in FOLDER and is not done again. Prints a table; all figures are in
-FOLDER/augmented_pairs.json.
+flawed answers itself. ROWS are chats whose texts are keys of the row (prompt_completion, alpaca …); the short
+ones are taken. The arms: the base as it is; `sft` on the drawn rows' own answers, without anything written;
+`dpo` on the same answers beside what was written. Each arm is trained with every seed for the same number of
+steps and answers the same held-out rows. What is done stays in FOLDER and is not done again. Prints a table;
+all figures are in FOLDER/augmented_pairs.json.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def params(base: Path, method: str, seed: int, given: argparse.Namespace) -> dic
 
 
 def run(root: Path, stage: str) -> float:
-    """Run a stage in `root`; the seconds that it took."""
+    """Run a stage in `root`. Return the seconds that it took."""
     start = time.monotonic()
     command = [sys.executable, "-m", "pipeline", stage, "--root", str(root)]
     print(f"{root.name}: {stage}", file=sys.stderr, flush=True)
@@ -83,7 +83,7 @@ def write_settings(root: Path, settings: dict[str, Any]) -> None:
 
 
 def prepare(root: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Make the project with its rows, base and pairs; the seconds of its stages."""
+    """Make the project with its rows, base and pairs. Return the seconds of its stages."""
     for folder in ("guard", "evaluation", "distill", "raw", "augmented"):
         (root / "data" / folder).mkdir(parents=True, exist_ok=True)
     short = (
@@ -98,7 +98,7 @@ def prepare(root: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def same_answers(root: Path) -> None:
-    """Leave of training's rows those that pairs were written to: `sft` sees what `dpo` sees as chosen."""
+    """Keep only the training rows that pairs were written to: `sft` sees what `dpo` sees as chosen."""
     asked = {row["augmented"]["of"] for row in read_rows(root / "data/augmented/rejected-train.jsonl")}
     file = root / "data/final/train.jsonl"
     write_rows(file, [row for row in read_rows(file) if row["id"] in asked])
@@ -122,9 +122,7 @@ def train(root: Path, method: str, seed: int, given: argparse.Namespace) -> dict
         "seed": seed,
         "seconds": took,
         "train": {key: report[key] for key in keys if key in report},
-        "history": [json.loads(line) for line in (root / "reports/train.jsonl").read_text().splitlines()][
-            -2:
-        ],
+        "history": list(read_rows(root / "reports/train.jsonl"))[-2:],
         **measured(root, "adapter"),
     }
 
@@ -136,14 +134,15 @@ def main() -> None:
     options.add_argument("data", type=Path)
     options.add_argument("--rows", type=int, default=32, help="training rows with a flawed answer")
     options.add_argument("--raw-rows", type=int, default=400)
-    options.add_argument("--every", type=int, default=5, help="every how manyth short row is taken")
+    options.add_argument("--every", type=int, default=5, help="take one of so many short rows")
     options.add_argument("--task-rows", type=int, default=32)
     options.add_argument("--steps", type=int, default=8)
     options.add_argument("--rate", type=float, default=1e-4)
     options.add_argument("--threads", type=int, default=2, help="of llama.cpp; fewer where others work too")
     options.add_argument("--folder", type=Path, default=Path("augmented-pairs"))
     given = options.parse_args()
-    root, file = given.folder.resolve(), given.folder.resolve() / "augmented_pairs.json"
+    root = given.folder.resolve()
+    file = root / "augmented_pairs.json"
     figures: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     if "prepared" not in figures:
         figures["prepared"] = prepare(root, given)
@@ -151,13 +150,14 @@ def main() -> None:
         same_answers(root)
         write_json(file, figures)
     if "base" not in figures:
-        # an evaluation wants the adapter of a training, so the first arm is trained before
+        # An evaluation needs a trained adapter, so the first arm is trained before it.
         figures.setdefault("arms", {})[f"dpo-{SEEDS[0]}"] = train(root, "dpo", SEEDS[0], given)
         figures["base"] = measured(root, "base")
         write_json(file, figures)
     for method in ("dpo", "sft"):
         for seed in SEEDS:
-            if (name := f"{method}-{seed}") not in figures["arms"]:
+            name = f"{method}-{seed}"
+            if name not in figures["arms"]:
                 figures["arms"][name] = train(root, method, seed, given)
                 write_json(file, figures)
     print(table(figures))
@@ -184,8 +184,8 @@ def table(figures: dict[str, Any]) -> str:
 
 def accuracy(arm: dict[str, Any]) -> str:
     """Return the share of held-out pairs that a training told right, "" for one without pairs."""
-    found = next((line["accuracy"] for line in reversed(arm.get("history", [])) if "accuracy" in line), None)
-    return "" if found is None else f"{found:.2f}"
+    shares = [line["accuracy"] for line in arm.get("history", []) if "accuracy" in line]
+    return f"{shares[-1]:.2f}" if shares else ""
 
 
 if __name__ == "__main__":
