@@ -40,6 +40,17 @@ def asked(rows: list[Row]) -> list[str]:
     return [row["messages"][0]["content"] for row in rows]
 
 
+def check_sides(made: Project, suffix: str) -> None:
+    """Check that the rows of each of 59 lines are in one split; `suffix` is the pattern behind `~1`."""
+    splits = defaultdict(set)
+    for split in SPLITS:
+        for row in made.rows(split):
+            source = re.fullmatch(rf"a\.jsonl:(\d+)~[123]{suffix}", row["source"])
+            assert source
+            splits[int(source[1])].add(split)
+    assert [*map(len, splits.values())] == [1] * 59
+
+
 def test_a_function_makes_the_rows_and_says_why_there_is_none(tmp_path: Path) -> None:
     made = project(
         tmp_path, [{"nl": "List the files.", "bash": "ls"}, {"nl": "Nothing.", "bash": ""}, {"x": 1}]
@@ -72,13 +83,7 @@ def test_rows_of_one_line_have_their_ancestor_and_stay_on_one_side(processes: in
         test_fraction=0.3,
         source_weights={"*": 2.0},
     )
-    sides = defaultdict(set)
-    for split in SPLITS:
-        for row in made.rows(split):
-            found = re.fullmatch(r"a\.jsonl:(\d+)~[123](\*2)?", row["source"])
-            assert found
-            sides[int(found[1])].add(split)
-    assert [*map(len, sides.values())] == [1] * 59
+    check_sides(made, r"(\*2)?")
     assert report["rows_read"] == 59 and report["transform"]["rows_added"] == 118
     assert report["rules"][1] == {
         "rule": "transform",
@@ -104,13 +109,7 @@ def test_rows_of_one_line_stay_on_one_side_if_they_are_cut(tmp_path: Path) -> No
         val_fraction=0.2,
         test_fraction=0.3,
     )
-    sides = defaultdict(set)
-    for split in SPLITS:
-        for row in made.rows(split):
-            found = re.fullmatch(r"a\.jsonl:(\d+)~[123]#cut", row["source"])
-            assert found
-            sides[int(found[1])].add(split)
-    assert [*map(len, sides.values())] == [1] * 59
+    check_sides(made, "#cut")
 
 
 def test_one_of_several_rows_may_be_rejected(tmp_path: Path) -> None:
@@ -172,16 +171,27 @@ def f(row):
         ("def f(row):\n    return [row] * 10001\n", "it returned 10,001 rows"),
         (RANDOM, "something else when it was called again"),
         (COUNTS, "something else when it was called again"),
-        (ENDLESS, "it took longer than 0.5 s"),
     ],
 )
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_is_wrong_with_a_function_is_one_sentence(
-    code: str, words: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, words: str, processes: int, tmp_path: Path
 ) -> None:
-    if processes == 2 and code == ENDLESS:
-        pytest.skip("another process has the limit of 10 s")
+    check_sentence(code, words, processes, tmp_path)
+
+
+def test_a_function_that_does_not_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transform, "SECONDS", 0.5)
+    check_sentence(ENDLESS, "it took longer than 0.5 s", 1, tmp_path)
+
+
+@pytest.mark.slow
+def test_it_is_stopped_in_another_process_too(tmp_path: Path) -> None:
+    """Nothing that a test sets reaches that process, so this waits as long as a user would."""
+    check_sentence(ENDLESS, "it took longer than 10 s", 2, tmp_path)
+
+
+def check_sentence(code: str, words: str, processes: int, tmp_path: Path) -> None:
     made = project(tmp_path, [{"prompt": "2 + 2?", "completion": "4"}], code)
     with pytest.raises(DataError) as error:
         made.run(processes, transform="python:mine.py:f")
