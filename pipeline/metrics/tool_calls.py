@@ -93,15 +93,15 @@ def findings(row: Mapping[str, Any]) -> set[str]:
     readable = Counter(_keys(filter(_is_readable, made))) & extra
     # a call of the same name as a missing one is that call with other arguments
     renamed = _names(missing) & _names(extra)
-    found = {
+    holds = {
         "arguments": bool(renamed & _names(readable)),
         "missing": bool(_names(missing) - renamed),
         "extra": bool(_names(extra) - renamed),
         "invalid_json": not all(map(_is_readable, made)),
     }
     if not missing and not extra:
-        found["equal" if equal_calls(expected, made) else "order"] = True
-    return {name for name, holds in found.items() if holds}
+        holds["equal" if equal_calls(expected, made) else "order"] = True
+    return {name for name, is_so in holds.items() if is_so}
 
 
 def answer_text(text: str | None, calls: Iterable[Call] | None) -> str:

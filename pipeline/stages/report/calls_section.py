@@ -41,16 +41,22 @@ def said(answer: Answer) -> str:
     return answer_text(answer.answer, answer.calls)
 
 
-def _found(answer: Answer) -> set[str]:
+def _findings(answer: Answer) -> set[str]:
     return findings(answer.model_dump())
+
+
+def _words(answer: Answer) -> list[str]:
+    """Return the findings of an answer in words, in the order of the columns."""
+    names = _findings(answer)
+    return [words for name, words in FINDINGS.items() if name in names]
 
 
 def _interest(row: Sequence[Answer]) -> int:
     """Return 0 for a row that models differ on, 1 for one that all have wrong, 2 if all have it right."""
-    found = [frozenset(_found(answer)) for answer in row]
-    if len(set(found)) > 1:
+    different = {frozenset(_findings(answer)) for answer in row}
+    if len(different) > 1:
         return 0
-    return 2 if found[0] == {"equal"} else 1
+    return 2 if different == {frozenset({"equal"})} else 1
 
 
 def _example(models: Sequence[str], row: Sequence[Answer]) -> dict[str, Any]:
@@ -61,11 +67,7 @@ def _example(models: Sequence[str], row: Sequence[Answer]) -> dict[str, Any]:
         "prompt": clipped(str(first.prompt or ""), LONGEST),
         "expected": clipped(call_text(first.expected_calls or ()), LONGEST),
         "answers": [
-            (
-                model,
-                clipped(said(answer), LONGEST),
-                [FINDINGS[name] for name in FINDINGS if name in _found(answer)],
-            )
+            (model, clipped(said(answer), LONGEST), _words(answer))
             for model, answer in zip(models, row, strict=True)
         ],
     }
