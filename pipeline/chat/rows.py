@@ -8,7 +8,7 @@ it.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -215,6 +215,11 @@ def completed(row: Row) -> list[dict[str, Any]]:
 def is_copy(row: Row) -> bool:
     """True for a later copy of a row that curation repeats: its source ends in *2, *3 …"""
     return "*" in str(row.get("source", "")).rpartition(":")[2]
+
+
+def untrained_turns(turns: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return turns without their keys about training, as a model gets to see them."""
+    return [{key: value for key, value in turn.items() if key not in ABOUT_TRAINING} for turn in turns]
 
 
 def row_id(row: Row) -> str:

@@ -131,6 +131,15 @@ def to_line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def can_be_read(row: dict[str, Any]) -> bool:
+    """Return True if the line of a row can be read again: it holds no control character, for example."""
+    try:
+        parse_line(dump_line(row))
+    except BadLine:
+        return False
+    return True
+
+
 def dump_line(row: dict[str, Any]) -> bytes:
     """`to_line` without spaces, ten times as fast, for values from `parse_line` (NaN would become null)."""
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.chat.rows import ABOUT_TRAINING, completed
+from pipeline.chat.rows import completed, untrained_turns
 from pipeline.chat.selection import drawn, is_answerable
 from pipeline.chat.tokens import Row, chat_request
 from pipeline.config.products import ModelFiles
@@ -79,8 +79,7 @@ def _answerable(file: Path) -> Iterator[Row]:
 
 
 def _request(row: Row) -> str:
-    turns = [{key: turn[key] for key in turn if key not in ABOUT_TRAINING} for turn in row["messages"][:-1]]
-    return json_hash([turns, row.get("tools")])
+    return json_hash([untrained_turns(row["messages"][:-1]), row.get("tools")])
 
 
 def sampled_answers(

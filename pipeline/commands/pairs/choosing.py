@@ -2,15 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.chat.rows import ABOUT_TRAINING, other_references
+from pipeline.chat.rows import other_references, untrained_turns
 from pipeline.chat.tokens import Row
 from pipeline.config.sections import Evaluate
-from pipeline.core.jsonl import BadLine, dump_line, parse_line
+from pipeline.core.jsonl import can_be_read
 from pipeline.metrics.answers import score_answers
 from pipeline.metrics.refusals import is_refusal
 
@@ -51,21 +50,14 @@ def problem_of(answer: Mapping[str, Any]) -> str | None:
         "cut_off": not answer["stopped"],
         "empty": not answer["answer"].strip(),
         "not_measured": answer["score"] is None,
-        "unreadable": not _is_read(answer["turn"]),  # a control character, say
+        "unreadable": not can_be_read(answer["turn"]),  # a control character, say
     }
     return next((name for name, occurs in problems.items() if occurs), None)
 
 
-def _is_read(turn: Mapping[str, Any]) -> bool:
-    """Whether curate would read a line with this turn."""
-    with suppress(BadLine):
-        return bool(parse_line(dump_line(dict(turn))))
-    return False
-
-
 def own_answer(row: Row) -> dict[str, Any]:
     """Return the row's own answer as one that was sampled."""
-    turn = {key: value for key, value in row["messages"][-1].items() if key not in ABOUT_TRAINING}
+    (turn,) = untrained_turns(row["messages"][-1:])
     return {"turn": turn, "stopped": True, "calls": False}
 
 
@@ -79,21 +71,22 @@ def pair_of(
     preference, or why there is none.
     """
     usable = [answer for answer in answers if problem_of(answer) is None]
-    if reference is not None and (problem_of(reference) or not usable):
-        return "reference_not_measured" if problem_of(reference) else "no_answer"
-    if reference is None and len(usable) < 2:
-        return "fewer_than_two"
+    if reference is None:
+        if len(usable) < 2:
+            return "fewer_than_two"
+    elif problem_of(reference):
+        return "reference_not_measured"
+    elif not usable:
+        return "no_answer"
     best = reference or max(usable, key=lambda answer: answer["score"])
     worst = min(usable, key=lambda answer: answer["score"])
     gap = best["score"] - worst["score"]
-    if gap <= 0 or gap < min_gap:
-        return "all_equal" if gap <= 0 else "gap_too_small"
-    prompt = [
-        {key: value for key, value in turn.items() if key not in ABOUT_TRAINING}
-        for turn in row["messages"][:-1]
-    ]
+    if gap <= 0:
+        return "all_equal"
+    if gap < min_gap:
+        return "gap_too_small"
     return {
-        "prompt": prompt,
+        "prompt": untrained_turns(row["messages"][:-1]),
         "chosen": [best["turn"]],
         "rejected": [worst["turn"]],
         **({"tools": row["tools"]} if "tools" in row else {}),

@@ -16,7 +16,7 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from pipeline.chat.rows import ABOUT_TRAINING, Row, row_id
+from pipeline.chat.rows import Row, row_id, untrained_turns
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import dump_line
 from pipeline.stages.curate.clean import KINDS
@@ -92,14 +92,9 @@ def _answers(rows: Rows, candidates: NDArray[np.int64], decisions: Decisions) ->
     for index in candidates.tolist():
         row = rows.row(index)
         if row["messages"][-1].get("train", True):
-            request = [_plain(row["messages"][:-1]), row.get("tools"), int(decisions.split[index])]
+            request = [untrained_turns(row["messages"][:-1]), row.get("tools"), int(decisions.split[index])]
             key = xxhash.xxh3_64_intdigest(orjson.dumps(request, option=orjson.OPT_SORT_KEYS))
             yield key, row["reward"], index
-
-
-def _plain(turns: list[Row]) -> list[Row]:
-    """Turns of a prompt: none of them is learned."""
-    return [{key: value for key, value in turn.items() if key not in ABOUT_TRAINING} for turn in turns]
 
 
 def _pairs_of(candidates: NDArray, first: NDArray[np.int32], why: Counter[str]) -> Iterator[Pair]:
@@ -151,10 +146,10 @@ def _preference(chosen: Row, rejected: Row) -> Row:
         "source": f"{chosen['source']} > {rejected['source']}",
         "kind": "preference",
         "domain": chosen["domain"],
-        "messages": _plain(chosen["messages"][:-1]),
+        "messages": untrained_turns(chosen["messages"][:-1]),
         **({"tools": chosen["tools"]} if "tools" in chosen else {}),
-        "chosen": _plain(chosen["messages"][-1:]),
-        "rejected": _plain(rejected["messages"][-1:]),
+        "chosen": untrained_turns(chosen["messages"][-1:]),
+        "rejected": untrained_turns(rejected["messages"][-1:]),
     }
     return {"id": row_id(row), **row}
 
