@@ -17,9 +17,11 @@ def _check_address(text: str) -> str:
     """Return an address that a key and rows may be sent to: this machine's, or one over https."""
     try:
         parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
+        port = parts.port
     except ValueError:
-        host, port, parts = None, None, urlsplit("")
+        parts = urlsplit("")
+        port = None
+    host = parts.hostname
     if not host or port == 0 or parts.username is not None or parts.query or parts.fragment:
         raise ValueError(
             f"{quoted(text)} is not an address: write one like https://HOST/v1, without a key or a question "
@@ -68,7 +70,7 @@ class Augment(Section):
     seed: Seed = key(42, "another seed draws other rows and other texts")
 
     def problems(self) -> Iterator[str]:
-        """What is missing before anything can be written."""
+        """Yield what is missing before anything can be written."""
         if self.kinds and not self.model:
             yield (
                 "augment.kinds asks for rows and augment.model is null: name a GGUF file, or with "

@@ -1,4 +1,4 @@
-"""Why a written text is dropped, from the text and the row that it was written to."""
+"""Reasons to drop a written text, found from the text and the row that it was written to."""
 
 import re
 from collections.abc import Sequence
@@ -7,17 +7,18 @@ from typing import Any
 
 from pipeline.chat.rows import other_references
 from pipeline.config.sections import AugmentKind, Evaluate
-from pipeline.core.jsonl import BadLine, dump_line, parse_line
+from pipeline.core.jsonl import can_be_read
 from pipeline.metrics.answers import score_answers
 from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.text import rouge_l
-from pipeline.stages.augment.instructions import TEXTS, Call, asked_turns, question_place, right_answer
+from pipeline.stages.augment.instructions import TEXTS, Call, asked_turns, question_of, right_answer
 from pipeline.stages.augment.journal import Text
 
 NEAR = 0.9  # ROUGE-L of a question in other words with the question: above, nothing was said otherwise
 RIGHT = 0.9  # points from which a flawed answer is a right one
 LONG_ANSWER = 20  # characters of an answer that can't stand in a question by chance
-WORD, NUMBER = re.compile(r"\w+"), re.compile(r"\d+")
+WORD = re.compile(r"\w+")
+NUMBER = re.compile(r"\d+")
 OF_THE_TASK = re.compile(
     r"\b(?:right|wrong|correct|incorrect|flawed|vague|incomplete|another|original) answer\b", re.IGNORECASE
 )
@@ -54,7 +55,7 @@ def problem_of(kind: AugmentKind, call: Call, text: Text) -> str | None:
         return "cut_off"
     if not written:
         return "empty"
-    if not _is_readable(written):
+    if not can_be_read({"text": written}):
         return "unreadable"
     if _repeats(written, TEXTS[call.instruction]):
         return "repeats_instruction"
@@ -80,8 +81,7 @@ def _problem_of_answer(call: Call, written: str) -> str | None:
 
 
 def _problem_of_question(call: Call, written: str) -> str | None:
-    place = question_place(call.row)
-    question = str(call.row["messages"][place]["content"]) if place is not None else ""
+    question = question_of(call.row)
     if same_words(written, question) or _overlap(question, written) >= NEAR:
         return "near_copy"
     answer = right_answer(call.row).strip()
@@ -99,32 +99,28 @@ def _overlap(question: str, written: str) -> float:
         return 0.0
 
 
-def same_words(one: str, other: str) -> bool:
-    """Whether two texts differ in case, white space and punctuation only; of texts without words, at all."""
-    words = [WORD.findall(text.casefold()) for text in (one, other)]
-    if not any(words):
-        return one.strip() == other.strip()
+def same_words(first: str, second: str) -> bool:
+    """Return True if two texts differ in case, white space and punctuation only. Texts without words must be
+    equal.
+    """
+    first_words = WORD.findall(first.casefold())
+    second_words = WORD.findall(second.casefold())
+    if not first_words and not second_words:
+        return first.strip() == second.strip()
     # in code and commands, signs are what is said
-    return words[0] == words[1] and _signs(one) == _signs(other)
+    return first_words == second_words and _signs(first) == _signs(second)
 
 
 def _repeats(written: str, instruction: str) -> bool:
-    """Whether a text is nothing but words of the instruction, as small models write it."""
-    said, told = (" ".join(WORD.findall(text.casefold())) for text in (written, instruction))
-    return " " in said and f" {said} " in f" {told} "
+    """Return True if a text is nothing but words of the instruction, as small models write it."""
+    written_words = " ".join(WORD.findall(written.casefold()))
+    instruction_words = " ".join(WORD.findall(instruction.casefold()))
+    return " " in written_words and f" {written_words} " in f" {instruction_words} "
 
 
 def _signs(text: str) -> str:
     """Return the signs of a text that mean something, without those that end a sentence or quote it."""
     return re.sub(r"[\w\s.,;:!?\"'`´’“”*]", "", text)
-
-
-def _is_readable(written: str) -> bool:
-    try:
-        parse_line(dump_line({"text": written}))
-    except BadLine:
-        return False
-    return True
 
 
 def found_right(

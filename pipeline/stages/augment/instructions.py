@@ -1,4 +1,4 @@
-"""What the model that writes is told, for each kind of row and flaw, and which rows it is told about.
+"""Instructions for the model that writes, for each kind of row and flaw, and the rows that they are about.
 
 An instruction is named by what it asks for and its version ("rejected.vague/1"), and each written row has
 that name. Another wording is another version, and its texts are asked for again.
@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.chat.rows import ABOUT_TRAINING, ANSWERED, TURN_LISTS, Row, is_copy
+from pipeline.chat.rows import ANSWERED, TURN_LISTS, Row, is_copy, untrained_turns
 from pipeline.chat.selection import drawn, is_answerable
 from pipeline.chat.tokens import chat_request
 from pipeline.config.sections import Augment, AugmentKind
 from pipeline.core.jsonl import read_rows
 
-SPLITS = ("train", "val")
-WATCHED_PART, WATCHED = 4, 32  # of the rows asked about, a quarter more of val, and no more than this
+WRITTEN_SPLITS = ("train", "val")
+WATCHED_PART = 4  # rows of training for one more of val
+WATCHED = 32  # rows of val at most
 QUESTION = (
     "Say this message in other words, in its own language. Keep its meaning, and every number, name, path, "
     "command and quoted text as it is. Do not answer it. Write only the message in other words."
@@ -50,7 +51,7 @@ def calls_of(kind: AugmentKind, settings: Augment, final: Path) -> list[Call]:
     written to rows of val, so that what is learned of pairs can be watched.
     """
     calls = []
-    for split in SPLITS if kind == "rejected" else SPLITS[:1]:
+    for split in WRITTEN_SPLITS if kind == "rejected" else WRITTEN_SPLITS[:1]:
         wanted = settings.rows
         if split == "val":
             wanted = min(WATCHED, -(-settings.rows // WATCHED_PART))
@@ -61,8 +62,8 @@ def calls_of(kind: AugmentKind, settings: Augment, final: Path) -> list[Call]:
 
 
 def _is_whole(row: Row) -> bool:
-    """Whether a row is no later copy of one that curation repeats ("a.jsonl:7*2"), and nothing of it was cut
-    off: a cut answer is not one to learn from twice.
+    """Return True if a row is no later copy of one that curation repeats ("a.jsonl:7*2"), and nothing of it
+    was cut off: a cut answer is not one to learn from twice.
     """
     return not is_copy(row) and not any("cut" in turn for turns in TURN_LISTS for turn in row.get(turns, ()))
 
@@ -89,6 +90,12 @@ def question_place(row: Row) -> int | None:
     return place if row["messages"][place]["content"].strip() else None
 
 
+def question_of(row: Row) -> str:
+    """Return the text of that turn, "" if there is none."""
+    place = question_place(row)
+    return "" if place is None else str(row["messages"][place]["content"])
+
+
 def right_answer(row: Row) -> str:
     """Return the answer in words that a row gives, "" if it gives none."""
     if row["kind"] == "prompt":
@@ -99,11 +106,11 @@ def right_answer(row: Row) -> str:
 def asked_turns(row: Row) -> list[dict[str, Any]]:
     """Return the turns before a row's answer, as a conversation that is not trained."""
     turns = row["messages"][:-1] if row["kind"] in ANSWERED else row["messages"]
-    return [{key: value for key, value in turn.items() if key not in ABOUT_TRAINING} for turn in turns]
+    return untrained_turns(turns)
 
 
 def _is_rejectable(row: Row) -> bool:
-    """Whether a row has an answer in words, which its author doesn't call bad."""
+    """Return True if a row has an answer in words, which its author doesn't call bad."""
     if row["kind"] not in ("chat", "prompt") or question_place(row) is None:
         return False
     if row["kind"] == "chat" and (not is_answerable(row) or not row["messages"][-1].get("train", True)):
@@ -112,9 +119,7 @@ def _is_rejectable(row: Row) -> bool:
 
 
 def _question(row: Row, _: int) -> tuple[str, dict[str, Any]]:
-    place = question_place(row)
-    asked = row["messages"][place]["content"] if place is not None else ""
-    return "questions/1", _told(f"Message:\n{asked}", TEXTS["questions/1"])
+    return "questions/1", _told(f"Message:\n{question_of(row)}", TEXTS["questions/1"])
 
 
 def _rejected(row: Row, drawn_flaw: int) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What was written, kept as it comes: a line a text in `models/.augment/KIND/journal.jsonl`.
+"""Keep what was written, as it comes: a line a text in `models/.augment/KIND/journal.jsonl`.
 
 Every line is on the disk before the next text is asked for, so a kill loses the texts that are being written
 and no other. The journal stays when the stage is done: a run after a change of scorer asks for nothing again.
@@ -27,7 +27,8 @@ class Journal:
     """The texts of one kind, by the key of their call: its request and who writes."""
 
     def __init__(self, file: Path, writer: Mapping[str, Any]) -> None:
-        self.file, self.writer = file, writer
+        self.file = file
+        self.writer = writer
         self.texts = _read(file)
         self.lock = Lock()
 
@@ -73,7 +74,8 @@ class Journal:
 
     def _answer(self, ask: Ask, call: Call, file: BinaryIO) -> int:
         """Answer one call and keep the text, before the slot takes the next one; the tokens that it took."""
-        key, text = self.key(call), ask(call.request)
+        key = self.key(call)
+        text = ask(call.request)
         with self.lock:
             self.texts[key] = text | {"time": datetime.now(UTC).isoformat(timespec="seconds")}
             file.write(to_line({"call": key, **self.texts[key]}).encode())

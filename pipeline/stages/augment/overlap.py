@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.chat.rows import Row, texts
 from pipeline.config.sections import AugmentKind
 from pipeline.core.jsonl import read_rows
-from pipeline.stages.augment.instructions import Call, question_place
+from pipeline.stages.augment.instructions import Call, question_of
 
 WORDS = 13  # in a row that a training row may not share with one that is held out, as in curation
 SHINGLE = 3  # words
@@ -28,9 +28,10 @@ def shared(
 
     The rows are read one at a time; memory grows by the written texts only.
     """
-    runs, questions = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    runs = defaultdict[int, list[int]](list)  # places by the hash of a run
+    questions = defaultdict[int, list[int]](list)  # places by the hash of a shingle
     new = [_shingles(text, SHINGLE) for text in written]
-    own = [_shingles(_question(call.row), SHINGLE) for call in calls]
+    own = [_shingles(question_of(call.row), SHINGLE) for call in calls]
     for place, (call, text) in enumerate(zip(calls, written, strict=True)):
         own_runs = set[int]().union(*(_shingles(said, WORDS) for _, said in texts(call.row)))
         for run in _shingles(text, WORDS) - own_runs:
@@ -44,7 +45,7 @@ def shared(
         for place in {place for run in said for place in runs[run]}:
             if calls[place].split != split:
                 reasons[place] = "shared_with_held_out"
-        asked = _shingles(_question(row), SHINGLE)
+        asked = _shingles(question_of(row), SHINGLE)
         together = Counter(place for shingle in asked for place in questions.get(shingle, ()))
         for place, common in together.items():
             if calls[place].split == split or place in reasons:
@@ -61,13 +62,8 @@ def _rows(final: Path) -> Iterator[tuple[str, Row]]:
             yield split, row
 
 
-def _question(row: Row) -> str:
-    place = question_place(row)
-    return "" if place is None else str(row["messages"][place]["content"])
-
-
-def _alike(one: Shingles, other: Shingles) -> float:
-    return len(one & other) / len(one | other) if one or other else 0.0
+def _alike(first: Shingles, second: Shingles) -> float:
+    return len(first & second) / len(first | second) if first or second else 0.0
 
 
 def _shingles(text: str, length: int) -> Shingles:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.chat.rows import ABOUT_TRAINING, OTHERS, Row
+from pipeline.chat.rows import OTHERS, Row, untrained_turns
 from pipeline.config.params import Params
 from pipeline.config.sections import AugmentKind
 from pipeline.core.jsonl import read_rows, write_rows
 from pipeline.core.publish import read_json, remove
 from pipeline.stages.augment.filters import written_text
-from pipeline.stages.augment.instructions import SPLITS, Call, asked_turns, question_place
+from pipeline.stages.augment.instructions import WRITTEN_SPLITS, Call, asked_turns, question_place
 from pipeline.stages.augment.journal import Text
 from pipeline.subprojects.distill_rows import settings as rows_for_training
 from pipeline.subprojects.processes import changed_params, open_subproject, run_stage
@@ -32,7 +32,8 @@ class Curated(NamedTuple):
 
 def raw_row(kind: AugmentKind, call: Call, text: Text) -> dict[str, Any]:
     """Return the new row as a line of data/raw."""
-    row, more = call.row, {key: call.row[key] for key in KEPT if key in call.row}
+    row = call.row
+    more = {key: row[key] for key in KEPT if key in row}
     turn = text["turn"] | {"content": written_text(text)}
     if kind == "answers":
         return {"messages": [*asked_turns(row), turn], **more}
@@ -41,7 +42,7 @@ def raw_row(kind: AugmentKind, call: Call, text: Text) -> dict[str, Any]:
         more = {key: more[key] for key in ("tools", "domain") if key in more}
         return {
             "prompt": asked_turns(row),
-            "chosen": [{key: value for key, value in answer.items() if key not in ABOUT_TRAINING}],
+            "chosen": untrained_turns([answer]),
             "rejected": [_said(turn["content"])],
             **more,
         }
@@ -82,7 +83,8 @@ def curated(
     """Return `rows` after stage curate has run on them in the sub-project `project` (absolute); `origins` are
     the split and the origin of each. Raises what the stage ended with.
     """
-    data, base = root / "data", root / "models/base"
+    data = root / "data"
+    base = root / "models/base"
     curate = params.curate
     remove(project / "data/guard")  # links to what may be named no more
     write_rows(project / "data/raw/written.jsonl", map(dict, rows))
@@ -95,7 +97,7 @@ def curated(
     values = changed_params(params, {"curate": changes, "augment": {"kinds": []}})
     open_subproject(project, values, links)
     run_stage(project, "curate")
-    found: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    found: dict[str, list[Row]] = {split: [] for split in WRITTEN_SPLITS}
     for row in read_rows(project / "data/final/train.jsonl"):
         split, where = origins[_line(row["source"]) - 1]
         found[split].append(row | {"source": f"{where['prompt']} of {where['of']}", "augmented": dict(where)})

@@ -64,7 +64,8 @@ def main(params: Params, root: Path, item: str) -> None:
     """Run the stage for one kind on the files below `root`."""
     settings = params.augment
     kind = checked_kind(settings, item)
-    final, project = root / "data/final", root.resolve() / FOLDER / kind
+    final = root / "data/final"
+    project = root.resolve() / FOLDER / kind
     for split in SPLITS:
         if not (final / f"{split}.jsonl").is_file():
             raise absent(final / f"{split}.jsonl", root)
@@ -171,7 +172,8 @@ def repeated(pairs: Sequence[tuple[Call, Text]], others: Mapping[int, str]) -> d
     for place, (call, text) in enumerate(pairs):
         if place in others:
             continue
-        before, written = seen.setdefault(call.row["id"], []), written_text(text)
+        before = seen.setdefault(call.row["id"], [])
+        written = written_text(text)
         if any(same_words(written, other) for other in before):
             places[place] = "same_as_another"
         before.append(written)
@@ -187,12 +189,15 @@ def counts_of(sorted_texts: Sorted, rejected: Sequence[tuple[int, str]]) -> dict
 
 def nothing_left(kind: str, dropped: Mapping[str, int]) -> DataError:
     """Return the error of texts of which no row came."""
-    counts = ", ".join(f"{number:,} {words(reason)}" for reason, number in most(dropped))
     return DataError(
         "Q-AUGMENT-010",
-        f"no row of kind {kind} came of what the model wrote ({counts}), so nothing is written: take another "
-        f"augment.model, more augment.rows, or leave {kind} out of augment.kinds",
+        f"no row of kind {kind} came of what the model wrote ({_in_words(dropped)}), so nothing is written: "
+        f"take another augment.model, more augment.rows, or leave {kind} out of augment.kinds",
     )
+
+
+def _in_words(dropped: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {words(reason)}" for reason, number in most(dropped))
 
 
 def publish(root: Path, kind: str, result: Curated, sorted_texts: Sorted, report: Mapping[str, Any]) -> None:
@@ -201,16 +206,11 @@ def publish(root: Path, kind: str, result: Curated, sorted_texts: Sorted, report
         write_rows(root / f"data/augmented/{kind}-{split}.jsonl", rows)
     reports = root / "reports/augment"
     dropped = [
-        {"of": call.row["id"], "prompt": call.instruction, "number": call.number, "reason": reason}
-        | {"text": written_text(text)}
+        _dropped_entry(call, reason) | {"text": written_text(text)}
         for call, text, reason in sorted_texts.dropped
     ]
     # their texts stand in the rejects of the sub-project's curation, whose rules may be about secrets
-    dropped += [
-        {"of": call.row["id"], "prompt": call.instruction, "number": call.number, "reason": reason}
-        for line, reason in result.rejected
-        for call, _ in [sorted_texts.kept[line - 1]]
-    ]
+    dropped += [_dropped_entry(sorted_texts.kept[line - 1][0], reason) for line, reason in result.rejected]
     write_rows(reports / f"{kind}.dropped.jsonl", dropped)
     write_json(reports / f"{kind}.json", report)
     lines = {line for line, _ in result.rejected}
@@ -218,6 +218,10 @@ def publish(root: Path, kind: str, result: Curated, sorted_texts: Sorted, report
     examples = [example(call, text) for call, text in kept[:EXAMPLES]]
     examples += [example(call, text, reason) for call, text, reason in sorted_texts.dropped[:EXAMPLES]]
     write_text(reports / f"{kind}.html", render(report, examples))
+
+
+def _dropped_entry(call: Call, reason: str) -> dict[str, Any]:
+    return {"of": call.row["id"], "prompt": call.instruction, "number": call.number, "reason": reason}
 
 
 def example(call: Call, text: Text, reason: str | None = None) -> dict[str, Any]:
@@ -238,6 +242,5 @@ def sentence(report: Mapping[str, Any]) -> str:
     """Return the outcome in words."""
     rows = report["rows"]
     watched = f" and {rows['val']:,} for watching it" if rows.get("val") else ""
-    counts = ", ".join(f"{number:,} {words(reason)}" for reason, number in most(report["dropped"]))
-    dropped = f", dropped: {counts}" if counts else ""
+    dropped = f", dropped: {_in_words(report['dropped'])}" if report["dropped"] else ""
     return f"{plural(rows['train'], 'row')} of kind {report['kind']} for training{watched}{dropped}"

@@ -1,4 +1,4 @@
-"""Who writes: a GGUF in llama-server, or a model at an OpenAI-compatible address."""
+"""Writers of texts: a GGUF in llama-server, or a model at an OpenAI-compatible address."""
 
 import os
 import time
@@ -27,7 +27,8 @@ from pipeline.stages.augment.journal import Ask, Text
 WAITS = (1.0, 4.0, 16.0, 60.0)  # seconds before another try, where the address is busy or silent
 LONGEST_WAIT = 120.0  # that an address may ask for
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
-READ_SECONDS, CALL_SECONDS = 120.0, 600.0  # without a byte, and of one try
+READ_SECONDS = 120.0  # without a byte
+CALL_SECONDS = 600.0  # of one try
 MOST_BYTES = 16 << 20  # of a reply
 ROOM = 256  # tokens of the instruction and the template, beside the row
 
@@ -127,7 +128,8 @@ def _asked(client: httpx.Client, address: str, request: dict[str, Any], key: str
 
 def _sent(client: httpx.Client, address: str, request: dict[str, Any]) -> tuple[int, str, bytes]:
     """Return status, Retry-After and body of one try; a reply without end or of any size is broken off."""
-    end, body = time.monotonic() + CALL_SECONDS, bytearray()
+    end = time.monotonic() + CALL_SECONDS
+    body = bytearray()
     with client.stream("POST", address, json=request) as reply:
         for piece in reply.iter_bytes():
             body += piece
@@ -160,8 +162,10 @@ def text_of(reply: Any, who: str) -> Text:
     """Return what is kept of a chat completion. Raises `ToolError` if it is none."""
     try:
         choice = reply["choices"][0]
-        turn, usage = choice["message"], reply.get("usage") or {}
-        content, reasoning = turn.get("content") or "", turn.get("reasoning_content") or ""
+        turn = choice["message"]
+        usage = reply.get("usage") or {}
+        content = turn.get("content") or ""
+        reasoning = turn.get("reasoning_content") or ""
         if not isinstance(content, str) or not isinstance(reasoning, str):
             raise TypeError("the content is not text")
         content.encode()  # no half of a surrogate pair
