@@ -1,5 +1,5 @@
-"""Where data in data/raw comes from: `NAME.source.json` beside the folder or file NAME, written by `quench
-data get`. It holds no rows.
+"""Records of where data in data/raw comes from: `NAME.source.json` beside the folder or file NAME, written by
+`quench data get`. A record holds no rows.
 """
 
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 SUFFIX = ".source.json"
-KEYS = ("address", "files")  # which tell a record from a user's own file of such a name
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ def record_path(target: Path) -> Path:
 def read_source(path: Path) -> Source | None:
     """Return a record; None if it is missing or no record."""
     try:
-        value = json.loads(path.read_bytes())
-        return Source(**value)
+        return Source(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 

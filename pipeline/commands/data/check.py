@@ -1,5 +1,5 @@
-"""Can every row of these files be used? For CI: reads and cleans like stage curate. Writes nothing, unless it
-is asked to put a mapping of other names into params.yaml.
+"""Check that every row of these files can be used. For CI: reads and cleans like stage curate. Writes
+nothing, unless it is asked to put a mapping of other names into params.yaml.
 
 quench data check data/raw
 """
@@ -107,7 +107,7 @@ def _line(entry: dict[str, Any], rows: int) -> str:
 
 @dataclass
 class Options:
-    """What is shown, and whether a mapping is written."""
+    """Options of what is shown, and of a mapping that is written."""
 
     everything: bool = False  # every row
     as_json: bool = False
@@ -117,7 +117,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What was found in all files."""
+    """Counts and sentences on all files."""
 
     tally: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
@@ -147,9 +147,9 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], options: Option
         print(*sentences(found.proposed, cleaner.redactor.scrub), sep="\n")
     if not options.write or not found.proposed:
         return code
-    told = write(params or root / "params.yaml", root / "data/raw", found.proposed, options.guess)
+    told, is_written = write(params or root / "params.yaml", root / "data/raw", found.proposed, options.guess)
     print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
-    if not any("written to" in sentence for sentence in told):
+    if not is_written:
         return code
     print("check: read again with what is written", file=out)
     return _check(params, root, paths, Options(as_json=options.as_json))[0]
@@ -173,7 +173,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Out
     """Print what is wrong with the rows of one file, and note what was found."""
     entries = file.entries(cleaner, found.tally, found.notes)
     one_by_one = options.everything or options.as_json
-    for entry, rows in ((entry, 1) for entry in entries) if one_by_one else grouped(entries):
+    counted = ((entry, 1) for entry in entries) if one_by_one else grouped(entries)
+    for entry, rows in counted:
         found.lines += 1
         if options.as_json:
             print(json.dumps(entry, ensure_ascii=False))
@@ -195,8 +196,9 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Out
 
 def _print_summary(found: Outcome, options: Options) -> None:
     out = sys.stderr if options.as_json else sys.stdout  # what a machine reads stays clean
-    more = len(found.readings) - READINGS
-    readings = [*found.readings[:READINGS], *([f"… and {more:,} more files"] if more > 0 else [])]
+    readings = found.readings[:READINGS]
+    if len(found.readings) > READINGS:
+        readings.append(f"… and {len(found.readings) - READINGS:,} more files")
     told = [*readings, *found.faults, *_stats(found.tally, found.notes)]
     print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
     rejected = found.reasons.total()

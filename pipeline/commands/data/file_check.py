@@ -1,5 +1,5 @@
-"""What `quench data check` finds in one file: the rows that can't be used, what the others are read as, and a
-sample of those that fit no format.
+"""Check one file for `quench data check`: find the rows that can't be used, what the others are read as, and
+a sample of those that fit no format.
 """
 
 from collections import Counter
@@ -18,8 +18,10 @@ from pipeline.stages.curate.reading.files import document_style, refusal
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner, CleaningStats
 
-SAMPLE, SAMPLE_BYTES = 200, 8 << 20  # rows of which a mapping is guessed, and their size
-KEYS_SHOWN, KEY_SHOWN = 8, 40  # of rows that fit no format, and characters of each
+SAMPLE = 200  # rows of which a mapping is guessed
+SAMPLE_BYTES = 8 << 20  # of these rows
+KEYS_SHOWN = 8  # keys of rows that fit no format
+KEY_SHOWN = 40  # characters of such a key
 UNMAPPED = "unknown_format"
 TABLES = frozenset((".csv", ".tsv", ".xlsx"))
 EMPTY = "is missing or empty"  # in the detail of a row that lacks only an answer, say
@@ -73,7 +75,8 @@ class FileCheck:
             for entry in self._read(line, cleaner, stats, tally):
                 self.reasons[entry["reason"]] += 1
                 yield entry | {"file": self.shown}
-        self.formats, self.mapped = stats.formats, stats.mapped
+        self.formats = stats.formats
+        self.mapped = stats.mapped
         tally["lines"] += self.lines
         tally["usable"] += self.usable
         tally.update(self.kinds)
@@ -110,13 +113,19 @@ class FileCheck:
     def lacks_names(self) -> bool:
         """Return True for a table whose first line seems to be a row, by which no mapping is guessed."""
         is_table = bool(TABLES.intersection(suffix.lower() for suffix in self.path.suffixes))
-        return is_table and are_values(list(dict.fromkeys(key for row in self.unread for key in row)))
+        return is_table and are_values(self._keys())
 
-    def keys(self, cleaner: "Cleaner") -> str:
-        """Name the keys of the rows that fit no format."""
-        keys = list(dict.fromkeys(key for row in self.unread for key in row))
-        more = [f"{len(keys) - KEYS_SHOWN} more"] if len(keys) > KEYS_SHOWN else []
-        return listed([*(cleaner.scrubbed(one_line(key, KEY_SHOWN)) for key in keys[:KEYS_SHOWN]), *more])
+    def _keys(self) -> list[str]:
+        """Return the keys of the rows that fit no format."""
+        return list(dict.fromkeys(key for row in self.unread for key in row))
+
+    def _named_keys(self, cleaner: "Cleaner") -> str:
+        """Name these keys."""
+        keys = self._keys()
+        shown = [cleaner.scrubbed(one_line(key, KEY_SHOWN)) for key in keys[:KEYS_SHOWN]]
+        if len(keys) > KEYS_SHOWN:
+            shown.append(f"{len(keys) - KEYS_SHOWN} more")
+        return listed(shown)
 
     def reading(self) -> str:
         """Say what the usable rows are read as; "" if there are none."""
@@ -139,14 +148,17 @@ class FileCheck:
         """Say in one line that rows fit no format, and which keys they have."""
         rows = self.reasons[UNMAPPED]
         says_more = not self.unread or (EMPTY in entry["detail"] and self.proposal is None)
-        keys = one_line(entry["detail"], 300) if says_more else f"they have the keys {self.keys(cleaner)}"
-        keys += self._rows_inside(cleaner)
+        if says_more:
+            why = one_line(entry["detail"], 300)
+        else:
+            why = f"they have the keys {self._named_keys(cleaner)}"
+        why += self._rows_inside(cleaner)
         if self.lacks_names:
-            keys += ": if the first line is a row, write a line of names above it"
+            why += ": if the first line is a row, write a line of names above it"
         if rows == self.lines:
-            return f"{self.shown}: none of {plural(rows, 'row')} can be read; {keys}"
+            return f"{self.shown}: none of {plural(rows, 'row')} can be read; {why}"
         place = f"{self.shown}:{entry['line']}"
-        return f"{place}: {UNMAPPED}: {rows:,} of {plural(self.lines, 'row')} can't be read; {keys}"
+        return f"{place}: {UNMAPPED}: {rows:,} of {plural(self.lines, 'row')} can't be read; {why}"
 
 
 def _may_be_mapped(entry: Mapping[str, Any]) -> bool:

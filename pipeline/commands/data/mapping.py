@@ -32,7 +32,7 @@ class Proposed:
         return glob.escape(self.file.name)
 
     def as_dict(self, scrub: Scrub) -> dict[str, Any]:
-        """What `--json` prints; docs/data-formats.md describes it."""
+        """Return what `--json` prints; docs/data-formats.md describes it."""
         first, *others = self.proposal.guesses
         return {
             "file": self.file.shown,
@@ -98,8 +98,9 @@ def _said(row: Row, scrub: Scrub) -> Iterator[tuple[str, str]]:
         yield "answer", one_line(scrub(row["answer"]), SHOWN)
 
 
-def write(file: Path, raw: Path, proposed: Iterable[Proposed], choice: int | None) -> list[str]:
-    """Put the proposals into a `params.yaml`, before the mappings that it has; a sentence on each.
+def write(file: Path, raw: Path, proposed: Iterable[Proposed], choice: int | None) -> tuple[list[str], bool]:
+    """Put the proposals into a `params.yaml`, before the mappings that it has. Return sentences on them, and
+    True if any is written.
 
     Raises `ConfigError` if there is no such file. A guess that is not sure is written only if it is chosen.
     """
@@ -113,16 +114,17 @@ def write(file: Path, raw: Path, proposed: Iterable[Proposed], choice: int | Non
         )
     new: dict[str, Mapping[str, Any]] = {}
     told = []
-    for one in proposed:
-        if not one.proposal.is_sure and choice is None:
-            told.append(f"nothing is written for {one.file.shown}: add --guess 1 or --guess 2")
+    for mapping in proposed:
+        checked = mapping.file
+        number = 1 if mapping.proposal.is_sure else choice
+        if number is None:
+            told.append(f"nothing is written for {checked.shown}: add --guess 1 or --guess 2")
             continue
-        number = min((choice or 1) if not one.proposal.is_sure else 1, len(one.proposal.guesses))
-        new[one.glob] = one.proposal.guesses[number - 1].fields
-        if not one.file.path.resolve().is_relative_to(raw.resolve()):
-            told.append(f"curate reads {one.file.name} below {safe(str(raw))}: put {one.file.shown} there")
+        new[mapping.glob] = mapping.proposal.guesses[number - 1].fields
+        if not checked.path.resolve().is_relative_to(raw.resolve()):
+            told.append(f"curate reads {checked.name} below {safe(str(raw))}: put {checked.shown} there")
     if new:
         kept = {name: fields for name, fields in load_params(file).curate.fields.items() if name not in new}
         override(file, {FIELDS: {**new, **kept}})
         told.insert(0, f"{plural(len(new), 'mapping')} written to curate.fields in {safe(str(file))}")
-    return told
+    return told, bool(new)

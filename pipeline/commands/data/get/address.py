@@ -1,4 +1,4 @@
-"""What an address names: a data set of the hub, or a file of a web server or an S3 store."""
+"""Parse an address, which names a data set of the hub, or a file of a web server or an S3 store."""
 
 import os
 import re
@@ -32,16 +32,11 @@ def parsed_address(address: str) -> OnHub | Url:
         return OnHub(match[1], match[2])
     scheme = address.partition("://")[0]
     if scheme not in ("http", "https", "s3"):
-        is_here = Path(address).exists()
-        raise ConfigError(
-            "Q-GET-001",
-            f"{safe(address)} is {'a file of this machine' if is_here else 'no address'}: "
-            + (
-                "copy it into data/raw"
-                if is_here
-                else "write OWNER/NAME, OWNER/NAME@COMMIT, https://… or s3://…"
-            ),
-        )
+        if Path(address).exists():
+            why = "a file of this machine: copy it into data/raw"
+        else:
+            why = "no address: write OWNER/NAME, OWNER/NAME@COMMIT, https://… or s3://…"
+        raise ConfigError("Q-GET-001", f"{safe(address)} is {why}")
     url = urlsplit(address)
     if url.hostname in (*HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname):
         if page := PAGE.fullmatch(url.path):

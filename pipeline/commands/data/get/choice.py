@@ -1,11 +1,12 @@
-"""Which files of a data set's repository are fetched: those of one config and split, as `datasets` finds
-them, by the card's `configs` or else by the files' names.
+"""Choose the files of a data set's repository that are fetched: those of one config and split, as `datasets`
+finds them, by the card's `configs` or else by the files' names.
 """
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -52,28 +53,28 @@ class Repository:
             self._need_no_script()
             self._need_folder(folder)
         splits = self._splits(settings.get("data_files"), folder)
-        found = {name: self._readable(files) for name, files in splits.items()}
-        found = {name: files for name, files in found.items() if files}
-        if not found:
+        readable = {name: self._readable(files) for name, files in splits.items()}
+        readable = {name: files for name, files in readable.items() if files}
+        if not readable:
             kinds = Counter(PurePosixPath(name).suffix or name for name in self.files)
             raise DataError(
                 "Q-GET-005",
                 f"{self.name} has no file that is read (it has {_some([*kinds])}): only {READ} are; ask for "
                 f"the hub's own Parquet of it, {self.name}@refs/convert/parquet",
             )
-        if split != ALL and split not in found:
+        if split != ALL and split not in readable:
             raise ConfigError(
                 "Q-GET-006",
-                f"{self.name} has no split {safe(split)!r}: name one of {_some([*found])} with --split, or "
-                f"{ALL}",
+                f"{self.name} has no split {safe(split)!r}: name one of {_some([*readable])} with --split, "
+                f"or {ALL}",
             )
-        files = found[split] if split != ALL else [file for each in found.values() for file in each]
+        files = readable[split] if split != ALL else [*chain.from_iterable(readable.values())]
         return Choice(chosen, split, sorted(set(files)), sorted(settings.keys() - USED))
 
     def _configs(self) -> dict[str, dict[str, Any]]:
         """Return the configs that the card describes, by name."""
         listed = self.card.get("configs")
-        if not listed or (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
+        if not listed or (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
             return {}
         from datasets.utils.metadata import MetadataConfigs
 

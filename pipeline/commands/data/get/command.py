@@ -30,7 +30,7 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Options:
-    """What of a data set is fetched, and its name below data/raw."""
+    """The part of a data set that is fetched, and its name below data/raw."""
 
     config: str | None = None
     split: str | None = None
@@ -142,17 +142,19 @@ def _publish(target: Path, source: Source, arrived: Mapping[str, Path]) -> None:
         name: {"sha256": file_hash(path), "bytes": path.stat().st_size} for name, path in arrived.items()
     }
     known = read_source(record)
-    if known and known.is_same(source) and known.files.keys() == files.keys() and known.files != files:
+    if known and not known.is_same(source):
+        known = None
+    if known and known.files.keys() == files.keys() and known.files != files:
         raise DataError(
             "Q-GET-017",
             f"{source.address} gives other bytes than {record} has: take that file away if the data was "
             "meant to change",
         )
     whole = replace(source, files=files, fetched=datetime.now(UTC).isoformat(timespec="seconds"))
-    write_json(
-        record,
-        known.as_dict() if known and known.is_same(whole) and known.files == files else whole.as_dict(),
-    )
+    if known and known.files == files:
+        write_json(record, known.as_dict())
+    else:
+        write_json(record, whole.as_dict())
     with publishing(target) as aside:
         if source.revision is None:
             (part,) = arrived.values()

@@ -127,7 +127,7 @@ def fetch_set(found: HubSet, config: str | None, split: str, cache: Path) -> Sou
 
 
 def _arrived(cache: Path, name: str) -> int:
-    """Return the bytes of a file that are there already."""
+    """Return the number of bytes of a file that are there already."""
     paths = (cache / name, cache / f"{name}.part")
     return next((path.stat().st_size for path in paths if path.exists()), 0)
 
@@ -138,9 +138,8 @@ def _columns(card: dict[str, Any], config: str | None) -> list[str]:
     infos = described if isinstance(described, list) else [described]
     for info in infos:
         if isinstance(info, dict) and (len(infos) == 1 or info.get("config_name") == config):
-            features = info.get("features")
-            named = [one.get("name") for one in features or [] if isinstance(one, dict)]
-            return [str(name) for name in named if name]
+            features = [feature for feature in info.get("features") or [] if isinstance(feature, dict)]
+            return [str(feature["name"]) for feature in features if feature.get("name")]
     return []
 
 
@@ -162,7 +161,7 @@ def _refusal(error: Exception, address: OnHub) -> QuenchError:
     """Return what an error of the hub's client means to the user."""
     from huggingface_hub import errors
 
-    name, revision = address.repository, address.revision
+    name = address.repository
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.HFValidationError):
         return ConfigError("Q-GET-001", f"{name} is no name of a data set: write OWNER/NAME")
@@ -175,7 +174,8 @@ def _refusal(error: Exception, address: OnHub) -> QuenchError:
     if isinstance(error, errors.RevisionNotFoundError):
         return DataError(
             "Q-GET-008",
-            f"{name} has no commit, branch or tag {safe(str(revision))}: copy one from its page on the hub",
+            f"{name} has no commit, branch or tag {safe(str(address.revision))}: copy one from its page "
+            "on the hub",
         )
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
         return DataError(
