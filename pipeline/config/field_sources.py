@@ -1,4 +1,4 @@
-"""What a mapping in `curate.fields` may say: targets, and for each the source that its value comes from.
+"""Read a mapping of `curate.fields`: targets, and for each the source that its value comes from.
 
 A source is a key or a dotted path, a template of several, or a constant; null drops a key of the row. The
 settings keep a mapping as it was written. `fields_of` reads it, here to check it and in stage curate to use

@@ -1,4 +1,4 @@
-"""What the columns of unread rows are: which hold texts, which a list of turns, and what their names say of
+"""Describe the columns of unread rows: which hold texts, which a list of turns, and what their names say of
 them. A column is a key, or a path of keys joined by dots.
 """
 
@@ -49,6 +49,16 @@ ROLE_WORDS = _words("role from speaker sender author who side name participant t
 CONTENT_WORDS = _words("content value text message utterance body says said words")
 
 
+def words_of(name: str) -> list[str]:
+    """Return the words of a name, in small letters."""
+    return [word for word in re.split(r"[\W_]+", spelling(name)) if word]
+
+
+def name_speaks_of(name: str, what: str) -> bool:
+    """Return True if a word of a name is one of those for `what`."""
+    return not WORDS[what].isdisjoint(words_of(name))
+
+
 @dataclass
 class Column:
     """The values of one column in a sample of rows."""
@@ -62,11 +72,11 @@ class Column:
     @property
     def words(self) -> list[str]:
         """The words of the last key of its path, in small letters."""
-        return [word for word in re.split(r"[\W_]+", spelling(self.path.rpartition(".")[2])) if word]
+        return words_of(self.path.rpartition(".")[2])
 
     def speaks_of(self, what: str) -> bool:
-        """Return True if a word of the name is one of those for `what`."""
-        return not WORDS[what].isdisjoint(self.words)
+        """Return True if a word of the last key is one of those for `what`."""
+        return name_speaks_of(self.path.rpartition(".")[2], what)
 
     @property
     def length(self) -> float:

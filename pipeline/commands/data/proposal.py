@@ -12,7 +12,7 @@ from itertools import permutations
 from typing import Any
 
 from pipeline.chat.rows import BadRow, Row
-from pipeline.commands.data.columns import Column, TurnKeys, columns_of, turn_keys
+from pipeline.commands.data.columns import Column, TurnKeys, columns_of, name_speaks_of, turn_keys
 from pipeline.config.field_sources import LISTS_OF_TURNS, fields_of
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.reading.fields import RowMapper
@@ -26,9 +26,15 @@ READ = 0.5  # least share of the sample that a guess reads
 EXAMPLES = 2
 MOST_TEXTS = 6  # columns of text of which pairs are formed, the longest
 LONG_TEXT = 200  # characters of texts that may be documents
-# points for what speaks for an exchange, and those of other guesses
-NAMED, ORDERED, ASKS, LENGTHS = 2.0, 0.3, 0.5, 0.5
-OF_TURNS, OF_PAIRS, OF_TEXTS = 6.0, 7.0, 1.0
+# points for what speaks for an exchange
+NAMED = 2.0
+ORDERED = 0.3
+ASKS = 0.5
+LENGTHS = 0.5
+# points of other guesses
+OF_TURNS = 6.0
+OF_PAIRS = 7.0
+OF_TEXTS = 1.0
 SYSTEM = ("system", "system_prompt")  # keys that are read without a mapping
 SIDES = ("question", "answer", "system")  # of what a speaker's name may speak
 
@@ -57,7 +63,7 @@ class Proposal:
 def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
     """Return the guesses for the rows of a file that fit no format; None if there is none."""
     guesses: list[Guess] = []
-    for fields, points in sorted(_candidates(rows), key=lambda found: -found[1]):
+    for fields, points in sorted(_candidates(rows), key=lambda candidate: -candidate[1]):
         if any(guess.fields == fields for guess in guesses):
             continue
         guess = _tried(fields, points, rows, file)
@@ -118,12 +124,11 @@ def _sides(names: Sequence[str], free: Sequence[str]) -> list[str]:
     """
     sides = []
     for number, name in enumerate(names):
-        column = Column(name.replace(".", " "), 0)
-        if column.speaks_of("answer"):
+        if name_speaks_of(name, "answer"):
             sides.append("assistant")
-        elif column.speaks_of("question"):
+        elif name_speaks_of(name, "question"):
             sides.append("user")
-        elif column.speaks_of("system"):
+        elif name_speaks_of(name, "system"):
             sides.append("system")
         else:
             sides.append(free[min(number, len(free) - 1)])
@@ -133,9 +138,7 @@ def _sides(names: Sequence[str], free: Sequence[str]) -> list[str]:
 def _is_by_order(fields: Stated) -> bool:
     """Return True if nothing but their order says of two speakers which is the user."""
     names = list(fields.get("roles", ()))
-    return len(names) == 2 and not any(
-        Column(name.replace(".", " "), 0).speaks_of(what) for name in names for what in SIDES
-    )
+    return len(names) == 2 and not any(name_speaks_of(name, what) for name in names for what in SIDES)
 
 
 def _turned(roles: Mapping[str, str]) -> dict[str, str]:
@@ -144,15 +147,15 @@ def _turned(roles: Mapping[str, str]) -> dict[str, str]:
 
 def _beside(texts: Sequence[Column]) -> dict[str, Column]:
     """Return the columns that accompany an exchange: its system text, context and reasoning."""
-    found: dict[str, Column] = {}
+    beside: dict[str, Column] = {}
     for what in ("system", "reasoning", "context"):
         for column in texts:
             is_other = column.speaks_of("answer") or (what == "context" and column.speaks_of("question"))
-            if column.speaks_of(what) and not is_other and column not in found.values():
-                found.setdefault(what, column)
-    if len(texts) - len(found) < 2:  # it is one of the two texts itself
-        found.pop("context", None)
-    return found
+            if column.speaks_of(what) and not is_other and column not in beside.values():
+                beside.setdefault(what, column)
+    if len(texts) - len(beside) < 2:  # it is one of the two texts itself
+        beside.pop("context", None)
+    return beside
 
 
 def _pairs_of_answers(
@@ -162,7 +165,8 @@ def _pairs_of_answers(
         for worse in [column for column in texts if _speaks(column, "rejected") and column is not better]:
             rest = [column for column in texts if column not in (better, worse, *beside.values())]
             asked = next((column for column in rest if column.speaks_of("question")), None)
-            asked = asked or (rest[0] if len(rest) == 1 else None)
+            if asked is None and len(rest) == 1:
+                asked = rest[0]
             if asked is not None:
                 fields = {"prompt": asked.path, "chosen": better.path, "rejected": worse.path}
                 yield fields | _system(beside), OF_PAIRS
@@ -170,7 +174,7 @@ def _pairs_of_answers(
 
 def _speaks(column: Column, what: str) -> bool:
     """Return True if any key of a column's path speaks of `what`."""
-    return any(Column(key, 0).speaks_of(what) for key in column.path.split("."))
+    return any(name_speaks_of(key, what) for key in column.path.split("."))
 
 
 def _exchanges(texts: Sequence[Column], beside: Mapping[str, Column]) -> Iterator[tuple[Stated, float]]:
@@ -200,11 +204,12 @@ def _system_of_turns(columns: Sequence[Column]) -> Stated:
     don't read it under its own name. It may be the same in all rows.
     """
     texts = [column for column in columns if column.texts and not column.others]
-    found = next((column for column in texts if column.speaks_of("system")), None)
-    found = found or next((column for column in texts if column.words == ["context"]), None)
-    if found is None or "_".join(found.words) in SYSTEM:
+    systems = [column for column in texts if column.speaks_of("system")]
+    contexts = [column for column in texts if column.words == ["context"]]
+    column = next(iter([*systems, *contexts]), None)
+    if column is None or "_".join(column.words) in SYSTEM:
         return {}
-    return {"system": found.path}
+    return {"system": column.path}
 
 
 def _share(column: Column, ending: str) -> float:
@@ -219,17 +224,18 @@ def _tried(fields: Stated, points: float, rows: Sequence[Mapping[str, Any]], fil
         fields_of(fields)
     except ValueError:  # a key with braces, say, which no source can name
         return None
-    found = _read(fields, rows, file)
-    if len(found) < len(rows):
+    read = _read(fields, rows, file)
+    if len(read) < len(rows):
         in_the_way = []
         for key in _doubtful(fields, rows):
-            if len(_read(fields | {key: None}, rows, file)) > len(found):
+            if len(_read(fields | {key: None}, rows, file)) > len(read):
                 in_the_way.append(key)
-        fields = fields | dict.fromkeys(in_the_way)
-        found = _read(fields, rows, file)
-    if len(found) < READ * len(rows):
+        if in_the_way:
+            fields = fields | dict.fromkeys(in_the_way)
+            read = _read(fields, rows, file)
+    if len(read) < READ * len(rows):
         return None
-    return Guess(fields, points, tuple(found[:EXAMPLES]))
+    return Guess(fields, points, tuple(read[:EXAMPLES]))
 
 
 def _doubtful(fields: Stated, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -256,11 +262,11 @@ def _read(fields: Stated, rows: Sequence[Mapping[str, Any]], file: str) -> list[
     for row in rows:
         try:
             value = with_known_keys(mapper.apply(dict(row), Counter()))
-            found = to_row(value, source=file, domain="", format=detect(value))
+            canonical = to_row(value, source=file, domain="", format=detect(value))
         except (BadRow, BadLine):
             continue
-        if _says_something(found):
-            read.append(found)
+        if _says_something(canonical):
+            read.append(canonical)
     return read
 
 

@@ -32,8 +32,10 @@ class Chats:
     """
 
     def __init__(self, file: Path, settings: Curate, root: Path) -> None:
-        self.file, self.skipped = file, Counter[str]()
-        place, raw = file.resolve(), (root / "data/raw").resolve()
+        self.file = file
+        self.skipped = Counter[str]()
+        place = file.resolve()
+        raw = (root / "data/raw").resolve()
         is_final = place.is_relative_to((root / "data/final").resolve())
         changes = NO_RULES | {"names": None} | (NO_NAMES if is_final else {})
         self.name = place.relative_to(raw).as_posix() if place.is_relative_to(raw) else file.name
@@ -51,14 +53,13 @@ class Chats:
     def _rows(self, line: RawLine) -> Iterator[Row]:
         """The rows of a line, each with an id: its own, or the line's number."""
         try:
-            several = self.cleaner.stated(self.name, line)
-            for stated in several:
+            for stated in self.cleaner.stated(self.name, line):
                 name = stated.value.get("id") or f"line-{stated.source.rpartition(':')[2]}"
                 if ready := as_it_is(stated.value):
                     yield ready | {"id": name}
                     continue
-                made = self.cleaner.clean(self.name, stated, CleaningStats(), [])
-                yield from (row | {"id": name} for row in made)
+                cleaned = self.cleaner.clean(self.name, stated, CleaningStats(), [])
+                yield from (row | {"id": name} for row in cleaned)
         except Rejected as rejected:
             self.skipped[rejected.why.code] += 1
 

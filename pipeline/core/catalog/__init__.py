@@ -30,7 +30,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a row is rejected: what the name means (in Markdown), an example, and what to do."""
+    """A reason to reject a row: what its name means (in Markdown), an example, and what to do."""
 
     name: str
     meaning: str

@@ -32,7 +32,7 @@ CONNECT_SECONDS, ANSWER_SECONDS = 5, 60
 
 @dataclass(frozen=True)
 class Coming:
-    """What a server says of the bytes that follow."""
+    """A server's description of the bytes that follow."""
 
     bytes: int | None
     version: str  # of the file, "" if it does not say
@@ -235,10 +235,12 @@ def of_web(
         answer.raise_for_status()
         if start and answer.status_code != httpx.codes.PARTIAL_CONTENT:
             yield None
-        size, tag = answer.headers.get("Content-Length"), answer.headers.get("ETag", "")
-        is_weak = not tag or tag.startswith("W/")  # of which no part can be asked for
+        size = answer.headers.get("Content-Length")
+        tag = answer.headers.get("ETag", "")
+        is_weak = not tag or tag.startswith("W/")  # no part can be asked for by a weak tag
         version = answer.headers.get("Last-Modified", "") if is_weak else tag
-        kind, packing = (answer.headers.get(f"Content-{name}", "") for name in ("Type", "Encoding"))
+        kind = answer.headers.get("Content-Type", "")
+        packing = answer.headers.get("Content-Encoding", "")
         check(Coming(int(size) if size else None, version, kind, packing))
         yield from answer.iter_raw(PIECE)
 
