@@ -8,12 +8,14 @@ request it kills who asks, cuts the connection, or answers that it is out of ord
 
 import io
 import socket
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
 import psutil
+import pytest
 
 KEY = {
     "AWS_ACCESS_KEY_ID": "the-team",
@@ -23,6 +25,14 @@ KEY = {
 Accident = Literal["kill", "cut", "503"]
 UNKNOWN = b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
 BUSY = b"<Error><Code>ServiceUnavailable</Code><Message>out of order</Message></Error>"
+
+
+def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the package for S3 count as not installed."""
+    import fsspec.registry  # noqa: F401 (what is in it is what was imported)
+
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
 
 
 class S3:

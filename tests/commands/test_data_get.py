@@ -6,9 +6,11 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 from curating import Project, chat, lines
 from fake_hub import COMMIT, REPO, FakeHub, fake_hub, hub_here
 from make import ended
-from s3_server import KEY, S3
+from s3_server import KEY, S3, without_s3fs
 
 from pipeline.commands.data.get import command
 from pipeline.commands.data.get.command import Options, main
@@ -64,20 +66,16 @@ def table(count: int) -> bytes:
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     """A hub whose one data set has these files."""
-    running = []
+    with ExitStack() as running:
 
-    def make(files: dict[str, bytes | str]) -> FakeHub:
-        folder = tmp_path / "repository"
-        for name, data in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
-        context = hub_here(folder, monkeypatch, "datasets")
-        running.append(context)
-        return context.__enter__()
+        def make(files: dict[str, bytes | str]) -> FakeHub:
+            folder = tmp_path / "repository"
+            for name, data in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
+            return running.enter_context(hub_here(folder, monkeypatch, "datasets"))
 
-    yield make
-    for context in running:
-        context.__exit__(None, None, None)
+        yield make
 
 
 @pytest.fixture
@@ -466,10 +464,7 @@ def test_a_file_comes_from_a_store(root: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_the_package_for_s3_its_name_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec.registry  # noqa: F401 (what is in it is what was imported)
-
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    without_s3fs(monkeypatch)
     error = refusal(root, "s3://team/a.jsonl")
     assert (error.id, error.exit_code) == ("Q-GET-015", 4) and "pip install" in error.sentence
 
@@ -490,8 +485,6 @@ def test_the_command_line_asks_the_hub_of_hf_endpoint(root: Path, tmp_path: Path
     folder.mkdir()
     (folder / "train.jsonl").write_bytes(ROWS)
     with fake_hub(folder, "datasets") as server:
-        import os
-
         env = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
         words = ["data", "get", f"{REPO}@{COMMIT}", "--root", str(root)]
         done = ended([sys.executable, "-m", "pipeline.cli", *words], env=env)

@@ -1,4 +1,4 @@
-"""What the model is told, which texts are dropped and why, and what crosses the split."""
+"""Instructions for the model, reasons to drop a text, and texts that cross the split."""
 
 import json
 from pathlib import Path

@@ -22,7 +22,7 @@ import pytest
 import tiny
 from fake_hub import COMMIT, REPO, FakeHub, digests, hub_here
 from forked import Forked
-from s3_server import KEY, S3
+from s3_server import KEY, S3, without_s3fs
 
 from pipeline.config.sections import Base
 from pipeline.config.sections.places import Hub, LocalFile, Packages, Place, Url
@@ -374,10 +374,7 @@ def test_an_s3_store_is_an_address(get: Get, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_the_package_for_s3_its_name_is_said(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec.registry  # noqa: F401 (what is in it is what was imported)
-
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    without_s3fs(monkeypatch)
     error = refusal(get, Url(url="s3://team/model.gguf"))
     assert isinstance(error, ToolError) and error.id == "Q-BASE-035"
 
