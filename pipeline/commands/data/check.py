@@ -127,6 +127,11 @@ class Outcome:
     faults: list[str] = field(default_factory=list)  # of mappings
     proposed: list[Proposed] = field(default_factory=list)
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code: 3 if there is a row that can't be used, or a mapping that does nothing."""
+        return 3 if self.reasons or self.faults else 0
+
 
 def main(params: Path | None, root: Path, paths: Sequence[Path], options: Options) -> int:
     """Name the rows that can't be used, by default the first of each file and reason, and propose a mapping
@@ -141,32 +146,31 @@ def main(params: Path | None, root: Path, paths: Sequence[Path], options: Option
                 f"check: {file} is missing, so {what} not measured: `snakemake base` makes it",
                 file=sys.stderr,
             )
-    code, found, cleaner = _check(params, root, paths, options)
+    found, cleaner = _check(params, root, paths, options)
     out = sys.stderr if options.as_json else sys.stdout
     if found.proposed and not options.as_json:
         print(*sentences(found.proposed, cleaner.redactor.scrub), sep="\n")
     if not options.write or not found.proposed:
-        return code
+        return found.exit_code
     told, is_written = write(params or root / "params.yaml", root / "data/raw", found.proposed, options.guess)
     print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
     if not is_written:
-        return code
+        return found.exit_code
     print("check: read again with what is written", file=out)
-    return _check(params, root, paths, Options(as_json=options.as_json))[0]
+    found, _ = _check(params, root, paths, Options(as_json=options.as_json))
+    return found.exit_code
 
 
 def _check(
     params: Path | None, root: Path, paths: Sequence[Path], options: Options
-) -> tuple[int, Outcome, "Cleaner"]:
-    """Read and clean all files, and print what is found. Return the exit code, what was found and the
-    rules.
-    """
+) -> tuple[Outcome, "Cleaner"]:
+    """Read and clean all files, and print what is found. Return that, and the rules."""
     cleaner = cleaner_of(settings(params, root), root)
     found = Outcome()
     for path, name in files(paths, root / "data/raw"):
         _check_one(FileCheck(path, name), cleaner, options, found)
     _print_summary(found, options)
-    return (3 if found.reasons or found.faults else 0), found, cleaner
+    return found, cleaner
 
 
 def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Outcome) -> None:
