@@ -8,8 +8,8 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.export import Notes
+from pipeline.stages.curate.wire.draft import Turn, joined
 
-Turn = dict[str, Any]
 IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".svg", ".tif", ".tiff", ".webp")
 
 
@@ -25,13 +25,13 @@ class Answer:
         """Add thoughts."""
         if words.strip():
             turn = self._turn(("content", "tool_calls"))
-            turn["reasoning_content"] = _joined(turn.get("reasoning_content", ""), words)
+            turn["reasoning_content"] = joined(turn.get("reasoning_content", ""), words)
 
     def say(self, words: str) -> None:
         """Add text."""
         if words.strip():
             turn = self._turn(("tool_calls",))
-            turn["content"] = _joined(turn["content"], words)
+            turn["content"] = joined(turn["content"], words)
 
     def call(self, place: str, name: str, arguments: Any) -> None:
         """Add a call of a tool. Arguments that are no JSON object come to stand below `input`."""
@@ -115,7 +115,3 @@ def _object(value: Any) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             return None
     return value if isinstance(value, dict) else None
-
-
-def _joined(before: str, words: str) -> str:
-    return f"{before}\n\n{words}" if before else words

@@ -22,7 +22,8 @@ from pipeline.stages.curate.exports.export import (
     Records,
     each_record,
 )
-from pipeline.stages.curate.exports.trees import Reader, Tree, Turn, tree_rows
+from pipeline.stages.curate.exports.trees import Reader, Tree, tree_rows
+from pipeline.stages.curate.wire.draft import Turn
 
 FEEDBACK = "message_feedback.json"
 UP, DOWN = ("thumbs_up", "thumbsUp"), ("thumbs_down", "thumbsDown")

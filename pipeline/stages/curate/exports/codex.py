@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
 from pipeline.stages.curate.exports.items import add_item
-from pipeline.stages.curate.wire.draft import Draft, settled
+from pipeline.stages.curate.wire.draft import Draft, joined, settled
 
 LINES = ("session_meta", "turn_context", "response_item", "event_msg", "compacted")
 ITEMS = (
@@ -153,7 +153,7 @@ def _row(thread: Thread, notes: Notes) -> Iterator[Conversation]:
     instructions = thread.instructions.strip()
     if turns and instructions and instructions not in said:  # some versions repeat them as the user's
         if turns[0]["role"] == "system":
-            turns[0]["content"] = f"{instructions}\n\n{turns[0]['content']}"
+            turns[0]["content"] = joined(instructions, turns[0]["content"])
         else:
             turns.insert(0, {"role": "system", "content": instructions})
     kept = settled(turns, notes)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.exports.answers import objects
 from pipeline.stages.curate.exports.blocks import add_answer, text_of
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
 from pipeline.stages.curate.wire.draft import Draft, call_of, settled
@@ -54,7 +55,7 @@ def _add(draft: Draft, item: dict[str, Any], message: dict[str, Any], notes: Not
         if isinstance(reasoning, dict) and isinstance(reasoning.get("text"), str):
             draft.answer(reasoning=reasoning["text"])
         add_answer(draft, blocks, notes)
-        for call in _objects(message.get("toolCalls")):
+        for call in objects(message.get("toolCalls")):
             _call(draft, call)
     elif role == "thinking":
         draft.answer(reasoning=text_of(blocks, notes))
@@ -63,7 +64,7 @@ def _add(draft: Draft, item: dict[str, Any], message: dict[str, Any], notes: Not
     elif role == "system":
         draft.say("system", text_of(blocks, notes))
     elif role == "user":
-        for context in _objects(item.get("contextItems")):
+        for context in objects(item.get("contextItems")):
             if isinstance(context.get("content"), str):
                 draft.say("user", context["content"])
                 notes["attachments_in_text"] += 1
@@ -80,19 +81,15 @@ def _call(draft: Draft, call: dict[str, Any]) -> None:
 
 def _add_outputs(draft: Draft, item: dict[str, Any], answered: set[Any], notes: Notes) -> None:
     """Add what tools gave back, if no message of its own does so. Older sessions have it only here."""
-    for state in _objects(item.get("toolCallStates")):
+    for state in objects(item.get("toolCallStates")):
         identity = state.get("toolCallId")
         if not isinstance(identity, str) or identity in answered:
             continue
         stated = state.get("output")
-        outputs = [one.get("content") for one in _objects(stated)]
+        outputs = [one.get("content") for one in objects(stated)]
         texts = [stated] if isinstance(stated, str) else [text for text in outputs if isinstance(text, str)]
         if state.get("status", "done") in ("done", "errored") and texts:
             draft.result(identity, text_of(texts, notes))
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 EXPORT = Export("continue", is_head, each_record(rows_of), large_keys=(b'"sessionId"', b'"history"'))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.exports.answers import objects
 
 COMPOSERS = (
     "SELECT key, value FROM cursorDiskKV WHERE key >= 'composerData:' AND key < 'composerData;' ORDER BY key"
@@ -62,9 +63,8 @@ def _composer(database: sqlite3.Connection, key: str, value: Any) -> bytes | Bad
     identity = key.removeprefix("composerData:")
     bubbles = composer.get("conversation")
     if not isinstance(bubbles, list) or not bubbles:
-        headers = composer.get("fullConversationHeadersOnly")
-        named = [one for one in headers if isinstance(one, dict)] if isinstance(headers, list) else []
-        bubbles = [_stored(database, identity, header) for header in named]
+        headers = objects(composer.get("fullConversationHeadersOnly"))
+        bubbles = [_stored(database, identity, header) for header in headers]
     kept = [_bubble(bubble) for bubble in bubbles if isinstance(bubble, dict)]
     row = {"composerId": identity, "conversation": kept}
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace")

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.stages.curate.exports.answers import Answer, Turn, objects, result_text, texts, user_turn
+from pipeline.stages.curate.exports.answers import Answer, objects, result_text, texts, user_turn
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
 from pipeline.stages.curate.exports.trees import Reader, Tree, tree_rows
+from pipeline.stages.curate.wire.draft import Turn
 
 LISTS = ("messagesTree", "messages")
 THUMBS = {"thumbsUp": True, "thumbsDown": False}

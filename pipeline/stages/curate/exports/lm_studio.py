@@ -11,8 +11,9 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
-from pipeline.stages.curate.exports.answers import Answer, Turn, objects, result_text, texts, user_turn
+from pipeline.stages.curate.exports.answers import Answer, objects, result_text, texts, user_turn
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
+from pipeline.stages.curate.wire.draft import Turn
 
 SYSTEM = "llm.prediction.systemPrompt"
 CUT_OFF = ("userStopped", "maxPredictedTokensReached", "contextLengthReached")

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from pipeline.stages.curate.exports.export import Notes
+from pipeline.stages.curate.wire.draft import Turn
 
-Turn = dict[str, Any]
 SILENCE = 6 * 3600  # seconds after which a direct conversation ends
 BREATH = 300  # seconds within which a message goes on with what its author said before
 FEW = 2  # people of a direct conversation

@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.export import Notes
+from pipeline.stages.curate.wire.draft import Turn
 
-Turn = dict[str, Any]
 NO_THUMBS: Mapping[str, bool] = {}
 
 

@@ -50,10 +50,6 @@ class Draft:
         turn: Turn = {"role": "tool", "tool_call_id": _identity(call_id), "content": text}
         self.turns.append(turn | ({"name": name} if isinstance(name, str) else {}))
 
-    def is_answered(self) -> bool:
-        """Return True if the assistant has said or called something."""
-        return any(turn["role"] == "assistant" for turn in self.turns)
-
     def interrupt(self) -> bool:
         """Keep the last answer out of training, since the user broke it off. Return False without one."""
         for turn in reversed(self.turns):
