@@ -130,6 +130,22 @@ def test_thumbs_are_found_beside_an_unpacked_export(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("parent", [["a"], {"a": 1}])
+def test_a_parent_that_is_no_id_is_none(parent: Any, tmp_path: Path) -> None:
+    said = [
+        {"uuid": "a", "sender": "human", "text": "Which boat?", "parent_message_uuid": parent},
+        {"uuid": "b", "sender": "assistant", "text": "Anna.", "parent_message_uuid": "a"},
+    ]
+    stored = {
+        "a": {"role": "user", "content": "Which boat?", "parentId": parent},
+        "b": {"role": "assistant", "content": "Anna.", "parentId": "a"},
+    }
+    claude = write(tmp_path / "claude.json", [{"uuid": "c", "chat_messages": said}])
+    webui = write(tmp_path / "webui.json", [{"chat": {"history": {"currentId": "b", "messages": stored}}}])
+    expected = chat("Which boat?", "Anna.")["messages"]
+    assert [row["messages"] for path in (claude, webui) for row in read(path)[0]] == [expected, expected]
+
+
 def test_a_tar_of_an_export_is_read_as_well(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
         for name, data in (

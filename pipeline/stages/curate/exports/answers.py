@@ -50,8 +50,10 @@ class Answer:
         self.open_calls.remove(place)
         self.turns.append({"role": "tool", "tool_call_id": place, "content": words})
 
-    def finished(self, *, aborted: bool = False) -> list[Turn]:
-        """Return the turns, without calls that got no result."""
+    def finished(self, *, aborted: bool = False, is_down: bool = False) -> list[Turn]:
+        """Return the turns, without calls that got no result. An answer that was broken off, or has a thumb
+        down, is kept out of training.
+        """
         self.notes["calls_without_result"] += len(self.open_calls)
         kept = []
         for turn in self.turns:
@@ -63,8 +65,9 @@ class Answer:
                     del turn["tool_calls"]
             if turn["role"] == "tool" or turn.keys() & {"tool_calls", "reasoning_content"} or turn["content"]:
                 kept.append(turn)
-        if aborted and kept:
-            self.notes["aborted"] += 1
+        self.notes["aborted"] += aborted and bool(kept)
+        self.notes["thumbs_down_not_trained"] += is_down
+        if aborted or is_down:
             for turn in kept:
                 if turn["role"] == "assistant":
                     turn["train"] = False

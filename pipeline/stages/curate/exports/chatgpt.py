@@ -22,7 +22,7 @@ from pipeline.stages.curate.exports.export import (
     Records,
     each_record,
 )
-from pipeline.stages.curate.exports.trees import Reader, Tree, tree_rows
+from pipeline.stages.curate.exports.trees import Reader, Tree, parents_of, tree_rows
 from pipeline.stages.curate.wire.draft import Turn
 
 FEEDBACK = "message_feedback.json"
@@ -75,8 +75,7 @@ def _rows(value: dict[str, Any], thumbs: Mapping[str, bool], notes: Notes) -> It
     if not isinstance(mapping, dict):
         raise BadLine("bad_shape", "a conversation of ChatGPT has a mapping of nodes, and this has none")
     nodes = {place: node for place, node in mapping.items() if isinstance(node, dict)}
-    parents = {place: node.get("parent") for place, node in nodes.items()}
-    tree = Tree(nodes, {place: one if isinstance(one, str) else None for place, one in parents.items()})
+    tree = Tree(nodes, parents_of(nodes, "parent"))
     if not nodes:
         notes["empty_conversations"] += 1
         return
@@ -86,7 +85,7 @@ def _rows(value: dict[str, Any], thumbs: Mapping[str, bool], notes: Notes) -> It
     else:
         notes["current_node_missing"] += 1
         leaf = max(tree.leaves() or nodes, key=lambda place: _time(nodes[place]))
-    notes["orphans"] += sum(one is not None and one not in nodes for one in tree.parents.values())
+    notes["orphans"] += sum(parent is not None and parent not in nodes for parent in tree.parents.values())
 
     def turns(places: Sequence[str], notes: Notes) -> list[Turn]:
         return _Turns(notes, thumbs).of(nodes[place].get("message") for place in places)

@@ -14,7 +14,7 @@ from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.stages.curate.exports.answers import Answer, objects, result_text, texts, user_turn
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
-from pipeline.stages.curate.exports.trees import Reader, Tree, tree_rows
+from pipeline.stages.curate.exports.trees import Reader, Tree, parents_of, tree_rows
 from pipeline.stages.curate.wire.draft import Turn
 
 # what older exports hold in `text` in place of a block
@@ -40,7 +40,7 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
         return
     places = list(messages)
     if any(message.get("parent_message_uuid") for message in messages.values()):
-        parents = {place: message.get("parent_message_uuid") for place, message in messages.items()}
+        parents = parents_of(messages, "parent_message_uuid")
     else:
         parents = dict(zip(places, [None, *places], strict=False))
     current = value.get("current_leaf_message_uuid")

@@ -97,11 +97,8 @@ def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn
         _add(answer, part, f"{message.get('messageId')}:{number}")
     if not parts:
         answer.say(words)
-    turns = answer.finished(aborted=bool(message.get("unfinished") or message.get("error")))
-    if is_down:
-        notes["thumbs_down_not_trained"] += 1
-        turns = [turn | {"train": False} if turn["role"] == "assistant" else turn for turn in turns]
-    return turns
+    aborted = bool(message.get("unfinished") or message.get("error"))
+    return answer.finished(aborted=aborted, is_down=is_down)
 
 
 def _file_name(file: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.stages.curate.exports.answers import Answer, objects, result_text, texts, user_turn
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
-from pipeline.stages.curate.exports.trees import Reader, Tree, tree_rows
+from pipeline.stages.curate.exports.trees import Reader, Tree, parents_of, tree_rows
 from pipeline.stages.curate.wire.draft import Turn
 
 DETAILS = re.compile(r"<details\s([^>]*)>(.*?)</details>\n?", re.DOTALL)
@@ -53,7 +53,7 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     if not isinstance(current, str) or current not in messages:
         notes["current_node_missing"] += 1
         current = [*messages][-1]
-    tree = Tree(messages, {place: one.get("parentId") for place, one in messages.items()})
+    tree = Tree(messages, parents_of(messages, "parentId"))
     chat = _chat(value)
     params = chat.get("params")
     system = texts((params if isinstance(params, dict) else {}).get("system")) or texts(chat.get("system"))
@@ -95,11 +95,7 @@ def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn
         _add(answer, dict(ATTRIBUTE.findall(block[1])), block[2])
     answer.say(words[end:].strip())
     aborted = message.get("done") is False or bool(message.get("error"))
-    turns = answer.finished(aborted=aborted)
-    if is_down:
-        notes["thumbs_down_not_trained"] += 1
-        turns = [turn | {"train": False} if turn["role"] == "assistant" else turn for turn in turns]
-    return turns
+    return answer.finished(aborted=aborted, is_down=is_down)
 
 
 def _file_name(file: Mapping[str, Any]) -> str:

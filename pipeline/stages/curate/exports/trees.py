@@ -40,9 +40,15 @@ class Tree:
         return [place for place in self.messages if place not in followed]
 
 
+def parents_of(messages: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, str | None]:
+    """Return the id of the message that each follows, which it has at `key`; None for what is no id."""
+    stated = {place: message.get(key) for place, message in messages.items()}
+    return {place: parent if isinstance(parent, str) else None for place, parent in stated.items()}
+
+
 @dataclass(frozen=True)
 class Reader:
-    """How a program's messages become turns: those of a branch, and whether one is the user's."""
+    """The functions that read a program's messages: a branch as turns, and if a message is the user's."""
 
     turns: Callable[[Sequence[str], Notes], list[Turn]]
     is_user: Callable[[str], bool]
@@ -51,10 +57,7 @@ class Reader:
 def tree_rows(
     tree: Tree, leaf: str, reader: Reader, notes: Notes, thumbs: Mapping[str, bool] = NO_THUMBS
 ) -> Iterator[dict[str, Any]]:
-    """Yield the current branch's conversation, and preferences of rated answers.
-
-    An answer of the current branch with a thumb down is kept out of training.
-    """
+    """Yield the current branch's conversation, and preferences of rated answers."""
     current = tree.branch(leaf)
     others = [place for place in tree.leaves() if place != leaf]
     notes["branches_not_current"] += len(others)
