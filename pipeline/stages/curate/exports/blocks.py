@@ -17,6 +17,13 @@ NAMES = {
 }
 
 
+def blocks_of(content: Any) -> list[Any]:
+    """Return the blocks of a content. A text is one block; anything else is an empty text."""
+    if isinstance(content, list):
+        return content
+    return [content if isinstance(content, str) else ""]
+
+
 def add_answer(draft: Draft, content: list[Any], notes: Notes) -> None:
     """Add the assistant's blocks: text, reasoning (without its signature) and calls."""
     for part in content:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.answers import objects
-from pipeline.stages.curate.exports.blocks import add_answer, text_of
+from pipeline.stages.curate.exports.blocks import add_answer, blocks_of, text_of
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
 from pipeline.stages.curate.wire.draft import Draft, call_of, settled
 
@@ -48,8 +48,7 @@ def rows_of(session: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
 
 def _add(draft: Draft, item: dict[str, Any], message: dict[str, Any], notes: Notes) -> None:
     role = message.get("role")
-    content = message.get("content")
-    blocks = content if isinstance(content, list) else [content if isinstance(content, str) else ""]
+    blocks = blocks_of(message.get("content"))
     if role == "assistant":
         reasoning = item.get("reasoning")
         if isinstance(reasoning, dict) and isinstance(reasoning.get("text"), str):
@@ -86,7 +85,7 @@ def _add_outputs(draft: Draft, item: dict[str, Any], answered: set[Any], notes: 
         if not isinstance(identity, str) or identity in answered:
             continue
         stated = state.get("output")
-        outputs = [one.get("content") for one in objects(stated)]
+        outputs = [output.get("content") for output in objects(stated)]
         texts = [stated] if isinstance(stated, str) else [text for text in outputs if isinstance(text, str)]
         if state.get("status", "done") in ("done", "errored") and texts:
             draft.result(identity, text_of(texts, notes))

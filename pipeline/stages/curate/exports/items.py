@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.stages.curate.exports.blocks import text_of
+from pipeline.stages.curate.exports.blocks import blocks_of, text_of
 from pipeline.stages.curate.exports.export import Notes
 from pipeline.stages.curate.wire.draft import Draft
 from pipeline.stages.curate.wire.items import (
@@ -26,8 +26,7 @@ def add_item(draft: Draft, item: dict[str, Any], notes: Notes) -> None:
     elif kind in CALLS:
         draft.answer(call=call_of_item(item))
     elif kind in RESULTS:
-        output = result_of_item(item)
-        draft.result(item.get("call_id"), output if isinstance(output, str) else text_of(output, notes))
+        draft.result(item.get("call_id"), text_of(blocks_of(result_of_item(item)), notes))
     elif kind in ("web_search_call", "image_generation_call", "tool_search_call", "tool_search_output"):
         notes["tools_of_the_service"] += 1
     else:
@@ -35,10 +34,8 @@ def add_item(draft: Draft, item: dict[str, Any], notes: Notes) -> None:
 
 
 def _add_message(draft: Draft, item: dict[str, Any], notes: Notes) -> None:
-    role, content = item.get("role"), item.get("content")
-    words = (
-        content if isinstance(content, str) else text_of(content if isinstance(content, list) else [], notes)
-    )
+    role = item.get("role")
+    words = text_of(blocks_of(item.get("content")), notes)
     if role == "assistant":
         draft.answer(words)
     elif role in ("system", "developer"):

@@ -3,14 +3,15 @@ Code, and what other programs save of the messages that they sent.
 
 Cline 3 and Roo Code 3 (2025-01 to 2026-10) keep the messages of Anthropic's API there, with `ts` and, in Roo
 Code, `isSummary` (cline/cline `src/core/storage/disk.ts`, RooCodeInc/Roo-Code `src/core/task-persistence`).
-Calls of tools are XML inside the text, as these programs ask for it, or `tool_use` blocks; both stay so.
+Calls of tools that are XML inside the text, as these programs ask for it, stay so; `tool_use` blocks become
+calls.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
-from pipeline.stages.curate.exports.blocks import add_answer, add_results, text_of
+from pipeline.stages.curate.exports.blocks import add_answer, add_results, blocks_of, text_of
 from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
 from pipeline.stages.curate.wire.draft import Draft, settled
 from pipeline.stages.curate.wire.items import reasoning_of_item
@@ -79,8 +80,7 @@ def _rows(turns: list[dict[str, Any]], begin: tuple[int, int | None], notes: Not
 
 
 def _add(draft: Draft, turn: dict[str, Any], notes: Notes) -> None:
-    content = turn.get("content")
-    blocks = content if isinstance(content, list) else [content if isinstance(content, str) else ""]
+    blocks = blocks_of(turn.get("content"))
     if turn["role"] == "user" or turn.get("isSummary") is True:
         rest = add_results(draft, blocks, notes)
         draft.say("user", text_of(rest, notes))
