@@ -417,6 +417,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (of(ASK, ANSWER, output="5"), "output would be lost"),
         (of(ASK, ANSWER, completion=["4", "5"]), "completion would be lost"),
         ({"text": "2 + 2?", "answer": "4"}, "answer would be lost"),
+        (
+            {"request": {"input": "2 + 2?"}, "response": [{"type": "response.completed"}]},
+            "the answer did not end by itself",
+        ),
         *(
             (of(ASK, ANSWER, label=label), "label is a thumb or the number of a class: write true or false")
             for label in (0, 1, 1.0, -1, "0", " 1 ", "-1")

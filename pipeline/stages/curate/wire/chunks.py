@@ -21,20 +21,21 @@ def whole_answer(value: Any) -> dict[str, Any]:
         return chunks
     if not isinstance(chunks, list) or not chunks or not all(isinstance(chunk, dict) for chunk in chunks):
         raise BadRow("bad_shape", "the response is neither an object nor the chunks of one")
-    complete = next((one["response"] for one in chunks if one.get("type") == "response.completed"), None)
+    completed = (chunk.get("response") for chunk in chunks if chunk.get("type") == "response.completed")
+    complete = next(completed, None)
     if isinstance(complete, dict):
         return complete
-    if any(isinstance(one.get("type"), str) and one["type"].startswith("response.") for one in chunks):
+    if any(str(chunk.get("type")).startswith("response.") for chunk in chunks):
         raise BadRow(
             "unsupported_field", "the answer did not end by itself (its stream has no response.completed)"
         )
-    if any(one.get("type") == "content_block_delta" for one in chunks):
+    if any(chunk.get("type") == "content_block_delta" for chunk in chunks):
         return _of_blocks(chunks)
-    if any("candidates" in one for one in chunks):
+    if any("candidates" in chunk for chunk in chunks):
         return _of_candidates(chunks)
-    if any("choices" in one for one in chunks):
+    if any("choices" in chunk for chunk in chunks):
         return _of_deltas(chunks)
-    if all("type" in one and "choices" not in one for one in chunks):
+    if all("type" in chunk and "choices" not in chunk for chunk in chunks):
         return {"output": chunks}  # items of the Responses API
     raise BadRow("bad_shape", "the response is a list, but not of the chunks of an answer")
 
@@ -43,7 +44,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     """Return a list of objects, none if there is no list. Raises `BadRow` for anything else."""
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise BadRow("bad_shape", "a chunk of the response is not as the API streams it")
     return value
 
@@ -135,15 +136,15 @@ def _of_candidates(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
         for candidate in _objects(chunk.get("candidates")):
             reason = candidate.get("finishReason") or reason
             for part in _objects(_object(candidate.get("content")).get("parts")):
-                if parts and _is_text(part) and _is_text(parts[-1]):
-                    same = part.get("thought") == parts[-1].get("thought")
-                    if same:
-                        parts[-1]["text"] += part["text"]
-                        continue
-                parts.append(dict(part))
+                if parts and _goes_on(parts[-1], part):
+                    parts[-1]["text"] += part["text"]
+                else:
+                    parts.append(dict(part))
     content = {"role": "model", "parts": parts}
     return {"candidates": [{"content": content, "finishReason": reason or "cut off"}]}
 
 
-def _is_text(part: dict[str, Any]) -> bool:
-    return isinstance(part.get("text"), str)
+def _goes_on(last: dict[str, Any], part: dict[str, Any]) -> bool:
+    """Return True for two parts that are text, both of the answer or both of a thought."""
+    are_texts = isinstance(last.get("text"), str) and isinstance(part.get("text"), str)
+    return are_texts and last.get("thought") == part.get("thought")
