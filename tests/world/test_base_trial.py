@@ -177,8 +177,8 @@ def test_a_base_that_can_train_no_chat_is_refused_with_the_first_chat(
     source = tmp_path / "source"
     folder = qwen_folder(source, tools, WORDS) if id == "Q-BASE-040" else smollm_folder(source)
     bend(folder)
-    (tmp_path / "project").mkdir()
     project = tmp_path / "project"
+    project.mkdir()
     if id == "Q-BASE-042":  # a date that can't be fixed is the base's fault, whatever is trained
         assert run(with_weights(folder), project) == 3
         assert not (project / "models/base").exists()

@@ -41,8 +41,8 @@ def conversation(number: int, turns: int = 1) -> dict[str, Any]:
 def read(path: Path, max_bytes: int = MAX_BYTES) -> tuple[list[Any], Counter[str]]:
     """Return the rows, reasons as their codes, and the notes."""
     notes = Counter[str]()
-    found = raw_lines(path, path.name, max_line_bytes=max_bytes, notes=notes)
-    rows = [line.data.code if isinstance(line.data, BadLine) else json.loads(line.data) for line in found]
+    raw = raw_lines(path, path.name, max_line_bytes=max_bytes, notes=notes)
+    rows = [line.data.code if isinstance(line.data, BadLine) else json.loads(line.data) for line in raw]
     return rows, notes
 
 
@@ -103,8 +103,8 @@ def test_many_conversations_are_streamed(tmp_path: Path) -> None:
         file.write("]")
     read(write(tmp_path / "small.json", [conversation(1)]))  # what is imported on the way doesn't count
     tracemalloc.start()
-    found = raw_lines(path, path.name, max_line_bytes=MAX_BYTES, notes=Counter())
-    assert sum(1 for _ in found) == 3000
+    raw = raw_lines(path, path.name, max_line_bytes=MAX_BYTES, notes=Counter())
+    assert sum(1 for _ in raw) == 3000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20 < path.stat().st_size

@@ -13,7 +13,8 @@ from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
 from pipeline.stages.curate.wire.requests import exchange
 
-REQUESTS, ANSWERS = ("body", "params"), ("response", "result", "error")
+REQUESTS = ("body", "params")
+ANSWERS = ("response", "result", "error")
 JOIN = "put both files into one: cat requests.jsonl answers.jsonl > batch.jsonl"
 
 

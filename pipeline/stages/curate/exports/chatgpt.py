@@ -112,7 +112,8 @@ class _Turns:
     """The turns of one branch, message by message."""
 
     def __init__(self, notes: Notes, thumbs: Mapping[str, bool]) -> None:
-        self.notes, self.thumbs = notes, thumbs
+        self.notes = notes
+        self.thumbs = thumbs
         self.turns: list[Turn] = []
         self.thoughts: list[str] = []
         self.calls: dict[str, str] = {}  # those without a result yet: id → tool
@@ -128,13 +129,15 @@ class _Turns:
 
     def add(self, message: dict[str, Any]) -> None:
         """Add what a message says. Raises `BadLine` for one that is not understood."""
-        role, content = _role(message), message.get("content")
+        role = _role(message)
+        content = message.get("content")
         if role is None or not isinstance(content, dict | None):
             raise BadLine("bad_shape", "a message of ChatGPT has an author with a role, and content")
         content = content or {}
         metadata = message.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
-        if instructions := _instructions(content, metadata):
+        instructions = _instructions(content, metadata)
+        if instructions:
             self.turns.append({"role": "system", "content": instructions})
             self.notes["custom_instructions"] += 1
         elif metadata.get("is_visually_hidden_from_conversation") or content.get("content_type") in SKIPPED:
@@ -212,7 +215,7 @@ class _Turns:
 
     def _add_result(self, message: dict[str, Any], content: dict[str, Any]) -> None:
         name = message["author"].get("name")
-        place = next((one for one, tool in self.calls.items() if tool == name), None)
+        place = next((identity for identity, tool in self.calls.items() if tool == name), None)
         place = place or next(iter(self.calls), None)
         words, images, others = _words(content)
         self.notes["attachments"] += images + others
@@ -288,8 +291,8 @@ def _words(content: dict[str, Any]) -> tuple[str, int, int]:
             images += part.get("content_type") == IMAGE
             others += part.get("content_type") != IMAGE
     if not texts:
-        found = (content.get(key) for key in ("text", "result"))
-        texts = [words for words in found if isinstance(words, str)]
+        stated = (content.get(key) for key in ("text", "result"))
+        texts = [words for words in stated if isinstance(words, str)]
     return "\n".join(texts), images, others
 
 

@@ -66,7 +66,7 @@ class Event(NamedTuple):
 
     @property
     def is_side(self) -> bool:
-        """Whether it is a subagent's."""
+        """True for an event of a subagent."""
         return self.value.get("isSidechain") is True
 
     @property
@@ -103,7 +103,7 @@ class Session:
         is_root = event.value["type"] == "user" and event.value.get("parentUuid", "") is None
         if not is_root or event.is_side or event.is_summary:
             return False
-        return any(one.is_message and not one.is_side for one in self.events)
+        return any(earlier.is_message and not earlier.is_side for earlier in self.events)
 
 
 def is_head(head: Head) -> bool:

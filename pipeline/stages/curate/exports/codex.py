@@ -79,7 +79,8 @@ def _lines_of(value: Any) -> list[tuple[str, dict[str, Any]]]:
     if isinstance(value.get("items"), list) and isinstance(value.get("session"), dict):
         items = [("response_item", item) for item in value["items"] if isinstance(item, dict)]
         return [("session_meta", value["session"]), *items]
-    kind, payload = value.get("type"), value.get("payload")
+    kind = value.get("type")
+    payload = value.get("payload")
     if isinstance(payload, dict) and isinstance(kind, str):
         return [(kind, payload)]
     if isinstance(kind, str) and payload is None:

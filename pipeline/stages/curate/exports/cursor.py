@@ -1,4 +1,4 @@
-"""Cursor's conversations, from its database (`reading.databases` says which versions) or as the JSON of a
+"""Cursor's conversations, from its database (`cursor_database` says which versions) or as the JSON of a
 `composerData` that holds its bubbles.
 
 A bubble of type 1 is the user's, of type 2 the assistant's: a text, a thought, or a call (`toolFormerData`)

@@ -46,11 +46,11 @@ def composer_rows(path: Path) -> Iterator[bytes | BadLine]:
             }
             if "cursorDiskKV" not in tables:
                 raise BadLine("unknown_container", f"a database without the table cursorDiskKV: {GLOBAL}")
-            found = False
+            is_empty = True
             for key, value in database.execute(COMPOSERS):
-                found = True
+                is_empty = False
                 yield _composer(database, str(key), value)
-            if not found:
+            if is_empty:
                 raise BadLine("unknown_format", f"the database holds no conversation: {GLOBAL}")
     except sqlite3.Error as error:
         raise BadLine("broken_container", f"SQLite can't read the database ({error})") from None
@@ -88,7 +88,7 @@ def _bubble(bubble: dict[str, Any]) -> dict[str, Any]:
 def _object(value: Any) -> dict[str, Any] | None:
     """Return the JSON object that a value of the table is, which is text or bytes."""
     try:
-        found = json.loads(value)
+        parsed = json.loads(value)
     except (TypeError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None

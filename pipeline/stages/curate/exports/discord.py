@@ -1,8 +1,8 @@
 """Discord's channels as DiscordChatExporter writes them (`--format Json`).
 
-The schema is that of the program (github.com/Tyrrrz/DiscordChatExporter, JsonMessageWriter.cs, versions 2.40
-to 2.46 of 2023 to 2026): one object with `guild`, `channel` and `messages`. A chain of replies is a
-conversation; where only two write, what lies between two silences.
+After the program's source (github.com/Tyrrrz/DiscordChatExporter, JsonMessageWriter.cs, as of 2026): one
+object with `guild`, `channel` and `messages`. A chain of replies is a conversation; if only two write, a
+conversation is what lies between two silences.
 """
 
 from collections.abc import Iterator

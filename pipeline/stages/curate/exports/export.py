@@ -1,5 +1,4 @@
-"""What a program's export is: how it is recognized by the beginning of a file, and how its records become
-rows.
+"""The export of a program: it is recognized by the beginning of a file, and its records become rows.
 
 A record is what the file's container gives: a line of JSONL, an element of an array, or the one object of a
 file. A row is an object in one of the formats of `reading.formats`, mostly `messages`. One record may give

@@ -44,7 +44,9 @@ def _is_activity(value: dict[str, Any]) -> bool:
     labels = [value.get("header")]
     products = value.get("products")
     labels += products if isinstance(products, list) else []
-    is_named = any(isinstance(one, str) and any(name in one.lower() for name in NAMES) for one in labels)
+    is_named = any(
+        isinstance(label, str) and any(name in label.lower() for name in NAMES) for label in labels
+    )
     return is_named and isinstance(value.get("title"), str) and "time" in value
 
 
@@ -86,7 +88,7 @@ def _answer(value: dict[str, Any]) -> str:
 def _attached(value: dict[str, Any]) -> list[str]:
     """Return the names of the files that were attached."""
     files = value.get("attachedFiles")
-    names = [one for one in files if isinstance(one, str)] if isinstance(files, list) else []
+    names = [name for name in files if isinstance(name, str)] if isinstance(files, list) else []
     image = value.get("imageFile")
     return [*names, image] if isinstance(image, str) else names
 

@@ -1,8 +1,8 @@
 """LibreChat's export of a conversation as JSON, flat or recursive.
 
-The schema is that of the program itself (github.com/danny-avila/LibreChat, useExportConversation.ts and
-importers.js, versions 0.7 and 0.8 of 2024 to 2026): `conversationId` beside `messages`, or `messagesTree`
-with `children`; a message has `messageId`, `parentMessageId`, `isCreatedByUser`, `text` or `content` parts.
+After the program's source (github.com/danny-avila/LibreChat, useExportConversation.ts and importers.js, as of
+2026): `conversationId` beside `messages`, or `messagesTree` with `children`; a message has `messageId`,
+`parentMessageId`, `isCreatedByUser`, `text` or `content` parts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,11 +42,10 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     if not messages:
         notes["empty_conversations"] += 1
         return
-    thumbs = {place: up for place, one in messages.items() if (up := _thumb(one)) is not None}
+    thumbs = {place: up for place, message in messages.items() if (up := _thumb(message)) is not None}
     tree = Tree(messages, parents)
-    places = [*messages]
-    leaves = tree.leaves() or places
-    newest = max(leaves, key=lambda place: (str(messages[place].get("createdAt") or ""), places.index(place)))
+    leaves = tree.leaves() or [*messages]
+    newest = max(reversed(leaves), key=lambda place: str(messages[place].get("createdAt") or ""))
     options = value.get("options")
     given = options if isinstance(options, dict) else {}
     system = next((words for key in SYSTEMS if (words := texts(given.get(key)))), "")

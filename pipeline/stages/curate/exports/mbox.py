@@ -76,7 +76,7 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
 
 
 def _order(mail: Mail) -> tuple[int, float]:
-    """Return what mails of a thread are sorted by. Clocks differ, so what a mail answers counts first."""
+    """Return the key by which mails of a thread are sorted: clocks differ, so its depth is first."""
     return mail.depth, mail.message.time
 
 
@@ -87,19 +87,19 @@ def _mail(number: int, data: Any, notes: Notes) -> tuple[Mail, list[str]]:
         references = IDS.findall(str(parsed.get("References", "")))
         answered = IDS.findall(str(parsed.get("In-Reply-To", "")))
         gmail = str(parsed.get("X-GM-THRID", ""))
-        own = IDS.findall(str(parsed.get("Message-ID", "")))
+        ids = IDS.findall(str(parsed.get("Message-ID", "")))
         _, address = parseaddr(str(parsed.get("From", "")))
         time = _seconds(str(parsed.get("Date", "")))
         text = _text(parsed)
         attached = sum(1 for _ in parsed.iter_attachments())
     except Exception as error:  # of a damaged mail the library raises whatever it leads it to
         raise BadLine("bad_shape", f"the mail can't be read ({type(error).__name__})") from None
-    if not address and not own:
+    if not address and not ids:
         raise BadLine("bad_shape", "this is no mail: it has neither From nor Message-ID")
     notes["attachments"] += attached
     before = list(dict.fromkeys((*references, *answered)))
     message = Message(
-        place=own[0] if own else f"mail {number}",
+        place=ids[0] if ids else f"mail {number}",
         number=number,
         author=address.lower() or "unknown",
         is_bot=False,

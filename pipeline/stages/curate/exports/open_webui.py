@@ -1,8 +1,8 @@
 """Open WebUI's chats: Settings → Data Controls → Export Chats (all-chats-export-….json), or a chat's menu.
 
-The schema is that of the program itself (github.com/open-webui/open-webui, versions 0.5 to 0.6 of 2025 and
-2026): `chat.history` has `messages` by id (`parentId`, `role`, `content`, `annotation.rating`) and
-`currentId`. Reasoning and calls of tools stand in the content as `<details type="…">`.
+After the program's source (github.com/open-webui/open-webui, models/chats.py, as of 2026): `chat.history` has
+`messages` by id (`parentId`, `role`, `content`, `annotation.rating`) and `currentId`. Reasoning and calls of
+tools stand in the content as `<details type="…">`.
 """
 
 import html
@@ -44,11 +44,12 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     history = _history(value)
     if history is None:
         raise BadLine("bad_shape", "a chat of Open WebUI has history.messages by id, and this has none")
-    messages = {place: one for place, one in history["messages"].items() if isinstance(one, dict)}
+    stored = history["messages"]
+    messages = {place: message for place, message in stored.items() if isinstance(message, dict)}
     if not messages:
         notes["empty_conversations"] += 1
         return
-    thumbs = {place: up for place, one in messages.items() if (up := _thumb(one)) is not None}
+    thumbs = {place: up for place, message in messages.items() if (up := _thumb(message)) is not None}
     current = history.get("currentId", history.get("current_id"))
     if not isinstance(current, str) or current not in messages:
         notes["current_node_missing"] += 1
@@ -78,7 +79,8 @@ def _thumb(message: Mapping[str, Any]) -> bool | None:
 
 
 def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn]:
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     words = content if isinstance(content, str) else result_text(content)
     if role == "user":
         return user_turn(words, [_file_name(file) for file in objects(message.get("files"))], notes)

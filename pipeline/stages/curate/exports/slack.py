@@ -1,8 +1,7 @@
 """Slack's export of a workspace: a zip archive with channels.json, users.json and CHANNEL/YYYY-MM-DD.json.
 
-The schema is Slack's own (slack.com/help/articles/220556107, "How to read Slack data exports", and the
-message event of api.slack.com), as of 2026. A thread (`thread_ts`) is a conversation; it may go over several
-days.
+Slack describes the files in slack.com/help/articles/220556107 ("How to read Slack data exports"), a message
+in the message event of api.slack.com. A thread (`thread_ts`) is a conversation; it may go over several days.
 """
 
 import html
@@ -87,7 +86,8 @@ def _message(number: int, value: Any, names: Mapping[str, str], notes: Notes) ->
     if value.get("type") != "message" or value.get("subtype") not in SAID:
         notes["notices"] += 1
         return None
-    words = texts(value.get("text")) or texts(*(_attached(one) for one in objects(value.get("attachments"))))
+    attached = [_attached(entry) for entry in objects(value.get("attachments"))]
+    words = texts(value.get("text")) or texts(*attached)
     notes["attachments"] += len(objects(value.get("files")))
     if not words:
         notes["empty_messages"] += 1

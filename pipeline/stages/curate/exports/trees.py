@@ -79,7 +79,7 @@ def _preferences(
     downs: dict[str, list[list[str]]] = {}
     for place, up in rated.items():
         branch = tree.branch(place)
-        asked = next((one for one in reversed(branch) if reader.is_user(one)), None)
+        asked = next((message for message in reversed(branch) if reader.is_user(message)), None)
         if asked is None or asked == place:
             notes["thumbs_without_pair"] += 1
             continue

@@ -1,1 +1,1 @@
-"""What APIs write in their requests and answers, as turns in OpenAI's form; also what programs log of it."""
+"""Requests and answers of APIs as turns in OpenAI's form, also as programs log them."""

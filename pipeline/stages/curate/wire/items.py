@@ -60,7 +60,8 @@ def reasoning_of_item(item: dict[str, Any]) -> str:
         texts = (
             [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
         )
-        if words := "\n\n".join(text for text in texts if isinstance(text, str)):
+        words = "\n\n".join(text for text in texts if isinstance(text, str))
+        if words:
             return words
     return ""
 
@@ -90,7 +91,8 @@ def turns_of_items(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _add_message(draft: Draft, item: dict[str, Any], where: str) -> None:
-    role, content = item.get("role"), item.get("content")
+    role = item.get("role")
+    content = item.get("content")
     words = content if isinstance(content, str) else _text(need(list, content, where, "bad_shape"), where)
     if role == "assistant":
         draft.answer(words)

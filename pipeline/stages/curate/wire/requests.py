@@ -1,11 +1,11 @@
-"""What was asked of an API and what it answered, as proxies and servers log it: OpenAI's chat completions and
+"""Requests to an API and its answers, as proxies and servers log them: OpenAI's chat completions and
 Responses (also llama-server's and vLLM's), Anthropic's messages, Gemini's contents.
 
 Wire forms as of 2023-06 to 2026-10: <https://platform.openai.com/docs/api-reference>,
 <https://docs.anthropic.com/en/api/messages>, <https://ai.google.dev/api/generate-content>. An answer may be
 the list of the chunks in which it was streamed, or their text as server-sent events.
 
-What the request says comes out as a row of `messages`; an answer that failed, was cut off or was one of
+A request becomes a row of `messages`; an answer that failed, was cut off or was one of
 several raises `BadRow`.
 """
 

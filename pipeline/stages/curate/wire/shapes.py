@@ -1,4 +1,4 @@
-"""What a JSON value is, by its type. What it has to be and isn't raises `BadRow` with its place."""
+"""Checks of the type of a JSON value. One of another type raises `BadRow` with its place."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ KINDS = {  # what JSON calls them
 
 
 def need(wanted: type[T], value: Any, where: str, code: str) -> T:
-    """`value` if it is an object (or a list). Raises `BadRow` with `code` if it is not."""
+    """Return `value` if it is an object (or a list). Raises `BadRow` with `code` if it is not."""
     if not isinstance(value, wanted):
         raise BadRow(code, f"{where} is {KINDS[type(value)]}, not {KINDS[wanted]}")
     return value
