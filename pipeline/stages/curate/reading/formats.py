@@ -146,7 +146,7 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
         value = _with_row_marks(value, keys)
         kind, content = FORMATS[name].read(value, *keys)
         is_question = name in ANSWERED_BY_TEXT or kind == "prompt"
-        _check_unread(value, keys, content, (*OFFERS, *ABOUT) if is_question else ())
+        _check_unread(value, keys, content, OF_QUESTIONS if is_question else frozenset())
         if kind not in ("prompt", "text") and not REASONING_KEYS.isdisjoint(value):
             add_reasoning(value, content, keys, is_read=name in ANSWERED_BY_TEXT)
         if value.get(OTHERS) and OTHERS not in content:
@@ -167,7 +167,7 @@ def _with_row_marks(value: Value, keys: tuple[str, ...]) -> Value:
 
 
 def _check_unread(
-    value: Value, keys: tuple[str, ...], content: Mapping[str, Any], offers: tuple[str, ...]
+    value: Value, keys: tuple[str, ...], content: Mapping[str, Any], offers: frozenset[str]
 ) -> None:
     """Check that each key that is a prompt or an answer in some format was read here, or says what the row
     says anyway. So must `offers`, keys that hold the choices of a question or what it is about.
@@ -175,8 +175,8 @@ def _check_unread(
     Raises `BadRow` (`unsupported_field`) for one that would be dropped.
     """
     others = [key for key in value if key in SAYING_KEYS and key not in keys and value[key]]
-    for key in offers:
-        stated = value.get(key)
+    for key in offers.intersection(value):
+        stated = value[key]
         is_long = key in ABOUT and isinstance(stated, str) and len(stated) >= LONG
         if stated and (is_long or isinstance(stated, list | dict) or is_list(stated)):
             others.append(key)
@@ -241,7 +241,7 @@ def _is_logged(value: Value, *keys: str) -> bool:
 
 
 def _requests(value: Value, request: str, response: str | None = None) -> Content:
-    """What an API was asked, below the key `request` or beside it, and what it answered."""
+    """Return the chat of what an API was asked, below the key `request` or beside it, and answered."""
     stated = value[request]
     if request == "request" or (request == "input" and isinstance(stated, dict)):
         body = stated
@@ -470,6 +470,7 @@ SAYING_KEYS = PROMPT_KEYS.union(ANSWER_KEYS)
 # without its choices a question means nothing, and its answer may be the number of one
 OFFERS = ("choices", "options")
 ABOUT = ("article", "document", "paragraph", "passage", "story")  # what a question is about, if it is long
+OF_QUESTIONS = frozenset((*OFFERS, *ABOUT))
 LONG = 100  # characters of a text that is no name
 # keys that hold a list: of turns, calls, pairs, texts, pieces or tools; and those of turns or a text
 LIST_KEYS = frozenset((*CONVERSATIONS, "answers", "history", OTHERS, "segments", *WITHOUT_TURNS))
