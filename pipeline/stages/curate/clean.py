@@ -37,7 +37,7 @@ from pipeline.stages.curate.rules.template import ChatTemplate
 
 KINDS: tuple[str, ...] = get_args(Kind)
 WITHHELD = "‹not shown: this row had something to redact›"
-KNOWN_FILES = 256  # whose mappings are kept
+KNOWN_FILES = 256  # whose settings are kept
 KNOWN_DOMAINS = 10_000  # names that are looked through once
 KNOWN_DETAILS = 1000  # sentences that name keys, likewise
 # reasons whose sentence may name keys or authors of the row
@@ -105,6 +105,15 @@ class Rejected(Exception):
         self.rule, self.why = rule, why
 
 
+class FileSettings(NamedTuple):
+    """The settings for the rows of one file."""
+
+    domain: str  # of rows that name none
+    format: str  # by `curate.formats`
+    mapper: RowMapper | None  # by `curate.fields`
+    transform: Transform | None
+
+
 class Stated(NamedTuple):
     """A row as a file states it, or as `curate.transform` makes it; `source` says where it is from."""
 
@@ -113,7 +122,7 @@ class Stated(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What becomes of a stated row: clean rows, several if it is split, and what was changed; or why none."""
+    """The result of a stated row: clean rows, several if it is split, and what was changed; or why none."""
 
     stated: Stated | None  # None: the line states no row
     rows: list[Row]
@@ -158,7 +167,7 @@ class Cleaner:
             else None,
         }
         self.rules = [(name, rule) for name, rule in rules.items() if rule]
-        self.mapper = lru_cache(KNOWN_FILES)(self.mapper_of)
+        self.of_file = lru_cache(KNOWN_FILES)(self.settings_of)
         self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)  # of a domain's name
         self.scrubbed = lru_cache(KNOWN_DETAILS)(self.redactor.scrub)
 
@@ -180,20 +189,21 @@ class Cleaner:
             ]
         return redacted
 
-    def mapper_of(self, file: str) -> RowMapper | None:
-        """The mapping of `curate.fields` for a file; None if it has none."""
-        stated = by_glob(file, self.settings.fields, None)
-        if stated is None:
-            return None
-        return RowMapper(stated, file, by_glob(file, self.settings.formats, "auto"))
+    def settings_of(self, file: str) -> FileSettings:
+        """Return the settings for the rows of a file. `of_file` keeps them."""
+        given_format = by_glob(file, self.settings.formats, "auto")
+        mapping = by_glob(file, self.settings.fields, None)
+        mapper = None if mapping is None else RowMapper(mapping, file, given_format)
+        function = by_glob(file, self.settings.transform, None)
+        transform = None if function is None else self.transforms[function]
+        return FileSettings(domain_of(file), given_format, mapper, transform)
 
     def keyed(
         self, stated: dict[str, Any], file: str, cleaning_stats: CleaningStats
     ) -> tuple[dict[str, Any], str]:
         """Return a row with the keys that formats know, and its format. Raises `BadRow` if it has none."""
-        mapper = self.mapper(file) if self.settings.fields else None
+        _, given_format, mapper, _ = self.of_file(file)
         value = with_known_keys(stated if mapper is None else mapper.apply(stated, cleaning_stats.mapped))
-        given_format = by_glob(file, self.settings.formats, "auto")
         if given_format == "text" and "segments" in value:  # a part of a long document
             given_format = "input_output"
         if given_format != "auto":
@@ -213,11 +223,11 @@ class Cleaner:
         rule = "read"
         try:
             value = parsed(line.data)
-            name = by_glob(file, self.settings.transform, None) if self.transforms else None
-            if name is None:
+            transform = self.of_file(file).transform
+            if transform is None:
                 return [Stated(source, value)]
             rule = "transform"
-            values = self.transforms[name].rows(value, source)
+            values = transform.rows(value, source)
         except BadLine as why:
             raise Rejected(rule, why) from None
         if len(values) == 1:
@@ -230,11 +240,12 @@ class Cleaner:
         try:
             value, kind = self.keyed(row.value, file, cleaning_stats)
             cleaning_stats.formats[kind] += 1
-            clean_row = to_row(value, source=row.source, domain=domain_of(file), format=kind)
+            domain = self.of_file(file).domain
+            clean_row = to_row(value, source=row.source, domain=domain, format=kind)
             if OTHERS in clean_row and OTHERS not in value:
                 changes.append(chosen_reference(clean_row))
             if not self.fit_for_reports(clean_row["domain"]):
-                clean_row["domain"] = domain_of(file)
+                clean_row["domain"] = domain
             for rule, apply in self.rules:  # noqa: B007
                 clean_row = apply(clean_row, changes)
             rule = "length"
@@ -243,7 +254,7 @@ class Cleaner:
             raise Rejected(rule, with_authors(why, row.value, file)) from None
 
     def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
-        """What becomes of each row that a line states; of a line that states none, why."""
+        """Yield the outcome of each row that a line states; of a line that states none, why."""
         try:
             stated = self.stated(file, line)
         except Rejected as rejected:
@@ -284,7 +295,8 @@ class Cleaner:
             key = int(row["id"], 16)
             done.facts.append((row["domain"], key, content_key(row), turns, kind, "reward" in row))
             done.cleaning_stats.kinds[row["kind"]] += 1
-        self.note(done, line, rows[0]["id"], outcome.changes)
+        if outcome.changes:
+            self.note(done, line, rows[0]["id"], outcome.changes)
 
     def reject(self, done: Cleaned, line: RawLine, rejected: Rejected) -> None:
         """Account for a line that gives no row."""
