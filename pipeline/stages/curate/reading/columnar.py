@@ -17,7 +17,7 @@ from uuid import UUID
 import orjson
 
 from pipeline.core.jsonl import MAX_DEPTH, BadLine, parse_value
-from pipeline.stages.curate.reading.files import growth_limit
+from pipeline.stages.curate.reading.files import growth_limit, too_large
 from pipeline.stages.curate.reading.letter_case import known_names
 from pipeline.stages.curate.reading.tables import Row, cell_value
 
@@ -106,7 +106,7 @@ def _rows(batches: Iterator[Any], limit: int, max_bytes: int, kind: str) -> Iter
         for batch in batches:
             unpacked_bytes += batch.nbytes
             if unpacked_bytes > limit:
-                raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
+                raise too_large(limit)
             batch = batch.rename_columns(known_names(batch.schema.names))
             if written_otherwise is None:  # one schema holds for all batches of a file
                 written_otherwise = {

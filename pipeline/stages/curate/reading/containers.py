@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
-from pipeline.core.text import safe
+from pipeline.core.text import listed, safe
 from pipeline.stages.curate.exports import cursor, mbox, side_files
 from pipeline.stages.curate.exports.cursor_database import composer_rows
 from pipeline.stages.curate.exports.export import (
@@ -47,6 +47,7 @@ from pipeline.stages.curate.reading.files import (
     PACKED_SUFFIXES,
     PACKED_TABLES,
     SNIFFED,
+    STREAMED,
     TEXT_TABLES,
     ZIP,
     Content,
@@ -59,6 +60,7 @@ from pipeline.stages.curate.reading.files import (
     layout_of,
     opened,
     suffixes,
+    too_large,
     unpacked,
 )
 from pipeline.stages.curate.reading.mailboxes import mails
@@ -66,7 +68,7 @@ from pipeline.stages.curate.reading.own_rows import export_in
 from pipeline.stages.curate.reading.saved_folders import is_description, missing_files
 from pipeline.stages.curate.reading.tables import Row, csv_rows
 from pipeline.stages.curate.reading.workbooks import workbook_rows
-from pipeline.stages.curate.reading.zips import STREAMED, zip_members
+from pipeline.stages.curate.reading.zips import zip_members
 
 T = TypeVar("T")
 RawRow = tuple[int, int | None, bytes | BadLine]
@@ -78,7 +80,7 @@ QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
 # what no row may hold, but the parts of an export's record that no row keeps
 ROWS_ONLY = ("control_character", "number_out_of_range", "too_deep")
 MEMBERS_NAMED = 3  # of an archive in which none is read
-READ_INSIDE = "inside are read *.jsonl, *.ndjson, *.json, *.csv, *.tsv, *.txt, *.md and *.mbox"
+READ_INSIDE = f"inside are read {listed([f'*{suffix}' for suffix in STREAMED])}"
 
 
 class Part(NamedTuple):
@@ -169,16 +171,19 @@ def _document(path: Path, name: str, notes: Counter[str], style: Style) -> Itera
     packing = PACKED_SUFFIXES.get(PurePosixPath(name.lower()).suffix, "")
     heading = f"{name}\n\n" if style == "named" else ""
     with opened(path) as packed, unpacked(packed, packing) as file:
-        for number, row in enumerate(document_rows(file, notes, heading), start=1):
-            yield number, None, row
+        yield from _numbered(document_rows(file, notes, heading))
+
+
+def _numbered(rows: Iterable[Row]) -> Iterator[RawRow]:
+    """Yield rows with their numbers. Of such rows no offset is known."""
+    for number, row in enumerate(rows, start=1):
+        yield number, None, row
 
 
 def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part) -> Iterator[RawRow]:
     if is_description(path):
         notes["description"] += 1
-        yield from (
-            (number, None, _missing(file)) for number, file in enumerate(missing_files(path), start=1)
-        )
+        yield from _numbered(map(_missing, missing_files(path)))
         return
     kind, packing = suffixes(name)
     if kind == ZIP:
@@ -189,8 +194,8 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
             yield from _rows_of_members(tar_members(file), growth_limit(packed), max_bytes, notes)
     elif kind == DATABASE:
         notes[f"export_{cursor.EXPORT.name}"] += 1
-        numbered = ((number, None, row) for number, row in enumerate(composer_rows(path), start=1))
-        yield from _exported(cursor.EXPORT, Records(_records_in(numbered)), max_bytes, notes)
+        records = Records(_records_in(_numbered(composer_rows(path))))
+        yield from _exported(cursor.EXPORT, records, max_bytes, notes)
     elif part.start:  # lines of a file that is not packed
         with opened(path) as file:
             file.seek(part.start)
@@ -212,8 +217,7 @@ def _content_rows(
     """Yield the rows of a file that is no export."""
     with content.opened() as file:
         if layout in (*TEXT_TABLES, *PACKED_TABLES, *DOCUMENTS):
-            records = _records(layout, file, max_bytes, notes)
-            yield from ((number, None, row) for number, row in enumerate(records, start=1))
+            yield from _numbered(_records(layout, file, max_bytes, notes))
         else:
             yield from _json_rows(file, layout, max_bytes, notes, part)
 
@@ -231,7 +235,7 @@ def _json_rows(
         if by_columns is None:
             yield 1, text.index(b"{"), row
         else:
-            yield from ((number, None, record) for number, record in enumerate(by_columns, start=1))
+            yield from _numbered(by_columns)
     else:
         yield from _lines(file, max_bytes, notes, part)
 
@@ -262,14 +266,18 @@ def _beginning(content: Content) -> bytes:
 
 
 def _head(content: Content, layout: str, max_bytes: int) -> Head:
-    """Return the file's first records."""
+    """Return the file's first records. What breaks is met again, and reported, when the rows are read."""
+    return Head(layout, tuple(_readable(islice(_records_of(content, layout, max_bytes), HEAD_RECORDS))))
+
+
+def _readable(records: Iterable[Record]) -> list[Any]:
+    """Return the values of records, as far as they can be read."""
     values = []
-    # What breaks here is met again, and reported, when the rows are read.
     with suppress(BadLine, OSError):
-        for record in islice(_records_of(content, layout, max_bytes), HEAD_RECORDS):
+        for record in records:
             if not isinstance(record.value, BadLine):
                 values.append(record.value)
-    return Head(layout, tuple(values))
+    return values
 
 
 def _records_of(content: Content, layout: str, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record]:
@@ -312,13 +320,13 @@ def _value(data: bytes) -> Any | BadLine:
 def _exported(export: Export, records: Records, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
     """Yield the rows of a program's export as JSON bytes. What is longer than a row may be is cut."""
     for number, offset, row in export.read(records, notes):
-        found = _row_bytes(row)
-        if isinstance(found, bytes) and not isinstance(row, BadLine) and len(found) > max_bytes:
+        data = _row_bytes(row)
+        if isinstance(data, bytes) and not isinstance(row, BadLine) and len(data) > max_bytes:
             for piece in cut_rows(row, max_bytes):
                 notes["conversations_cut"] += isinstance(piece, dict)
                 yield number, offset, _row_bytes(piece)
         else:
-            yield number, offset, found
+            yield number, offset, data
 
 
 def _row_bytes(row: dict[str, Any] | BadLine) -> bytes | BadLine:
@@ -340,13 +348,10 @@ def _values_near(path: Path, name: str) -> list[Any]:
 
 def _values(content: Content) -> list[Any]:
     """Return the values of a small JSON file that says more about an export, as far as it can be read."""
-    values = []
-    with suppress(BadLine, OSError):
+    with suppress(OSError):
         layout = layout_of(content, MAX_RECORD_BYTES, Counter())
-        for record in _records_of(content, layout):
-            if not isinstance(record.value, BadLine):
-                values.append(record.value)
-    return values
+        return _readable(_records_of(content, layout))
+    return []
 
 
 def _missing(file: str) -> BadLine:
@@ -368,7 +373,7 @@ def _rows_of_members(
             notes["members_not_read"] += 1
             continue
         if unpacked_bytes > limit:
-            raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
+            raise too_large(limit)
         pieces = Pieces(iter(()), limit)
         try:
             with unpacked(content, packing, limit) as inside:
@@ -380,7 +385,7 @@ def _rows_of_members(
             raise
         except BadLine as broken:
             total += 1
-            yield total, None, BadLine(broken.code, f"{name}: {broken}")
+            yield total, None, _placed(broken, name)
         unpacked_bytes += pieces.total
 
 
@@ -398,13 +403,12 @@ def _member_rows(
         return
     rows = _json_rows(file, layout, max_bytes, notes)
     head, rest = _begun(rows, HEAD_RECORDS)
-    values = (record.value for record in _records_in(head))
-    export = export_in(Head(layout, tuple(value for value in values if not isinstance(value, BadLine))))
-    found: Iterator[RawRow] = chain(head, rest)
+    export = export_in(Head(layout, tuple(_readable(_records_in(head)))))
+    rows = chain(head, rest)
     if export is not None:
         notes[f"export_{export.name}"] += 1
-        found = _exported(export, Records(_records_in(found)), max_bytes, notes)
-    yield from (row for _, _, row in found)
+        rows = _exported(export, Records(_records_in(rows)), max_bytes, notes)
+    yield from (row for _, _, row in rows)
 
 
 def _sniffed(
@@ -532,8 +536,9 @@ def _joined_records(group: list[_ZipMember]) -> Iterator[Record]:
 
 def _values_inside(contents: list[Content], name: str) -> list[Any]:
     """Return the values in the archive's JSON file of this name, in whatever folder; [] if there is none."""
-    found = next((one for one in contents if one.kind and PurePosixPath(one.name).name == name), None)
-    return [] if found is None else _values(found)
+    readable = (content for content in contents if content.kind)
+    content = next((content for content in readable if PurePosixPath(content.name).name == name), None)
+    return [] if content is None else _values(content)
 
 
 def _placed(row: bytes | BadLine, place: str) -> bytes | BadLine:

@@ -45,6 +45,8 @@ ARCHIVE = ".tar"
 ZIP = ".zip"
 DATABASE = ".vscdb"  # Cursor's
 MAILBOX = ".mbox"
+# Members of archives that are read. Other tables need to be read at any place.
+STREAMED = (*JSON_SUFFIXES, *TEXT_TABLES, *DOCUMENTS, MAILBOX)
 PACKED_SUFFIXES = {".gz": ".gz", ".zst": ".zst", ".zstd": ".zst"}  # around JSON, CSV, TSV and tar
 SHORT_ARCHIVES = {".tgz": ".gz", ".tzst": ".zst"}  # a tar and its packing in one suffix
 READ = (
@@ -196,8 +198,7 @@ def unpacked(file: BufferedReader, packing: str, limit: int | None = None) -> Bu
     raise `BadLine`.
     """
     limit = growth_limit(file) if limit is None else limit
-    if file.peek(len(POINTER)).startswith(POINTER):
-        raise BadLine("broken_container", f"this is a pointer of Git LFS: {REMEDY}")
+    need_content(file)
     inside = file
     if packing:
         pieces = _gzip_pieces(file) if packing == ".gz" else _zstd_pieces(file)
@@ -208,6 +209,12 @@ def unpacked(file: BufferedReader, packing: str, limit: int | None = None) -> Bu
     if encoding := marked(head):
         return BufferedReader(Pieces(utf8_pieces(inside, encoding), limit), GZIP_READ)
     return inside
+
+
+def need_content(file: BufferedReader) -> None:
+    """Raise `BadLine` for a pointer of Git LFS, which stands for a file."""
+    if file.peek(len(POINTER)).startswith(POINTER):
+        raise BadLine("broken_container", f"this is a pointer of Git LFS: {REMEDY}")
 
 
 def layout_of(content: Content, max_bytes: int, notes: Counter[str]) -> str:
@@ -268,6 +275,11 @@ def growth_limit(file: BufferedReader) -> int:
     return max(ALWAYS_ALLOWED, MAX_GROWTH * os.fstat(file.fileno()).st_size)
 
 
+def too_large(limit: int) -> BadLine:
+    """Return why a file that unpacks to more than `limit` bytes is not read on."""
+    return BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read on")
+
+
 class Pieces(RawIOBase):
     """Byte strings, one after the other, as a file of at most `limit` bytes."""
 
@@ -287,9 +299,7 @@ class Pieces(RawIOBase):
             self.piece = memoryview(piece)
             self.total += len(piece)
             if self.total > self.limit:
-                raise BadLine(
-                    "expands_too_much", f"unpacks to more than {self.limit >> 20} MiB: it isn't read on"
-                )
+                raise too_large(self.limit)
         count = min(len(buffer), len(self.piece))
         buffer[:count] = self.piece[:count]
         self.piece = self.piece[count:]

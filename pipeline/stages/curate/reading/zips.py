@@ -11,16 +11,14 @@ from pathlib import PurePosixPath
 from typing import cast
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
-from pipeline.core.git_lfs import POINTER, REMEDY
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import safe
-from pipeline.stages.curate.reading.documents import DOCUMENTS
 from pipeline.stages.curate.reading.files import (
-    MAILBOX,
-    TEXT_TABLES,
+    STREAMED,
     Content,
     Pieces,
     growth_limit,
+    need_content,
     suffixes,
     unpacked,
 )
@@ -28,8 +26,6 @@ from pipeline.stages.curate.reading.files import (
 PIECE = 1 << 16  # bytes
 ENCRYPTED = 0x1  # bit of a member's flags
 APPLE_FORKS = "__MACOSX"  # folder of what macOS keeps about files beside them
-# Which members are read. Other tables need to be read at any place.
-STREAMED = (".json", MAILBOX, *TEXT_TABLES, *DOCUMENTS)
 
 
 def zip_members(file: BufferedReader) -> list[Content]:
@@ -37,8 +33,7 @@ def zip_members(file: BufferedReader) -> list[Content]:
 
     Hidden files and what macOS adds are left out, as below data/raw. Raises `BadLine` if it is no archive.
     """
-    if file.peek(len(POINTER)).startswith(POINTER):
-        raise BadLine("broken_container", f"this is a pointer of Git LFS: {REMEDY}")
+    need_content(file)
     try:
         archive = ZipFile(file)
     except (BadZipFile, ValueError, OSError) as error:
