@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Records
 from pipeline.stages.curate.exports.markdown import markdown_of
-from pipeline.stages.curate.exports.people import Message, turn_of
+from pipeline.stages.curate.exports.people import Message, conversation_of, spoken
 
 MAILBOX = "mailbox"  # the layout of such a file
 IDS = re.compile(r"<([^<>\s]+)>")
@@ -58,7 +58,7 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
             continue
         place = mail.message.place
         known = thread_of.get(place)
-        if known is not None and any(one.message.place == place for one in threads.get(known, ())):
+        if known is not None and any(earlier.message.place == place for earlier in threads.get(known, ())):
             notes["messages_repeated"] += 1
             continue
         thread = next((thread_of[one] for one in (place, *related) if one in thread_of), (*related, place)[0])
@@ -66,13 +66,9 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
             thread_of.setdefault(one, thread)
         threads.setdefault(thread, []).append(mail)
     for mails in threads.values():
-        spoken = [mail for mail in sorted(mails, key=_order) if mail.message.words]
-        notes["empty_messages"] += len(mails) - len(spoken)
-        if len({mail.message.author for mail in spoken}) < 2:
-            notes["messages_without_answer"] += len(spoken)
-            continue
-        row = {"messages": [turn_of(mail.message) for mail in spoken]}
-        yield Conversation(spoken[0].message.number, None, row)
+        messages = [mail.message for mail in sorted(mails, key=_order) if mail.message.words]
+        notes["empty_messages"] += len(mails) - len(messages)
+        yield from map(conversation_of, spoken(messages, notes))
 
 
 def _order(mail: Mail) -> tuple[int, float]:

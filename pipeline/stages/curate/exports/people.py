@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from pipeline.stages.curate.exports.export import Notes
+from pipeline.stages.curate.exports.export import Conversation, Notes
 from pipeline.stages.curate.wire.draft import Turn
 
 SILENCE = 6 * 3600  # seconds after which a direct conversation ends
@@ -34,6 +34,11 @@ def turn_of(message: Message) -> Turn:
     return {"role": role, "content": message.words, "author": message.author}
 
 
+def conversation_of(messages: Sequence[Message]) -> Conversation:
+    """Return messages as a row, which begins at the record of the first."""
+    return Conversation(messages[0].number, None, {"messages": [turn_of(message) for message in messages]})
+
+
 def is_direct(messages: Sequence[Message]) -> bool:
     """Return True if so few people write that there is one conversation at a time."""
     return len({message.author for message in messages}) <= FEW
@@ -44,10 +49,10 @@ def direct_conversations(messages: Sequence[Message], notes: Notes) -> Iterator[
     current: list[Message] = []
     for message in messages:
         if current and message.time - current[-1].time > SILENCE:
-            yield from _spoken(current, notes)
+            yield from spoken(current, notes)
             current = []
         current.append(message)
-    yield from _spoken(current, notes)
+    yield from spoken(current, notes)
 
 
 def reply_chains(messages: Sequence[Message], notes: Notes) -> Iterator[list[Message]]:
@@ -69,7 +74,7 @@ def reply_chains(messages: Sequence[Message], notes: Notes) -> Iterator[list[Mes
         before = message
     for message in messages:
         if message.place not in answered:
-            yield from _spoken(_chain(message.place, parents, known), notes)
+            yield from spoken(_chain(message.place, parents, known), notes)
 
 
 def _goes_on(before: Message, message: Message) -> bool:
@@ -85,7 +90,7 @@ def _chain(place: str, parents: dict[str, str], known: dict[str, Message]) -> li
     return [*reversed(chain.values())]
 
 
-def _spoken(messages: list[Message], notes: Notes) -> Iterator[list[Message]]:
+def spoken(messages: list[Message], notes: Notes) -> Iterator[list[Message]]:
     """Yield the messages if more than one person speaks; else count them."""
     if len({message.author for message in messages}) > 1:
         yield messages

@@ -12,7 +12,13 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.answers import objects, texts
 from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Records
-from pipeline.stages.curate.exports.people import Message, direct_conversations, is_direct, turn_of
+from pipeline.stages.curate.exports.people import (
+    Message,
+    conversation_of,
+    direct_conversations,
+    is_direct,
+    spoken,
+)
 
 SAID = (None, "bot_message", "file_share", "me_message", "thread_broadcast")  # subtypes in which one speaks
 DELETED = ("tombstone", "message_deleted")
@@ -28,7 +34,8 @@ def is_head(head: Head) -> bool:
 
 def read(records: Records, notes: Notes) -> Iterator[Conversation]:
     """Yield the threads of a channel."""
-    names = {user["id"]: _name(user) for user in objects(records.beside("users.json")) if "id" in user}
+    users = objects(records.beside("users.json"))
+    names = {user["id"]: _name(user) for user in users if isinstance(user.get("id"), str)}
     messages: dict[tuple[str, str], Message] = {}
     for number, offset, value in records:
         try:
@@ -55,19 +62,12 @@ def read(records: Records, notes: Notes) -> Iterator[Conversation]:
                 "that Slack hands out, not its files",
             )
             yield Conversation(thread[0].number, None, broken)
-        elif len({message.author for message in thread}) == 1:
-            notes["messages_without_answer"] += len(thread)
         else:
-            yield _conversation(thread)
+            yield from map(conversation_of, spoken(thread, notes))
     if is_direct(ordered):
-        for conversation in direct_conversations(alone, notes):
-            yield _conversation(conversation)
+        yield from map(conversation_of, direct_conversations(alone, notes))
     else:
         notes["messages_without_thread"] += len(alone)
-
-
-def _conversation(messages: list[Message]) -> Conversation:
-    return Conversation(messages[0].number, None, {"messages": [turn_of(message) for message in messages]})
 
 
 def _name(user: Mapping[str, Any]) -> str:
