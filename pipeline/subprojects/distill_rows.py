@@ -69,9 +69,7 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
         remove(apart)  # no copy stays of chats that were taken away
         return None
     curate = params.curate
-    guard = {name: data / "guard" / name for name in (*curate.decontaminate, *filter(None, [curate.names]))}
-    links = {f"data/guard/{name}": path for name, path in guard.items()}
-    links |= {"data/raw": source, "models/base": base, "models/base.json": base.with_name("base.json")}
+    links = curation_links(curate, data, base) | {"data/raw": source}
     changes = settings() | {"decontaminate": [*curate.decontaminate, ANSWERS]}
     remove(apart / "data/guard")  # links to what may be named no more
     write_answers(data / "final", apart / "data/guard" / ANSWERS)
@@ -80,6 +78,15 @@ def curated(apart: Path, base: Path, params: Params, data: Path) -> General | No
     report = read_json(apart / "reports/data.json", "run the stage again")
     files = {name: file["sha256"] for name, file in report["files"].items()}
     return General(apart / "data/final/train.jsonl", {key: report[key] for key in COUNTS} | {"files": files})
+
+
+def curation_links(curate: CurateKeys, data: Path, base: Path) -> dict[str, Path]:
+    """Return the links of a sub-project in which stage curate runs, without `data/raw`: to the guard files
+    that the settings name, and to the base.
+    """
+    names = (*curate.decontaminate, *filter(None, [curate.names]))
+    links = {f"data/guard/{name}": data / "guard" / name for name in names}
+    return links | {"models/base": base, "models/base.json": base.with_name("base.json")}
 
 
 def write_answers(final: Path, target: Path) -> None:

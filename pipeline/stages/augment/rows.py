@@ -17,6 +17,7 @@ from pipeline.core.publish import read_json, remove
 from pipeline.stages.augment.filters import written_text
 from pipeline.stages.augment.instructions import WRITTEN_SPLITS, Call, asked_turns, question_place
 from pipeline.stages.augment.journal import Text
+from pipeline.subprojects.distill_rows import curation_links
 from pipeline.subprojects.distill_rows import settings as rows_for_training
 from pipeline.subprojects.processes import changed_params, open_subproject, run_stage
 
@@ -83,14 +84,10 @@ def curated(
     """Return `rows` after stage curate has run on them in the sub-project `project` (absolute); `origins` are
     the split and the origin of each. Raises what the stage ended with.
     """
-    data = root / "data"
-    base = root / "models/base"
     curate = params.curate
     remove(project / "data/guard")  # links to what may be named no more
     write_rows(project / "data/raw/written.jsonl", map(dict, rows))
-    guard = {name: data / "guard" / name for name in (*curate.decontaminate, *filter(None, [curate.names]))}
-    links = {f"data/guard/{name}": path for name, path in guard.items()}
-    links |= {"models/base": base, "models/base.json": base.with_name("base.json")}
+    links = curation_links(curate, root / "data", root / "models/base")
     changes = rows_for_training() | {"languages": curate.languages}
     if curate.drop_duplicates == "near":
         changes["drop_duplicates"] = "exact"
