@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def test_questions_become_rows_with_where_they_come_from(root: Path, monkeypatch
     monkeypatch.setenv("WRITERS_KEY", KEY)
     with chat_server(in_other_words) as server:
         main(params(server.url, key_env="WRITERS_KEY"), root, "questions")
-    rows, trained = written(root, "questions"), list(read_rows(root / "data/final/train.jsonl"))
+    rows = written(root, "questions")
+    trained = list(read_rows(root / "data/final/train.jsonl"))
     assert len(rows) == 6
     by_id = {row["id"]: row for row in trained}
     for row in rows:
@@ -200,8 +202,6 @@ def test_an_address_that_answers_something_else_is_named(
 
 
 def test_a_silent_address_and_one_that_is_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
     monkeypatch.setattr("pipeline.stages.augment.writers.WAITS", (0.0,))
     monkeypatch.setattr("pipeline.stages.augment.writers.READ_SECONDS", 0.2)
 
