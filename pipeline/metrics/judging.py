@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.sections.values import THIS_MACHINE
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.special_files import need_file
 from pipeline.metrics.score import Measure, Score
@@ -46,7 +47,7 @@ def judged_by(judge: "Judge", root: Path) -> Measure:
     import httpx
 
     headers = {"Authorization": f"Bearer {_key(root / judge.key_file)}"} if judge.key_file else {}
-    is_local = _host(judge.url) in ("127.0.0.1", "localhost", "::1")  # no proxy leads back to this machine
+    is_local = _host(judge.url) in THIS_MACHINE  # no proxy leads back to this machine
     client = httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS, trust_env=not is_local)
     address = f"{judge.url.rstrip('/')}/chat/completions"
 

@@ -6,11 +6,20 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from pipeline.config.sections.values import ONCE, Count, Location, Section, Seed, Slots, fits, key
+from pipeline.config.sections.values import (
+    ONCE,
+    THIS_MACHINE,
+    Count,
+    Location,
+    Section,
+    Seed,
+    Slots,
+    fits,
+    key,
+)
 from pipeline.core.text import quoted
 
 AugmentKind = Literal["questions", "rejected", "answers"]
-LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def _check_address(text: str) -> str:
@@ -27,7 +36,7 @@ def _check_address(text: str) -> str:
             f"{quoted(text)} is not an address: write one like https://HOST/v1, without a key or a question "
             "mark in it"
         )
-    if parts.scheme != "https" and not (parts.scheme == "http" and host in LOCAL):
+    if parts.scheme != "https" and not (parts.scheme == "http" and host in THIS_MACHINE):
         raise ValueError(
             f"{quoted(text)} is neither https nor this machine's (http://127.0.0.1:PORT/v1), so rows and key "
             "would cross the network in the clear"

@@ -90,6 +90,7 @@ GuardFile = Annotated[
     ),
 ]
 Location = Annotated[str, Field(min_length=1, max_length=500)]  # a path, or a name on the hub
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")  # hosts of addresses that lead back to this machine
 
 
 def _check_number(kinds: Any, least: float, most: float, needed: str, value: Any) -> Any:

@@ -14,7 +14,7 @@ import orjson
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Augment
-from pipeline.config.sections.augmenting import LOCAL
+from pipeline.config.sections.values import THIS_MACHINE
 from pipeline.core.errors import ConfigError, DataError, ToolError
 from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
@@ -78,7 +78,7 @@ def addressed(settings: Augment) -> Iterator[Ask]:
     key = key_of(settings)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = str(settings.url).rstrip("/")
-    is_local = urlsplit(url).hostname in LOCAL  # no proxy leads back to this machine
+    is_local = urlsplit(url).hostname in THIS_MACHINE  # no proxy leads back to this machine
     timeout = httpx.Timeout(READ_SECONDS, connect=30.0)
     with httpx.Client(headers=headers, timeout=timeout, trust_env=not is_local) as client:
         address = f"{url}/chat/completions"
