@@ -8,6 +8,7 @@ it.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
@@ -220,6 +221,14 @@ def is_copy(row: Row) -> bool:
 def untrained_turns(turns: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return turns without their keys about training, as a model gets to see them."""
     return [{key: value for key, value in turn.items() if key not in ABOUT_TRAINING} for turn in turns]
+
+
+def line_of(source: str) -> tuple[str, int]:
+    """Return the file and the line in data/raw of which a row was made: FILE:LINE, then ~NUMBER (by
+    `curate.transform`), #PART and *COPY, if there are any.
+    """
+    file, _, place = source.rpartition(":")
+    return file, int(re.split("[~#*]", place)[0])
 
 
 def row_id(row: Row) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.chat.rows import OTHERS, Row, untrained_turns
+from pipeline.chat.rows import OTHERS, Row, line_of, untrained_turns
 from pipeline.config.params import Params
 from pipeline.config.sections import AugmentKind
 from pipeline.core.jsonl import read_rows, write_rows
@@ -96,7 +96,8 @@ def curated(
     run_stage(project, "curate")
     found: dict[str, list[Row]] = {split: [] for split in WRITTEN_SPLITS}
     for row in read_rows(project / "data/final/train.jsonl"):
-        split, where = origins[_line(row["source"]) - 1]
+        _, line = line_of(row["source"])
+        split, where = origins[line - 1]
         found[split].append(row | {"source": f"{where['prompt']} of {where['of']}", "augmented": dict(where)})
     return Curated(found, list(_rejected(project)))
 
@@ -104,11 +105,6 @@ def curated(
 def _rejected(project: Path) -> Iterator[tuple[int, str]]:
     for reject in read_rows(project / "data/rejects.jsonl"):
         yield int(reject["line"] or 0), str(reject["reason"])
-
-
-def _line(source: str) -> int:
-    """Return the line that a row of the raw file comes from: "written.jsonl:12#2" has 12."""
-    return int(source.rpartition(":")[2].partition("#")[0])
 
 
 def figures_of(project: Path) -> dict[str, Any]:

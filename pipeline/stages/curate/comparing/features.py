@@ -26,7 +26,7 @@ import numpy as np
 import rensa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from pipeline.chat.rows import Row
+from pipeline.chat.rows import Row, line_of
 from pipeline.stages.curate.comparing.row_parts import block_texts, key_of, parts, worth
 from pipeline.stages.curate.comparing.shingles import (
     NGRAM,
@@ -202,8 +202,8 @@ def _sketches(
 def _divided(rows: Sequence[Row]) -> tuple[Keys, Rows]:
     """Rows that were made of one line (source FILE:LINE#PART, FILE:LINE~NUMBER), by the line."""
     parts_at = [i for i, row in enumerate(rows) if _is_part(row["source"])]
-    lines = (rows[i]["source"].rpartition(":") for i in parts_at)
-    keys = [key_of([f"{file}:{re.split('[~#]', number)[0]}"]) for file, _, number in lines]
+    lines = (line_of(rows[i]["source"]) for i in parts_at)
+    keys = [key_of([f"{file}:{line}"]) for file, line in lines]
     return np.array(keys, np.uint64), np.array(parts_at, np.uint32)
 
 

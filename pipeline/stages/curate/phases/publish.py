@@ -2,7 +2,6 @@
 in their order, checked and published.
 """
 
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from pipeline.chat.rows import line_of
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import dump_line
@@ -89,8 +89,7 @@ def reject(line: bytes, decision: np.void, rows: Rows, leak: dict[str, Any] | No
     else:
         assert leak is not None
         why = leak
-    file, _, number = orjson.loads(line)["source"].rpartition(":")  # FILE:LINE, FILE:LINE~NUMBER#PART
-    line_number = int(re.split("[~#]", number)[0])
+    file, line_number = line_of(orjson.loads(line)["source"])
     return asdict(Reject(file, line_number, None, *OUTCOMES[outcome], "", shortened(line))) | why
 
 
