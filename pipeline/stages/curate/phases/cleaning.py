@@ -86,8 +86,9 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Pla
     sizes = {name: size(path) for name, path in files if path.is_file()}
     need_disk(root / "data", DISK_FACTOR * sum(sizes.values()))
     cleaner_arguments(root, settings)
-    styles = {name: document_style(name, settings.documents) for name, _ in files}
-    refused = {name: why for name, path in files if (why := refusal(path, styles[name]))}
+    refused = {
+        name: why for name, path in files if (why := refusal(path, document_style(name, settings.documents)))
+    }
     paths = {name: path for name, path in files if name not in refused}
     targets = _targets(paths, sizes, settings.max_line_bytes, work.shards)
     with ThreadPoolExecutor(threads) as pool:

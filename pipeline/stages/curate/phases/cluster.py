@@ -156,7 +156,7 @@ def _write_clusters(rows: Rows, clusters: Clusters, path: Path) -> None:
 
 
 def transform_account(root: Path, settings: Curate, stats: CurationStats) -> dict[str, Any]:
-    """What `reports/data.json` holds of `curate.transform`: which functions of which files made the rows."""
+    """Return the report's entry of `curate.transform`: which functions of which files made the rows."""
     names = dict.fromkeys(name.split(":")[1] for name in settings.transform.values())
     return {
         "functions": settings.transform,

@@ -27,19 +27,20 @@ def check_fields(root: Path, settings: Curate, work: Work) -> None:
     if not settings.fields:
         return
     files = stats_of(work, read_plan(work)).files
+    globs = {glob: glob for glob in settings.fields}
+    glob_of = {
+        name: by_glob(name, globs, None) for name in files if by_glob(name, settings.source_weights, 1.0)
+    }
     problems = []
     for glob, stated in settings.fields.items():
-        of_glob = {
-            name: file
-            for name, file in files.items()
-            if by_glob(name, {glob: glob for glob in settings.fields}, None) == glob
-            and by_glob(name, settings.source_weights, 1.0)
-        }
-        for name, targets in _problems(stated, of_glob).items():
-            problems.append(file_problem(raw_folder(root) / name, name, stated, targets))
+        of_glob = {name: files[name] for name in glob_of if glob_of[name] == glob}
+        problems += [(name, stated, targets) for name, targets in _problems(stated, of_glob).items()]
     if not problems:
         return
-    shown = "; ".join(problems[:NAMED])
+    raw = raw_folder(root)
+    shown = "; ".join(
+        file_problem(raw / name, name, stated, targets) for name, stated, targets in problems[:NAMED]
+    )
     more = f"; and so in {plural(len(problems) - NAMED, 'more file')}" if len(problems) > NAMED else ""
     raise ConfigError(
         "Q-CURATE-020",
