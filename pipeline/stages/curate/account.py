@@ -73,8 +73,8 @@ class FileStats:
         return not self.readable and self.rejected.total() > self.rejected["blank"]
 
     def summary(self, mapping: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What `reports/data.json` holds of the file, for which `curate.fields` has this mapping."""
-        notes = self.notes + Counter(mapped=self.mapped[MAPPED])
+        """Return the report's entry of the file, for which `curate.fields` has this mapping."""
+        notes = self.notes + Counter(mapped=self.mapped[MAPPED])  # without those that are 0
         unsourced = lacking(mapping, self.mapped)
         return {
             "rows": self.rows,
@@ -82,7 +82,7 @@ class FileStats:
             "rejected": self.rows + self.added - self.kept,
             "sha256": self.sha256,
             "formats": dict(self.formats),
-            "notes": {note: count for note, count in notes.items() if count},
+            "notes": dict(notes),
             **({"fields_lacking": unsourced} if unsourced else {}),
         }
 

@@ -8,12 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.field_sources import (
-    ROLES_KEY,
-    Source,
-    fields_of,
-    paths_of,
-)
+from pipeline.config.field_sources import ROLES_KEY, Source, fields_of, paths_of
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import listed, one_line

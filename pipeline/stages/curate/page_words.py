@@ -124,7 +124,7 @@ def _repeats(domain: tuple[str, Mapping[str, int]]) -> str:
 
 
 def length_sentences(length: Mapping[str, int]) -> list[str]:
-    """What was done to rows above the token budget, and what they lost by it."""
+    """Return sentences on the rows above the token budget, and on what they lost."""
     sentences = []
     left_out, texts = length["exchanges_left_out"], length["texts_cut"]
     if rows := length["split"]:

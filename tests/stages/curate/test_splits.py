@@ -155,7 +155,7 @@ def test_weights_count_per_source(tmp_path: Path) -> None:
 
 
 def copies_of(project: Project, folder: str) -> Counter[int]:
-    """How many training rows of a folder are there how often."""
+    """Count the training rows of a folder by how often they are there."""
     sources = [row["source"] for row in project.rows() if row["source"].startswith(folder)]
     assert len(set(sources)) == len(sources)
     return Counter(Counter(source.partition("*")[0] for source in sources).values())

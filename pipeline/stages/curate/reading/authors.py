@@ -1,4 +1,4 @@
-"""Who wrote the turns of a chat between people, for whoever has to say which of them is the assistant."""
+"""The authors of a chat between people, for whoever has to say which of them is the assistant."""
 
 from collections.abc import Mapping
 from typing import Any

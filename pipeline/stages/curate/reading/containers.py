@@ -560,7 +560,7 @@ def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str
 
 
 def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
-    """Whether the file can be read in parts that begin at its lines: plain JSON, a row a line."""
+    """Return True if the file can be read in parts that begin at its lines: plain JSON, a row a line."""
     if suffixes(name) != (".json", "") or is_description(path):
         return False
     with opened(path) as file:

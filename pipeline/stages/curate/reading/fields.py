@@ -15,6 +15,7 @@ from pipeline.chat.rows import BadRow
 from pipeline.config.field_sources import (
     ASSISTANT,
     LISTS_OF_TURNS,
+    ROLES_KEY,
     USER,
     Constant,
     Path,
@@ -47,7 +48,7 @@ NAME_SHOWN = 40  # characters of a key
 
 
 class Plan(NamedTuple):
-    """What is done with rows (or turns) that have the same keys."""
+    """The treatment of rows (or turns) that have the same keys."""
 
     readers: tuple[tuple[str, Reader], ...]  # of each target
     constants: tuple[tuple[str, str], ...]
@@ -75,7 +76,8 @@ class RowMapper:
         turn = {target: source for target, source in self.fields.turn.items() if target not in EXCHANGE}
         self.turn_plan = lru_cache(KEPT_PLANS)(partial(make_plan, turn, beside, ()))
         sides = {target: source for target, source in self.fields.turn.items() if target in EXCHANGE}
-        self.sides = sides and lru_cache(KEPT_PLANS)(partial(make_plan, sides, frozenset[str](), ()))
+        side_plan = lru_cache(KEPT_PLANS)(partial(make_plan, sides, frozenset[str](), ()))
+        self.side_plan = side_plan if sides else None
 
     def apply(self, row: dict[str, Any], found: Counter[str]) -> dict[str, Any]:
         """Return the row with the keys that formats know; the row itself if it has none of the sources.
@@ -158,8 +160,8 @@ class RowMapper:
                 turns = items(turns, field)
             if not isinstance(turns, list):
                 continue
-            if self.sides:
-                turns = [one for number, turn in enumerate(turns, 1) for one in self._sides(turn, found)]
+            if self.side_plan:
+                turns = [side for turn in turns for side in self._sides(turn, found)]
             row[field] = [
                 self._turn(turn, f"{field} {number}", found) if isinstance(turn, dict) else turn
                 for number, turn in enumerate(turns, start=1)
@@ -167,9 +169,9 @@ class RowMapper:
 
     def _sides(self, turn: Any, found: Counter[str]) -> list[Any]:
         """Return the turns of an item that holds an exchange: a question, its answer or both."""
-        if not isinstance(turn, dict) or not self.sides:
+        if not isinstance(turn, dict) or not self.side_plan:
             return [turn]
-        plan = self.sides(tuple(turn))
+        plan = self.side_plan(tuple(turn))
         said = [(side, read(turn)) for side, read in plan.readers]
         turns = [{"role": side, "content": words} for side, words in said if words is not None]
         found.update({side for side, words in said if words is not None})
@@ -201,7 +203,7 @@ class RowMapper:
             renamed = self.fields.roles.get(name.strip().lower()) if isinstance(name, str) else None
             if renamed:
                 turn[key] = renamed
-                found["roles"] += 1
+                found[ROLES_KEY] += 1
                 return
 
 

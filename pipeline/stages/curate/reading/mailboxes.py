@@ -22,7 +22,9 @@ def mails(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int, byte
         if is_blank and line.startswith(BEGINS) and (not number or _begins_mail(line, following)):
             if number:
                 yield number, start, _mail(lines, size, max_bytes)
-            number, start, size = number + 1, offset, 0
+            number += 1
+            start = offset
+            size = 0
             lines = []
         elif not number:
             raise BadLine("bad_shape", "a mailbox begins with a line `From `: this file has another format")

@@ -1,4 +1,4 @@
-"""What the notes on files say of exports, archives and workbooks, in sentences for the terminal."""
+"""The notes on files about exports, archives and workbooks, in sentences for the terminal."""
 
 from collections.abc import Mapping
 

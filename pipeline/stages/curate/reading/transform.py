@@ -41,7 +41,8 @@ class Transform:
     def __init__(self, name: str, folder: Path) -> None:
         match = NAME.fullmatch(name.removeprefix("python:"))
         assert match  # or the settings are refused
-        self.name, self.file = name, folder / match["file"]
+        self.name = name
+        self.file = folder / match["file"]
         self.function = load_function(self.file, match["function"], "make rows of rows (curate.transform)")
         self.calls = 0
         self.is_timed = threading.current_thread() is threading.main_thread()
@@ -63,7 +64,7 @@ class Transform:
         return [parse_line(text) for text in texts]
 
     def _call(self, value: Value, source: str) -> Any:
-        """What the function returns."""
+        """Call the function. Return what it returns."""
         if self.is_timed:
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:

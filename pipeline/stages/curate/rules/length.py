@@ -39,7 +39,10 @@ class Length:
         mode: Literal["split", "truncate", "reject"],
         cut: End = "end",
     ) -> None:
-        self.folder, self.max_tokens, self.mode, self.cut = tokenizer_folder, max_tokens, mode, cut
+        self.folder = tokenizer_folder
+        self.max_tokens = max_tokens
+        self.mode = mode
+        self.cut = cut
         self.counts = Counter[str]()
 
     @cached_property
@@ -50,12 +53,12 @@ class Length:
 
     @cached_property
     def truncation(self) -> Truncation:
-        """What cuts rows if `mode` is truncate."""
+        """The cutter of rows if `mode` is truncate."""
         return Truncation(self.counter, self.max_tokens, self.cut)
 
     def take_counts(self) -> Counter[str]:
-        """What was done since the last call: `split` and `truncated` rows, `exchanges_left_out` of them, and
-        `texts_cut`.
+        """Return the counts since the last call: `split` and `truncated` rows, `exchanges_left_out` of them,
+        and `texts_cut`.
         """
         counts, self.counts = self.counts, Counter()
         return counts
@@ -86,8 +89,7 @@ class Length:
         splits = self.mode == "split" and row["kind"] == "chat" and not {"reward", OTHERS} & row.keys()
         described = f"more than {self.max_tokens:,} tokens"
         if len(row["messages"]) <= self.max_tokens:
-            bound = self.counter.bound(row, self.max_tokens)
-            if bound is not None and bound <= self.max_tokens:
+            if self._is_short(row):
                 return [row]
             tokens = self._count(row, splits)
             if tokens <= self.max_tokens:
@@ -101,15 +103,18 @@ class Length:
         return self._split(row, described, changes)
 
     def _truncated(self, row: Row, changes: Changes) -> Row:
-        bound = None
-        if len(row["messages"]) <= self.max_tokens:
-            bound = self.counter.bound(row, self.max_tokens)
-        if (bound is not None and bound <= self.max_tokens) or self.truncation.fits(row):
+        has_room = len(row["messages"]) <= self.max_tokens  # a turn has at least one token
+        if (has_room and self._is_short(row)) or self.truncation.fits(row):
             return row
         done = self.truncation.truncated(row, changes)
         self.counts.update(truncated=1, exchanges_left_out=done.exchanges, texts_cut=done.texts)
         marked = done.row | {"source": row["source"] + CUT}
         return marked | {"id": row_id(marked)} if "id" in row else marked
+
+    def _is_short(self, row: Row) -> bool:
+        """Return True if the row is certain to fit, at a hundredth of the cost of counting."""
+        bound = self.counter.bound(row, self.max_tokens)
+        return bound is not None and bound <= self.max_tokens
 
     def _count(self, row: Row, splits: bool) -> int:
         """The row's tokens; above `EXACT` times the budget some number there. Raises `BadRow`."""

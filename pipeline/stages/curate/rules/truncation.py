@@ -120,7 +120,7 @@ class Truncation:
         return Truncated(fitting, total - max(kept, 1) if total else 0, texts)
 
     def _newest(self, row: Row, pieces: Pieces) -> int:
-        """How many of the newest exchanges fit together."""
+        """Count the newest exchanges that fit together."""
         newest_first = [*accumulate(reversed(pieces.weights), initial=0)]
 
         def size(_: int, count: int) -> int:
