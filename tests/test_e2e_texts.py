@@ -22,7 +22,7 @@ ADAPTER = (
 )
 # the parity checks that need a chat, or the base's chat template
 OF_CHATS = (
-    *("text_template", "tokens_ids", "text_tool_calls"),
+    *("text_template", "tokens_ids"),
     *("behavior_answers_end", "behavior_no_markers"),
 )
 

@@ -162,7 +162,7 @@ def merged_probes(chain: Chain, measure: Measure, *, base_gguf: Path | None, lor
         ),
         Probe("special tokens", SPECIAL | {"tokens_levels": special_tokens.RECORDS}, special),
         _text(chain.gguf, tokenizer, measure),
-        _tool_calls(chain.gguf, tokenizer, measure),
+        *_tool_calls(chain.gguf, tokenizer, measure),
         Probe("outputs", outputs | (LORA if with_lora else {}), said, "standard"),
         # measured among the outputs
         *([] if with_lora else [Probe("LoRA", LORA, said, "full", "" if base_gguf else NO_BASE)]),
@@ -185,7 +185,7 @@ def unmerged_probes(chain: UnmergedChain, measure: Measure) -> list[Probe]:
         Probe("weights", {}, weights),
         Probe("special tokens", SPECIAL, lambda _: _special(tokenizer, chain.base, chain.served, measure)),
         _text(chain.served, tokenizer, measure),
-        _tool_calls(chain.served, tokenizer, measure),
+        *_tool_calls(chain.served, tokenizer, measure),
         Probe("outputs", said, lambda _: outputs(chain, tokenizer, measure), "standard"),
         _behavior([chain.served], tokenizer, measure, chain.lora),
     ]
@@ -224,17 +224,18 @@ def _text(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
     return Probe("text and tokens", TEXT, compare)
 
 
-def _tool_calls(gguf: Path, tokenizer: Any, measure: Measure) -> Probe:
-    """Read the calls of rows as llama-server does; all files of a chain have one template and vocabulary."""
+def _tool_calls(gguf: Path, tokenizer: Any, measure: Measure) -> list[Probe]:
+    """Return the probe that reads the calls of rows as llama-server does, or none if no row holds a call.
+
+    All files of a chain have one template and vocabulary, so one of them is served.
+    """
 
     def compare(checks: ParityChecks) -> ParityChecks:
-        if not measure.calling:
-            return {"text_tool_calls": tool_calls.no_calls()}
         with serving(measure.llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
             check = tool_calls.tool_calls(measure.calling, tokenizer, server, gguf)
         return {"text_tool_calls": check}
 
-    return Probe("tool calls", CALLS, compare, "standard")
+    return [Probe("tool calls", CALLS, compare, "standard")] if measure.calling else []
 
 
 def _behavior(models: list[Path], tokenizer: Any, measure: Measure, lora: Path | None = None) -> Probe:

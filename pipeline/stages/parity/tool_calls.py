@@ -34,7 +34,6 @@ from pipeline.stages.parity.text import trainable
 
 TITLE = "Tool calls"
 WHAT = "turns whose calls llama-server reads otherwise than the row has them"
-NO_CALLS = "no rows hold calls"
 NO_CALL = "llama-server reads no call, but the text "
 MOST_LIKELY = 1e6  # added to the logit of the end of turn; logits are some tens
 ROOM = 16  # tokens beside the rendered turns
@@ -88,11 +87,6 @@ def called_turns(rows: Iterable[Row]) -> Iterator[CalledTurn]:
 def holds_calls(row: Row) -> bool:
     """Return True if a trained turn of the row calls tools."""
     return bool(calling_turns(row))
-
-
-def no_calls() -> Check:
-    """The check of rows that hold no calls: not measured, and nothing to measure."""
-    return Check(TITLE, "not measured", NO_CALLS, what=WHAT, figures={"rows": 0.0})
 
 
 def tool_calls(rows: Sequence[Row], tokenizer: Any, server: Server, gguf: Path) -> Check:

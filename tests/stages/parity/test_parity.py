@@ -32,7 +32,7 @@ def run(project: Path) -> tuple[int, dict[str, Any]]:
 def test_a_quick_parity_names_what_it_did_not_measure(project: Path) -> None:
     code, checks = run(project)
     left_out = {key for key, check in checks.items() if check["verdict"] == "not measured"}
-    asked = {"behavior_answers_end", "behavior_no_markers", "text_tool_calls"}
+    asked = {"behavior_answers_end", "behavior_no_markers"}
     outputs = {f"outputs_{part}" for part in ("trained", "sixteen", "gguf", "q4_k_m", "q5_k_m", "lora")}
     assert (code, left_out) == (0, {*outputs, *asked})
     assert "--depth standard`" in checks["outputs_q4_k_m"]["detail"]

@@ -17,14 +17,12 @@ from pipeline.config.sections import Parity
 from pipeline.core.checks import Check
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
-from pipeline.pages.parity_summary import in_words
 from pipeline.stages.parity import routes
 from pipeline.stages.parity.check import CTX_SIZE, Measure, measured
 from pipeline.stages.parity.conversations import ARGUMENTS, FRACTIONS, SCHEMAS, assistant, call, tool, user
 from pipeline.stages.parity.tool_calls import (
     follows_schema,
     holds_calls,
-    no_calls,
     split_reasoning,
     tool_calls,
 )
@@ -110,16 +108,9 @@ def test_what_is_not_compared_is_counted(measure: Checked) -> None:
     assert "never trained" in measure(tiny.CHATML, row(ASKS, calls({"city": "A"}))).sentence
 
 
-def test_rows_without_calls_have_nothing_to_measure() -> None:
-    assert holds_calls(row(ASKS, calls({}))) and not holds_calls(row(ASKS, assistant("Hi")))
-    check = no_calls()
-    assert (check.verdict, check.sentence) == ("not measured", "no rows hold calls")
-    record = check.record({"verdict": "verdict", "figures": "figures"})
-    passed = {"text": {"verdict": "pass", "title": "x"}}
-    without = in_words({"verdict": "pass", "checks": passed})
-    assert in_words({"verdict": "pass", "checks": passed | {"text_tool_calls": record}}) == without
-    unknown = passed | {"text_tool_calls": record | {"figures": {}}}
-    assert in_words({"verdict": "pass", "checks": unknown}) != without
+def test_a_row_holds_calls_if_a_trained_turn_calls_a_tool() -> None:
+    assert holds_calls(row(ASKS, calls({})))
+    assert not holds_calls(row(ASKS, assistant("Hi")))
 
 
 # what Qwen2.5's template writes before, within and after a call, and its arguments
@@ -199,10 +190,9 @@ def test_the_probe_serves_the_file_only_if_rows_hold_calls(tools: Toolchain, tmp
         Measure([], Parity(), Llama(tools), tmp_path), calling=[row(ASKS, calls({"city": "A"}))]
     )
     for depth, verdict in (("quick", "not measured"), ("standard", "pass")):
-        probe = routes._tool_calls(gguf, tokenizer, calling)
-        assert measured([probe], depth)["text_tool_calls"].verdict == verdict  # type: ignore[arg-type]
-    idle = routes._tool_calls(tmp_path / "missing.gguf", tokenizer, replace(calling, calling=[]))
-    assert measured([idle], "standard")["text_tool_calls"] == no_calls()
+        probes = routes._tool_calls(gguf, tokenizer, calling)
+        assert measured(probes, depth)["text_tool_calls"].verdict == verdict  # type: ignore[arg-type]
+    assert routes._tool_calls(tmp_path / "missing.gguf", tokenizer, replace(calling, calling=[])) == []
 
 
 @pytest.mark.parametrize(
