@@ -188,7 +188,8 @@ class CurationStats:
         counted: Mapping[str, Any],
     ) -> CurationReport:
         """The report on all rows, of which `clusters` has those read; `counted`: the parts others counted."""
-        lines, cleaning = decisions.lines(), self.cleaning
+        lines = decisions.lines()
+        cleaning = self.cleaning
         repeated = len(lines) - int((decisions.outcome == KEPT).sum())
         read = sum(file.rows for file in self.files.values())
         added = sum(file.added for file in self.files.values())
