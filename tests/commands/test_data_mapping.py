@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.commands.data.columns import columns_of
 from pipeline.commands.data.proposal import propose
+from pipeline.commands.data.series import doubt
 from pipeline.config.params import load_params
 from pipeline.config.sections import Curate
 from pipeline.stages.curate.stage import curate
@@ -167,6 +169,100 @@ def test_a_guess_by_order_alone_is_not_sure(rows: list[dict[str, Any]]) -> None:
     assert found and not found.is_sure
     first, second = (guess.rows[0]["messages"] for guess in found.guesses)
     assert first[0]["content"] in (ASKED[0], second[1]["content"]) and first != second
+
+
+def with_choices(names: str, answer: str, *right: Any) -> list[dict[str, Any]]:
+    """Rows of a question, choices below these names, the right one, and an explanation."""
+    return [
+        {"question": asked}
+        | {name: f"{name} of {asked}" for name in names.split()}
+        | {answer: one, "exp": f"It is so because the harbour master says it about: {asked} And he knows."}
+        for asked, one in zip(ASKED, right, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "answer", "right", "labels"),
+    [
+        ("opa opb opc opd", "cop", (0, 2, 1, 3), "0123"),  # MedMCQA on the hub
+        ("opa opb opc opd", "cop", (1, 2, 1, 4), "1234"),  # as its authors publish it
+        ("A B C D", "gold", ("B", "A", "C", "B"), "ABCD"),
+        ("option_1 option_2 option_3", "right", ("c", "a", "b", "a"), "abc"),
+    ],
+)
+def test_choices_are_put_below_their_question(
+    names: str, answer: str, right: tuple[Any, ...], labels: str
+) -> None:
+    found = propose(with_choices(names, answer, *right), "a.jsonl")
+    lines = [f"{label}) {{{name}}}" for label, name in zip(labels, names.split(), strict=True)]
+    assert found and found.is_sure
+    assert found.guesses[0].fields == {"user": "\n".join(["{question}", *lines]), "assistant": answer}
+    assert found.guesses[0].rows[1]["messages"][1]["content"] == str(right[1])
+
+
+def test_a_right_choice_that_is_written_out_is_found() -> None:
+    rows = with_choices("ending0 ending1 ending2", "id", 7, 8, 9, 10)
+    rows = [row | {"right": row[f"ending{number % 3}"]} for number, row in enumerate(rows)]
+    found = propose(rows, "a.jsonl")
+    assert found and found.is_sure and found.guesses[0].fields["assistant"] == "right"
+    assert "\nB) {ending1}\n" in found.guesses[0].fields["user"]
+
+
+@pytest.mark.parametrize("right", [(1, 2, 1, 3), (0, 4, 1, 2), (-1, -1, -1, -1), (True, False, True, True)])
+def test_of_choices_nothing_is_guessed_if_it_is_not_sure_which_is_right(right: tuple[Any, ...]) -> None:
+    rows = with_choices("opa opb opc opd", "cop", *right)
+    assert propose(rows, "a.jsonl") is None
+    assert "opa, opb, opc" in doubt(rows, columns_of(rows))
+
+
+def in_numbered_turns(count: int) -> list[dict[str, Any]]:
+    """Rows as MOSS has them."""
+    return [
+        {
+            "meta_instruction": "You are MOSS.",
+            "chat": {
+                f"turn_{turn}": {"Human": f"{row['nl']} {turn}", "MOSS": f"{row['bash']} {turn}"}
+                for turn in range(1, count + 1)
+            },
+        }
+        for row in columns("nl", "bash")
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_turns_below_numbered_keys_are_named_and_not_guessed(project: Path, count: int) -> None:
+    (project / "data/raw/moss.jsonl").write_bytes(lines(*in_numbered_turns(count)))
+    shown = check("data/raw/moss.jsonl", "--write")
+    assert shown.exit_code == 3
+    assert "turn_1" in shown.stdout and "as it would be read" not in shown.stdout
+    assert not load_params(project / "params.yaml").curate.fields
+
+
+def test_a_column_of_rendered_chats_is_a_text_that_is_read_as_chats(project: Path) -> None:
+    """Baize's rows, of which the topic was taken for the answer."""
+    begin = "The conversation between human and AI assistant."
+    rows = [
+        {
+            "topic": f"{asked} This is what the talk is about.",
+            "input": f"{begin}\n[|Human|] {asked}\n[|AI|] {said}",
+        }
+        for asked, said in zip(ASKED, SAID, strict=True)
+    ]
+    found = propose(rows, "a.jsonl")
+    assert found and found.is_sure and found.guesses[0].fields == {"text": "input"}
+    (project / "data/raw/baize.jsonl").write_bytes(lines(*rows))
+    shown = check("data/raw/baize.jsonl", "--write")
+    assert shown.exit_code == 0 and f"assistant: {SAID[0]}" in shown.stdout
+    assert "4 chat" in shown.stdout
+
+
+def test_what_a_row_is_about_is_not_surely_its_answer() -> None:
+    rows = [
+        {"input": f"{row['nl']} {row['nl']}", "topic": f"The harbour and {row['nl']} or so"}
+        for row in columns("nl", "bash")
+    ]
+    found = propose(rows, "a.jsonl")
+    assert found and not found.is_sure
 
 
 NAMES = st.sampled_from(

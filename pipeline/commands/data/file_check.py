@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.data.columns import are_values
+from pipeline.commands.data.columns import are_values, columns_of
 from pipeline.commands.data.proposal import Proposal, propose
+from pipeline.commands.data.series import doubt
 from pipeline.core.text import listed, most, one_line, plural, safe
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import document_style, refusal
@@ -152,6 +153,8 @@ class FileCheck:
             why = one_line(entry["detail"], 300)
         else:
             why = f"they have the keys {self._named_keys(cleaner)}"
+        if self.unread and self.proposal is None and (unsure := doubt(self.unread, columns_of(self.unread))):
+            why += f"; no mapping is guessed, since {cleaner.scrubbed(one_line(unsure, 300))}"
         why += self._rows_inside(cleaner)
         if self.lacks_names:
             why += ": if the first line is a row, write a line of names above it"

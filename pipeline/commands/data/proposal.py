@@ -12,13 +12,15 @@ from itertools import permutations
 from typing import Any
 
 from pipeline.chat.rows import BadRow, Row
-from pipeline.commands.data.columns import Column, TurnKeys, columns_of, name_speaks_of, turn_keys
+from pipeline.commands.data.columns import MOST, Column, TurnKeys, columns_of, name_speaks_of, turn_keys
+from pipeline.commands.data.series import Choices, choices_of, doubt
 from pipeline.config.field_sources import LISTS_OF_TURNS, fields_of
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.reading.fields import RowMapper
 from pipeline.stages.curate.reading.formats import FORMAT_KEYS, PROMPT_KEYS, SAYING_KEYS, detect, to_row
 from pipeline.stages.curate.reading.letter_case import known_names, with_known_keys
-from pipeline.stages.curate.reading.turns import MEDIA, ROLES
+from pipeline.stages.curate.reading.markup import is_rendered, parse
+from pipeline.stages.curate.reading.turns import MEDIA, ROLES, Turn
 
 Stated = dict[str, Any]  # a mapping as params.yaml has it
 SURE = 1.0  # points by which the best guess leads
@@ -34,6 +36,8 @@ LENGTHS = 0.5
 # points of other guesses
 OF_TURNS = 6.0
 OF_PAIRS = 7.0
+OF_CHATS = 7.0  # rendered to text
+OF_CHOICES = 8.0
 OF_TEXTS = 1.0
 SYSTEM = ("system", "system_prompt")  # keys that are read without a mapping
 SIDES = ("question", "answer", "system")  # of what a speaker's name may speak
@@ -56,14 +60,22 @@ class Proposal:
 
     @property
     def is_sure(self) -> bool:
-        """Return True if no other guess is nearly as good as the first."""
-        return len(self.guesses) == 1 or self.guesses[0].points - self.guesses[1].points >= SURE
+        """Return True if no other guess is nearly as good as the first, for which a name speaks."""
+        if len(self.guesses) == 1:
+            return True
+        first, second = self.guesses
+        return first.points >= NAMED and first.points - second.points >= SURE
 
 
 def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
-    """Return the guesses for the rows of a file that fit no format; None if there is none."""
+    """Return the guesses for the rows of a file that fit no format; None if there is none, or if each would
+    lose a part of what belongs together.
+    """
+    columns = columns_of(rows)
+    if doubt(rows, columns):
+        return None
     guesses: list[Guess] = []
-    for fields, points in sorted(_candidates(rows), key=lambda candidate: -candidate[1]):
+    for fields, points in sorted(_candidates(rows, columns), key=lambda candidate: -candidate[1]):
         if any(guess.fields == fields for guess in guesses):
             continue
         guess = _tried(fields, points, rows, file)
@@ -74,9 +86,18 @@ def propose(rows: Sequence[Mapping[str, Any]], file: str) -> Proposal | None:
     return Proposal(tuple(guesses)) if guesses else None
 
 
-def _candidates(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Stated, float]]:
-    columns = columns_of(rows)
-    texts = sorted((column for column in columns if column.is_text), key=lambda column: -column.length)
+def _candidates(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]
+) -> Iterator[tuple[Stated, float]]:
+    chats = [column for column in columns if column.texts and _holds_chats(column)]
+    for column in chats:
+        yield {"text": column.path}, OF_CHATS
+    texts = [column for column in columns if column.is_text and column not in chats]
+    texts.sort(key=lambda column: -column.length)
+    choices = choices_of(rows, columns)
+    if choices is not None:
+        yield from _choices(choices, texts)
+        return
     for column in columns:
         keys = turn_keys(column.lists) if column.lists else None
         # The exchanges in the only row of a file are its rows, not one conversation.
@@ -92,6 +113,37 @@ def _candidates(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Stated, flo
     yield from _exchanges(said, beside)
     if len(said) == 1 and said[0].length >= LONG_TEXT and not beside:
         yield {"text": said[0].path}, OF_TEXTS
+
+
+def _holds_chats(column: Column) -> bool:
+    """Return True if nearly all texts of a column are rendered chats, with answers."""
+    chats = sum(any(turn["role"] == "assistant" for turn in _rendered(words)) for words in column.texts)
+    return chats >= MOST * len(column.texts)
+
+
+def _rendered(words: str) -> list[Turn]:
+    """Return the turns of a rendered chat; none of any other text."""
+    if not is_rendered(words):
+        return []
+    try:
+        chat = parse(words, "text")
+    except BadRow:
+        return []
+    return chat.turns if chat else []
+
+
+def _choices(choices: Choices, texts: Sequence[Column]) -> Iterator[tuple[Stated, float]]:
+    """Yield a mapping for a question with its choices below it, labelled as the answer names them."""
+    others = [column for column in texts if column.path not in (*choices.keys, choices.answer)]
+    asked = next((column for column in others if column.speaks_of("question")), None)
+    if asked is None and len(others) == 1:
+        asked = others[0]
+    if asked is None:
+        return
+    context = next((column for column in others if column is not asked and column.speaks_of("context")), None)
+    lines = [f"{{{asked.path}}}"] if context is None else [f"{{{context.path}}}\n\n{{{asked.path}}}"]
+    lines += [f"{label}) {{{key}}}" for label, key in zip(choices.labels, choices.keys, strict=True)]
+    yield {"user": "\n".join(lines), "assistant": choices.answer}, OF_CHOICES
 
 
 def _of_turns(path: str, keys: TurnKeys) -> Stated:
@@ -183,6 +235,7 @@ def _exchanges(texts: Sequence[Column], beside: Mapping[str, Column]) -> Iterato
         points = NAMED * asked.speaks_of("question") + NAMED * answered.speaks_of("answer")
         points -= NAMED * (asked.speaks_of("answer") and not asked.speaks_of("question"))
         points -= NAMED * (answered.speaks_of("question") and not answered.speaks_of("answer"))
+        points -= NAMED * (answered.speaks_of("no text") and not answered.speaks_of("answer"))
         points += ORDERED * (asked.place < answered.place)
         points += ASKS * _share(asked, "?") - ASKS * _share(answered, "?")
         points += LENGTHS * (asked.length + answered.length) / longest
@@ -265,6 +318,8 @@ def _read(fields: Stated, rows: Sequence[Mapping[str, Any]], file: str) -> list[
             canonical = to_row(value, source=file, domain="", format=detect(value))
         except (BadRow, BadLine):
             continue
+        if canonical["kind"] == "chat" and len(canonical["messages"]) == 1:  # a text that is a chat
+            canonical["messages"] = _rendered(canonical["messages"][0]["content"])
         if _says_something(canonical):
             read.append(canonical)
     return read

@@ -29,12 +29,15 @@ MORE_ROLES = {  # of dialects, beside `ROLES`
 CONTINUES = ("input", "context")  # the question before it
 LEAD = re.compile(rf"\s*(?:(?:{'|'.join(map(re.escape, BEGIN_TOKENS))})\s*)*")
 # how all dialects and `BEGIN_TOKENS` begin, so that most texts are done with quickly
-MAYBE = re.compile(r"\s*(?:[<\[]|### |USER:|User:|SYSTEM:|Human:|Below is an |A chat between )")
+MAYBE = re.compile(
+    r"\s*(?:[<\[]|### |USER:|User:|SYSTEM:|Human:|Below is an |A chat between |The (?:following|conver))"
+)
 SYSTEM_IN_QUESTION = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
 # Llama 3.1's template writes this in front of every system turn
 DATES = re.compile(r"Cutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")
 ALPACA_SENTENCE = r"Below is an instruction that describes a task[^\n]*\n+"
 VICUNA_SENTENCE = r"A chat between a curious [^\n]*"
+BAIZE_SENTENCE = r"The (?:following is a )?conversation between [^\n]*"
 BARS = "system|user|assistant|tool|observation|prompter|human|bot|model"
 
 
@@ -124,6 +127,13 @@ DIALECTS = (
         r"<｜[\w▁]+｜>",
         ends_each=False,
         opening=r"(?:<｜begin▁of▁sentence｜>)?([^<]*)",
+    ),
+    Dialect(
+        "Baize",
+        rf"(?:{BAIZE_SENTENCE}\s+)?\[\|(?:Human|AI)\|\]",
+        r"\[\|(Human|AI)\|\] ?",
+        ends_each=False,
+        opening=f"({BAIZE_SENTENCE})?",
     ),
     Dialect(
         "Guanaco",
