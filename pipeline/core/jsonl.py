@@ -86,9 +86,36 @@ def parse_object(data: bytes) -> dict[str, Any]:
 def parse_record(data: bytes) -> dict[str, Any]:
     """As `parse_object`, not nested deeper than a report is. Raises `BadLine`."""
     value = parse_object(data)
-    if _deeper_than(value, MAX_DEPTH):
+    if is_deeper_than(value, MAX_DEPTH):
         raise BadLine("too_deep", f"nested more than {MAX_DEPTH} deep")
     return value
+
+
+def parse_lax(text: str | bytes) -> Any:
+    """Return the value of JSON that another program wrote, whatever it holds. Raises `BadLine`."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise BadLine("too_deep", "the JSON is nested too deep to be read") from None
+    except ValueError as error:
+        raise BadLine("not_json", f"this is no JSON ({error})") from None
+
+
+def object_in(text: str | bytes) -> dict[str, Any] | None:
+    """Return the object that JSON of another program is; None if it can't be read or is another value."""
+    try:
+        value = parse_lax(text)
+    except BadLine:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def lax_text(value: Any) -> str:
+    """Return a value of `parse_lax`, or of orjson, as JSON. Raises `BadLine` if it is nested too deep."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise BadLine("too_deep", "a value is nested too deep to be written as JSON") from None
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -166,15 +193,15 @@ def _parse_plain(line: bytes) -> Any:
         or (b"\xc2" in written and C1_CONTROL.search(written))
         # a big integer
         or (b"+" in written and BIG_FLOAT.search(written))
-        or (written.count(b"[") + written.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH))
+        or (written.count(b"[") + written.count(b"{") > MAX_DEPTH and is_deeper_than(value, MAX_DEPTH))
     )
     return None if is_doubtful else value
 
 
-def _deeper_than(value: Any, depth: int) -> bool:
-    """Whether the list or object has more than `depth` levels, itself included."""
+def is_deeper_than(value: Any, depth: int) -> bool:
+    """Return True if the list or object has more than `depth` levels, itself included."""
     inner = value.values() if type(value) is dict else value
-    return depth == 0 or any(type(item) in CONTAINERS and _deeper_than(item, depth - 1) for item in inner)
+    return depth == 0 or any(type(item) in CONTAINERS and is_deeper_than(item, depth - 1) for item in inner)
 
 
 def _parse_strictly(line: bytes) -> Any:

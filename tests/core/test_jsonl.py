@@ -19,6 +19,9 @@ from pipeline.core.jsonl import (
     MAX_DEPTH,
     BadLine,
     dump_line,
+    lax_text,
+    object_in,
+    parse_lax,
     parse_line,
     parse_object,
     parse_record,
@@ -402,3 +405,35 @@ def test_what_json_cannot_say_is_not_written(tmp_path: Path) -> None:
 def test_a_bad_line_passes_between_processes() -> None:
     copy = pickle.loads(pickle.dumps(BadLine("blank", "nothing here")))  # noqa: S301
     assert (type(copy), copy.code, str(copy)) == (BadLine, "blank", "nothing here")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 2000 + "]" * 2000, b"[" * 100_000])
+def test_foreign_json_that_is_too_deep_is_refused(text: str | bytes) -> None:
+    with pytest.raises(BadLine) as error:
+        parse_lax(text)
+    assert error.value.code == "too_deep"
+    assert object_in(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "\x00", b"\xff{}", "9" * 5000])
+def test_foreign_json_that_is_none_is_refused(text: str | bytes) -> None:
+    with pytest.raises(BadLine) as error:
+        parse_lax(text)
+    assert error.value.code == "not_json"
+    assert object_in(text) is None
+
+
+def test_foreign_json_may_hold_what_no_row_may() -> None:
+    text = '{"a": NaN, "a": "\\u0000\\ud800", "b": 1e999}'
+    assert object_in(text) == {"a": "\0\ud800", "b": float("inf")}
+    assert object_in("[{}]") is None
+
+
+def test_a_value_that_is_too_deep_for_pythons_writer_is_refused() -> None:
+    value: list[Any] = []
+    for _ in range(10_000):
+        value = [value]
+    with pytest.raises(BadLine) as error:
+        lax_text(value)
+    assert error.value.code == "too_deep"
+    assert lax_text({"é": 1}) == '{"é": 1}'

@@ -45,6 +45,9 @@ def test_conversations_of_both_layouts_are_read(tmp_path: Path) -> None:
         **stored("c5", BUBBLES),
         "bubbleId:c5:b3": "null",
         "composerData:c6": {"fullConversationHeadersOnly": HEADERS},
+        "composerData:c7": "[" * 5000 + "]" * 5000,
+        "composerData:c8": {"fullConversationHeadersOnly": HEADERS},
+        **stored("c8", BUBBLES | {"b3": "[" * 5000 + "]" * 5000}),
         "checkpointId:c1:x": {"files": []},
         "cursorAuth/accessToken": "never asked for",
     }
@@ -52,12 +55,12 @@ def test_conversations_of_both_layouts_are_read(tmp_path: Path) -> None:
     before = sorted(project.raw.iterdir())
     report = project.run(drop_duplicates="none")
     assert [(row["source"], row["messages"]) for row in project.rows()] == [
-        (f"state.vscdb:{number}", [ASK, ANSWER]) for number in (1, 2, 5)
+        (f"state.vscdb:{number}", [ASK, ANSWER]) for number in (1, 2, 5, 8)
     ]
     rejected = {entry["line"]: entry["reason"] for entry in project.rejects()}
-    assert rejected == {4: "not_json", 6: "bad_shape"}
+    assert rejected == {4: "not_json", 6: "bad_shape", 7: "too_deep"}
     notes = report["files"]["state.vscdb"]["notes"]
-    assert notes == {"export_cursor": 1, "empty_conversations": 1, "turns_missing": 1}
+    assert notes == {"export_cursor": 1, "empty_conversations": 1, "turns_missing": 2}
     assert sorted(project.raw.iterdir()) == before
 
 

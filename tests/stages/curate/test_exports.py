@@ -226,3 +226,58 @@ def test_an_archive_beside_an_export_counts_what_it_leaves(tmp_path: Path) -> No
 )
 def test_html_becomes_markdown(html: str, text: str) -> None:
     assert markdown_of(html) == text
+
+
+DEEP = "[" * 1000 + "]" * 1000  # JSON that is read, and too deep for Python to write again
+
+
+def claude_ai(result: str) -> str:
+    """Return an export of Claude.ai of two conversations, of which the second holds this result of a tool."""
+    turns = (
+        '[{"uuid": "a", "sender": "human", "text": "Which boat?"}, {"uuid": "b", "sender": "assistant", '
+        '"text": "", "content": [%s{"type": "text", "text": "Anna."}]}]'
+    )
+    blocks = '{"type": "tool_use", "id": "t", "name": "look", "input": {}}, '
+    blocks += f'{{"type": "tool_result", "tool_use_id": "t", "content": {result}}}, '
+    chats = (turns % "", turns % blocks)
+    inside = ", ".join(f'{{"uuid": "c", "name": "N", "chat_messages": {chat}}}' for chat in chats)
+    return f"[{inside}]"
+
+
+def codex(output: str) -> str:
+    """Return a rollout of Codex with this result of a tool, and a question and its answer behind it."""
+    items = [
+        '{"type": "function_call", "name": "look", "arguments": "{}", "call_id": "c"}',
+        f'{{"type": "function_call_output", "call_id": "c", "output": {output}}}',
+        '{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which boat?"}]}',
+        '{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Anna."}]}',
+    ]
+    return "\n".join(f'{{"type": "response_item", "payload": {item}}}' for item in items)
+
+
+def batch(output: str) -> str:
+    """Return a batch whose only answer holds this result of a tool."""
+    asked = {"custom_id": "1", "method": "POST", "url": "/v1/responses", "body": {"input": "Which boat?"}}
+    result = f'{{"type": "function_call_output", "call_id": "c", "output": {output}}}'
+    return f'{json.dumps(asked)}\n{{"custom_id": "1", "response": {{"body": {{"output": [{result}]}}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("export", "rows"), [(claude_ai, [2, "too_deep"]), (codex, ["too_deep", 2]), (batch, ["too_deep"])]
+)
+def test_a_result_that_is_nested_too_deep_costs_only_its_own(
+    export: Any, rows: list[int | str], tmp_path: Path
+) -> None:
+    path = tmp_path / "export.jsonl"
+    path.write_text(export(DEEP))
+    given, _ = read(path)
+    assert [row if isinstance(row, str) else len(row["messages"]) for row in given] == rows
+
+
+def test_a_mark_of_an_entity_that_is_nested_too_deep_goes(tmp_path: Path) -> None:
+    chat = conversation(1)
+    content = chat["mapping"]["assistant 1 0"]["message"]["content"]
+    content["parts"] = [f"In \ue200entity\ue202{'[' * 5000}{']' * 5000}\ue201Lund."]
+    (row,), notes = read(write(tmp_path / "conversations.json", [chat]), max_bytes=1 << 20)
+    assert row["messages"][1]["content"] == "In Lund."
+    assert notes["citations"] == 1

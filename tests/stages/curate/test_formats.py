@@ -21,6 +21,7 @@ from pipeline.stages.curate.reading.formats import to_row
 AUTO, *FORMATS = get_args(get_args(Curate.model_fields["formats"].annotation)[1])
 
 SYSTEM = {"role": "system", "content": "Be brief."}
+DEEP = "[" * 900 + "]" * 900  # JSON
 ASK = {"role": "user", "content": "2 + 2?"}
 ANSWER = {"role": "assistant", "content": "4"}
 WRONG = {"role": "assistant", "content": "5"}
@@ -448,6 +449,14 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         ({"prompt": "Who wrote it?", "completion": "b", "context": "A play."}, "context would be lost"),
         ({"prompt": "Sum these.", "chosen": "4", "rejected": "5", "input": "2 and 2"}, "input would be lost"),
+    ],
+    "too_deep": [  # JSON text in a row, which the reader of the row doesn't look into
+        ({"request": {"input": "a"}, "response": f'{{"output": {DEEP}}}'}, "response is nested more than 32"),
+        ({"request": f'{{"contents": {DEEP}}}', "response": "4"}, "request is nested more than 32"),
+        (
+            {"request": {"input": "a"}, "response": f'event: x\ndata: {{"type": "x", "item": {DEEP}}}\n'},
+            "response: line 2 is nested more than 32",
+        ),
     ],
     "bad_role": [
         (of(ASK, ANSWER | {"role": "wizard"}), "messages 2"),

@@ -2,11 +2,10 @@
 their results.
 """
 
-import json
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.core.jsonl import BadLine
+from pipeline.core.jsonl import BadLine, lax_text, object_in
 from pipeline.stages.curate.exports.export import Notes
 from pipeline.stages.curate.wire.draft import Turn, joined
 
@@ -93,12 +92,14 @@ def user_turn(words: str, names: list[str], notes: Notes) -> list[Turn]:
 
 
 def result_text(value: Any) -> str:
-    """Return a tool's result as text: its own, that of its parts, or its JSON."""
+    """Return a tool's result as text: its own, that of its parts, or its JSON. Raises `BadLine` if that is
+    nested too deep.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
         return "\n".join(str(part["text"]) for part in value)
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+    return "" if value is None else lax_text(value)
 
 
 def texts(*values: Any) -> str:
@@ -113,8 +114,5 @@ def objects(value: Any) -> list[dict[str, Any]]:
 
 def _object(value: Any) -> dict[str, Any] | None:
     if isinstance(value, str):
-        try:
-            value = json.loads(value or "{}")
-        except (ValueError, RecursionError):
-            return None
+        return object_in(value or "{}")
     return value if isinstance(value, dict) else None

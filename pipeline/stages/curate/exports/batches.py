@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
 from pipeline.stages.curate.wire.requests import exchange
+from pipeline.stages.curate.wire.shapes import need_flat
 
 REQUESTS = ("body", "params")
 ANSWERS = ("response", "result", "error")
@@ -78,7 +79,7 @@ def _is_request(value: dict[str, Any]) -> bool:
 
 
 def _row(request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of both halves. Raises `BadLine` for a request that failed."""
+    """Return the row of both halves. Raises `BadLine` for a request that failed, or is nested too deep."""
     asked = next(request[key] for key in REQUESTS if isinstance(request.get(key), dict))
     result = answer.get("result")
     stated = answer.get("response") if result is None else result
@@ -86,6 +87,8 @@ def _row(request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         raise BadLine("no_assistant", "the request failed: its answer is an error")
     if isinstance(result, dict):
         stated = result.get("message")
+    need_flat(asked, "the request")
+    need_flat(stated, "its answer")
     return exchange(asked, stated)
 
 

@@ -7,12 +7,11 @@ its `current_node` (github.com/mitkury/chatgpt-export-parser, docs/chatgpt-data-
 github.com/danny-avila/LibreChat, importers.js; mohamed-chs/convoviz#49 for the files with numbers).
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.core.jsonl import BadLine
+from pipeline.core.jsonl import BadLine, object_in, parse_lax
 from pipeline.core.text import quoted
 from pipeline.stages.curate.exports.export import (
     Conversation,
@@ -258,8 +257,8 @@ class _Turns:
 def _entity(match: re.Match[str]) -> str:
     """Return the name that a mark of an entity shows."""
     try:
-        names = json.loads(match[1])
-    except ValueError:
+        names = parse_lax(match[1])
+    except BadLine:
         return ""
     return names[1] if len(names) > 1 and isinstance(names[1], str) else ""
 
@@ -309,11 +308,8 @@ def _thoughts(content: dict[str, Any]) -> list[str]:
 
 def _arguments(words: str, kind: Any) -> dict[str, Any]:
     """Return a call's arguments: the JSON object that it is, or its text below one key."""
-    try:
-        value = json.loads(words)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"code" if kind == "code" else "input": words}
+    value = object_in(words)
+    return {"code" if kind == "code" else "input": words} if value is None else value
 
 
 EXPORT = Export("chatgpt", is_head, read, large_keys=(b'"mapping"', b'"create_time"'))

@@ -65,7 +65,10 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
                     yield from _row(thread, notes)
                 instructions = thread.instructions if thread and kind == "compacted" else ""
                 thread = Thread(number, offset, instructions=instructions)
-            _add(thread, kind, payload, notes)
+            try:
+                _add(thread, kind, payload, notes)
+            except BadLine as why:
+                yield Conversation(number, offset, why)
     if thread is not None:
         yield from _row(thread, notes)
 
@@ -95,6 +98,7 @@ def _lines_of(value: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _add(thread: Thread, kind: str, payload: dict[str, Any], notes: Notes) -> None:
+    """Add what a line says to the thread. Raises `BadLine` for a result that is nested too deep."""
     draft = thread.draft
     if kind == "session_meta":
         stated = payload.get("base_instructions") or payload.get("instructions")

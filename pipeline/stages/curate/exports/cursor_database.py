@@ -7,14 +7,13 @@ has a key `composerData:ID` for each conversation, with its bubbles inside (`con
 (`fullConversationHeadersOnly`) and stored at `bubbleId:ID:BUBBLE`.
 """
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.jsonl import BadLine
+from pipeline.core.jsonl import BadLine, lax_text, object_in, parse_lax
 from pipeline.stages.curate.exports.answers import objects
 
 COMPOSERS = (
@@ -57,8 +56,11 @@ def composer_rows(path: Path) -> Iterator[bytes | BadLine]:
 
 
 def _composer(database: sqlite3.Connection, key: str, value: Any) -> bytes | BadLine:
-    composer = _object(value)
-    if composer is None:
+    try:
+        composer = parse_lax(_stated(value))
+    except BadLine as why:
+        return BadLine(why.code, f"{key[:60]}: {why}")
+    if not isinstance(composer, dict):
         return BadLine("not_json", f"{key[:60]} is no JSON object")
     identity = key.removeprefix("composerData:")
     bubbles = composer.get("conversation")
@@ -66,14 +68,16 @@ def _composer(database: sqlite3.Connection, key: str, value: Any) -> bytes | Bad
         headers = objects(composer.get("fullConversationHeadersOnly"))
         bubbles = [_stored(database, identity, header) for header in headers]
     kept = [_bubble(bubble) for bubble in bubbles if isinstance(bubble, dict)]
-    row = {"composerId": identity, "conversation": kept}
-    return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace")
+    try:
+        return lax_text({"composerId": identity, "conversation": kept}).encode("utf-8", "replace")
+    except BadLine as why:
+        return BadLine(why.code, f"{key[:60]}: {why}")
 
 
 def _stored(database: sqlite3.Connection, composer: str, header: dict[str, Any]) -> dict[str, Any]:
     """Return the bubble that a header names."""
     stored = database.execute(BUBBLE, (f"bubbleId:{composer}:{header.get('bubbleId')}",)).fetchone()
-    bubble = _object(stored[0]) if stored else None
+    bubble = object_in(_stated(stored[0])) if stored else None
     return {"type": header.get("type"), MISSING: True} if bubble is None else bubble
 
 
@@ -85,10 +89,6 @@ def _bubble(bubble: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _object(value: Any) -> dict[str, Any] | None:
-    """Return the JSON object that a value of the table is, which is text or bytes."""
-    try:
-        parsed = json.loads(value)
-    except (TypeError, ValueError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
+def _stated(value: Any) -> str | bytes:
+    """Return the JSON in a cell of the table, which is text or bytes; nothing for a cell that is neither."""
+    return value if isinstance(value, str | bytes) else ""

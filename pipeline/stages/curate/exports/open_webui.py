@@ -6,12 +6,12 @@ tools stand in the content as `<details type="…">`.
 """
 
 import html
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from pipeline.core.jsonl import BadLine
+from pipeline.core.jsonl import BadLine, parse_lax
 from pipeline.core.text import quoted
 from pipeline.stages.curate.exports.answers import Answer, objects, result_text, texts, user_turn
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
@@ -127,10 +127,10 @@ def _decoded(attribute: str) -> Any:
     """Return an attribute's value: text, that is JSON, which may be JSON text again."""
     words: Any = html.unescape(attribute)
     for _ in range(2):
-        try:
-            words = json.loads(words)
-        except (TypeError, ValueError, RecursionError):
+        if not isinstance(words, str):
             break
+        with suppress(BadLine):
+            words = parse_lax(words)
     return words
 
 

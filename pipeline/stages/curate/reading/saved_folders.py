@@ -5,11 +5,10 @@ JSON files that describe them and hold no rows.
 their results.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.jsonl import BadLine
+from pipeline.core.jsonl import BadLine, object_in
 from pipeline.core.sources import SUFFIX, read_source
 
 STATE = "state.json"
@@ -64,7 +63,6 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST:
             return {}
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return object_in(path.read_bytes()) or {}
+    except OSError:
         return {}
-    return value if isinstance(value, dict) else {}

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from pipeline.chat.rows import BadRow
+from pipeline.stages.curate.wire.shapes import need_flat
 
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 
@@ -61,13 +62,15 @@ def _index(chunk: dict[str, Any]) -> int:
 
 
 def _events(text: str) -> list[Any]:
-    """Return the data of server-sent events."""
+    """Return the data of server-sent events. Raises `BadRow` for one that is nested too deep."""
     values = []
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), start=1):
         data = line.removeprefix("data:").strip()
         if line.startswith("data:") and data != "[DONE]":
             with suppress(orjson.JSONDecodeError):
-                values.append(orjson.loads(data))
+                value = orjson.loads(data)
+                need_flat(value, f"response: line {number}")
+                values.append(value)
     return values
 
 

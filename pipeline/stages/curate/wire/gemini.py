@@ -5,10 +5,10 @@ After the Gemini API v1beta (`Content`, `Part`, `FunctionCall`, `FunctionRespons
 in camel case there, in snake case in the Python library; both are read.
 """
 
-import json
 from typing import Any
 
 from pipeline.chat.rows import BadRow
+from pipeline.core.jsonl import lax_text
 from pipeline.stages.curate.wire.draft import Draft, call_of
 from pipeline.stages.curate.wire.shapes import need
 
@@ -91,7 +91,7 @@ def _add_part(draft: Draft, role: str, part: dict[str, Any], where: str) -> None
         draft.answer(call=call_of(call.get("name"), call.get("args"), call.get("id")))
     elif role == "user" and isinstance(response, dict):
         result = response.get("response")
-        words = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        words = result if isinstance(result, str) else lax_text(result)
         draft.result(response.get("id"), words, response.get("name"))
     elif stated and (len(stated) > 1 or not isinstance(stated.get("text"), str)):
         raise BadRow("content_not_text", f"{where} is not text ({', '.join(sorted(stated))})")

@@ -4,10 +4,10 @@ After <https://platform.openai.com/docs/api-reference/responses> (2025-03 to 202
 list of items, `output` a list of them, `instructions` the system text.
 """
 
-import json
 from typing import Any
 
 from pipeline.chat.rows import BadRow
+from pipeline.core.jsonl import lax_text
 from pipeline.stages.curate.wire.draft import Call, Draft, call_of
 from pipeline.stages.curate.wire.shapes import need
 
@@ -43,14 +43,16 @@ def call_of_item(item: dict[str, Any]) -> Call:
 
 
 def result_of_item(item: dict[str, Any]) -> str | list[Any]:
-    """Return the output of a tool: text, or parts. Another value becomes JSON text."""
+    """Return the output of a tool: text, or parts. Another value becomes JSON text. Raises `BadLine` if that
+    is nested too deep.
+    """
     output = item.get("output")
     if isinstance(output, dict) and isinstance(output.get("content"), str):  # as older rollouts have it
         return str(output["content"])
     if output is None:
         return ""
     is_parts = isinstance(output, list) and all(isinstance(part, dict) and "type" in part for part in output)
-    return output if isinstance(output, str) or is_parts else json.dumps(output, ensure_ascii=False)
+    return output if isinstance(output, str) or is_parts else lax_text(output)
 
 
 def reasoning_of_item(item: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from pipeline.chat.rows import BadRow
 from pipeline.stages.curate.wire.chunks import whole_answer
 from pipeline.stages.curate.wire.gemini import system_of, tools_of, turns_of_contents
 from pipeline.stages.curate.wire.items import is_items, turns_of_items
-from pipeline.stages.curate.wire.shapes import KINDS, need, without_nulls
+from pipeline.stages.curate.wire.shapes import KINDS, need, need_flat, without_nulls
 
 Value = Mapping[str, Any]
 WRAPPED = ("body", "json", "params", "data")  # keys below which a log has the request itself
@@ -102,6 +102,7 @@ def _unwrapped(value: Any, where: str) -> Any:
         if isinstance(value, str):
             with suppress(orjson.JSONDecodeError):
                 value = orjson.loads(value)
+            need_flat(value, where)
         if not isinstance(value, dict):
             break
         status = value.get("status_code", value.get("status"))

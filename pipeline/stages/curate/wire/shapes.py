@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pipeline.chat.rows import BadRow
+from pipeline.core.jsonl import CONTAINERS, MAX_DEPTH, is_deeper_than
 
 T = TypeVar("T")
 KINDS = {  # what JSON calls them
@@ -22,6 +23,12 @@ def need(wanted: type[T], value: Any, where: str, code: str) -> T:
     if not isinstance(value, wanted):
         raise BadRow(code, f"{where} is {KINDS[type(value)]}, not {KINDS[wanted]}")
     return value
+
+
+def need_flat(value: Any, where: str) -> None:
+    """Raise `BadRow` for a value that is nested deeper than a row may be, as JSON text in a row can be."""
+    if type(value) in CONTAINERS and is_deeper_than(value, MAX_DEPTH):
+        raise BadRow("too_deep", f"{where} is nested more than {MAX_DEPTH} deep")
 
 
 def without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
