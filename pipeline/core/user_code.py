@@ -17,13 +17,13 @@ def load_function(file: Path, name: str, purpose: str) -> Callable[..., Any]:
     """
     if not file.is_file():
         raise ConfigError(
-            "Q-METRICS-010",
+            "Q-CORE-013",
             f"{file} is missing, and its function {name} is to {purpose}: write it, or take it out of the "
             "settings",
         )
     spec = spec_from_file_location(f"quench_user_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise ConfigError("Q-METRICS-011", f"{file} can't be loaded as Python: correct it")
+        raise ConfigError("Q-CORE-014", f"{file} can't be loaded as Python: correct it")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     quiet = sys.dont_write_bytecode
@@ -33,13 +33,13 @@ def load_function(file: Path, name: str, purpose: str) -> Callable[..., Any]:
     # a script's sys.exit() would end the stage as if it had gone well
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            "Q-METRICS-011", f"{file} can't be loaded ({type(error).__name__}: {error}): correct it"
+            "Q-CORE-014", f"{file} can't be loaded ({type(error).__name__}: {error}): correct it"
         ) from error
     finally:
         sys.dont_write_bytecode = quiet
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(
-            "Q-METRICS-012", f"{file} has no function {name}, which is to {purpose}: correct the name"
+            "Q-CORE-015", f"{file} has no function {name}, which is to {purpose}: correct the name"
         )
     return function  # type: ignore[no-any-return]

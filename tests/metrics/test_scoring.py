@@ -294,11 +294,11 @@ def test_what_is_wrong_with_the_users_function_is_one_sentence(root: Path, funct
 @pytest.mark.parametrize(
     ("spelling", "words"),
     [
-        ("python:none.py:f", "Q-METRICS-010"),
-        ("python:mine/own.py:absent", "Q-METRICS-012"),
-        ("python:mine/own.py:number", "Q-METRICS-012"),
-        ("python:mine/bad.py:f", "Q-METRICS-011.*ModuleNotFoundError"),
-        ("python:mine/script.py:f", "Q-METRICS-011.*SystemExit: 0"),
+        ("python:none.py:f", "Q-CORE-013"),
+        ("python:mine/own.py:absent", "Q-CORE-015"),
+        ("python:mine/own.py:number", "Q-CORE-015"),
+        ("python:mine/bad.py:f", "Q-CORE-014.*ModuleNotFoundError"),
+        ("python:mine/script.py:f", "Q-CORE-014.*SystemExit: 0"),
     ],
 )
 def test_a_function_that_is_not_there_is_one_sentence(root: Path, spelling: str, words: str) -> None:

@@ -226,9 +226,9 @@ def test_what_a_function_returns_is_read_as_strictly_as_a_line(
 @pytest.mark.parametrize(
     ("name", "code", "id"),
     [
-        ("gone.py:f", PAIRS, "Q-METRICS-010"),
-        ("mine.py:f", "def f(row)\n", "Q-METRICS-011"),
-        ("mine.py:g", PAIRS, "Q-METRICS-012"),
+        ("gone.py:f", PAIRS, "Q-CORE-013"),
+        ("mine.py:f", "def f(row)\n", "Q-CORE-014"),
+        ("mine.py:g", PAIRS, "Q-CORE-015"),
     ],
 )
 def test_a_function_that_is_not_there_is_named(name: str, code: str, id: str, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_function_that_is_not_there_is_named(name: str, code: str, id: str, tm
     with pytest.raises(ConfigError) as error:
         made.run(transform=f"python:{name}")
     assert error.value.id == id
-    assert ("make rows of rows" in error.value.sentence) == (id != "Q-METRICS-011")
+    assert ("make rows of rows" in error.value.sentence) == (id != "Q-CORE-014")
 
 
 @pytest.mark.parametrize("value", ["mine.py:f", "python:../mine.py:f", "python:mine.py", 7])
