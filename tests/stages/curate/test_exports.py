@@ -255,6 +255,26 @@ def codex(output: str) -> str:
     return "\n".join(f'{{"type": "response_item", "payload": {item}}}' for item in items)
 
 
+def claude_code(result: str) -> str:
+    """Return a session of Claude Code, and behind it a subagent's that holds this result of a tool."""
+    call = '{"type": "tool_use", "id": "t", "name": "look", "input": {}}'
+    result = f'{{"type": "tool_result", "tool_use_id": "t", "content": {{"a": {result}}}}}'
+    events = [
+        ("user", '"Which boat?"', "false"),
+        ("assistant", '[{"type": "text", "text": "Anna."}]', "false"),
+        ("user", '"Which boat?"', "true"),
+        ("assistant", f"[{call}]", "true"),
+        ("user", f"[{result}]", "true"),
+        ("assistant", '[{"type": "text", "text": "Anna."}]', "true"),
+    ]
+    return "\n".join(
+        f'{{"sessionId": "s", "uuid": "{number}", "agentId": "a", "isSidechain": {is_side}, '
+        f'"type": "{kind}", '
+        f'"message": {{"role": "{kind}", "content": {content}}}}}'
+        for number, (kind, content, is_side) in enumerate(events)
+    )
+
+
 def batch(output: str) -> str:
     """Return a batch whose only answer holds this result of a tool."""
     asked = {"custom_id": "1", "method": "POST", "url": "/v1/responses", "body": {"input": "Which boat?"}}
@@ -263,7 +283,13 @@ def batch(output: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("export", "rows"), [(claude_ai, [2, "too_deep"]), (codex, ["too_deep", 2]), (batch, ["too_deep"])]
+    ("export", "rows"),
+    [
+        (claude_ai, [2, "too_deep"]),
+        (claude_code, [2, "too_deep"]),
+        (codex, ["too_deep", 2]),
+        (batch, ["too_deep"]),
+    ],
 )
 def test_a_result_that_is_nested_too_deep_costs_only_its_own(
     export: Any, rows: list[int | str], tmp_path: Path
@@ -281,3 +307,28 @@ def test_a_mark_of_an_entity_that_is_nested_too_deep_goes(tmp_path: Path) -> Non
     (row,), notes = read(write(tmp_path / "conversations.json", [chat]), max_bytes=1 << 20)
     assert row["messages"][1]["content"] == "In Lund."
     assert notes["citations"] == 1
+
+
+def test_a_result_that_is_an_object_becomes_its_json(tmp_path: Path) -> None:
+    path = tmp_path / "export.jsonl"
+    path.write_text(claude_code('["x"]'))
+    (_, row), _ = read(path)
+    assert [turn["content"] for turn in row["messages"]] == ["Which boat?", "", '{"a": ["x"]}', "Anna."]
+
+
+def test_calls_that_the_service_ran_are_left_out_of_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "session.jsonl"
+    told = [
+        {"type": "server_tool_use", "id": "s", "name": "advisor", "input": {}},
+        {"type": "advisor_tool_result", "tool_use_id": "s", "content": {"type": "advisor_redacted_result"}},
+        {"type": "text", "text": "Anna."},
+    ]
+    said = [("user", "Which boat?"), ("assistant", told)]
+    events = [
+        {"sessionId": "s", "uuid": kind, "type": kind, "message": {"role": kind, "content": content}}
+        for kind, content in said
+    ]
+    path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    (row,), notes = read(path)
+    assert [turn["content"] for turn in row["messages"]] == ["Which boat?", "Anna."]
+    assert notes["tools_of_the_service"] == 2

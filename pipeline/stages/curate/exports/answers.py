@@ -81,9 +81,12 @@ class Answer:
         return last
 
 
-def user_turn(words: str, names: list[str], notes: Notes) -> list[Turn]:
-    """Return the user's turn with files of these names. Raises `BadLine` if it says nothing without them."""
-    if any(PurePosixPath(name.lower()).suffix in IMAGES for name in names):
+def user_turn(words: str, names: list[str], notes: Notes, *, shows_image: bool = False) -> list[Turn]:
+    """Return the user's turn with files of these names; `shows_image` says that one of them is an image.
+
+    Raises `BadLine` if the turn says nothing without them.
+    """
+    if shows_image or any(PurePosixPath(name.lower()).suffix in IMAGES for name in names):
         raise BadLine("unsupported_field", "the user shows an image, without which the rest can't be told")
     if names and not words.strip():
         raise BadLine("unsupported_field", "a turn of the user is nothing but an attachment")

@@ -5,6 +5,7 @@ long session is not worth less for one image in it.
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.stages.curate.exports.answers import result_text
 from pipeline.stages.curate.exports.export import Notes
 from pipeline.stages.curate.wire.blocks import CALL, RESULT
 from pipeline.stages.curate.wire.draft import Draft, call_of
@@ -15,6 +16,9 @@ NAMES = {
     **dict.fromkeys(("image", "image_url", "imageUrl", "input_image"), "image"),
     **dict.fromkeys(("document", "file", "input_file"), "document"),
 }
+# types of blocks of tools that the service runs while it answers: web_search_tool_result, advisor_tool_result
+OF_THE_SERVICE = ("server_tool_use", "mcp_tool_use")
+RESULT_OF_THE_SERVICE = "_tool_result"
 
 
 def blocks_of(content: Any) -> list[Any]:
@@ -34,6 +38,8 @@ def add_answer(draft: Draft, content: list[Any], notes: Notes) -> None:
             draft.answer(reasoning=str(part.get("thinking") or ""))
         elif kind == "redacted_thinking":
             notes["reasoning_encrypted"] += 1
+        elif kind in OF_THE_SERVICE or str(kind).endswith(RESULT_OF_THE_SERVICE):
+            notes["tools_of_the_service"] += 1
         else:
             draft.answer(text_of([part], notes))
 
@@ -44,12 +50,14 @@ def add_results(
     notes: Notes,
     without: Callable[[str, Notes], str] = lambda text, notes: text,
 ) -> list[Any]:
-    """Add the results of tools among the user's blocks, and return the other blocks."""
+    """Add the results of tools among the user's blocks, and return the other blocks. Raises `BadLine` for a
+    result that is nested too deep.
+    """
     rest = []
     for part in content:
         if isinstance(part, dict) and part.get("type") == RESULT:
             inner = part.get("content")
-            words = text_of(inner, notes) if isinstance(inner, list) else str(inner or "")
+            words = text_of(inner, notes) if isinstance(inner, list) else result_text(inner)
             draft.result(part.get("tool_use_id"), without(words, notes))
         else:
             rest.append(part)

@@ -216,11 +216,15 @@ def _message_before(uuid: Any, parents: dict[Any, Any], messages: set[Any]) -> A
 
 def _row(chain: list[Event], notes: Notes) -> Iterator[Conversation]:
     draft = Draft()
-    for event in _with_answers_together(chain):
-        _add(draft, event, notes)
+    first = chain[0]
+    try:
+        for event in _with_answers_together(chain):
+            _add(draft, event, notes)
+    except BadLine as why:
+        yield Conversation(first.number, first.offset, why)
+        return
     turns = settled(draft.turns, notes)
     if turns:
-        first = chain[0]
         yield Conversation(first.number, first.offset, {"messages": turns})
 
 
@@ -240,6 +244,7 @@ def _with_answers_together(chain: list[Event]) -> list[Event]:
 
 
 def _add(draft: Draft, event: Event, notes: Notes) -> None:
+    """Add what an event says. Raises `BadLine` for a result that is nested too deep."""
     kind = event.value["type"]
     if kind == "assistant":
         if event.value.get("isApiErrorMessage"):

@@ -89,7 +89,9 @@ def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn
     files = objects(message.get("files"))
     if message.get("isCreatedByUser"):
         words = words or texts(*(_part_text(part, "text") for part in parts))
-        return user_turn(words, [_file_name(file) for file in files], notes)
+        names = [str(file.get("filename") or "") for file in files]
+        shows_image = any(str(file.get("type") or "").startswith("image/") for file in files)
+        return user_turn(words, names, notes, shows_image=shows_image)
     notes["attachments"] += len(files)
     answer = Answer(notes)
     for number, part in enumerate(parts, start=1):
@@ -98,11 +100,6 @@ def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn
         answer.say(words)
     aborted = bool(message.get("unfinished") or message.get("error"))
     return answer.finished(aborted=aborted, is_down=is_down)
-
-
-def _file_name(file: Mapping[str, Any]) -> str:
-    is_image = str(file.get("type") or "").startswith("image/")
-    return "image.png" if is_image else str(file.get("filename") or "")
 
 
 def _part_text(part: Mapping[str, Any], key: str) -> str:

@@ -60,8 +60,12 @@ def _turns(message: Any, notes: Notes) -> list[Turn]:
     if role in ("user", "system"):
         parts = objects(version.get("content"))
         words = texts(*(part.get("text") for part in parts))
-        names = [_file_name(part) for part in parts if part.get("type") == "file"]
-        return user_turn(words, names, notes) if role == "user" else [{"role": role, "content": words}]
+        if role == "system":
+            return [{"role": role, "content": words}]
+        files = [part for part in parts if part.get("type") == "file"]
+        names = [str(file.get("fileIdentifier") or "") for file in files]
+        shows_image = any(file.get("fileType") == "image" for file in files)
+        return user_turn(words, names, notes, shows_image=shows_image)
     if role != "assistant":
         raise BadLine("bad_role", f"the role is {quoted(role)}")
     answer = Answer(notes)
@@ -70,10 +74,6 @@ def _turns(message: Any, notes: Notes) -> list[Turn]:
         _add_step(answer, step)
     stops = {_stop(step) for step in steps}
     return answer.finished(aborted=not stops.isdisjoint(CUT_OFF))
-
-
-def _file_name(part: Mapping[str, Any]) -> str:
-    return "image.png" if part.get("fileType") == "image" else str(part.get("fileIdentifier") or "")
 
 
 def _stop(step: Mapping[str, Any]) -> str:

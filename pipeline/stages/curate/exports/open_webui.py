@@ -83,7 +83,9 @@ def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn
     content = message.get("content")
     words = content if isinstance(content, str) else result_text(content)
     if role == "user":
-        return user_turn(words, [_file_name(file) for file in objects(message.get("files"))], notes)
+        files = objects(message.get("files"))
+        names = [str(file.get("name") or file.get("url") or "") for file in files]
+        return user_turn(words, names, notes, shows_image=any(file.get("type") == "image" for file in files))
     if role == "system":
         return [{"role": "system", "content": words}]
     if role != "assistant":
@@ -98,13 +100,6 @@ def _turns(message: dict[str, Any], notes: Notes, *, is_down: bool) -> list[Turn
     answer.say(words[end:].strip())
     aborted = message.get("done") is False or bool(message.get("error"))
     return answer.finished(aborted=aborted, is_down=is_down)
-
-
-def _file_name(file: Mapping[str, Any]) -> str:
-    """Return a file's name; an image that has none is named as one."""
-    if file.get("type") == "image":
-        return "image.png"
-    return str(file.get("name") or file.get("url") or "")
 
 
 def _add(answer: Answer, attributes: Mapping[str, str], inside: str) -> None:

@@ -72,14 +72,19 @@ def _rows(turns: list[dict[str, Any]], begin: tuple[int, int | None], notes: Not
         yield Conversation(*begin, {"messages": turns})
         return
     draft = Draft()
-    for turn in turns:
-        _add(draft, turn, notes)
+    try:
+        for turn in turns:
+            _add(draft, turn, notes)
+    except BadLine as why:
+        yield Conversation(*begin, why)
+        return
     kept = settled(draft.turns, notes)
     if kept:
         yield Conversation(*begin, {"messages": kept})
 
 
 def _add(draft: Draft, turn: dict[str, Any], notes: Notes) -> None:
+    """Add a turn. Raises `BadLine` for a result that is nested too deep."""
     blocks = blocks_of(turn.get("content"))
     if turn["role"] == "user" or turn.get("isSummary") is True:
         rest = add_results(draft, blocks, notes)
