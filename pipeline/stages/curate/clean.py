@@ -22,6 +22,7 @@ from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.fields import RowMapper
 from pipeline.stages.curate.reading.formats import detect, to_row
 from pipeline.stages.curate.reading.letter_case import with_known_keys
+from pipeline.stages.curate.reading.own_rows import export_with
 from pipeline.stages.curate.reading.transform import Transform
 from pipeline.stages.curate.rules.calls import ReadCalls
 from pipeline.stages.curate.rules.changes import Change, Changes, excerpts
@@ -211,6 +212,13 @@ class Cleaner:
         try:
             return value, detect(value)
         except BadRow as why:
+            export = export_with(stated)
+            if export is not None:
+                raise BadRow(
+                    why.code,
+                    f"this is a conversation as the export {export.name} has it, far behind rows of another "
+                    "kind: put it into a file of its own",
+                ) from None
             if mapper is None:
                 raise
             raise BadRow(why.code, mapper.explained(str(why), stated)) from None

@@ -173,6 +173,69 @@ def test_mixed_exports_and_rows_in_one_folder_are_each_read(tmp_path: Path) -> N
     assert report["files"]["rows.jsonl"]["notes"] == {}
 
 
+OWN_TURNS = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+CLAUDE_CHAT = {
+    "uuid": "c",
+    "name": "N",
+    "chat_messages": [
+        {"uuid": "a", "sender": "human", "text": "Which boat?"},
+        {"uuid": "b", "sender": "assistant", "text": "Anna."},
+    ],
+}
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_rows_and_exports_in_one_file_are_each_read_by_what_they_are(as_array: bool, tmp_path: Path) -> None:
+    own = {"prompt": "2 + 2?", "completion": "4"}
+    values = [
+        own,
+        conversation(1),
+        OWN_TURNS,
+        "no object",
+        conversation(2),
+        CLAUDE_CHAT,
+        own,
+        conversation(3),
+    ]
+    text = json.dumps(values) if as_array else "".join(f"{json.dumps(value)}\n" for value in values)
+    project = Project(tmp_path, {"mixed.json" if as_array else "mixed.jsonl": text.encode()})
+    report = project.run(drop_duplicates="none")
+    (file,) = report["files"].values()
+    assert file["notes"] == {"export_chatgpt": 1, "export_claude_ai": 1}
+    assert [int(row["source"].rpartition(":")[2]) for row in project.rows()] == [1, 2, 3, 5, 6, 7, 8]
+    assert [row["messages"][-1]["content"] for row in project.rows()] == [
+        *("4", "What assistant says in 1, 0.", "b", "What assistant says in 2, 0.", "Anna.", "4"),
+        "What assistant says in 3, 0.",
+    ]
+    assert {entry["line"]: entry["reason"] for entry in project.rejects()} == {4: "not_object"}
+
+
+def test_rows_in_a_session_do_not_end_it(tmp_path: Path) -> None:
+    path = tmp_path / "session.jsonl"
+    event = {"sessionId": "s", "uuid": "1", "type": "user", "message": {"content": "Which boat?"}}
+    answer = {"sessionId": "s", "uuid": "2", "type": "assistant", "message": {"content": "Anna."}}
+    path.write_text("".join(f"{json.dumps(value)}\n" for value in (OWN_TURNS, event, answer, OWN_TURNS)))
+    rows, _ = read(path)
+    assert [row["messages"][-1]["content"] for row in rows] == ["b", "Anna.", "b"]
+
+
+def test_a_long_row_beside_an_export_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    own = {"prompt": "x" * MAX_BYTES, "completion": "4"}
+    path.write_text(f"{json.dumps(conversation(1))}\n{json.dumps(own)}\n")
+    rows, _ = read(path)
+    assert [row if isinstance(row, str) else len(row["messages"]) for row in rows] == [2, "too_long"]
+
+
+def test_a_conversation_of_a_program_far_behind_rows_says_where_it_belongs(tmp_path: Path) -> None:
+    own = [{"prompt": f"{number} + 2?", "completion": str(number + 2)} for number in range(30)]
+    project = Project(tmp_path, {"mixed.jsonl": lines(*own, conversation(1))})
+    project.run(drop_duplicates="none")
+    (reject,) = project.rejects()
+    assert (reject["line"], reject["reason"]) == (31, "unknown_format")
+    assert "chatgpt" in reject["detail"] and "file of its own" in reject["detail"]
+
+
 def test_a_file_of_another_kind_named_mbox_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.mbox").write_text("Dear Kim,\n\nFrom here on all is well.\n")
     assert read(tmp_path / "a.mbox")[0] == ["bad_shape"]

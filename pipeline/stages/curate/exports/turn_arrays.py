@@ -62,6 +62,7 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
                 notes["compactions"] += 1
                 yield from _rows(turns, begin, notes)
                 turns = []
+            if not turns:
                 begin = (number, offset)
             turns.append(value)
     yield from _rows(turns, begin, notes)

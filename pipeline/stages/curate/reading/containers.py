@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from io import BufferedReader, BytesIO
 from itertools import chain, groupby, islice
 from pathlib import Path, PurePosixPath
@@ -64,7 +64,7 @@ from pipeline.stages.curate.reading.files import (
     unpacked,
 )
 from pipeline.stages.curate.reading.mailboxes import mails
-from pipeline.stages.curate.reading.own_rows import export_in
+from pipeline.stages.curate.reading.own_rows import Recognizer, export_in
 from pipeline.stages.curate.reading.saved_folders import is_description, missing_files
 from pipeline.stages.curate.reading.tables import Row, csv_rows
 from pipeline.stages.curate.reading.workbooks import workbook_rows
@@ -208,7 +208,7 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
         else:
             notes[f"export_{export.name}"] += 1
             records = Records(_records_of(content, layout), partial(_values_near, path))
-            yield from _exported(export, records, max_bytes, notes)
+            yield from _recognized_rows(export, records, max_bytes, notes)
 
 
 def _content_rows(
@@ -317,6 +317,36 @@ def _value(data: bytes) -> Any | BadLine:
         return why
 
 
+def _recognized_rows(
+    export: Export, records: Records, max_bytes: int, notes: Counter[str]
+) -> Iterator[RawRow]:
+    """Yield the rows of a file whose first records show that it is an export. Rows of one's own and another
+    program's conversations between its records are read as what they are.
+    """
+    beside = cache(records.beside)
+    counted = {export}
+    for reader, group in groupby(records.each, Recognizer(export)):
+        if reader is None:
+            yield from _own_rows(group, max_bytes)
+            continue
+        if reader not in counted:
+            notes[f"export_{reader.name}"] += 1
+            counted.add(reader)
+        yield from _exported(reader, Records(group, beside), max_bytes, notes)
+
+
+def _own_rows(records: Iterable[Record], max_bytes: int) -> Iterator[RawRow]:
+    """Yield records that are rows of one's own as JSON bytes."""
+    for number, offset, value in records:
+        data = _row_bytes(value)
+        is_long = isinstance(data, bytes) and len(data) > max_bytes
+        yield number, offset, _too_long(max_bytes) if is_long else data
+
+
+def _too_long(max_bytes: int) -> BadLine:
+    return BadLine("too_long", f"longer than {max_bytes} bytes")
+
+
 def _exported(export: Export, records: Records, max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
     """Yield the rows of a program's export as JSON bytes. What is longer than a row may be is cut."""
     for number, offset, row in export.read(records, notes):
@@ -407,7 +437,7 @@ def _member_rows(
     rows = chain(head, rest)
     if export is not None:
         notes[f"export_{export.name}"] += 1
-        rows = _exported(export, Records(_records_in(rows)), max_bytes, notes)
+        rows = _recognized_rows(export, Records(_records_in(rows)), max_bytes, notes)
     yield from (row for _, _, row in rows)
 
 
@@ -516,7 +546,7 @@ def _group_rows(
     else:
         notes[f"export_{first.export.name}"] += len(group)
         records = Records(_joined_records(group), partial(_values_inside, contents))
-        yield from _exported(first.export, records, max_bytes, notes)
+        yield from _recognized_rows(first.export, records, max_bytes, notes)
 
 
 def _joined_records(group: list[_ZipMember]) -> Iterator[Record]:
@@ -574,7 +604,7 @@ def _lines(file: BinaryIO, max_bytes: int, notes: Counter[str], part: Part) -> I
         if part.stop and offset >= part.stop:
             return
         if line is None:
-            yield number, offset, BadLine("too_long", f"longer than {max_bytes} bytes")
+            yield number, offset, _too_long(max_bytes)
             continue
         notes["crlf"] += line.endswith(b"\r")
         row = line.removesuffix(b"\r")
@@ -604,7 +634,7 @@ def array_rows(file: BufferedReader, max_bytes: int) -> Iterator[tuple[int, int,
         number += 1
         element = bytes(text).rstrip(JSON_SPACE)
         if size > max_bytes + BLOCK or len(element) > max_bytes:
-            yield number, start, BadLine("too_long", f"longer than {max_bytes} bytes")
+            yield number, start, _too_long(max_bytes)
         elif mark == b"}" or not _is_grammatical(element):
             yield number, start, BadLine("not_json", "the array is broken here: what follows isn't read")
             return

@@ -1,10 +1,11 @@
-"""Rows of one's own that have a key or two of a program's export: `conversationId` beside turns, `email` and
-`id` beside a question and its answer.
+"""Rows of one's own that have a key or two of a program's export (`conversationId` beside turns, `email` and
+`id` beside a question and its answer), or that are in one file with an export.
 """
 
 from typing import Any
 
-from pipeline.stages.curate.exports.export import Export, Head
+from pipeline.stages.curate.exports import side_files
+from pipeline.stages.curate.exports.export import Export, Head, Record
 from pipeline.stages.curate.exports.registry import export_of
 from pipeline.stages.curate.reading.formats import CONVERSATIONS, FORMATS
 
@@ -23,6 +24,33 @@ def export_in(head: Head) -> Export | None:
     if export is None or export.has_rows or not _has_rows(head):
         return export
     return None
+
+
+def export_with(value: dict[str, Any]) -> Export | None:
+    """Return the export of which an object is a conversation, None for any other object."""
+    export = export_of(Head("lines", (value,)))
+    return None if export in side_files.EXPORTS else export
+
+
+class Recognizer:
+    """Tells the records of a file that is an export from others in it: rows of one's own, and conversations
+    of another program.
+    """
+
+    def __init__(self, export: Export) -> None:
+        self.export = export
+
+    def __call__(self, record: Record) -> Export | None:
+        """Return the export that reads a record, None for a row of one's own. A record that shows nothing is
+        read as the one before it.
+        """
+        value = record.value
+        if not isinstance(value, dict) or self.export.is_head(Head("array", (value,))):
+            return self.export
+        if _is_row(value):
+            return None
+        self.export = export_with(value) or self.export
+        return self.export
 
 
 def _has_rows(head: Head) -> bool:
