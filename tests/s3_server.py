@@ -71,6 +71,7 @@ class S3:
     def __exit__(self, *_: object) -> None:
         self.server.shutdown()
         self.server.server_close()
+        self._backend().reset()  # its buckets are this process's, and the next server has none
 
     def make_bucket(self, name: str) -> None:
         """An empty bucket."""
