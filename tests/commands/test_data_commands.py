@@ -230,6 +230,17 @@ def test_check_of_clean_files_is_quiet_and_writes_nothing(raw: Path) -> None:
     assert sorted(raw.parent.rglob("*")) == before
 
 
+def test_check_names_the_columns_that_texts_are_read_without(raw: Path) -> None:
+    rows = [
+        {"text": "The harbour is deep.", "title": "Depths", "url": ""},
+        {"text": "So is the bay.", "title": "Bays"},
+    ]
+    (raw / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = data(raw.parent, "check", str(raw / "texts.jsonl"))
+    assert shown.exit_code == 0
+    assert "texts.jsonl: the texts are read without title (2 rows);" in shown.stdout
+
+
 def test_check_as_json_is_for_machines_and_holds_no_secret(raw: Path) -> None:
     shown = data(raw.parent, "check", str(raw), "--json")
     entries = [json.loads(line) for line in shown.stdout.splitlines()]

@@ -22,7 +22,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.places import resource
 from pipeline.core.text import one_line, plural, safe
 from pipeline.stages.curate.inputs import by_glob
-from pipeline.stages.curate.mapped import file_problem, lacking
+from pipeline.stages.curate.mapped import file_problem, lacking, left_out_of_texts
 from pipeline.stages.curate.reading.files import files_below
 from pipeline.stages.curate.reading.notes import notes_sentences
 
@@ -124,6 +124,7 @@ class Outcome:
     reasons: Counter[str] = field(default_factory=Counter)
     lines: int = 0  # printed or left out, about rejected rows
     readings: list[str] = field(default_factory=list)  # what the rows of a file are read as
+    left_out: list[str] = field(default_factory=list)  # columns of texts that are not read
     faults: list[str] = field(default_factory=list)  # of mappings
     proposed: list[Proposed] = field(default_factory=list)
 
@@ -188,6 +189,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Out
     found.reasons.update(file.reasons)
     if reading := file.reading():
         found.readings.append(reading)
+    if file.left_out:
+        found.left_out.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
     stated = by_glob(file.name, cleaner.settings.fields, None)
     if stated and (targets := lacking(stated, file.mapped)):
         found.faults.append(f"curate.fields: {file_problem(file.path, file.name, stated, targets)}")
@@ -203,7 +206,7 @@ def _print_summary(found: Outcome, options: Options) -> None:
     readings = found.readings[:READINGS]
     if len(found.readings) > READINGS:
         readings.append(f"… and {len(found.readings) - READINGS:,} more files")
-    told = [*readings, *found.faults, *_stats(found.tally, found.notes)]
+    told = [*readings, *found.left_out[:READINGS], *found.faults, *_stats(found.tally, found.notes)]
     print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
     rejected = found.reasons.total()
     if not rejected and not found.faults:

@@ -41,6 +41,7 @@ class FileCheck:
     kinds: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
     mapped: Counter[str] = field(default_factory=Counter)  # as `CleaningStats` counts it
+    left_out: Counter[str] = field(default_factory=Counter)  # likewise
     reasons: Counter[str] = field(default_factory=Counter)
     unread: list[dict[str, Any]] = field(default_factory=list)  # the first rows that fit no format
     sampled: int = 0  # bytes of these
@@ -78,6 +79,7 @@ class FileCheck:
                 yield entry | {"file": self.shown}
         self.formats = stats.formats
         self.mapped = stats.mapped
+        self.left_out = stats.left_out
         tally["lines"] += self.lines
         tally["usable"] += self.usable
         tally.update(self.kinds)

@@ -66,6 +66,7 @@ class FileStats:
     formats: Counter[str] = field(default_factory=Counter)
     # of a mapping in `curate.fields`: target → rows that have its source; and how many rows were mapped
     mapped: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)  # columns beside a text → rows
     notes: Counter[str] = field(default_factory=Counter)
 
     def is_unreadable(self) -> bool:
@@ -84,6 +85,7 @@ class FileStats:
             "formats": dict(self.formats),
             "notes": dict(notes),
             **({"fields_lacking": unsourced} if unsourced else {}),
+            **({"left_out_of_texts": dict(self.left_out)} if self.left_out else {}),
         }
 
 
@@ -157,6 +159,7 @@ class CurationStats:
         file.rejected.update(done.cleaning_stats.rejected)
         file.formats.update(done.cleaning_stats.formats)
         file.mapped.update(done.cleaning_stats.mapped)
+        file.left_out.update(done.cleaning_stats.left_out)
         self._add(done.cleaning_stats, dict.fromkeys(domain for domain, *_ in done.facts))
 
     def merge(self, later: "CurationStats") -> None:
@@ -170,6 +173,7 @@ class CurationStats:
             total.rejected.update(counts.rejected)
             total.formats.update(counts.formats)
             total.mapped.update(counts.mapped)
+            total.left_out.update(counts.left_out)
             total.notes.update(counts.notes)
         self._add(later.cleaning, later.domains)
 

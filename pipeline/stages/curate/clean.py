@@ -15,12 +15,13 @@ from pipeline.chat.rows import OTHERS, BadRow, Kind, Row, completed, row_id
 from pipeline.config.sections import Curate
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import BadLine, dump_line
+from pipeline.core.text import one_line
 from pipeline.stages.curate.comparing.row_parts import content_key
 from pipeline.stages.curate.inputs import by_glob, domain_of
 from pipeline.stages.curate.reading.authors import with_authors
 from pipeline.stages.curate.reading.containers import RawLine, parsed
 from pipeline.stages.curate.reading.fields import RowMapper
-from pipeline.stages.curate.reading.formats import detect, to_row
+from pipeline.stages.curate.reading.formats import detect, left_out_of_text, to_row
 from pipeline.stages.curate.reading.letter_case import with_known_keys
 from pipeline.stages.curate.reading.own_rows import export_with
 from pipeline.stages.curate.reading.transform import Transform
@@ -46,6 +47,8 @@ NAMES_KEYS = ("bad_role", "no_assistant", "unknown_format", "unsupported_field")
 SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
 MOST_TURNS = 65535  # that are distinguished
 TEXT_SHOWN = 2000  # characters of a rejected line
+MOST_COLUMNS, COLUMN_SHOWN = 50, 40  # names that are counted one by one, and characters of each
+OTHER_COLUMNS = "others"
 
 
 @dataclass(slots=True)
@@ -70,6 +73,7 @@ class CleaningStats:
     kinds: Counter[str] = field(default_factory=Counter)  # of rows
     # of a mapping in `curate.fields`: target → rows that have its source; and how many rows were mapped
     mapped: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)  # columns beside a text → rows
 
     def update(self, more: "CleaningStats") -> None:
         """Add the counts of others."""
@@ -252,6 +256,8 @@ class Cleaner:
             clean_row = to_row(value, source=row.source, domain=domain, format=kind)
             if OTHERS in clean_row and OTHERS not in value:
                 changes.append(chosen_reference(clean_row))
+            if clean_row["kind"] == "text" and len(value) > 1:
+                self.count_left_out(value, cleaning_stats.left_out)
             if not self.fit_for_reports(clean_row["domain"]):
                 clean_row["domain"] = domain
             for rule, apply in self.rules:  # noqa: B007
@@ -260,6 +266,14 @@ class Cleaner:
             return self.length.parts(clean_row, changes)
         except BadLine as why:
             raise Rejected(rule, with_authors(why, row.value, file)) from None
+
+    def count_left_out(self, value: dict[str, Any], left_out: Counter[str]) -> None:
+        """Count the columns of a row of kind text that are not trained, by their names as far as these may be
+        shown. Rows with ever new names are counted below one.
+        """
+        for key in left_out_of_text(value):
+            name = self.scrubbed(one_line(key, COLUMN_SHOWN))
+            left_out[name if name in left_out or len(left_out) < MOST_COLUMNS else OTHER_COLUMNS] += 1
 
     def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
         """Yield the outcome of each row that a line states; of a line that states none, why."""

@@ -1,5 +1,5 @@
 """Mappings in `curate.fields` that do nothing: in a file of which no row has their sources, and targets that
-get nothing.
+get nothing. And the columns beside texts that no mapping reads.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.config.field_sources import ROLES_KEY, Source, fields_of, paths_of
 from pipeline.config.sections import Curate
 from pipeline.core.jsonl import BadLine
-from pipeline.core.text import listed, one_line
+from pipeline.core.text import listed, most, one_line, plural
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.reading.containers import parsed, raw_lines
 from pipeline.stages.curate.reading.fields import EXCHANGE
@@ -43,6 +43,28 @@ def fields_sentences(files: Mapping[str, Mapping[str, Any]], settings: Curate) -
         if file.get("fields_lacking") and stated:
             sentences.append(f"{name}: {_what_lacks(stated, file['fields_lacking'])}")
     return sentences
+
+
+def columns_sentences(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each file of texts with columns that are not trained, by the report's entries of
+    the files.
+    """
+    return [
+        f"{name}: {left_out_of_texts(file['left_out_of_texts'])}"
+        for name, file in files.items()
+        if file.get("left_out_of_texts")
+    ]
+
+
+def left_out_of_texts(columns: Mapping[str, int]) -> str:
+    """Say which columns beside a text are not trained, and how to train them."""
+    shown = [f"{name} ({plural(rows, 'row')})" for name, rows in most(columns)[:KEYS_SHOWN]]
+    if len(columns) > KEYS_SHOWN:
+        shown.append(f"{len(columns) - KEYS_SHOWN} more")
+    return (
+        f"the texts are read without {listed(shown)}; a template in curate.fields puts columns into them, "
+        'text: "{title}\\n\\n{text}"'
+    )
 
 
 def file_problem(path: Path, name: str, stated: Mapping[str, Any], targets: Iterable[str]) -> str:

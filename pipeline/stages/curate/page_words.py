@@ -9,6 +9,7 @@ from pipeline.stages.curate.comparing.decide import SPLITS
 
 # text that is trained more often than this teaches hardly anything more (arXiv:2305.16264)
 MOST_COPIES = 4
+COLUMNS_SHOWN = 8  # names of columns of a file
 # rule → (its name, what it takes out: one, many)
 RULES = {
     "transform": ("Transform", "row that your function rejected", "rows that your function rejected"),
@@ -102,6 +103,8 @@ def warnings(stats: CurationReport) -> list[str]:
     for name, file in stats.files.items():
         if targets := file.get("fields_lacking"):
             sentences.append(f"{name}: no row has what curate.fields maps to {listed(targets)}.")
+        if columns := file.get("left_out_of_texts"):
+            sentences.append(f"{name}: texts are read without {listed(list(columns)[:COLUMNS_SHOWN])}.")
     if files := sum(stats.files_rejected.values()):
         sentences.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."

@@ -23,7 +23,7 @@ from pipeline.stages.curate.account import CurationReport
 from pipeline.stages.curate.clean import Cleaner
 from pipeline.stages.curate.comparing.decide import SPLITS
 from pipeline.stages.curate.inputs import cleaner_arguments
-from pipeline.stages.curate.mapped import fields_sentences
+from pipeline.stages.curate.mapped import columns_sentences, fields_sentences
 from pipeline.stages.curate.page_words import length_sentences, pairs_sentence
 from pipeline.stages.curate.phases.cleaning import clean, make_plan, raw_folder
 from pipeline.stages.curate.phases.cluster import cluster
@@ -115,6 +115,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         *file_sentences(report.files_found, [*report.files_unread], empty),
         *notes_sentences(sum((Counter(file["notes"]) for file in report.files.values()), Counter())),
         *fields_sentences(report.files, settings),
+        *columns_sentences(report.files),
         *link_sentences(report.files, raw_folder(root)),
         *kinds_sentences(report.untrained, report.scored),
         *length_sentences(report.length),

@@ -34,7 +34,7 @@ from pipeline.config.field_sources import Path as KeyPath
 from pipeline.core.errors import ConfigError
 from pipeline.core.jsonl import BadLine
 from pipeline.core.places import PROJECT
-from pipeline.stages.curate.mapped import fields_sentences
+from pipeline.stages.curate.mapped import columns_sentences, fields_sentences
 from pipeline.stages.curate.reading.fields import MAPPED, UNMAPPED, RowMapper
 from pipeline.stages.curate.reading.formats import (
     ANSWERS_OF_PAIRS,
@@ -301,3 +301,34 @@ def test_whatever_the_row_it_is_mapped_or_refused(row: Any, fields: Any, ending:
         value = with_known_keys(RowMapper(fields, f"a.{ending}", "auto").apply(row, Counter()))
         to_row(value, source="a:1", domain="a")
     assert json.dumps(row) == before
+
+
+def test_columns_beside_texts_are_counted_and_named(tmp_path: Path) -> None:
+    key = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
+    rows = [
+        {"text": "One page.", "title": "One", "url": "x", "n": 0, "domain": "sea"},
+        {"text": "Two pages.", "title": "Two", "url": None, key: "1"},
+        {"text": "A page without a title.", "title": " "},
+    ]
+    files = {"a.jsonl": lines(*rows), "b.jsonl": lines(*rows), "c.jsonl": lines(*ROWS)}
+    project = Project(tmp_path, files)
+    fields = {"b.jsonl": {"text": "{title}\n\n{text}"}, "c.jsonl": PAIR}
+    report = project.run(drop_duplicates="none", fields=fields)
+    left_out = report["files"]["a.jsonl"]["left_out_of_texts"]
+    assert {name: left_out[name] for name in ("title", "url", "n")} == {"title": 2, "url": 1, "n": 1}
+    assert len(left_out) == 4 and key not in json.dumps(report)
+    assert "title" not in report["files"]["b.jsonl"]["left_out_of_texts"]
+    assert "left_out_of_texts" not in report["files"]["c.jsonl"]
+    first, second = columns_sentences(report["files"])
+    assert (
+        first.startswith("a.jsonl: ")
+        and "title (2 rows)" in first
+        and "title" not in second.partition(";")[0]
+    )
+
+
+def test_ever_new_columns_beside_texts_are_counted_together(tmp_path: Path) -> None:
+    rows = [{"text": f"Page {number}.", f"k{number}": 1} for number in range(70)]
+    report = Project(tmp_path, {"a.jsonl": lines(*rows)}).run(drop_duplicates="none")
+    left_out = report["files"]["a.jsonl"]["left_out_of_texts"]
+    assert sum(left_out.values()) == 70 and left_out["others"] == 20

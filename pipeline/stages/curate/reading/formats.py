@@ -154,6 +154,11 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
     return {"source": source, "kind": kind, "domain": domain_of(value, domain), **content}
 
 
+def left_out_of_text(value: Value) -> list[str]:
+    """Return the keys beside a text that hold something, and are neither read nor a domain's name."""
+    return [key for key, item in value.items() if key not in READ_OF_TEXTS and not is_blank(item)]
+
+
 def _with_row_marks(value: Value, keys: tuple[str, ...]) -> Value:
     """Return the row with the marks beside its turns moved to them. Raises `BadRow` for other marks."""
     marks = marks_of(value)
@@ -496,6 +501,7 @@ QUERY_RESPONSE = (
 FUNCTION_CALLS = (("query", "answers", "tools"), ("question", "answers", "tools"))
 ANSWERED_BY_TEXT = ("alpaca", "prompt_completion", "query_response")
 REASONING_KEYS = frozenset(OF_ROWS)
+READ_OF_TEXTS = frozenset(("text", "segments", "domain", "category"))
 # what says more about the row comes first: a label before prompt and completion, both of them before a prompt
 # alone
 FORMATS = {
