@@ -29,7 +29,7 @@ ROW_TARGETS = (
     *("preference", "preferred", "winner", "choice", "better", "better_response_id"),
     *("label", "kto_tag", "reward", "score", "domain", "category", "text", "segments"),
     *("reasoning_content", "reasoning", "thinking"),
-    *("request", "choices", "contents", "candidates"),
+    *("request", "choices", "contents", "candidates", "data"),
 )
 TURN_TARGETS = (
     *("role", "author", "content", "reasoning_content", "reasoning", "thinking"),

@@ -57,8 +57,9 @@ class CurateKeys(Section):
     formats: dict[str, Format] = key(
         {},
         'glob below data/raw: format, for files that are not to be judged row by row, e.g. {"logs/*.csv": '
-        "query_response}; formats: auto | messages | sharegpt | requests | gemini | function_calls | "
-        "alpaca | prompt_completion | query_response | input_output | text | preference | kto | prompt",
+        "query_response}; formats: auto | messages | sharegpt | requests | gemini | dialogue | "
+        "function_calls | alpaca | prompt_completion | query_response | input_output | text | preference | "
+        "kto | prompt",
     )
     documents: dict[str, Literal["bare", "named"]] = key(
         {},

@@ -64,6 +64,7 @@ Format = Literal[
     "sharegpt",
     "requests",
     "gemini",
+    "dialogue",
     "function_calls",
     "alpaca",
     "prompt_completion",

@@ -228,6 +228,10 @@ READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             chat(ASK, ANSWER),
         ),
     ],
+    "dialogue": [
+        ({"data": ["2 + 2?", "4"], "id": "0"}, chat(ASK, ANSWER)),
+        ({"data": '["2 + 2?", "4"]', "system": "Be brief."}, chat(SYSTEM, ASK, ANSWER)),
+    ],
     "alpaca": [
         ({"instruction": "2 + 2?", "output": "4"}, chat(ASK, ANSWER)),
         ({"instruction": "2 + 2?", "output": "4", "kto_tag": "false"}, DOWN),

@@ -54,7 +54,7 @@ class Answer:
         down, is kept out of training.
         """
         self.notes["calls_without_result"] += len(self.open_calls)
-        kept = []
+        kept: list[Turn] = []
         for turn in self.turns:
             if "tool_calls" in turn:
                 turn["tool_calls"] = [
@@ -62,7 +62,11 @@ class Answer:
                 ]
                 if not turn["tool_calls"]:
                     del turn["tool_calls"]
-            if turn["role"] == "tool" or turn.keys() & {"tool_calls", "reasoning_content"} or turn["content"]:
+            if kept and turn["role"] == "assistant" == kept[-1]["role"] and "tool_calls" not in kept[-1]:
+                _join(kept[-1], turn)
+            elif (
+                turn["role"] == "tool" or turn.keys() & {"tool_calls", "reasoning_content"} or turn["content"]
+            ):
                 kept.append(turn)
         self.notes["aborted"] += aborted and bool(kept)
         self.notes["thumbs_down_not_trained"] += is_down
@@ -79,6 +83,16 @@ class Answer:
             last = {"role": "assistant", "content": ""}
             self.turns.append(last)
         return last
+
+
+def _join(turn: Turn, more: Turn) -> None:
+    """Add to an assistant's turn what follows a call that was left out."""
+    for key in ("content", "reasoning_content"):
+        words = joined(turn.get(key, ""), more.get(key, ""))
+        if words or key in turn:
+            turn[key] = words
+    if "tool_calls" in more:
+        turn["tool_calls"] = more["tool_calls"]
 
 
 def user_turn(words: str, names: list[str], notes: Notes, *, shows_image: bool = False) -> list[Turn]:

@@ -62,6 +62,8 @@ def detect(value: Value) -> str:
         raise BadRow("unknown_format", _unknown(value))
     if name == "text":
         _check_is_no_message(_filled(value))
+    if name == "dialogue" and not _is_dialogue(value["data"]):
+        raise BadRow("unknown_format", _unknown(value))
     return name
 
 
@@ -438,6 +440,21 @@ def _text(value: Value, field: str) -> Content:
     return "text", {"messages": [], "segments": [{"text": words, "train": True}]}
 
 
+def _is_dialogue(value: Any) -> bool:
+    """Return True for a list that begins with a text, also if it is the text of one."""
+    if isinstance(value, str):
+        return value.lstrip().startswith('["')
+    return isinstance(value, list) and (not value or isinstance(value[0], str))
+
+
+def _dialogue(value: Value, field: str) -> Content:
+    """Return the chat of texts that user and assistant say in turn, as UltraChat has it."""
+    turns = []
+    for number, words in enumerate(items(value[field], field)):
+        turns.append(turn(SIDES[number % 2], words, f"{field} {number + 1}"))
+    return _chat(value, turns)
+
+
 class Format(NamedTuple):
     """How rows of one format are recognized (one of these groups of keys, none null), what reads them, and
     which keys would be `lost` that say something in other formats.
@@ -453,6 +470,7 @@ PAIRS = (
     ("chosen_response", "rejected_response"),
     ("preferred_output", "non_preferred_output"),
 )
+SIDES = ("user", "assistant")
 CONVERSATIONS = ("messages", "conversations", "conversation")
 UNDECIDED = (  # a mark says which is better
     ("response_a", "response_b"),
@@ -518,6 +536,7 @@ FORMATS = {
     "prompt": Format((("prompt", "answer"), ("question", "answer"), ("messages", "answer")), _prompt),
     "gemini": Format(CONTENTS, _requests),
     "text": Format((("text",),), _text, WITHOUT_TURNS),
+    "dialogue": Format((("data",),), _dialogue),
 }
 # what a format does not read and would change what is learned: an answer of a pair, say
 LOST_KEYS = {

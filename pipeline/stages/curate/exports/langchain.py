@@ -1,0 +1,195 @@
+"""LangChain's and LangGraph's serialized messages: an array of them, or a record with `messages`.
+
+After langchain-ai/langchain `libs/core/langchain_core/messages` (0.1 to 1.0): `messages_to_dict` writes
+`{"type": "human", "data": {"content": …}}`, which chat histories in files and databases hold; `dumps` and
+LangGraph's streams `{"lc": 1, "type": "constructor", "id": [… "HumanMessage"], "kwargs": {…}}`;
+`model_dump` and LangGraph's API `{"type": "human", "content": …, "additional_kwargs": {…}}`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pipeline.core.jsonl import BadLine
+from pipeline.core.text import quoted
+from pipeline.stages.curate.exports.answers import objects, result_text, texts, user_turn
+from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.stages.curate.wire.draft import Turn, call_of, settled
+
+# of a message's type, or of its class in small letters without "message"
+ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("ai", "assistant"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function"), "tool"),
+}
+TYPES = (*ROLES, "chat", "remove")
+CUT_OFF = ("length", "max_tokens", "MAX_TOKENS", "content_filter")
+OF_MESSAGES = ("additional_kwargs", "response_metadata", "tool_calls", "tool_call_id")
+IMAGES = ("image", "image_url")
+NO_TEXTS = ("tool_use", "tool_call", "function_call", "input_json_delta")  # parts that repeat the calls
+
+
+def is_head(head: Head) -> bool:
+    """Return True if a record is a conversation of such messages, or a message of an array of them."""
+    if head.layout == "array" and head.values and is_message(head.values[0]):
+        return all(
+            isinstance(value, dict) and value.keys().isdisjoint(("messages",)) for value in head.values
+        )
+    return any(any(map(is_message, _messages(value) or ())) for value in head.objects())
+
+
+def is_message(value: Any) -> bool:
+    """Return True for a message in one of the three forms."""
+    if not isinstance(value, dict) or "role" in value:
+        return False
+    if value.get("lc") == 1 and isinstance(value.get("id"), list):
+        return str(value["id"][-1:]).rstrip("]'\"").endswith(("Message", "MessageChunk"))
+    if _type_of(value) not in TYPES:
+        return False
+    data = value.get("data")
+    if isinstance(data, dict):
+        return "content" in data
+    return "content" in value and not value.keys().isdisjoint(OF_MESSAGES)
+
+
+def _messages(value: Mapping[str, Any]) -> list[Any] | None:
+    """Return the messages of a record: its own, or those of LangGraph's state."""
+    state = value.get("values")
+    for listed in (value.get("messages"), state.get("messages") if isinstance(state, dict) else None):
+        if isinstance(listed, list):
+            return listed
+    return None
+
+
+def _type_of(value: Mapping[str, Any]) -> str:
+    return str(value.get("type")).removesuffix("MessageChunk").lower()
+
+
+def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
+    """Give a row for each conversation, and one for all messages that are records themselves."""
+    alone: list[Turn] = []
+    begin: tuple[int, int | None] = (1, 0)
+    for number, offset, value in records:
+        try:
+            if isinstance(value, BadLine):
+                raise value
+            listed = _messages(value) if isinstance(value, dict) else None
+            if listed is not None:
+                for row in _row(listed, notes):
+                    yield Conversation(number, offset, row)
+                continue
+            begin = begin if alone else (number, offset)
+            alone += turns_of(value, f"message {number}", notes)
+        except BadLine as why:
+            yield Conversation(number, offset, why)
+    if kept := settled(alone, notes):
+        yield Conversation(*begin, {"messages": kept})
+
+
+def _row(listed: list[Any], notes: Notes) -> Iterator[dict[str, Any]]:
+    turns: list[Turn] = []
+    for number, message in enumerate(listed, start=1):
+        turns += turns_of(message, f"messages {number}", notes)
+    if kept := settled(turns, notes):
+        yield {"messages": kept}
+    else:
+        notes["empty_conversations"] += 1
+
+
+def turns_of(message: Any, where: str, notes: Notes) -> list[Turn]:
+    """Return the turn of a message, none if it is one that removes another. Raises `BadLine` for anything
+    that is no message.
+    """
+    if not is_message(message):
+        raise BadLine(
+            "bad_shape", f"{where} is no message as LangChain writes them (type with data or content)"
+        )
+    kind, data = _opened(message)
+    if kind == "remove":
+        notes["messages_removed"] += 1
+        return []
+    role = ROLES.get(str(data.get("role")).lower() if kind == "chat" else kind)
+    if role is None:
+        raise BadLine("bad_role", f"{where}: {quoted(kind)} is none of {', '.join(TYPES)}")
+    content = data.get("content")
+    if not isinstance(content, str | list) and not (content is None and role == "assistant"):
+        raise BadLine("content_not_text", f"{where}: the content is neither text nor a list of parts")
+    words = _text_of(content, notes)
+    images = sum(part.get("type") in IMAGES for part in _parts(content))
+    if role == "user":
+        return user_turn(words, [], notes, shows_image=images > 0)
+    notes["attachments"] += images
+    if role == "system":
+        return [{"role": "system", "content": words}]
+    if role == "tool":
+        place = data.get("tool_call_id")
+        output = words if isinstance(content, str) or words else result_text(content)
+        return [
+            {"role": "tool", "tool_call_id": place if isinstance(place, str) else None, "content": output}
+        ]
+    return [_answer(data, words, notes)]
+
+
+def _opened(message: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the type of a message, and the object with its content."""
+    if message.get("lc") == 1:
+        name = str(message["id"][-1]).removesuffix("Chunk").removesuffix("Message")
+        kwargs = message.get("kwargs")
+        return name.lower(), kwargs if isinstance(kwargs, dict) else {}
+    data = message.get("data")
+    return _type_of(message), data if isinstance(data, dict) else message
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    return objects(content)
+
+
+def _text_of(content: Any, notes: Notes) -> str:
+    """Return the text of a content. Parts that are neither text, reasoning, images nor calls are counted."""
+    if not isinstance(content, list):
+        return content or ""
+    words = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        text = part.get("text") if isinstance(part, dict) else part
+        if kind in ("text", "output_text") and isinstance(text, str):
+            words.append(text)
+        elif kind not in (*NO_TEXTS, *IMAGES, "thinking", "reasoning"):
+            notes["blocks_not_read"] += 1
+    return "\n".join(words)
+
+
+def _answer(data: Mapping[str, Any], words: str, notes: Notes) -> Turn:
+    turn: Turn = {"role": "assistant", "content": words}
+    more = data.get("additional_kwargs")
+    more = more if isinstance(more, dict) else {}
+    thoughts = [part.get("thinking") or part.get("reasoning") for part in _parts(data.get("content"))]
+    if reasoning := texts(*thoughts) or texts(more.get("reasoning_content")):
+        turn["reasoning_content"] = reasoning
+    calls = [
+        call_of(call.get("name"), call.get("args"), call.get("id"))
+        for call in objects(data.get("tool_calls"))
+    ]
+    if not calls:
+        listed = objects(more.get("tool_calls"))
+        calls = [_call_of(call.get("function"), call.get("id")) for call in listed]
+    if not calls and isinstance(more.get("function_call"), dict):
+        calls = [_call_of(more["function_call"], None)]
+    notes["calls_unreadable"] += len(objects(data.get("invalid_tool_calls")))
+    if calls:
+        turn["tool_calls"] = calls
+    ending = data.get("response_metadata")
+    ending = ending if isinstance(ending, dict) else {}
+    if ending.get("finish_reason") in CUT_OFF or ending.get("stop_reason") in CUT_OFF:
+        notes["aborted"] += 1
+        turn["train"] = False
+    return turn
+
+
+def _call_of(function: Any, place: Any) -> dict[str, Any]:
+    """Return a call as OpenAI has it in older messages."""
+    given = function if isinstance(function, dict) else {}
+    return call_of(given.get("name"), given.get("arguments"), place)
+
+
+EXPORT = Export("langchain", is_head, read)
