@@ -200,6 +200,14 @@ def test_choices_are_put_below_their_question(
     assert found.guesses[0].rows[1]["messages"][1]["content"] == str(right[1])
 
 
+def test_choices_beside_a_question_and_its_answer_are_mapped_too(project: Path) -> None:
+    rows = with_choices("A B C D", "answer", "B", "A", "D", "C")
+    (project / "data/raw/exam.jsonl").write_bytes(lines(*rows))
+    assert check("data/raw/exam.jsonl", "--write").exit_code == 0
+    fields = load_params(project / "params.yaml").curate.fields["exam.jsonl"]
+    assert fields["user"].startswith("{question}\nA) {A}") and fields["assistant"] == "answer"
+
+
 def test_a_right_choice_that_is_written_out_is_found() -> None:
     rows = with_choices("ending0 ending1 ending2", "id", 7, 8, 9, 10)
     rows = [row | {"right": row[f"ending{number % 3}"]} for number, row in enumerate(rows)]

@@ -15,6 +15,7 @@ from pipeline.commands.data.series import doubt
 from pipeline.core.text import listed, most, one_line, plural, safe
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import document_style, refusal
+from pipeline.stages.curate.reading.formats import OF_CHOICES
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner, CleaningStats
@@ -170,4 +171,4 @@ def _may_be_mapped(entry: Mapping[str, Any]) -> bool:
     """Return True if other names may be what is wrong with a row."""
     if entry["reason"] == UNMAPPED:
         return not entry["detail"].startswith("looks like")
-    return entry["reason"] in OF_TURNS
+    return entry["reason"] in OF_TURNS or OF_CHOICES in entry["detail"]

@@ -2,16 +2,13 @@
 that are objects below numbered keys (`turn_1`, `turn_2` …). A mapping of one of them would lose the others.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.commands.data.columns import Column
+from pipeline.stages.curate.reading.choices import series_in
 
 Rows = Sequence[Mapping[str, Any]]
-ENDING = re.compile(r"(?P<stem>.*?)_?(?P<ending>[A-Za-z]|\d+)", re.DOTALL)
-FIRST = ("a", "A", "0", "1")  # endings with which a series begins
-FEW = 3  # columns of a series, at least
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_CHOICES = 10
 SHOWN = 3  # names of a series that are shown
@@ -25,29 +22,6 @@ class Choices(NamedTuple):
     keys: tuple[str, ...]
     answer: str
     labels: tuple[str, ...]
-
-
-def series_in(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the first names that differ by a letter or a number that counts on; none if they are few."""
-    stems: dict[str, dict[str, str]] = {}
-    for name in names:
-        found = ENDING.fullmatch(name)
-        if found:
-            stems.setdefault(found["stem"], {})[found["ending"]] = name
-    for endings in stems.values():
-        for first in FIRST:
-            series = list(_counted(endings, first))
-            if len(series) >= FEW:
-                return tuple(series)
-    return ()
-
-
-def _counted(endings: Mapping[str, str], first: str) -> Iterator[str]:
-    """Yield the names with the endings from `first` on."""
-    ending = first
-    while ending in endings:
-        yield endings[ending]
-        ending = str(int(ending) + 1) if ending.isdigit() else chr(ord(ending) + 1)
 
 
 def choices_of(rows: Rows, columns: Sequence[Column]) -> Choices | None:

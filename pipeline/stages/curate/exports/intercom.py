@@ -22,7 +22,9 @@ NOTES = ("note", "note_and_reopen", "attribute_collected_note")
 
 def is_head(head: Head) -> bool:
     """Return True if a record is a conversation with parts."""
-    return any(isinstance(_parts(value), list) and "source" in value for value in head.objects())
+    return any(
+        isinstance(_parts(value), list) and isinstance(value.get("source"), dict) for value in head.objects()
+    )
 
 
 def _parts(value: Mapping[str, Any]) -> Any:

@@ -43,7 +43,7 @@ def is_message(value: Any) -> bool:
     if not isinstance(value, dict) or "role" in value:
         return False
     if value.get("lc") == 1 and isinstance(value.get("id"), list):
-        return str(value["id"][-1:]).rstrip("]'\"").endswith(("Message", "MessageChunk"))
+        return str(next(reversed(value["id"]), "")).endswith(("Message", "MessageChunk"))
     if _type_of(value) not in TYPES:
         return False
     data = value.get("data")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pipeline.chat.rows import OTHERS, TURN_LISTS, BadRow, Kind, Row
 from pipeline.core.text import listed, one_line, plural
+from pipeline.stages.curate.reading.choices import FEW, choices_among
 from pipeline.stages.curate.reading.marks import check_row_mark, marks_of, refuse_marks
 from pipeline.stages.curate.reading.markup import is_rendered
 from pipeline.stages.curate.reading.reasoning import OF_ROWS, add_reasoning
@@ -51,6 +52,7 @@ from pipeline.stages.curate.wire.shapes import without_nulls
 KNOWN_ROWS = 1024  # sets of keys whose format is remembered
 PUT_TOGETHER = "put the turns of a conversation into one row of messages"
 UNREAD = "would be lost: write it into the row's turns, or set it to null in curate.fields"
+OF_CHOICES = "may be choices, which would be lost: put them below the question by curate.fields"
 KEYS_SHOWN, KEY_SHOWN = 6, 40  # of a row that fits no format, and characters of each
 Content = tuple[Kind, dict[str, Any]]  # the kind, and what of the row is content, in canonical order
 
@@ -149,6 +151,8 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
         kind, content = FORMATS[name].read(value, *keys)
         is_question = name in ANSWERED_BY_TEXT or kind == "prompt"
         _check_unread(value, keys, content, OF_QUESTIONS if is_question else frozenset())
+        if is_question:
+            _check_choices(value, keys, content)
         if kind not in ("prompt", "text") and not REASONING_KEYS.isdisjoint(value):
             add_reasoning(value, content, keys, is_read=name in ANSWERED_BY_TEXT)
         if value.get(OTHERS) and OTHERS not in content:
@@ -202,6 +206,19 @@ def _check_unread(
         quoted = [words for words in strings if words and words not in whole]
         if len(quoted) > MOST_QUOTED or not all(any(words in text for text in said) for words in quoted):
             raise BadRow("unsupported_field", f"{key} {UNREAD}")
+
+
+def _check_choices(value: Value, keys: tuple[str, ...], content: Mapping[str, Any]) -> None:
+    """Check that a question says its choices, if the row has these in columns of their own.
+
+    Raises `BadRow` (`unsupported_field`) if they would be dropped.
+    """
+    choices = [key for key in choices_among(tuple(value)) if not is_blank(value[key]) and key not in keys]
+    if len(choices) < FEW:
+        return
+    asked = "\n".join(turn["content"] for turn in content["messages"])
+    if not all(str(value[key]).strip() in asked for key in choices):
+        raise BadRow("unsupported_field", f"{', '.join(choices)} {OF_CHOICES}")
 
 
 def _strings(value: Any) -> Iterator[str]:
