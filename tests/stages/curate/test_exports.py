@@ -79,6 +79,24 @@ def test_one_object_may_be_longer_than_a_row(indent: int | None, tmp_path: Path)
 
 
 @pytest.mark.parametrize("indent", [None, 1])
+def test_all_questions_of_squad_are_one_object_that_is_longer_than_a_row(
+    indent: int | None, tmp_path: Path
+) -> None:
+    """Since 2.0 a paragraph's questions stand in front of it."""
+    questions = [
+        {"question": f"Who is {number}?", "answers": [{"text": f"It is {number}."}]} for number in range(9)
+    ]
+    paragraphs = [{"qas": questions, "context": f"About {number}. " + "x" * 90} for number in range(99)]
+    value = {"version": "v2.0", "data": [{"title": "T", "paragraphs": paragraphs}]}
+    path = write(tmp_path / "train-v2.0.json", value, indent)
+    assert path.stat().st_size > 4 * MAX_BYTES
+    rows, notes = read(path)
+    assert notes["export_squad"] == 1
+    assert len(rows) == 9 * 99
+    assert rows[-1]["completion"] == ["It is 8."]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
 def test_a_conversation_of_an_array_may_be_longer_than_a_row_too(indent: int | None, tmp_path: Path) -> None:
     long = conversation(1, 10)
     long["mapping"]["unused"] = {"id": "unused", "message": None, "parent": "gone", "blob": "x" * MAX_BYTES}
