@@ -64,7 +64,7 @@ def detect(value: Value) -> str:
         raise BadRow("unknown_format", _unknown(value))
     if name == "text":
         _check_is_no_message(_filled(value))
-    if name == "dialogue" and not _is_dialogue(value["data"]):
+    if name == "dialogue" and not _is_dialogue(value):
         raise BadRow("unknown_format", _unknown(value))
     return name
 
@@ -151,7 +151,7 @@ def to_row(value: Value, *, source: str, domain: str, format: str = "auto") -> R
         kind, content = FORMATS[name].read(value, *keys)
         is_question = name in ANSWERED_BY_TEXT or kind == "prompt"
         _check_unread(value, keys, content, OF_QUESTIONS if is_question else frozenset())
-        if is_question:
+        if is_question and len(value) >= FEW + len(keys):
             _check_choices(value, keys, content)
         if kind not in ("prompt", "text") and not REASONING_KEYS.isdisjoint(value):
             add_reasoning(value, content, keys, is_read=name in ANSWERED_BY_TEXT)
@@ -457,11 +457,17 @@ def _text(value: Value, field: str) -> Content:
     return "text", {"messages": [], "segments": [{"text": words, "train": True}]}
 
 
-def _is_dialogue(value: Any) -> bool:
-    """Return True for a list that begins with a text, also if it is the text of one."""
-    if isinstance(value, str):
-        return value.lstrip().startswith('["')
-    return isinstance(value, list) and (not value or isinstance(value[0], str))
+def _is_dialogue(value: Value) -> bool:
+    """Return True if `data` is a list of texts by its beginning, in a table as JSON, and no other key holds
+    lists or long texts, of which the list may be a part.
+    """
+    told = value["data"]
+    others = [item for key, item in value.items() if key not in BESIDE_DIALOGUES]
+    if any(isinstance(item, list | dict) or (isinstance(item, str) and len(item) >= LONG) for item in others):
+        return False
+    if isinstance(told, str):
+        return told.lstrip().startswith('["')
+    return isinstance(told, list) and (not told or isinstance(told[0], str))
 
 
 def _dialogue(value: Value, field: str) -> Content:
@@ -487,7 +493,9 @@ PAIRS = (
     ("chosen_response", "rejected_response"),
     ("preferred_output", "non_preferred_output"),
 )
+WITHOUT_TURNS = ("tools", "functions")
 SIDES = ("user", "assistant")
+BESIDE_DIALOGUES = ("data", "system", "system_prompt", *WITHOUT_TURNS, "meta", "metadata")
 CONVERSATIONS = ("messages", "conversations", "conversation")
 UNDECIDED = (  # a mark says which is better
     ("response_a", "response_b"),
@@ -502,7 +510,6 @@ ANSWERERS = ("answer", "assistant", "candidate", "completion", "model", "option"
 WORSE = tuple(product(CONVERSATIONS, ("rejected_response", "rejected_messages")))
 ANSWERS_OF_PAIRS = frozenset((*chain(*PAIRS), *(worse for _, worse in WORSE), "chosen_messages"))
 QUESTIONS = ("instruction", "question", "query")  # `_question` reads them, with input, context and history
-WITHOUT_TURNS = ("tools", "functions")
 PROMPTS = ("prompt", *CONVERSATIONS, *QUESTIONS, "input")  # of a pair: the first that it has
 PROMPT_KEYS = frozenset((*PROMPTS, "context", "history", "system", "system_prompt"))
 ANSWER_KEYS = ("answer", "completion", "output", "response")
