@@ -24,6 +24,7 @@ from pipeline.core.text import one_line, plural, safe
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.mapped import file_problem, lacking, left_out_of_texts
 from pipeline.stages.curate.reading.files import files_below
+from pipeline.stages.curate.reading.members import Unread, unread_members, without_names
 from pipeline.stages.curate.reading.notes import notes_sentences
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class Outcome:
 
     tally: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    archives: dict[str, Unread] = field(default_factory=dict)  # members that are not read
     reasons: Counter[str] = field(default_factory=Counter)
     lines: int = 0  # printed or left out, about rejected rows
     readings: list[str] = field(default_factory=list)  # what the rows of a file are read as
@@ -176,7 +178,7 @@ def _check(
 
 def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Outcome) -> None:
     """Print what is wrong with the rows of one file, and note what was found."""
-    entries = file.entries(cleaner, found.tally, found.notes)
+    entries = file.entries(cleaner, found.tally)
     one_by_one = options.everything or options.as_json
     counted = ((entry, 1) for entry in entries) if one_by_one else grouped(entries)
     for entry, rows in counted:
@@ -187,6 +189,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Out
             is_unmapped = not options.everything and entry["reason"] == UNMAPPED
             print(file.unmapped_line(entry, cleaner) if is_unmapped else _line(entry, rows))
     found.reasons.update(file.reasons)
+    found.notes.update(without_names(file.notes))
+    found.archives[file.shown] = unread_members(file.notes)
     if reading := file.reading():
         found.readings.append(reading)
     if file.left_out:
@@ -206,7 +210,7 @@ def _print_summary(found: Outcome, options: Options) -> None:
     readings = found.readings[:READINGS]
     if len(found.readings) > READINGS:
         readings.append(f"… and {len(found.readings) - READINGS:,} more files")
-    told = [*readings, *found.left_out[:READINGS], *found.faults, *_stats(found.tally, found.notes)]
+    told = [*readings, *found.left_out[:READINGS], *found.faults, *_stats(found)]
     print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
     rejected = found.reasons.total()
     if not rejected and not found.faults:
@@ -223,8 +227,9 @@ def _print_summary(found: Outcome, options: Options) -> None:
     print(advice, file=sys.stderr)  # the counts stay the last line of what is piped
 
 
-def _stats(tally: Counter[str], notes: Counter[str]) -> list[str]:
+def _stats(found: Outcome) -> list[str]:
     """What was read, in which every file and row is counted once, and what training doesn't do with it."""
+    tally, notes = found.tally, found.notes
     empty = f", {tally['empty']:,} without a row" if tally["empty"] else ""
     if notes["description"]:
         empty += f", {notes['description']:,} only describing a data set"
@@ -233,6 +238,6 @@ def _stats(tally: Counter[str], notes: Counter[str]) -> list[str]:
         f"{plural(tally['files'], 'file')}: {tally['files'] - tally['unread']:,} read, "
         f"{tally['unread']:,} not read{empty}; {plural(tally['lines'], 'row')}: {tally['usable']:,} usable, "
         f"{tally['lines'] - tally['usable']:,} rejected",
-        *notes_sentences(notes),
+        *notes_sentences(notes, found.archives),
         *kinds_sentences(untrained, tally["scored"]),
     ]

@@ -44,6 +44,7 @@ class FileCheck:
     mapped: Counter[str] = field(default_factory=Counter)  # as `CleaningStats` counts it
     left_out: Counter[str] = field(default_factory=Counter)  # likewise
     reasons: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)  # as `raw_lines` makes them
     unread: list[dict[str, Any]] = field(default_factory=list)  # the first rows that fit no format
     sampled: int = 0  # bytes of these
 
@@ -52,14 +53,12 @@ class FileCheck:
         """The path for a terminal."""
         return safe(str(self.path))
 
-    def entries(
-        self, cleaner: "Cleaner", tally: Counter[str], notes: Counter[str]
-    ) -> Iterator[dict[str, Any]]:
+    def entries(self, cleaner: "Cleaner", tally: Counter[str]) -> Iterator[dict[str, Any]]:
         """Yield the reject entries of the file, as `data/rejects.jsonl` holds them but for the file's path;
         none if every row can be used as it stands or repaired.
 
         `tally` counts: `files`, `unread` and `empty` files, `lines`, `usable` lines, and rows by kind and as
-        `scored` (with a reward). `notes` are added to.
+        `scored` (with a reward).
         """
         from pipeline.stages.curate.clean import CleaningStats, file_entry
 
@@ -70,10 +69,9 @@ class FileCheck:
             self.reasons[why.code] += 1
             yield file_entry(self.name, why) | {"file": self.shown}
             return
-        described = notes["description"]
         stats = CleaningStats()
         max_bytes = cleaner.settings.max_line_bytes
-        for line in raw_lines(self.path, self.name, max_line_bytes=max_bytes, notes=notes, style=style):
+        for line in raw_lines(self.path, self.name, max_line_bytes=max_bytes, notes=self.notes, style=style):
             self.lines += 1
             for entry in self._read(line, cleaner, stats, tally):
                 self.reasons[entry["reason"]] += 1
@@ -84,7 +82,7 @@ class FileCheck:
         tally["lines"] += self.lines
         tally["usable"] += self.usable
         tally.update(self.kinds)
-        tally["empty"] += not self.lines and notes["description"] == described
+        tally["empty"] += not self.lines and not self.notes["description"]
 
     def _read(
         self, line: RawLine, cleaner: "Cleaner", stats: "CleaningStats", tally: Counter[str]

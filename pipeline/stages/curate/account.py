@@ -25,6 +25,7 @@ from pipeline.stages.curate.comparing.duplicates import Clusters, duplicate_coun
 from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.mapped import lacking
 from pipeline.stages.curate.reading.fields import MAPPED
+from pipeline.stages.curate.reading.members import unread_members, without_names
 from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (
@@ -75,7 +76,9 @@ class FileStats:
 
     def summary(self, mapping: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the report's entry of the file, for which `curate.fields` has this mapping."""
-        notes = self.notes + Counter(mapped=self.mapped[MAPPED])  # without those that are 0
+        counted = without_names(self.notes)
+        notes = Counter(counted) + Counter(mapped=self.mapped[MAPPED])  # without those that are 0
+        names = unread_members(self.notes).names
         unsourced = lacking(mapping, self.mapped)
         return {
             "rows": self.rows,
@@ -84,6 +87,7 @@ class FileStats:
             "sha256": self.sha256,
             "formats": dict(self.formats),
             "notes": dict(notes),
+            **({"members_named": names} if names else {}),
             **({"fields_lacking": unsourced} if unsourced else {}),
             **({"left_out_of_texts": dict(self.left_out)} if self.left_out else {}),
         }

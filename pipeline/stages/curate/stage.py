@@ -31,6 +31,7 @@ from pipeline.stages.curate.phases.compare import join, sample, sketch
 from pipeline.stages.curate.phases.publish import publish, write
 from pipeline.stages.curate.phases.work import Work
 from pipeline.stages.curate.reading.files import READ
+from pipeline.stages.curate.reading.members import NOT_READ, Unread
 from pipeline.stages.curate.reading.notes import notes_sentences
 from pipeline.stages.curate.shard import work_of
 from pipeline.stages.curate.workers import workers
@@ -113,7 +114,13 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
     )
     sentences = [
         *file_sentences(report.files_found, [*report.files_unread], empty),
-        *notes_sentences(sum((Counter(file["notes"]) for file in report.files.values()), Counter())),
+        *notes_sentences(
+            sum((Counter(file["notes"]) for file in report.files.values()), Counter()),
+            {
+                name: Unread(file["notes"].get(NOT_READ, 0), file.get("members_named", []))
+                for name, file in report.files.items()
+            },
+        ),
         *fields_sentences(report.files, settings),
         *columns_sentences(report.files),
         *link_sentences(report.files, raw_folder(root)),

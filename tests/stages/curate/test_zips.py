@@ -148,4 +148,4 @@ def test_the_check_names_what_is_not_read(tmp_path: Path, capsys: pytest.Capture
     path = tmp_path / "export.zip"
     path.write_bytes(packed({"a.jsonl": lines(ROW), "chat.html": b""}))
     assert check(None, tmp_path, [path], Options()) == 0
-    assert "1 file inside archives not read" in capsys.readouterr().out
+    assert "1 file inside not read: chat.html" in capsys.readouterr().out

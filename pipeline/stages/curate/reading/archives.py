@@ -7,14 +7,24 @@ both are named.
 
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from io import BufferedReader
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from pipeline.core.jsonl import BadLine
-from pipeline.core.special_files import is_users_data
-from pipeline.core.text import plural, safe
-from pipeline.stages.curate.reading.files import Pieces
+from pipeline.core.text import safe
+from pipeline.stages.curate.reading.files import (
+    STREAMED,
+    Content,
+    Pieces,
+    growth_limit,
+    opened,
+    suffixes,
+    unpacked,
+)
+from pipeline.stages.curate.reading.members import is_data
 
 READ = 1 << 16  # bytes
 
@@ -51,29 +61,44 @@ class _Source:
             raise BrokenArchive(error.code, str(error)) from None
 
 
-def tar_members(file: BufferedReader) -> Iterator[tuple[str, BufferedReader | None]]:
-    """Yield the name and the content of each file in a tar; None if it is a link or a device. Each content is
-    read before the next is asked for. Raises `BrokenArchive`.
+def tar_members(path: Path, packing: str) -> Iterator[Content]:
+    """Yield the files in a tar in their order, those that are not read with an empty `kind`. Each can be
+    opened once, before the next is asked for. Raises `BrokenArchive`.
 
     Folders, hidden files and what is below hidden folders are left out, as in data/raw.
     """
-    try:
-        if not file.peek(1):
-            return
-        with tarfile.open(
-            fileobj=cast(Any, _Source(file)), mode="r|", tarinfo=_Member, bufsize=READ
-        ) as archive:
-            while member := archive.next():
-                archive.members.clear()  # type: ignore[attr-defined]
-                parts = PurePosixPath(member.name).parts
-                if member.isdir() or not all(part == ".." or is_users_data(part) for part in parts):
-                    continue
-                content = archive.extractfile(member) if member.isreg() else None
-                pieces = Pieces(_blocks(content), member.size) if content else None
-                yield safe(member.name), BufferedReader(pieces, READ) if pieces else None
-            _need_nothing_more(archive)
-    except tarfile.TarError as error:
-        raise BrokenArchive("broken_container", f"the tar breaks here ({error})") from None
+    with opened(path) as packed, unpacked(packed, packing) as file:
+        limit = growth_limit(packed)
+        try:
+            if not file.peek(1):
+                return
+            with tarfile.open(
+                fileobj=cast(Any, _Source(file)), mode="r|", tarinfo=_Member, bufsize=READ
+            ) as archive:
+                while member := archive.next():
+                    archive.members.clear()  # type: ignore[attr-defined]
+                    if not member.isdir() and is_data(member.name):
+                        yield _content(archive, member, limit)
+                _need_nothing_more(archive)
+        except tarfile.TarError as error:
+            raise BrokenArchive("broken_container", f"the tar breaks here ({error})") from None
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> Content:
+    """Return the content of a member. A link or a device has none."""
+    name = str(PurePosixPath(member.name))
+    kind, packing = suffixes(name)
+    is_read = member.isreg() and kind in STREAMED
+    return Content(safe(name), kind if is_read else "", partial(_opened, archive, member, packing, limit))
+
+
+@contextmanager
+def _opened(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, packing: str, limit: int
+) -> Iterator[BufferedReader]:
+    """Open a member's text. This and reading raise `BadLine`, or `BrokenArchive`."""
+    data = cast(IO[bytes], archive.extractfile(member))
+    yield unpacked(BufferedReader(Pieces(_blocks(data), member.size), READ), packing, limit)
 
 
 def _blocks(content: IO[bytes]) -> Iterator[bytes]:
@@ -93,13 +118,3 @@ def _need_nothing_more(archive: tarfile.TarFile) -> None:
                 "broken_container",
                 "something follows the tar's end mark, and it isn't read: unpack archives that were joined",
             )
-
-
-def members_sentences(count: int) -> list[str]:
-    """Return a sentence on the members of archives that are not read, if there are any."""
-    if not count:
-        return []
-    return [
-        f"{plural(count, 'file')} inside archives not read: only JSON, CSV, TSV, mbox and plain text are, "
-        "plain or with .gz or .zst, and in a zip with an export only that; unpack the others into data/raw"
-    ]

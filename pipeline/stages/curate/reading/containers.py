@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
-from io import BufferedReader, BytesIO
+from io import BufferedReader
 from itertools import chain, groupby, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import orjson
 
 from pipeline.core.jsonl import BadLine, parse_line, parse_value, read_raw_lines
-from pipeline.core.text import listed, safe
+from pipeline.core.text import safe
 from pipeline.stages.curate.exports import cursor, mbox, side_files
 from pipeline.stages.curate.exports.cursor_database import composer_rows
 from pipeline.stages.curate.exports.export import (
@@ -47,16 +47,12 @@ from pipeline.stages.curate.reading.files import (
     PACKED_SUFFIXES,
     PACKED_TABLES,
     SNIFFED,
-    STREAMED,
     TEXT_TABLES,
     ZIP,
     Content,
-    Pieces,
     content_of,
     growth_limit,
-    head_size,
     is_json,
-    layout_in,
     layout_of,
     opened,
     suffixes,
@@ -64,6 +60,7 @@ from pipeline.stages.curate.reading.files import (
     unpacked,
 )
 from pipeline.stages.curate.reading.mailboxes import mails
+from pipeline.stages.curate.reading.members import READ_INSIDE, Member, note_member, unread_members
 from pipeline.stages.curate.reading.own_rows import Recognizer, export_in
 from pipeline.stages.curate.reading.saved_folders import is_description, missing_files
 from pipeline.stages.curate.reading.tables import Row, csv_rows
@@ -79,8 +76,6 @@ TOKEN = re.compile(rb'"' + STRING_REST.pattern + rb"|[\[\]{},]", re.DOTALL)
 QUOTE, COMMA, OPENING = ord('"'), ord(","), frozenset(b"[{")
 # what no row may hold, but the parts of an export's record that no row keeps
 ROWS_ONLY = ("control_character", "number_out_of_range", "too_deep")
-MEMBERS_NAMED = 3  # of an archive in which none is read
-READ_INSIDE = f"inside are read {listed([f'*{suffix}' for suffix in STREAMED])}"
 
 
 class Part(NamedTuple):
@@ -186,12 +181,11 @@ def _rows(path: Path, name: str, max_bytes: int, notes: Counter[str], part: Part
         yield from _numbered(map(_missing, missing_files(path)))
         return
     kind, packing = suffixes(name)
-    if kind == ZIP:
+    if kind in (ZIP, ARCHIVE):
+        members = partial(zip_members, path) if kind == ZIP else partial(tar_members, path, packing)
         with opened(path) as file:
-            yield from _zip_rows(zip_members(file), max_bytes, notes)
-    elif kind == ARCHIVE:
-        with opened(path) as packed, unpacked(packed, packing) as file:
-            yield from _rows_of_members(tar_members(file), growth_limit(packed), max_bytes, notes)
+            limit = growth_limit(file)
+        yield from _archive_rows(members, limit, max_bytes, notes)
     elif kind == DATABASE:
         notes[f"export_{cursor.EXPORT.name}"] += 1
         records = Records(_records_in(_numbered(composer_rows(path))))
@@ -388,187 +382,149 @@ def _missing(file: str) -> BadLine:
     return BadLine("broken_container", f"it lists {safe(file)}, which is not there: copy the folder again")
 
 
-def _rows_of_members(
-    members: Iterable[tuple[str, BufferedReader | None]], limit: int, max_bytes: int, notes: Counter[str]
-) -> Iterator[RawRow]:
-    """Yield the rows of the files in an archive, their numbers going on from member to member.
-
-    What is wrong with a member costs its own rows, and what is wrong with the archive all that follow.
-    Together the members may unpack to `limit` bytes.
-    """
-    total = unpacked_bytes = 0
-    for name, content in members:
-        kind, packing = suffixes(name)
-        if content is None or kind not in STREAMED:
-            notes["members_not_read"] += 1
-            continue
-        if unpacked_bytes > limit:
-            raise too_large(limit)
-        pieces = Pieces(iter(()), limit)
-        try:
-            with unpacked(content, packing, limit) as inside:
-                layout, pieces = _sniffed(kind, inside, limit, max_bytes, notes)
-                for row in _member_rows(kind, layout, BufferedReader(pieces, BLOCK), max_bytes, notes):
-                    total += 1
-                    yield total, None, row
-        except BrokenArchive:
-            raise
-        except BadLine as broken:
-            total += 1
-            yield total, None, _placed(broken, name)
-        unpacked_bytes += pieces.total
-
-
-def _member_rows(
-    kind: str, layout: str, file: BufferedReader, max_bytes: int, notes: Counter[str]
-) -> Iterator[bytes | BadLine]:
-    """Yield the rows of a member. It is read once, so what shows that it is an export is kept."""
-    if kind == MAILBOX:
-        notes[f"export_{mbox.EXPORT.name}"] += 1
-        letters = _exported(mbox.EXPORT, Records(_letters(file)), max_bytes, notes)
-        yield from (row for _, _, row in letters)
-        return
-    if kind != ".json":
-        yield from _records(kind, file, max_bytes, notes)
-        return
-    rows = _json_rows(file, layout, max_bytes, notes)
-    head, rest = _begun(rows, HEAD_RECORDS)
-    export = export_in(Head(layout, tuple(_readable(_records_in(head)))))
-    rows = chain(head, rest)
-    if export is not None:
-        notes[f"export_{export.name}"] += 1
-        rows = _recognized_rows(export, Records(_records_in(rows)), max_bytes, notes)
-    yield from (row for _, _, row in rows)
-
-
-def _sniffed(
-    kind: str, file: BufferedReader, limit: int, max_bytes: int, notes: Counter[str]
-) -> tuple[str, Pieces]:
-    """Return the layout of a member, which can be read only once, and all of its bytes."""
-    blocks = iter(lambda: file.read1(BLOCK), b"")
-    if kind != ".json":
-        return kind, Pieces(blocks, limit)
-    head, rest = _begun(blocks, head_size(max_bytes), len)
-    return layout_in(BytesIO(b"".join(head)), max_bytes, notes), Pieces(chain(head, rest), limit)
-
-
-def _begun(
-    items: Iterator[T], most: int, size_of: Callable[[T], int] = lambda _: 1
-) -> tuple[list[T], Iterator[T]]:
-    """Return the first items, until their sizes come to `most`, and the others. What keeps one of the first
-    from being read is raised in its turn, by the others.
-    """
-    head: list[T] = []
-    total = 0
-    try:
-        for item in items:
-            head.append(item)
-            total += size_of(item)
-            if total >= most:
-                break
-    except BadLine as error:
-        return head, _raising(error)
-    return head, items
-
-
-def _raising(error: BadLine) -> Iterator[Any]:
-    raise error
-    yield
-
-
-class _ZipMember(NamedTuple):
-    """A member of an archive, and what it is read as."""
+class _Member(NamedTuple):
+    """A member of an archive, which can be opened once, and what it is read as."""
 
     content: Content
     layout: str
     export: Export | None
 
+    @property
+    def folder(self) -> str:
+        """The folder whose files its export joins, "" if it joins none."""
+        joins = self.export is not None and self.export.joins_folder
+        return str(PurePosixPath(self.content.name).parent) if joins else ""
 
-def _zip_rows(contents: list[Content], max_bytes: int, notes: Counter[str]) -> Iterator[RawRow]:
-    """Yield the rows of a zip archive's members, one after the other, with numbers that go on.
 
-    Beside an export, only its own files are read, and those that are damaged, which may be its own. `notes`
-    counts the others as `members_not_read`.
+def _archive_rows(
+    members: Callable[[], Iterator[Content]], limit: int, max_bytes: int, notes: Counter[str]
+) -> Iterator[RawRow]:
+    """Yield the rows of an archive's members, one after the other, with numbers that go on.
+
+    `members` goes through the archive each time that it is called. What is wrong with a member costs its own
+    rows, and what is wrong with the archive all that follow. Together the members may unpack to `limit`
+    bytes.
     """
-    readable = [content for content in contents if content.kind]
-    members = [_ZipMember(content, *_recognized(content, max_bytes, notes)) for content in readable]
-    if any(member.export and member.export not in side_files.EXPORTS for member in members):
-        members = [member for member in members if member.export or _begins_broken(member)]
-    notes["members_not_read"] += len(contents) - len(members)
-    if not members:
-        names = ", ".join(content.name for content in contents[:MEMBERS_NAMED]) or "it is empty"
-        raise BadLine("unknown_container", f"no file in this archive is read ({names}): {READ_INSIDE}")
+    beside = cache(partial(_values_inside, members, limit))
     before = 0  # records of earlier members
-    for group in _groups(members):
+    for group in _groups(_members_read(members, limit, max_bytes, notes)):
         last = 0
-        place = group[0].content.name if len(group) == 1 else str(PurePosixPath(group[0].content.name).parent)
+        first = next(group)
         try:
-            for number, _, row in _group_rows(group, contents, max_bytes, notes):
+            for number, _, row in _group_rows(chain([first], group), first, beside, max_bytes, notes):
                 last = max(last, number)
-                yield before + number, None, _placed(row, place)
+                yield before + number, None, _placed(row, first.folder or first.content.name)
+        except BrokenArchive:
+            raise
         except BadLine as broken:
             last += 1
-            yield before + last, None, _placed(broken, place)
+            yield before + last, None, _placed(broken, first.folder or first.content.name)
         before += last
 
 
-def _begins_broken(member: _ZipMember) -> bool:
+def _members_read(
+    members: Callable[[], Iterator[Content]], limit: int, max_bytes: int, notes: Counter[str]
+) -> Iterator[_Member]:
+    """Yield the members that are read. Each is read before the next is asked for.
+
+    Beside an export, only its own files are read, and those that are damaged, which may be its own. `notes`
+    has the others. Raises `BadLine` if no member is read.
+    """
+    is_export = _holds_export(members, limit, max_bytes)
+    read = unpacked_bytes = 0
+    for content in members():
+        if not content.kind:
+            note_member(notes, content.name)
+            continue
+        if unpacked_bytes > limit:
+            raise too_large(limit)
+        member = Member(content, limit)
+        layout, export = _recognized(member.content, max_bytes, notes)
+        if is_export and export is None and not _begins_broken(member.content, layout):
+            note_member(notes, content.name)
+            continue
+        read += 1
+        yield _Member(member.last, layout, export)
+        unpacked_bytes += member.bytes_read
+    if not read:
+        names = unread_members(notes).shown() or "it is empty"
+        raise BadLine("unknown_container", f"no file in this archive is read ({names}): {READ_INSIDE}")
+
+
+def _holds_export(members: Callable[[], Iterator[Content]], limit: int, max_bytes: int) -> bool:
+    """Return True if a member is a program's export, and more than a file that lies beside one."""
+    with suppress(BadLine):  # a broken archive is met again, and reported, when its rows are read
+        for content in members():
+            if content.kind:
+                _, export = _recognized(Member(content, limit).content, max_bytes, Counter())
+                if export and export not in side_files.EXPORTS:
+                    return True
+    return False
+
+
+def _begins_broken(content: Content, layout: str) -> bool:
     """Return True for a JSON file whose first record can't be read, so that nobody knows what it holds."""
-    if member.content.kind != ".json":
+    if content.kind != ".json":
         return False
     try:
-        first = next(_records_of(member.content, member.layout), None)
+        first = next(_records_of(content, layout), None)
     except BadLine:
         return True
     return first is not None and isinstance(first.value, BadLine)
 
 
-def _groups(members: list[_ZipMember]) -> Iterator[list[_ZipMember]]:
+def _groups(members: Iterator[_Member]) -> Iterator[Iterator[_Member]]:
     """Yield the members each alone, but together if their export joins the files of a folder."""
-    for (joins, _), group in groupby(members, _folder_if_joined):
-        if joins:
-            yield list(group)
+    for folder, group in groupby(members, lambda member: member.folder):
+        if folder:
+            yield group
         else:
-            yield from ([member] for member in group)
-
-
-def _folder_if_joined(member: _ZipMember) -> tuple[bool, str]:
-    joins = member.export is not None and member.export.joins_folder
-    return joins, str(PurePosixPath(member.content.name).parent) if joins else ""
+            yield from (iter([member]) for member in group)
 
 
 def _group_rows(
-    group: list[_ZipMember], contents: list[Content], max_bytes: int, notes: Counter[str]
+    group: Iterator[_Member],
+    first: _Member,
+    beside: Callable[[str], list[Any]],
+    max_bytes: int,
+    notes: Counter[str],
 ) -> Iterator[RawRow]:
-    first = group[0]
+    """Yield the rows of members that are read as one file."""
     if first.export is None:
         yield from _content_rows(first.content, first.layout, max_bytes, notes)
     else:
-        notes[f"export_{first.export.name}"] += len(group)
-        records = Records(_joined_records(group), partial(_values_inside, contents))
+        records = Records(_joined_records(group, f"export_{first.export.name}", notes), beside)
         yield from _recognized_rows(first.export, records, max_bytes, notes)
 
 
-def _joined_records(group: list[_ZipMember]) -> Iterator[Record]:
-    """Yield the records of members that are read as one file."""
+def _joined_records(group: Iterator[_Member], note: str, notes: Counter[str]) -> Iterator[Record]:
+    """Yield the records of members that are read as one file, and count these under the name `note`."""
     before = 0
-    for member in group:
-        last = 0
-        try:
-            for record in _records_of(member.content, member.layout):
-                last = record.number
-                yield Record(before + last, None, record.value)
-        except BadLine as broken:
-            last += 1
-            yield Record(before + last, None, broken)
-        before += last
+    try:
+        for member in group:
+            notes[note] += 1
+            last = 0
+            try:
+                for record in _records_of(member.content, member.layout):
+                    last = record.number
+                    yield Record(before + last, None, record.value)
+            except BrokenArchive:
+                raise
+            except BadLine as broken:
+                last += 1
+                yield Record(before + last, None, broken)
+            before += last
+    except BadLine as broken:  # the archive breaks, and what was read before is still read as rows
+        yield Record(before + 1, None, broken)
 
 
-def _values_inside(contents: list[Content], name: str) -> list[Any]:
+def _values_inside(members: Callable[[], Iterator[Content]], limit: int, name: str) -> list[Any]:
     """Return the values in the archive's JSON file of this name, in whatever folder; [] if there is none."""
-    readable = (content for content in contents if content.kind)
-    content = next((content for content in readable if PurePosixPath(content.name).name == name), None)
-    return [] if content is None else _values(content)
+    with suppress(BadLine):
+        for content in members():
+            if content.kind and PurePosixPath(content.name).name == name:
+                return _values(Member(content, limit).content)
+    return []
 
 
 def _placed(row: bytes | BadLine, place: str) -> bytes | BadLine:

@@ -3,24 +3,26 @@
 from collections.abc import Mapping
 
 from pipeline.core.text import plural
-from pipeline.stages.curate.reading.archives import members_sentences
+from pipeline.stages.curate.reading.members import NOT_READ, Unread, members_sentences
 from pipeline.stages.curate.reading.workbooks import sheets_sentences
 
 EXPORT = "export_"  # followed by the export's name
-SHEETS, MEMBERS = "sheets_not_read", "members_not_read"
+SHEETS = "sheets_not_read"
 # of how a file is written and read, which leaves nothing out
 HARMLESS = ("bom", "crlf", "description", "form_feeds", "index_column", "mapped")
 
 
-def notes_sentences(notes: Mapping[str, int]) -> list[str]:
-    """Return sentences on the exports that were read, and on all that was left out on purpose."""
+def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) -> list[str]:
+    """Return sentences on the exports that were read, and on all that was left out on purpose; `archives` has
+    the members that are not read.
+    """
     exports = {name.removeprefix(EXPORT): n for name, n in notes.items() if n and name.startswith(EXPORT)}
     others = {
         name: count
         for name, count in sorted(notes.items())
-        if count and name not in (*HARMLESS, SHEETS, MEMBERS) and not name.startswith(EXPORT)
+        if count and name not in (*HARMLESS, SHEETS, NOT_READ) and not name.startswith(EXPORT)
     }
-    sentences = [*sheets_sentences(notes.get(SHEETS, 0)), *members_sentences(notes.get(MEMBERS, 0))]
+    sentences = [*sheets_sentences(notes.get(SHEETS, 0)), *members_sentences(archives)]
     if exports:
         names = ", ".join(f"{name} ({plural(count, 'file')})" for name, count in sorted(exports.items()))
         sentences.append(f"read as exports: {names}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import cast
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
@@ -19,44 +19,43 @@ from pipeline.stages.curate.reading.files import (
     Pieces,
     growth_limit,
     need_content,
+    opened,
     suffixes,
     unpacked,
 )
+from pipeline.stages.curate.reading.members import is_data
 
 PIECE = 1 << 16  # bytes
 ENCRYPTED = 0x1  # bit of a member's flags
-APPLE_FORKS = "__MACOSX"  # folder of what macOS keeps about files beside them
 
 
-def zip_members(file: BufferedReader) -> list[Content]:
-    """Return the members of an archive, sorted by name, those that are not read with an empty `kind`.
+def zip_members(path: Path) -> Iterator[Content]:
+    """Yield the members of an archive, sorted by name, those that are not read with an empty `kind`.
 
     Hidden files and what macOS adds are left out, as below data/raw. Raises `BadLine` if it is no archive.
     """
-    need_content(file)
-    try:
-        archive = ZipFile(file)
-    except (BadZipFile, ValueError, OSError) as error:
-        raise BadLine(
-            "broken_container",
-            f"this is no zip archive, or its end is missing ({error}): download it again",
-        ) from None
-    infos = sorted((info for info in archive.infolist() if _is_data(info)), key=lambda info: info.filename)
-    limit = growth_limit(file)
-    contents = []
-    for info in infos:
-        kind, packing = suffixes(info.filename)
-        opened = partial(_opened, archive, info, packing, limit)
-        contents.append(Content(safe(info.filename), kind if kind in STREAMED else "", opened))
-    sizes = sum(info.file_size for info, content in zip(infos, contents, strict=True) if content.kind)
-    if sizes > limit:
-        raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read")
-    return contents
+    with opened(path) as file:
+        need_content(file)
+        try:
+            archive = ZipFile(file)
+        except (BadZipFile, ValueError, OSError) as error:
+            raise BadLine(
+                "broken_container",
+                f"this is no zip archive, or its end is missing ({error}): download it again",
+            ) from None
+        infos = [info for info in archive.infolist() if not info.is_dir() and is_data(info.filename)]
+        limit = growth_limit(file)
+        if sum(info.file_size for info in infos if _kind(info)) > limit:
+            raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read")
+        for info in sorted(infos, key=lambda info: info.filename):
+            _, packing = suffixes(info.filename)
+            opener = partial(_opened, archive, info, packing, limit)
+            yield Content(safe(info.filename), _kind(info), opener)
 
 
-def _is_data(info: ZipInfo) -> bool:
-    parts = PurePosixPath(info.filename).parts
-    return not info.is_dir() and not any(part.startswith(".") or part == APPLE_FORKS for part in parts)
+def _kind(info: ZipInfo) -> str:
+    kind, _ = suffixes(info.filename)
+    return kind if kind in STREAMED else ""
 
 
 @contextmanager
