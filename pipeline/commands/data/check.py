@@ -127,6 +127,7 @@ class Outcome:
     lines: int = 0  # printed or left out, about rejected rows
     readings: list[str] = field(default_factory=list)  # what the rows of a file are read as
     left_out: list[str] = field(default_factory=list)  # columns of texts that are not read
+    empty: list[str] = field(default_factory=list)  # files that give no row, each with the reason
     faults: list[str] = field(default_factory=list)  # of mappings
     proposed: list[Proposed] = field(default_factory=list)
 
@@ -195,6 +196,8 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Out
         found.readings.append(reading)
     if file.left_out:
         found.left_out.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
+    if why := file.no_row():
+        found.empty.append(f"{file.shown}: no row: {why}")
     stated = by_glob(file.name, cleaner.settings.fields, None)
     if stated and (targets := lacking(stated, file.mapped)):
         found.faults.append(f"curate.fields: {file_problem(file.path, file.name, stated, targets)}")
@@ -207,10 +210,13 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Out
 
 def _print_summary(found: Outcome, options: Options) -> None:
     out = sys.stderr if options.as_json else sys.stdout  # what a machine reads stays clean
-    readings = found.readings[:READINGS]
-    if len(found.readings) > READINGS:
-        readings.append(f"… and {len(found.readings) - READINGS:,} more files")
-    told = [*readings, *found.left_out[:READINGS], *found.faults, *_stats(found)]
+    told = [
+        *_first(found.readings),
+        *_first(found.left_out),
+        *_first(found.empty),
+        *found.faults,
+        *_stats(found),
+    ]
     print(*(f"check: {sentence}" for sentence in told), sep="\n", file=out)
     rejected = found.reasons.total()
     if not rejected and not found.faults:
@@ -225,6 +231,12 @@ def _print_summary(found: Outcome, options: Options) -> None:
     commonest = found.reasons.most_common(1)[0][0]
     advice = f"check: `quench doctor explain {commonest}` says what a reason means and what to do"
     print(advice, file=sys.stderr)  # the counts stay the last line of what is piped
+
+
+def _first(sentences: list[str]) -> list[str]:
+    """Return the first of the sentences on files, and how many there are more."""
+    others = len(sentences) - READINGS
+    return [*sentences[:READINGS], *([f"… and {others:,} more files"] if others > 0 else [])]
 
 
 def _stats(found: Outcome) -> list[str]:

@@ -16,6 +16,7 @@ from pipeline.core.text import listed, most, one_line, plural, safe
 from pipeline.stages.curate.reading.containers import RawLine, raw_lines
 from pipeline.stages.curate.reading.files import document_style, refusal
 from pipeline.stages.curate.reading.formats import OF_CHOICES
+from pipeline.stages.curate.reading.notes import why_no_row
 
 if TYPE_CHECKING:
     from pipeline.stages.curate.clean import Cleaner, CleaningStats
@@ -82,7 +83,7 @@ class FileCheck:
         tally["lines"] += self.lines
         tally["usable"] += self.usable
         tally.update(self.kinds)
-        tally["empty"] += not self.lines and not self.notes["description"]
+        tally["empty"] += bool(self.no_row())
 
     def _read(
         self, line: RawLine, cleaner: "Cleaner", stats: "CleaningStats", tally: Counter[str]
@@ -129,6 +130,12 @@ class FileCheck:
             shown.append(f"{len(keys) - KEYS_SHOWN} more")
         return listed(shown)
 
+    def no_row(self) -> str:
+        """Say why the file gives no row; "" if it does, or is not meant to."""
+        if self.lines or self.reasons:
+            return ""
+        return why_no_row(not self.path.stat().st_size, self.notes)
+
     def reading(self) -> str:
         """Say what the usable rows are read as; "" if there are none."""
         if not self.usable:
@@ -149,7 +156,7 @@ class FileCheck:
     def unmapped_line(self, entry: Mapping[str, Any], cleaner: "Cleaner") -> str:
         """Say in one line that rows fit no format, and which keys they have."""
         rows = self.reasons[UNMAPPED]
-        says_more = not self.unread or (EMPTY in entry["detail"] and self.proposal is None)
+        says_more = not self._keys() or (EMPTY in entry["detail"] and self.proposal is None)
         if says_more:
             why = one_line(entry["detail"], 300)
         else:

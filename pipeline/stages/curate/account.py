@@ -1,5 +1,6 @@
 """The account of a curation: the statistics of `reports/data.json`, and their check."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from pipeline.stages.curate.inputs import by_glob
 from pipeline.stages.curate.mapped import lacking
 from pipeline.stages.curate.reading.fields import MAPPED
 from pipeline.stages.curate.reading.members import unread_members, without_names
+from pipeline.stages.curate.reading.notes import why_no_row
 from pipeline.stages.curate.rules.heuristics import JUDGES
 
 ROW_RULES = (
@@ -47,6 +49,7 @@ ROW_RULES = (
 )
 
 
+OF_NOTHING = hashlib.sha256(b"").hexdigest()
 LENGTH = ("split", "truncated", "exchanges_left_out", "texts_cut")
 OPTIONAL = ("transform", "pairs")  # rules that are not spoken of where they did nothing
 
@@ -73,6 +76,14 @@ class FileStats:
     def is_unreadable(self) -> bool:
         """Return True if the file has rows, and none can be read. Empty lines are no rows."""
         return not self.readable and self.rejected.total() > self.rejected["blank"]
+
+    def why_no_row(self) -> str:
+        """Say why not a single row comes from the file; "" if one does, or if none is meant to. Of a file of
+        which no row can be read the stage says it by itself.
+        """
+        if self.rows > self.rejected["blank"]:
+            return ""
+        return why_no_row(self.sha256 == OF_NOTHING, self.notes)
 
     def summary(self, mapping: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the report's entry of the file, for which `curate.fields` has this mapping."""
@@ -131,6 +142,7 @@ class CurationReport:
     transform: dict[str, Any] | None = None
     pairs: dict[str, Any] | None = None  # None where `curate.pairs` makes none
     sources: dict[str, dict[str, Any]] | None = None  # where data was fetched from; None if none was
+    files_without_row: dict[str, str] | None = None  # name → why; None if there are none
 
     def as_dict(self) -> dict[str, Any]:
         """The report's keys and values, in order, without pairs and sources where there are none."""
@@ -206,6 +218,7 @@ class CurationStats:
         lost = {rule: int((decisions.outcome == outcome).sum()) for outcome, (rule, _) in OUTCOMES.items()}
         reasons = {reason: lost[rule] for rule, reason in OUTCOMES.values() if lost[rule]}
         domains = list(self.domains)
+        without_row = {name: why for name, file in self.files.items() if (why := file.why_no_row())}
         kinds = dict(zip(KINDS, np.bincount(table.kind[lines], minlength=len(KINDS)).tolist(), strict=True))
         return CurationReport(
             seed=settings.seed,
@@ -225,6 +238,7 @@ class CurationStats:
             files_found=len(self.files) + len(self.refused),
             files_rejected=Counter(reason for reason, _ in self.refused.values()),
             files_unread={name: why for name, (_, why) in self.refused.items()},
+            files_without_row=without_row or None,
             changed=cleaning.changed,
             redactions=cleaning.redactions,
             length={name: cleaning.length[name] for name in LENGTH},

@@ -105,6 +105,9 @@ def warnings(stats: CurationReport) -> list[str]:
             sentences.append(f"{name}: no row has what curate.fields maps to {listed(targets)}.")
         if columns := file.get("left_out_of_texts"):
             sentences.append(f"{name}: texts are read without {listed(list(columns)[:COLUMNS_SHOWN])}.")
+    if stats.files_without_row:
+        number = plural(len(stats.files_without_row), "file gives", "files give")
+        sentences.append(f"{number} no row: see the table of files.")
     if files := sum(stats.files_rejected.values()):
         sentences.append(
             f"{plural(files, 'whole file was', 'whole files were')} rejected: see the table of files."

@@ -10,7 +10,7 @@ Reads `data/raw/**`, `data/guard/**` (names to redact, texts to keep out of trai
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.methods import kinds_sentences
@@ -30,7 +30,6 @@ from pipeline.stages.curate.phases.cluster import cluster
 from pipeline.stages.curate.phases.compare import join, sample, sketch
 from pipeline.stages.curate.phases.publish import publish, write
 from pipeline.stages.curate.phases.work import Work
-from pipeline.stages.curate.reading.files import READ
 from pipeline.stages.curate.reading.members import NOT_READ, Unread
 from pipeline.stages.curate.reading.notes import notes_sentences
 from pipeline.stages.curate.shard import work_of
@@ -42,7 +41,8 @@ DIVIDED = (
     "no document is short enough to be held out whole, so parts of documents are in training, others of the "
     "same in test"
 )
-FILES_NAMED = 5  # of those that are not read, on the terminal
+FILES_NAMED = 5  # of those that are not read for one reason, on the terminal
+REASONS_NAMED = 5
 
 
 def curate(root: Path, settings: Curate, processes: int | None = None) -> CurationReport:
@@ -68,16 +68,27 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> Curati
         return publish(root, settings, work)
 
 
-def file_sentences(count: int, unread: Sequence[str], empty: Sequence[str]) -> list[str]:
-    """Of `count` files, a sentence each on those not read and those without a row, naming the first ones."""
+def file_sentences(count: int, unread: Mapping[str, str], empty: Mapping[str, str]) -> list[str]:
+    """Of `count` files, say which are not read and which give no row, and why: a sentence for each reason,
+    with the first names.
+    """
     sentences = []
     if unread:
-        sentences.append(
-            f"{plural(count, 'file')}, of which {plural(len(unread), 'was', 'were')} not "
-            f"read: {_first(unread)} (only {READ} are)"
-        )
+        sentences.append(f"{plural(count, 'file')}, of which {plural(len(unread), 'was', 'were')} not read")
+    sentences += _by_reason("not read", unread)
     if empty:
-        sentences.append(f"{plural(len(empty), 'file holds', 'files hold')} no row: {_first(empty)}")
+        sentences.append(f"{plural(len(empty), 'file gives', 'files give')} no row")
+    return sentences + _by_reason("no row", empty)
+
+
+def _by_reason(what: str, files: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each of the first reasons. `files` has the reason of each."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in files.items():
+        reasons.setdefault(why, []).append(name)
+    sentences = [f"{what}: {_first(names)}: {why}" for why, names in list(reasons.items())[:REASONS_NAMED]]
+    if others := sum(len(names) for names in list(reasons.values())[REASONS_NAMED:]):
+        sentences.append(f"{what}: {plural(others, 'more file')}: reports/data.html says why")
     return sentences
 
 
@@ -91,7 +102,8 @@ def link_sentences(files: Iterable[str], raw: Path) -> list[str]:
 
 
 def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:FILES_NAMED]) + (", …" if len(names) > FILES_NAMED else "")
+    others = f" and {len(names) - FILES_NAMED:,} more" if len(names) > FILES_NAMED else ""
+    return ", ".join(names[:FILES_NAMED]) + others
 
 
 def main(params: Params, root: Path, shards: int | None = None) -> None:
@@ -99,11 +111,6 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
     settings = params.curating
     report = publish(root, settings, work_of(root, settings, shards)) if shards else curate(root, settings)
     remove(root / FOLDER)
-    empty = [
-        name
-        for name, file in report.files.items()
-        if not file["rows"] and not file["notes"].get("description")
-    ]
     splits = ", ".join(f"{split} {report.splits[split]}" for split in SPLITS)
     lost = report.rows_rejected + report.rows_dropped
     parts = f", {report.parts_added:,} more by splitting" if report.parts_added else ""
@@ -113,7 +120,7 @@ def main(params: Params, root: Path, shards: int | None = None) -> None:
         f"({splits}), {lost:,} rejected"
     )
     sentences = [
-        *file_sentences(report.files_found, [*report.files_unread], empty),
+        *file_sentences(report.files_found, report.files_unread, report.files_without_row or {}),
         *notes_sentences(
             sum((Counter(file["notes"]) for file in report.files.values()), Counter()),
             {

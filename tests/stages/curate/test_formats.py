@@ -382,7 +382,7 @@ def called_with(arguments: Any) -> dict[str, Any]:
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "unknown_format": [
-        ({}, "the row has no keys"),
+        ({}, "the row has no keys: it is an empty object"),
         (
             {"instruction": "a", "b\n": None},
             "the row has the keys instruction, b (null), and output or response is missing or empty",

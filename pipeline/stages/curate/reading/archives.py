@@ -16,10 +16,12 @@ from typing import IO, Any, cast
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import safe
 from pipeline.stages.curate.reading.files import (
+    ARCHIVE,
     STREAMED,
     Content,
     Pieces,
     growth_limit,
+    need_no_page,
     opened,
     suffixes,
     unpacked,
@@ -67,8 +69,10 @@ def tar_members(path: Path, packing: str) -> Iterator[Content]:
 
     Folders, hidden files and what is below hidden folders are left out, as in data/raw.
     """
-    with opened(path) as packed, unpacked(packed, packing) as file:
+    with opened(path) as packed:
+        need_no_page(packed, ARCHIVE)
         limit = growth_limit(packed)
+        file = unpacked(packed, packing)
         try:
             if not file.peek(1):
                 return

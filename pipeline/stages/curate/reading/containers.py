@@ -46,6 +46,7 @@ from pipeline.stages.curate.reading.files import (
     MAILBOX,
     PACKED_SUFFIXES,
     PACKED_TABLES,
+    PAGE_HEAD,
     SNIFFED,
     TEXT_TABLES,
     ZIP,
@@ -53,6 +54,7 @@ from pipeline.stages.curate.reading.files import (
     content_of,
     growth_limit,
     is_json,
+    is_page,
     layout_of,
     opened,
     suffixes,
@@ -550,7 +552,8 @@ def is_cut_anywhere(path: Path, name: str, max_bytes: int) -> bool:
     if suffixes(name) != (".json", "") or is_description(path):
         return False
     with opened(path) as file:
-        if is_foreign(file.peek(HEAD)):
+        head = file.peek(PAGE_HEAD)
+        if is_foreign(head[:HEAD]) or is_page(head):
             return False
     return _recognized(content_of(path, name), max_bytes, Counter()) == ("lines", None)
 

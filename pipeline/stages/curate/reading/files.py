@@ -3,6 +3,7 @@ one is opened. gzip and Zstandard are unpacked with bounded growth, and UTF-16 b
 breaks or bursts says so as a `BadLine`.
 """
 
+import codecs
 import errno
 import gzip
 import os
@@ -24,7 +25,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.git_lfs import POINTER, REMEDY
 from pipeline.core.jsonl import BYTE_ORDER_MARK, BadLine
 from pipeline.core.special_files import is_users_data, not_listed, trouble, unreadable
-from pipeline.core.text import plural, safe
+from pipeline.core.text import plural, quoted, safe
 from pipeline.stages.curate.reading.columns import table_rows
 from pipeline.stages.curate.reading.documents import (
     ABOUT,
@@ -60,6 +61,25 @@ ZSTD_FED = 512  # bytes; 4 of them can unpack to 128 KiB, and the library unpack
 ZSTD_WINDOW = 128 << 20  # bytes; `zstd -T0 --ultra -22` needs as much
 JSON_SPACE = b" \t\r\n"
 SNIFFED = 4096  # bytes in which a JSON file's first character must be
+# how a page of the web begins, and an error of a service that answers in XML
+PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\b|html\b|head\b|body\b|\?xml\b)", re.IGNORECASE)
+PAGE_HEAD = 512  # bytes in which one begins
+# endings of files that are not read, and what their owner can do
+REMEDIES = {
+    "it holds a document with a layout: save its text as *.txt or *.md": (
+        ".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".ppt", ".pptx",
+    ),
+    "it is a workbook: save it as *.xlsx or *.csv": (".xls", ".xlsm", ".xlsb", ".ods", ".numbers"),
+    "it is packed, and not with gzip, Zstandard, tar or zip: unpack it": (
+        ".bz2", ".xz", ".lzma", ".lz4", ".br", ".7z", ".rar",
+    ),
+    "it holds tables of a program: write its rows as *.parquet or *.jsonl": (
+        ".db", ".sqlite", ".sqlite3", ".duckdb", ".pkl", ".pickle", ".npy", ".npz", ".h5", ".orc", ".avro",
+    ),
+    "it holds no text that is read: move it away": (
+        ".png", ".jpg", ".jpeg", ".gif", ".webp", ".heic", ".svg", ".mp3", ".wav", ".m4a", ".mp4", ".mov",
+    ),
+}  # fmt: skip
 BEGINS_ARRAY = re.compile(
     rb'\[[ \t\r\n]*+(?:[\]\[{"]|\Z|(?:-?\d++(?:\.\d++)?(?:[eE][-+]?\d++)?|true|false|null|NaN|-?Infinity)[ '
     rb"\t\r\n]*+(?:[,\]]|\Z))"
@@ -81,7 +101,10 @@ def raw_files(raw: Path, documents: Mapping[str, Style]) -> list[tuple[str, Path
     """
     files = files_below(raw)
     if not any(suffixes(name)[0] or document_style(name, documents) for name, _ in files):
-        others = f" (it holds {plural(len(files), 'file')}, but none that is {READ})" if files else ""
+        others = ""
+        if files:
+            name, path = files[0]
+            others = f" (it holds {plural(len(files), 'file')}; {name}: {refusal(path)})"
         raise DataError(
             "Q-CURATE-001",
             f"no data in {raw}{others}: put JSONL there (or `quench data demo` writes an example)",
@@ -143,7 +166,35 @@ def refusal(path: Path, style: Style | None = None) -> BadLine | None:
             "unknown_container",
             f"it seems to hold rows: take the ending {path.suffix} off, or name it in curate.documents",
         )
-    return BadLine("unknown_container", f"only files {READ} are read")
+    return BadLine("unknown_container", _remedy(path) or f"only files {READ} are read")
+
+
+def _remedy(path: Path) -> str:
+    """Return what makes the rows of a file readable whose ending is none that is read; "" if that is
+    unknown.
+    """
+    ending = path.suffix.lower()
+    for remedy, endings in REMEDIES.items():
+        if ending in endings:
+            return remedy
+    if not _is_text(path):
+        return ""
+    glob = quoted(f"*{path.suffix}" if path.suffix else path.name)
+    return (
+        f"it is text, which curate.documents: {{{glob}: named}} trains as it stands; rows are read from "
+        f"files {READ}"
+    )
+
+
+def _is_text(path: Path) -> bool:
+    """Return True if a file begins with text."""
+    with opened(path) as file:
+        head = file.read(SNIFFED)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return bool(marked(head))
+    return bool(head) and b"\0" not in head
 
 
 @contextmanager
@@ -183,13 +234,29 @@ def suffixes(name: str) -> tuple[str, str]:
 def content_of(path: Path, name: str) -> Content:
     """Return the content of a file that is no archive."""
     kind, packing = suffixes(name)
-    return Content(name, kind, partial(_opened_text, path, packing))
+    return Content(name, kind, partial(_opened_text, path, kind, packing))
 
 
 @contextmanager
-def _opened_text(path: Path, packing: str) -> Iterator[BufferedReader]:
+def _opened_text(path: Path, kind: str, packing: str) -> Iterator[BufferedReader]:
     with opened(path) as file:
+        need_no_page(file, kind)
         yield unpacked(file, packing)
+
+
+def is_page(head: bytes) -> bool:
+    """Return True if a file with this beginning is a page of the web, or a service's answer in XML."""
+    return bool(PAGE.match(head))
+
+
+def need_no_page(file: BufferedReader, kind: str) -> None:
+    """Raise `BadLine` for a page of the web, which a download may give in place of a file of rows."""
+    if kind not in DOCUMENTS and is_page(file.peek(PAGE_HEAD)):
+        raise BadLine(
+            "unknown_container",
+            "this is a page of the web (HTML or XML), perhaps a log-in or an error, and not what its name "
+            "says: download the file itself again (on the hub the address has /resolve/, not /blob/)",
+        )
 
 
 def unpacked(file: BufferedReader, packing: str, limit: int | None = None) -> BufferedReader:

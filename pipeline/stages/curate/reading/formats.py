@@ -103,7 +103,7 @@ def _check_is_no_message(keys: set[str]) -> None:
 def _unknown(value: Value) -> str:
     """Say which keys a row of no format has, the first ones."""
     if not value:
-        return "the row has no keys"
+        return "the row has no keys: it is an empty object"
     names = [
         one_line(key, KEY_SHOWN) + (" (null)" if item is None else "")
         for key, item in islice(value.items(), KEYS_SHOWN)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pipeline.core.jsonl import BadLine
 from pipeline.core.special_files import is_users_data
 from pipeline.core.text import listed, plural
-from pipeline.stages.curate.reading.files import STREAMED, Content, Pieces
+from pipeline.stages.curate.reading.files import STREAMED, Content, Pieces, need_no_page
 
 BLOCK = 1 << 16  # bytes
 APPLE_FORKS = "__MACOSX"  # folder of what macOS keeps about files beside them
@@ -88,6 +88,7 @@ class Member:
 
 def _blocks_of(content: Content) -> Iterator[bytes]:
     with content.opened() as file:
+        need_no_page(file, content.kind)
         yield from iter(partial(file.read1, BLOCK), b"")
 
 

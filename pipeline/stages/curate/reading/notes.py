@@ -3,13 +3,29 @@
 from collections.abc import Mapping
 
 from pipeline.core.text import plural
+from pipeline.stages.curate.exports import side_files
 from pipeline.stages.curate.reading.members import NOT_READ, Unread, members_sentences
 from pipeline.stages.curate.reading.workbooks import sheets_sentences
 
 EXPORT = "export_"  # followed by the export's name
 SHEETS = "sheets_not_read"
+BESIDE = {export.name for export in side_files.EXPORTS}  # names of files that hold no conversation
 # of how a file is written and read, which leaves nothing out
 HARMLESS = ("bom", "crlf", "description", "form_feeds", "index_column", "mapped")
+
+
+def why_no_row(is_empty: bool, notes: Mapping[str, int]) -> str:
+    """Say why a file gives no row and what to do; "" for a file that is not meant to give any. `is_empty`: it
+    has no byte.
+    """
+    exports = {name.removeprefix(EXPORT) for name, n in notes.items() if n and name.startswith(EXPORT)}
+    if notes.get("description") or (exports and exports <= BESIDE):
+        return ""
+    if exports:
+        return f"an export ({', '.join(sorted(exports))}) without a conversation that is read: see its notes"
+    if is_empty:
+        return "it is empty: export or download it again, or move it away"
+    return "a list, a table or lines without a row: export it again, or move it away"
 
 
 def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) -> list[str]:

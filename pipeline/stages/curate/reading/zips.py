@@ -15,10 +15,12 @@ from pipeline.core.jsonl import BadLine
 from pipeline.core.text import safe
 from pipeline.stages.curate.reading.files import (
     STREAMED,
+    ZIP,
     Content,
     Pieces,
     growth_limit,
     need_content,
+    need_no_page,
     opened,
     suffixes,
     unpacked,
@@ -36,6 +38,7 @@ def zip_members(path: Path) -> Iterator[Content]:
     """
     with opened(path) as file:
         need_content(file)
+        need_no_page(file, ZIP)
         try:
             archive = ZipFile(file)
         except (BadZipFile, ValueError, OSError) as error:
