@@ -104,7 +104,9 @@ def raw_files(raw: Path, documents: Mapping[str, Style]) -> list[tuple[str, Path
         others = ""
         if files:
             name, path = files[0]
-            others = f" (it holds {plural(len(files), 'file')}; {name}: {refusal(path)})"
+            others = (
+                f" (it holds {plural(len(files), 'file')}, but none that is read; {name}: {refusal(path)})"
+            )
         raise DataError(
             "Q-CURATE-001",
             f"no data in {raw}{others}: put JSONL there (or `quench data demo` writes an example)",
