@@ -159,6 +159,8 @@ CanonicalRow = Annotated[Chat | Preference | Feedback | Prompt | Text, Discrimin
 ENVELOPE = ("id", "source", "kind", "domain", "augmented")  # about the row, no part of its content
 SIDES = ("chosen", "rejected")  # of a pair
 OTHERS = "other_references"
+# behind a source, those of rows that were made of it
+MADE = re.compile(r"(~\d+)*(#(\d+|cut))?(\*\d+)?")
 ABOUT_TRAINING = ("train", "cut")  # keys of a turn that no model gets to see
 TURN_LISTS = ("messages", *SIDES)
 
@@ -224,11 +226,19 @@ def untrained_turns(turns: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def line_of(source: str) -> tuple[str, int]:
-    """Return the file and the line in data/raw of which a row was made: FILE:LINE, then ~NUMBER (by
-    `curate.transform`), #PART and *COPY, if there are any.
+    """Return the file and the line in data/raw of which a row was made: FILE:LINE, then ~NUMBER (of several
+    rows of a line, and again of those that `curate.transform` made), #PART and *COPY, if there are any.
     """
     file, _, place = source.rpartition(":")
     return file, int(re.split("[~#*]", place)[0])
+
+
+def is_made_of(source: str, other: str) -> bool:
+    """Return True for the source `other` itself and for those of the rows that it gives: FILE:LINE~2,
+    FILE:LINE~2#1 and FILE:LINE*2 are made of FILE:LINE.
+    """
+    rest = source.removeprefix(other)
+    return source == other or (rest != source and bool(MADE.fullmatch(rest)))
 
 
 def row_id(row: Row) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from importlib import import_module
@@ -94,6 +95,29 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(root, TWO, {"not_json": 5, "bad_order": 2})
     commit(root, "two")
     return root
+
+
+SEVERAL = ("a:1", "a:2~1", "a:2~2#1", "a:2~2#2", "a:2~2#2*2", "a:2~3", "a:2~20", "a:20", "a:3")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--row", "a:2"], "a:2~1 a:2~2#1 a:2~2#2 a:2~2#2*2 a:2~3 a:2~20"),
+        (["--row", "a:2~2"], "a:2~2#1 a:2~2#2 a:2~2#2*2"),
+        (["--row", "a:2~2#2", "--count", "1"], "a:2~2#2 a:2~2#2*2"),
+        (["--row", "a:2~3", "--count", "1"], "a:2~3"),
+        (["--row", "a:2~20"], "a:2~20 a:20 a:3"),
+        (["--row", "7"], "a:2~20 a:20 a:3"),
+        (["--count", "2"], "a:1 a:2~1"),
+    ],
+)
+def test_show_finds_each_and_all_rows_of_a_line(words: list[str], shown: str, tmp_path: Path) -> None:
+    write(tmp_path, {"train": [chat(source, f"question of {source}") for source in SEVERAL]}, {})
+    result = data(tmp_path, "show", *words)
+    assert result.exit_code == 0, result.output
+    sources = re.findall(r"row \d+ of train · \w+ · (\S+) ·", result.stdout)
+    assert sources == shown.split()
 
 
 @pytest.mark.parametrize(

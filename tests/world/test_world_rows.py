@@ -40,6 +40,12 @@ def selected(given: Any, wanted: Any) -> Any:
     return {key: given.get(key) for key in wanted}
 
 
+def place_of(entry: dict[str, Any]) -> int | str:
+    """Return the line of a rejected row, or LINE~NUMBER if the line gives several."""
+    within = entry.get("source", "").rpartition(":")[2]
+    return within or entry["line"] or 0
+
+
 def content_of(path: Path) -> bytes:
     """Return a file's bytes; of a folder an archive of what lies in it."""
     if path.is_file():
@@ -59,7 +65,7 @@ def test_an_input_after_a_public_report(folder: Path, case: dict[str, Any], tmp_
     project = Project(tmp_path, {case["input"]: content}, tokens=case.get("tokens", TOKENS))
     report = project.run(**{"drop_duplicates": "none", **case.get("settings", {})})
 
-    rejected = {entry["line"] or 0: entry["reason"] for entry in project.rejects()}
+    rejected = {place_of(entry): entry["reason"] for entry in project.rejects()}
     assert rejected == case.get("rejected", {}), project.rejects()
 
     rows = project.rows()

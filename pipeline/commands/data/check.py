@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pipeline.chat.rows import TRAINED, Kind
-from pipeline.commands.data.file_check import UNMAPPED, FileCheck
+from pipeline.commands.data.file_check import UNMAPPED, FileCheck, place_of
 from pipeline.commands.data.mapping import Proposed, sentences, write
 from pipeline.config.methods import kinds_sentences
 from pipeline.config.params import load_params
@@ -101,9 +101,8 @@ def grouped(entries: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], int
 
 def _line(entry: dict[str, Any], rows: int) -> str:
     """Say what is wrong with a row, and with how many more of its file."""
-    line = "" if entry["line"] is None else f":{entry['line']}"
     more = f" (and {plural(rows - 1, 'more row')})" if rows > 1 else ""
-    return f"{entry['file']}{line}: {entry['reason']}: {one_line(entry['detail'], 300)}{more}"
+    return f"{place_of(entry)}: {entry['reason']}: {one_line(entry['detail'], 300)}{more}"
 
 
 @dataclass

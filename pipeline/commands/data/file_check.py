@@ -97,7 +97,7 @@ class FileCheck:
             tally["scored"] += sum("reward" in row for row in outcome.rows)
             if outcome.rejected is None:
                 continue
-            entry = cleaner.entry(self.name, line, outcome.rejected)
+            entry = cleaner.entry(self.name, line, outcome.source, outcome.rejected)
             entries.append(entry)
             is_named = outcome.rejected.rule == "format" and _may_be_mapped(entry)
             has_room = len(self.unread) < SAMPLE and self.sampled < SAMPLE_BYTES
@@ -168,8 +168,16 @@ class FileCheck:
             why += ": if the first line is a row, write a line of names above it"
         if rows == self.lines:
             return f"{self.shown}: none of {plural(rows, 'row')} can be read; {why}"
-        place = f"{self.shown}:{entry['line']}"
+        place = place_of(entry)
         return f"{place}: {UNMAPPED}: {rows:,} of {plural(self.lines, 'row')} can't be read; {why}"
+
+
+def place_of(entry: Mapping[str, Any]) -> str:
+    """Return where a rejected row stands, with the file as the user named it."""
+    if entry["line"] is None:
+        return str(entry["file"])
+    within = entry.get("source", "").rpartition(":")[2]  # LINE~NUMBER, of several rows
+    return f"{entry['file']}:{within or entry['line']}"
 
 
 def _may_be_mapped(entry: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.chat.answers import answers_of
 from pipeline.chat.prompts import read_only
-from pipeline.chat.rows import ABOUT_TRAINING, JUDGED, OTHERS, Row
+from pipeline.chat.rows import ABOUT_TRAINING, JUDGED, OTHERS, Row, is_made_of
 from pipeline.commands.data.versions import split_file
 from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
@@ -36,14 +36,19 @@ class View:
 
 
 def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, Row]]:
-    """(number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Raises
-    `DataError` if there is none.
+    """Yield (number, row) of `count` rows from the wanted one on: an id, a source or a number from 1. Of a
+    source come all rows that were made of it, also if they are more. Raises `DataError` if there is none.
     """
     rows = enumerate(read_rows(source), start=1)
     if wanted is not None:
         number = int(wanted) if re.fullmatch(r"[0-9]{1,15}", wanted) else None  # an id has 16 digits
         numbered = next(
-            ((at, row) for at, row in rows if at == number or wanted in (row["id"], row["source"])), None
+            (
+                (at, row)
+                for at, row in rows
+                if at == number or wanted == row["id"] or is_made_of(row["source"], wanted)
+            ),
+            None,
         )
         if numbered is None:
             raise DataError(
@@ -52,7 +57,12 @@ def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, 
                 "the number of rows",
             )
         yield numbered
-        count -= 1
+        for at, row in rows:
+            count -= 1
+            if count <= 0 and not is_made_of(row["source"], wanted):
+                return
+            yield at, row
+        return
     yield from islice(rows, count)
 
 

@@ -122,13 +122,14 @@ class FileSettings(NamedTuple):
 class Stated(NamedTuple):
     """A row as a file states it, or as `curate.transform` makes it; `source` says where it is from."""
 
-    source: str  # FILE:LINE, and ~1, ~2 … behind it if the line gives several rows
+    source: str  # FILE:LINE, and ~1, ~2 … behind it if the line gives several rows (~1~2: it made several)
     value: dict[str, Any]
 
 
 class Outcome(NamedTuple):
     """The result of a stated row: clean rows, several if it is split, and what was changed; or why none."""
 
+    source: str  # of the row, or of the line if it states none
     stated: Stated | None  # None: the line states no row
     rows: list[Row]
     changes: Changes
@@ -231,7 +232,7 @@ class Cleaner:
         """The rows that a line states, or that `curate.transform` makes of it. Raises `Rejected` if there are
         none.
         """
-        source = f"{file}:{line.number}"
+        source = line.source(file)
         rule = "read"
         try:
             value = parsed(line.data)
@@ -280,7 +281,7 @@ class Cleaner:
         try:
             stated = self.stated(file, line)
         except Rejected as rejected:
-            yield Outcome(None, [], [], rejected)
+            yield Outcome(line.source(file), None, [], [], rejected)
             return
         for row in stated:
             changes: Changes = []
@@ -288,9 +289,9 @@ class Cleaner:
                 rows = self.clean(file, row, cleaning_stats, changes)
             except Rejected as rejected:
                 why = rejected if len(stated) == 1 else of_several(rejected, row)
-                yield Outcome(row, [], changes, why)
+                yield Outcome(row.source, row, [], changes, why)
             else:
-                yield Outcome(row, rows, changes)
+                yield Outcome(row.source, row, rows, changes)
 
     def block(self, block: Block) -> Cleaned:
         """Every line of a block, accounted for."""
@@ -300,7 +301,7 @@ class Cleaner:
             for outcome in self.outcomes(block.file, line, done.cleaning_stats):
                 done.added += 1
                 if outcome.rejected:
-                    self.reject(done, line, outcome.rejected)
+                    self.reject(done, line, outcome.source, outcome.rejected)
                 else:
                     self.accept(done, line, outcome)
         done.cleaning_stats.redactions.update(self.redactor.take_counts())
@@ -318,15 +319,16 @@ class Cleaner:
             done.facts.append((row["domain"], key, content_key(row), turns, kind, "reward" in row))
             done.cleaning_stats.kinds[row["kind"]] += 1
         if outcome.changes:
-            self.note(done, line, rows[0]["id"], outcome.changes)
+            place = {"id": rows[0]["id"], "file": done.file, "line": line.number}
+            self.note(done, place | several(done.file, line.number, outcome.source), outcome.changes)
 
-    def reject(self, done: Cleaned, line: RawLine, rejected: Rejected) -> None:
+    def reject(self, done: Cleaned, line: RawLine, source: str, rejected: Rejected) -> None:
         """Account for a line that gives no row."""
         done.cleaning_stats.rejected[rejected.why.code] += 1
         done.cleaning_stats.rejected_by[rejected.rule] += 1
-        done.rejects.append(dump_line(self.entry(done.file, line, rejected)))
+        done.rejects.append(dump_line(self.entry(done.file, line, source, rejected)))
 
-    def entry(self, file: str, line: RawLine, rejected: Rejected) -> dict[str, Any]:
+    def entry(self, file: str, line: RawLine, source: str, rejected: Rejected) -> dict[str, Any]:
         """A line of `data/rejects.jsonl`; its text is scrubbed of secrets."""
         text = self.redactor.scrub(line.raw[:SCRUBBED].decode("utf-8", "replace"))
         if len(line.raw) > SCRUBBED:
@@ -335,13 +337,13 @@ class Cleaner:
             text = f"{text[:TEXT_SHOWN]}… ({len(line.raw)} bytes)"
         rule, why = rejected.rule, rejected.why
         detail = self.scrubbed(str(why)) if why.code in NAMES_KEYS else str(why)
-        return asdict(Reject(file, line.number, line.offset, rule, why.code, detail, text))
+        reject = Reject(file, line.number, line.offset, rule, why.code, detail, text)
+        return asdict(reject) | several(file, line.number, source)
 
-    def note(self, done: Cleaned, line: RawLine, identity: str, changes: Changes) -> None:
-        """Account for what the rules changed in a row that was accepted."""
+    def note(self, done: Cleaned, place: dict[str, Any], changes: Changes) -> None:
+        """Account for what the rules changed in a row that was accepted; `place` says which it is."""
         for change in changes:
-            entry = {"id": identity, "file": done.file, "line": line.number, **asdict(change)}
-            done.changes.append(dump_line(entry))
+            done.changes.append(dump_line({**place, **asdict(change)}))
             done.cleaning_stats.changed[change.rule] += 1
         done.cleaning_stats.rows_changed.update({change.rule for change in changes})
 
@@ -377,9 +379,14 @@ def chosen_reference(row: Row) -> Change:
     return Change("format", place, *excerpts("\n".join((first, *row[OTHERS])), first))
 
 
+def several(file: str, line: int, source: str) -> dict[str, str]:
+    """Return the key `source` for a row that file and line do not tell from others; else no key."""
+    return {"source": source} if source != f"{file}:{line}" else {}
+
+
 @dataclass(frozen=True)
 class Reject:
-    """A line of `data/rejects.jsonl`."""
+    """A line of `data/rejects.jsonl`, but for the `source` of a row that is not the only one of its line."""
 
     file: str
     line: int | None

@@ -141,9 +141,10 @@ def read_texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _strings_of_rows(path: Path) -> Iterator[tuple[int, str]]:
-    for number, _, line in raw_lines(path, path.name, max_line_bytes=MAX_TEXT_BYTES, notes=Counter()):
+    for line in raw_lines(path, path.name, max_line_bytes=MAX_TEXT_BYTES, notes=Counter()):
+        number = line.number
         try:
-            value = parsed(line)
+            value = parsed(line.data)
         except BadLine as error:
             if error.code == "blank":
                 continue

@@ -44,7 +44,9 @@ def read(path: Path, max_line_bytes: int = 100, notes: Counter[str] | None = Non
     """What `raw_lines` gives, with reasons as their codes."""
     notes = Counter() if notes is None else notes
     rows = raw_lines(path, path.name, max_line_bytes=max_line_bytes, notes=notes)
-    return [(number, offset, row.code if isinstance(row, BadLine) else row) for number, offset, row in rows]
+    return [
+        (number, offset, row.code if isinstance(row, BadLine) else row) for number, offset, row, _ in rows
+    ]
 
 
 def read_bytes(folder: Path, name: str, data: bytes, **options: Any) -> Items:
@@ -231,7 +233,7 @@ def test_rows_of_csv(tmp_path: Path, case: str, packing: str) -> None:
 )
 def test_a_bad_header_is_told_once_and_why(tmp_path: Path, data: bytes, words: str) -> None:
     (tmp_path / "a.csv").write_bytes(data)
-    ((_, _, row),) = raw_lines(tmp_path / "a.csv", "a.csv", max_line_bytes=100, notes=Counter())
+    ((_, _, row, _),) = raw_lines(tmp_path / "a.csv", "a.csv", max_line_bytes=100, notes=Counter())
     assert isinstance(row, BadLine)
     assert row.code == "bad_header"
     assert words in str(row)
@@ -262,7 +264,7 @@ def test_a_byte_order_mark_says_how_a_file_is_read(
     path = tmp_path / f"{name}{packing}"
     for mark in ("\ufeff", "") if encoding.endswith("e") else ("",):
         path.write_bytes(PACK[packing](f"{mark}{text}".encode(encoding)))
-        ((_, _, found),) = raw_lines(path, path.name, max_line_bytes=1000, notes=Counter())
+        ((_, _, found, _),) = raw_lines(path, path.name, max_line_bytes=1000, notes=Counter())
         if mark or not encoding.endswith("e"):
             assert isinstance(found, bytes)
             assert json.loads(found) == row
@@ -284,7 +286,7 @@ def test_utf16_that_breaks_off_says_so(tmp_path: Path) -> None:
 )
 def test_text_of_another_encoding_is_told_what_converts_it(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
-    ((_, _, row),) = raw_lines(tmp_path / name, name, max_line_bytes=100, notes=Counter())
+    ((_, _, row, _),) = raw_lines(tmp_path / name, name, max_line_bytes=100, notes=Counter())
     with pytest.raises(BadLine, match="iconv -f CP1252 -t UTF-8") as caught:
         parsed(row)
     assert caught.value.code == "not_utf8"

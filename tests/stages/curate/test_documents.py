@@ -121,7 +121,8 @@ def test_a_long_document_teaches_one_end_of_text(tmp_path: Path, monkeypatch: py
     smollm_folder(tmp_path / "models/base")
     project.run(max_tokens=100, drop_duplicates="none")
     rows = project.rows()
-    assert len({row["source"].partition("#")[0] for row in rows}) > 2
+    pieces = {row["source"].partition("#")[0] for row in rows}
+    assert pieces == {f"book.txt:1~{number}" for number in range(1, len(pieces) + 1)} and len(pieces) > 2
     assert "".join(row["segments"][0]["text"] for row in rows) == PROSE
     ends = [row["source"] for row in rows if len(row["segments"]) == 1]
     assert ends == [rows[-1]["source"]]
@@ -171,6 +172,18 @@ def test_of_one_book_a_part_is_held_out(tmp_path: Path) -> None:
     smollm_folder(tmp_path / "models/base")
     report = project.run(max_tokens=100, test_fraction=0.2)
     assert splits_of(project) == {"book.txt": {"train", "test"}}
+    assert report["groups"]["documents_divided"] == 1
+    assert report["splits"]["test"] == round(0.2 * report["rows_kept"])
+
+
+def test_a_short_document_beside_long_ones_is_no_test_by_itself(tmp_path: Path) -> None:
+    long = {
+        f"{number}.txt": "\n\n".join(sentence(50 * number + part, 30) for part in range(40)).encode()
+        for number in range(1, 4)
+    }
+    project = Project(tmp_path, long | {"short.txt": sentence(1, 30).encode()})
+    smollm_folder(tmp_path / "models/base")
+    report = project.run(max_tokens=200, test_fraction=0.2)
     assert report["groups"]["documents_divided"] == 1
     assert report["splits"]["test"] == round(0.2 * report["rows_kept"])
 

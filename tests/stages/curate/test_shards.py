@@ -267,7 +267,7 @@ def test_shards_read_every_line_once_under_its_number(
             found = raw_lines(root / "data/raw" / name, name, max_line_bytes=50, notes=notes, part=part)
             return [
                 (name, number, offset, (data.code, str(data)) if isinstance(data, BadLine) else data)
-                for number, offset, data in found
+                for number, offset, data, _ in found
             ]
 
         notes = Counter[str]()

@@ -36,7 +36,7 @@ def read(folder: Path, data: bytes, max_line_bytes: int = 4000) -> tuple[list[tu
     notes = Counter[str]()
     rows = raw_lines(path, path.name, max_line_bytes=max_line_bytes, notes=notes)
     return [
-        (number, row.code if isinstance(row, BadLine) else row.decode()) for number, _, row in rows
+        (number, row.code if isinstance(row, BadLine) else row.decode()) for number, _, row, _ in rows
     ], notes
 
 
@@ -88,7 +88,7 @@ def test_the_other_ways_of_packing_are_read(method: int, tmp_path: Path) -> None
 
 def test_an_archive_without_anything_to_read_says_what_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(packed({"MyActivity.html": b"<p>"}))
-    ((_, _, why),) = raw_lines(tmp_path / "a.zip", "a.zip", max_line_bytes=100, notes=Counter())
+    ((_, _, why, _),) = raw_lines(tmp_path / "a.zip", "a.zip", max_line_bytes=100, notes=Counter())
     assert isinstance(why, BadLine)
     assert (why.code, "MyActivity.html" in str(why)) == ("unknown_container", True)
     assert read(tmp_path, packed({}))[0] == [(1, "unknown_container")]

@@ -89,13 +89,15 @@ def decide_splits(decisions: Decisions, table: Table, clusters: Clusters, settin
     """Give every row its split (`TRAIN`, `VAL` or `TEST`); the clusters, with the groups that were not torn.
 
     A project of few, long documents may have none that is small enough to be held out whole, and then tests
-    on nothing. If all rows are texts, parts of a document may go to different splits in that case: they are
-    neighbors, not copies, and what shares words with the test leaves training in any case.
+    on nothing, or on its one short document. If all rows are texts and less than half of the wanted share is
+    held out, parts of a document may go to different splits: they are neighbors, not copies, and what shares
+    words with the test leaves training in any case.
     """
     _split_groups(decisions, table, clusters.group, settings)
     kept = decisions.outcome == KEPT
-    is_empty = settings.test_fraction > 0 and not (decisions.split[kept] == TEST).any()
-    if not is_empty or not (table.kind[kept] == TEXT).all():
+    wanted = max(1, round(settings.test_fraction * kept.sum())) if settings.test_fraction > 0 else 0
+    is_enough = 2 * (decisions.split[kept] == TEST).sum() >= wanted
+    if is_enough or not (table.kind[kept] == TEXT).all():
         return clusters
     torn = replace(clusters, group=clusters.cluster)
     _split_groups(decisions, table, torn.group, settings)

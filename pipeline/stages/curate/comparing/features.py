@@ -112,9 +112,9 @@ TEMPLATE_SHARE = 0.5  # of the sample: what is in more rows is the data set's te
 OWN = 8  # shingles; two words, one asked and one answered, change 6
 LONG_REQUEST = 8  # tokens
 BLOCK_ROWS, BLOCK_CHARACTERS = 256, 1 << 20  # of the sample, read at a time
-# behind FILE:LINE the number of a row that `curate.transform` made of it, which may be cut, and that of a
-# part of a long row
-_PART = re.compile(r":\d+((~\d+)?#\d+|~\d+(#cut)?)$")
+# behind FILE:LINE the number of one of the rows that a line gives, that of one that `curate.transform` made
+# of it, which may be cut, and that of a part of a long row
+_PART = re.compile(r":\d+((~\d+)*#\d+|(~\d+)+(#cut)?)$")
 
 
 @dataclass(frozen=True)

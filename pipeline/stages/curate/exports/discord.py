@@ -3,6 +3,9 @@
 After the program's source (github.com/Tyrrrz/DiscordChatExporter, JsonMessageWriter.cs, as of 2026): one
 object with `guild`, `channel` and `messages`. A chain of replies is a conversation; if only two write, a
 conversation is what lies between two silences.
+
+A conversation has the number of its first message among all in the file, not that of its channel: chains that
+begin with one message belong together, and those of a channel don't.
 """
 
 from collections.abc import Iterator
@@ -13,11 +16,11 @@ from pipeline.stages.curate.exports.answers import objects, texts
 from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Records
 from pipeline.stages.curate.exports.people import (
     Message,
+    conversation_of,
     direct_conversations,
     is_direct,
     reply_chains,
     seconds,
-    turn_of,
 )
 
 SAID = ("Default", "Reply", "ChatInputCommand", "ContextMenuCommand", "ThreadStarterMessage", "20", "23")
@@ -34,25 +37,28 @@ def _is_channel(value: dict[str, Any]) -> bool:
 
 def read(records: Records, notes: Notes) -> Iterator[Conversation]:
     """Yield the conversations of each channel. All of a channel's messages are in memory."""
+    before = 0  # messages of earlier channels; a channel that can't be read counts as one
     for number, offset, value in records:
+        before = max(before, number - 1)  # records of other programs stand before it
         if isinstance(value, BadLine):
-            yield Conversation(number, offset, value)
+            before += 1
+            yield Conversation(before, offset, value)
         elif not isinstance(value, dict) or not _is_channel(value):
+            before += 1
             why = BadLine("bad_shape", "a channel of DiscordChatExporter has channel and messages")
-            yield Conversation(number, offset, why)
+            yield Conversation(before, offset, why)
         else:
-            yield from _conversations(number, offset, value, notes)
+            yield from _conversations(before, value["messages"], notes)
+            before += len(value["messages"])
 
 
-def _conversations(
-    number: int, offset: int | None, channel: dict[str, Any], notes: Notes
-) -> Iterator[Conversation]:
+def _conversations(before: int, stated: list[Any], notes: Notes) -> Iterator[Conversation]:
     messages: dict[str, Message] = {}
-    for value in channel["messages"]:
+    for number, value in enumerate(stated, start=before + 1):
         try:
             message = _message(number, value, notes)
         except BadLine as why:
-            yield Conversation(number, offset, why)
+            yield Conversation(number, None, why)
             continue
         if message is not None:
             notes["messages_repeated"] += message.place in messages
@@ -61,8 +67,9 @@ def _conversations(
         notes["empty_conversations"] += 1
     ordered = [*messages.values()]
     divide = direct_conversations if is_direct(ordered) else reply_chains
-    for conversation in divide(ordered, notes):
-        yield Conversation(number, offset, {"messages": [turn_of(message) for message in conversation]})
+    # those that begin with one message follow each other
+    conversations = sorted(divide(ordered, notes), key=lambda conversation: conversation[0].number)
+    yield from map(conversation_of, conversations)
 
 
 def _message(number: int, value: Any, notes: Notes) -> Message | None:

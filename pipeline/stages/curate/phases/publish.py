@@ -21,7 +21,7 @@ from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.sources import SUFFIX, read_source
 from pipeline.core.text import plural
 from pipeline.stages.curate.account import CurationReport, check_report
-from pipeline.stages.curate.clean import TEXT_SHOWN, Reject
+from pipeline.stages.curate.clean import TEXT_SHOWN, Reject, several
 from pipeline.stages.curate.comparing.decide import EXACT, KEPT, NEAR, OUTCOMES, SAMPLED_OUT, SPLITS
 from pipeline.stages.curate.page import render_data_page
 from pipeline.stages.curate.phases.cleaning import CHANGES, REJECTS, raw_folder
@@ -89,8 +89,10 @@ def reject(line: bytes, decision: np.void, rows: Rows, leak: dict[str, Any] | No
     else:
         assert leak is not None
         why = leak
-    file, line_number = line_of(orjson.loads(line)["source"])
-    return asdict(Reject(file, line_number, None, *OUTCOMES[outcome], "", shortened(line))) | why
+    source = orjson.loads(line)["source"]
+    file, line_number = line_of(source)
+    entry = asdict(Reject(file, line_number, None, *OUTCOMES[outcome], "", shortened(line)))
+    return entry | why | several(file, line_number, source)
 
 
 def shortened(line: bytes) -> str:

@@ -92,11 +92,16 @@ ALL = Part(0, 0, 0)
 
 
 class RawLine(NamedTuple):
-    """One line, element or record of a raw file."""
+    """A row of a raw file: a line, an element or a record of it, or one of the rows that a record gives."""
 
-    number: int  # from 1
+    number: int  # of the record, from 1
     offset: int | None  # bytes from the start of the (decompressed, UTF-8) file; None for tables
     data: bytes | BadLine
+    row: int = 0  # from 1, among the rows that the record gives; 0 if it gives no other
+
+    def source(self, file: str) -> str:
+        """Return FILE:LINE, or FILE:LINE~NUMBER if the record gives several rows."""
+        return f"{file}:{self.number}~{self.row}" if self.row else f"{file}:{self.number}"
 
     @property
     def raw(self) -> bytes:
@@ -142,7 +147,9 @@ def raw_lines(
     JSON or why there is none).
 
     A row is a line (a blank one too), an array's element or a table's record; where a file can't be read,
-    all that is left of it is one row more. The offset is that in the unpacked file, None in a table. `name`
+    all that is left of it is one row more. An export's record may give several rows, and so does a long
+    document: those follow each other, with the record's number and numbers of their own. The offset is that
+    in the unpacked file, None in a table. `name`
     tells the container. Memory stays within a few times `max_line_bytes`, and one page of each column of a
     Parquet file. `notes` counts `bom` and `crlf` (lines that end so). With a `style` the file is a document,
     whatever its name. Raises `DataError` if the file can't be
@@ -154,8 +161,9 @@ def raw_lines(
         rows = (
             _document(path, name, notes, style) if style else _rows(path, name, max_line_bytes, notes, part)
         )
-        for number, offset, row in rows:
-            yield RawLine(number, offset, row)
+        for line in _within_records(rows):
+            number = line.number
+            yield line
     except BadLine as broken:
         yield RawLine(number + 1, None, broken)
     except OSError as error:
@@ -164,11 +172,37 @@ def raw_lines(
         )
 
 
+def _within_records(rows: Iterable[RawRow]) -> Iterator[RawLine]:
+    """Yield rows, those of one record with their numbers among each other."""
+    held: RawLine | None = None
+    try:
+        for number, offset, data in rows:
+            row = 0
+            if held is not None:
+                if held.number == number:
+                    held = held._replace(row=held.row or 1)
+                    row = held.row + 1
+                yield held
+            held = RawLine(number, offset, data, row)
+    except (BadLine, OSError):  # what was read before the file breaks is a row all the same
+        if held is not None:
+            yield held
+        raise
+    if held is not None:
+        yield held
+
+
 def _document(path: Path, name: str, notes: Counter[str], style: Style) -> Iterator[RawRow]:
     packing = PACKED_SUFFIXES.get(PurePosixPath(name.lower()).suffix, "")
     heading = f"{name}\n\n" if style == "named" else ""
     with opened(path) as packed, unpacked(packed, packing) as file:
-        yield from _numbered(document_rows(file, notes, heading))
+        yield from _of_one_record(document_rows(file, notes, heading))
+
+
+def _of_one_record(rows: Iterable[Row]) -> Iterator[RawRow]:
+    """Yield the rows of a document, which is one record."""
+    for row in rows:
+        yield 1, None, row
 
 
 def _numbered(rows: Iterable[Row]) -> Iterator[RawRow]:
@@ -212,7 +246,9 @@ def _content_rows(
 ) -> Iterator[RawRow]:
     """Yield the rows of a file that is no export."""
     with content.opened() as file:
-        if layout in (*TEXT_TABLES, *PACKED_TABLES, *DOCUMENTS):
+        if layout in DOCUMENTS:
+            yield from _of_one_record(document_rows(file, notes))
+        elif layout in (*TEXT_TABLES, *PACKED_TABLES):
             yield from _numbered(_records(layout, file, max_bytes, notes))
         else:
             yield from _json_rows(file, layout, max_bytes, notes, part)
@@ -535,9 +571,7 @@ def _placed(row: bytes | BadLine, place: str) -> bytes | BadLine:
 
 
 def _records(kind: str, file: BufferedReader, max_bytes: int, notes: Counter[str]) -> Iterator[Row]:
-    """The records of a table, whose suffix is `kind`, or the rows of a document."""
-    if kind in DOCUMENTS:
-        return document_rows(file, notes)
+    """The records of a table, whose suffix is `kind`."""
     if kind == ".parquet":
         return parquet_rows(file, max_bytes)
     if kind in ARROW:
