@@ -49,13 +49,21 @@ def tried_tokenizer(folder: Path) -> Tried:
     return Tried(tokenizer, no_chats, note)
 
 
-def try_early(folder: Path, weights: int) -> None:
-    """Raise what `tried_tokenizer` does, before weights of so many bytes are fetched or copied.
+def try_early(folder: Path, weights: int, owner: str) -> None:
+    """Raise what `tried_tokenizer` does, before weights of so many bytes are fetched or copied, and print why
+    only texts can be trained on `owner`, if that is so: whoever has chats can stop.
 
     The finished folder is tried in any case; that costs two seconds, in which a small model is here.
     """
-    if weights >= EARLY_BYTES:
-        tried_tokenizer(folder)
+    if weights < EARLY_BYTES:
+        return
+    no_chats = tried_tokenizer(folder).no_chats
+    if no_chats:
+        print(
+            f"base: only plain text can be trained on it, no chats: {no_chats.replace(str(folder), owner)}. "
+            f"If data/raw holds chats, stop here (Ctrl-C): {weights / 1e9:.1f} GB of weights come next",
+            flush=True,
+        )
 
 
 def need_compiled(templates: dict[str, str], owner: str) -> None:

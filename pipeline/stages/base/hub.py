@@ -51,7 +51,7 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
             fetch_file(repo, commit, file, cache)
     _publish(settings, repo, cache, folder)
     if not gguf:
-        try_early(folder, missing)
+        try_early(folder, missing, repo)
     with _hub_errors(repo, commit):
         for file in weights:
             fetch_file(repo, commit, file, cache)

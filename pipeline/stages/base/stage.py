@@ -59,7 +59,7 @@ def copy_folder(source: Path, folder: Path) -> None:
     need_no_pointer(source, names)
     check_config(read_object(source / "config.json"), str(source))
     size = sum((source / name).stat().st_size for name in names)
-    try_early(source, size)
+    try_early(source, size, str(source))
     need_disk(folder.parent, size)
     for name in names:
         try:

@@ -366,6 +366,21 @@ def test_a_broken_template_is_refused_before_the_weights(hub, bring, folder, tmp
     assert "model.safetensors" not in {name for name, _ in hub.served}
 
 
+@pytest.mark.parametrize("source", ["hub", "folder"])
+def test_a_base_for_texts_alone_says_so_before_the_weights(hub, bring, folder, capsys, monkeypatch, source):
+    """Whoever has chats can stop it there: what it says is printed before a file of weights is taken."""
+    monkeypatch.setattr("pipeline.stages.base.chats.EARLY_BYTES", 0)
+    hub.files["chat_template.jinja"] = hub.listed["chat_template.jinja"] = b"hello"
+    (folder / "chat_template.jinja").write_bytes(b"hello")
+    hub.broken["model.safetensors"] = 20_480
+    monkeypatch.setattr(shutil, "copyfileobj", lambda *_: (folder / "gone").stat())
+    with pytest.raises((MachineError, OSError)):
+        bring(REPO, revision=COMMIT) if source == "hub" else bring(folder)
+    said = capsys.readouterr().out
+    assert (REPO if source == "hub" else str(folder)) in said
+    assert "no chat can be trained on" in said and "Ctrl-C" in said
+
+
 # --- refusals of a folder ---
 
 
