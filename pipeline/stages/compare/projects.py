@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.selection import why_unanswered
 from pipeline.config.ggml_types import TYPES
 from pipeline.config.levels import UNTUNED
 from pipeline.config.params import Params
@@ -47,6 +48,7 @@ from pipeline.subprojects.processes import train as train_here
 TRAINED = Path("models/compare")  # a folder for each training: what was trained, and its report
 TRAINABLE = {name for name, kind in TYPES.items() if kind.scratch is not None}
 LEVEL_FILE = "level.gguf"  # in a sub-project: the untuned base at a level
+HELD_OUT = Path("data/final/test.jsonl")
 PATCH = "patch.safetensors"
 LEARNING_RATE = 5.0e-3  # the peak, where scales learn the task; what learns best lies between 1e-3 and 1e-2
 
@@ -58,12 +60,14 @@ def open_project(
     leads to}); its folder.
 
     Everything that would end one of the jobs is checked here, before the first of them trains for hours:
-    raises `DataError` if an input is missing, `ConfigError` for a base or a level that can't be trained on,
-    `MachineError` if the disk is too small.
+    raises `DataError` if an input is missing or no held-out row can be answered, `ConfigError` for a base or
+    a level that can't be trained on, `MachineError` if the disk is too small.
     """
-    for path in (*links.values(), root / "models/base/config.json", untuned_gguf(root, params)):
+    needed = (root / "models/base/config.json", untuned_gguf(root, params), root / HELD_OUT)
+    for path in (*links.values(), *needed):
         if not path.exists():
             raise absent(path, root)
+    check_answerable(root)
     check_trainable(root, params)
     need_disk(root / FOLDER, scratch_bytes(root, params))
     return open_subproject(root.resolve() / FOLDER / name, sub_params(params, settings), links)
@@ -151,6 +155,19 @@ def train(project: Path, target: Path) -> None:
 
 
 # ---- whether a job can run at all
+
+
+def check_answerable(root: Path) -> None:
+    """Raise `DataError` if all held-out rows are texts: strategies are compared by answers, and texts ask
+    nothing.
+    """
+    unanswered = why_unanswered(root / HELD_OUT)
+    if unanswered:
+        raise DataError(
+            "Q-COMPARE-010",
+            f"the strategies to ship can't be compared by their answers, since {unanswered}: set "
+            "compare.seeds to []",
+        )
 
 
 def check_trainable(root: Path, params: Params) -> None:

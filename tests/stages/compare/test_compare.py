@@ -373,6 +373,19 @@ def test_a_base_that_cannot_be_trained_on_as_a_gguf_is_refused_before_anything_r
     assert "Q-COMPARE-002" in said and words in said
 
 
+@pytest.mark.parametrize("job", ["compare_nf4@1", "compare_train@lora_level-Q4_K_M-1"])
+def test_a_project_of_texts_is_refused_before_anything_runs(
+    job: str, ready: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_stage_runs(monkeypatch)
+    text = {"id": "a", "source": "a.txt:1", "domain": "d", "kind": "text", "messages": [], "text": "Anna."}
+    (ready / "data/final/test.jsonl").write_text(f"{json.dumps(text)}\n")
+    set_params(ready, seeds=[1], levels=["Q4_K_M"], strategies=["merged_16", "lora_level"])
+    said = refused(ready, job, DataError, capsys)
+    assert "Q-COMPARE-010" in said and "all are texts" in said and "compare.seeds" in said
+    assert not list((ready / "models/.compare").glob("*/params.yaml"))
+
+
 def jobs_of(params: Params, *stages: str) -> list[str]:
     """The jobs of these stages, as Snakemake and DVC name them."""
     values = values_of(params)
