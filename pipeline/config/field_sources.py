@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from pipeline.core.text import quoted
 
 ROLES_KEY = "roles"
-# make one exchange: a prompt and its answer, or in each item of a list of turns two turns
-USER, ASSISTANT = "user", "assistant"
+# These two make one exchange: a prompt and its answer, or in each item of a list of turns two turns.
+USER = "user"
+ASSISTANT = "assistant"
 LISTS_OF_TURNS = ("messages", "conversations", "conversation")
-# keys of a row that formats read; tests/stages/curate/test_fields.py compares them with the formats
+# Keys of a row that formats read. tests/stages/curate/test_fields.py compares them with the formats.
 ROW_TARGETS = (
     *LISTS_OF_TURNS,
     *("prompt", "completion", "question", "query", "instruction", "input", "context", "history"),
@@ -38,7 +39,7 @@ TURN_TARGETS = (
 OF_TURNS_ALONE = tuple(target for target in TURN_TARGETS if target not in ROW_TARGETS)
 TARGETS = (*ROW_TARGETS, USER, ASSISTANT, *OF_TURNS_ALONE, ROLES_KEY)
 ROLES = ("system", "user", "assistant", "tool")
-# beside them there is no room for the prompt or the answer of an exchange
+# An exchange can't be mapped beside these, which are its prompt and its answer already.
 PROMPTS = ("prompt", "question", "query", "instruction")
 ANSWERS = ("completion", "output", "response", "answers")
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", '."', '!"', '?"')
@@ -185,8 +186,9 @@ def _roles(stated: Any) -> dict[str, str]:
 def _problems(row: Mapping[str, Source], turn: Mapping[str, Source]) -> Iterator[str]:
     """Yield sentences on targets that can't stand beside each other."""
     for pseudo, others in ((USER, (*PROMPTS, *LISTS_OF_TURNS)), (ASSISTANT, (*ANSWERS, *LISTS_OF_TURNS))):
-        if pseudo in row and (beside := [other for other in others if other in row]):
-            yield f"{pseudo} and {beside[0]} say the same: name one of them"
+        beside = next((other for other in others if other in row), None)
+        if pseudo in row and beside is not None:
+            yield f"{pseudo} and {beside} say the same: name one of them"
     if ASSISTANT in row and USER not in row:
         yield "assistant needs user beside it: name the key of the question too"
     if USER in turn and "content" in turn:

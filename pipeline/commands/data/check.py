@@ -36,8 +36,8 @@ READINGS = 20  # files of which it is said what their rows are read as
 
 
 def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
-    """(path, name as in data/raw) of the files named, and of those below the folders named, without hidden
-    ones. Raises `DataError`.
+    """Yield (path, name as in data/raw) of the files named, and of those below the folders named, without
+    hidden ones. Raises `DataError`.
     """
     for path in paths:
         try:
@@ -53,18 +53,19 @@ def files(paths: Sequence[Path], raw: Path) -> Iterator[tuple[Path, str]]:
         inside = place.relative_to(raw.resolve()) if place.is_relative_to(raw.resolve()) else None
         if not path.is_dir():
             yield path, safe(str(inside or path.name))
-        elif contents := files_below(path):
-            yield from ((file, safe(str((inside or Path()) / name))) for name, file in contents)
-        else:
+            continue
+        contents = files_below(path)
+        if not contents:
             raise DataError(
                 "Q-COMMANDS-016",
                 f"{safe(str(path))} holds no file: name a file or a folder with chat logs",
             )
+        yield from ((file, safe(str((inside or Path()) / name))) for name, file in contents)
 
 
 def settings(params: Path | None, root: Path) -> Curate:
-    """What curate takes of the file named, of `root`'s params.yaml or, outside of a project, of the demo's
-    recipe. Raises `ConfigError`.
+    """Return the settings of curate in the file named, in `root`'s params.yaml or, outside of a project, in
+    the demo's recipe. Raises `ConfigError`.
     """
     path = params or root / "params.yaml"
     if params is None and not path.exists() and RECIPE.exists():
@@ -78,7 +79,8 @@ def cleaner_of(settings: Curate, root: Path) -> "Cleaner":
     from pipeline.stages.curate.clean import Cleaner
     from pipeline.stages.curate.inputs import added_tokens, no_chats, read_names
 
-    lineage, base = root / "models" / "base.json", root / "models" / "base"
+    lineage = root / "models" / "base.json"
+    base = root / "models" / "base"
     return Cleaner(
         settings,
         added_tokens(lineage) if lineage.exists() else None,
@@ -191,15 +193,19 @@ def _check_one(file: FileCheck, cleaner: "Cleaner", options: Options, found: Out
     found.reasons.update(file.reasons)
     found.notes.update(without_names(file.notes))
     found.archives[file.shown] = unread_members(file.notes)
-    if reading := file.reading():
+    reading = file.reading()
+    if reading:
         found.readings.append(reading)
     if file.left_out:
         found.left_out.append(f"{file.shown}: {left_out_of_texts(file.left_out)}")
-    if why := file.no_row():
+    why = file.no_row()
+    if why:
         found.empty.append(f"{file.shown}: no row: {why}")
     stated = by_glob(file.name, cleaner.settings.fields, None)
-    if stated and (targets := lacking(stated, file.mapped)):
-        found.faults.append(f"curate.fields: {file_problem(file.path, file.name, stated, targets)}")
+    if stated:
+        targets = lacking(stated, file.mapped)
+        if targets:
+            found.faults.append(f"curate.fields: {file_problem(file.path, file.name, stated, targets)}")
     if file.proposal is not None:
         proposed = Proposed(file, file.proposal)
         found.proposed.append(proposed)
@@ -239,8 +245,9 @@ def _first(sentences: list[str]) -> list[str]:
 
 
 def _stats(found: Outcome) -> list[str]:
-    """What was read, in which every file and row is counted once, and what training doesn't do with it."""
-    tally, notes = found.tally, found.notes
+    """Say what was read, with every file and row counted once, and what training doesn't do with it."""
+    tally = found.tally
+    notes = found.notes
     empty = f", {tally['empty']:,} without a row" if tally["empty"] else ""
     if notes["description"]:
         empty += f", {notes['description']:,} only describing a data set"

@@ -1,5 +1,4 @@
-"""What changed in `data/final` between two versions: rows by id and source, counts by split, domain and
-reason.
+"""Compare two versions of `data/final`: rows by id and source, counts by split, domain and reason.
 
     quench data diff HEAD~1 --rows 3
 
@@ -25,7 +24,7 @@ SEEN = 8  # set in a split's number once the row was met in the other version
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row lies in one version."""
+    """The place of a row in one version."""
 
     id: str
     source: str
@@ -46,7 +45,7 @@ class Difference:
 
 
 def compare(before: Version, after: Version) -> Difference:
-    """Every row of both versions, matched by id first, by source then."""
+    """Match every row of both versions, by id first, by source then."""
     old: dict[int, int] = {}
     new: dict[str, list[Place]] = {}  # by source, which rows of one conversation of an export share
     difference = Difference()
@@ -80,7 +79,7 @@ def compare(before: Version, after: Version) -> Difference:
 
 
 def summary(before: Version, after: Version, difference: Difference) -> Iterable[str]:
-    """The difference as lines of text."""
+    """Yield the difference as lines of text."""
     yield f"data/final from {before.name} to {after.name}"
     kinds: dict[str, list[Any]] = {
         "added": difference.added,
@@ -96,7 +95,8 @@ def summary(before: Version, after: Version, difference: Difference) -> Iterable
     yield from _table(
         "rejected", *(Counter(version.stats().get("rejected") or {}) for version in (before, after))
     )
-    if leaked := sum(place.split != "test" and split == "test" for place, split in difference.moved):
+    leaked = sum(place.split != "test" and split == "test" for place, split in difference.moved)
+    if leaked:
         yield (
             f"\nbeware: moved into test, where it was not held out before: {leaked:,}; don't measure a "
             f"model trained on {before.name} with it"
@@ -104,8 +104,10 @@ def summary(before: Version, after: Version, difference: Difference) -> Iterable
 
 
 def examples(before: Version, after: Version, difference: Difference, count: int) -> Iterable[str]:
-    """Up to `count` rows of each kind, each with the beginning of its text."""
-    changed, added, removed = difference.changed[:count], difference.added[:count], difference.removed[:count]
+    """Yield up to `count` rows of each kind, each with the beginning of its text."""
+    changed = difference.changed[:count]
+    added = difference.added[:count]
+    removed = difference.removed[:count]
     old = _fetched(before, {place.id for place in removed} | {place.id for place, _ in changed})
     new = _fetched(after, {place.id for place in added} | {now.id for _, now in changed})
     for title, mark, places, rows in (("added", "+", added, new), ("removed", "-", removed, old)):
@@ -158,7 +160,7 @@ def _table(title: str, before: Counter[str], after: Counter[str]) -> Iterable[st
 
 
 def _fetched(version: Version, ids: set[str]) -> dict[str, str]:
-    """The texts of some rows."""
+    """Return the texts of some rows, by id."""
     return {
         row["id"]: "\n".join(text for _, text in texts(row))
         for _, row in (version.rows() if ids else ())

@@ -21,8 +21,8 @@ SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt", "tool": "ob
 
 
 def to_sharegpt(row: Row) -> dict[str, Any]:
-    """A chat as ShareGPT: calls are turns `function_call`, results `observation`, `tools` is JSON text, as
-    LLaMA-Factory reads them.
+    """Return a chat as ShareGPT: calls are turns `function_call`, results `observation`, `tools` is JSON
+    text, as LLaMA-Factory reads them.
 
     Ids and names of tools stay as further keys of their turns, an untrained turn has `weight` 0. Raises
     `BadRow` (`not_exportable`) for other kinds, for reasoning, and for a turn that both speaks and calls.
@@ -41,10 +41,10 @@ def to_sharegpt(row: Row) -> dict[str, Any]:
 
 
 def to_alpaca(row: Row) -> dict[str, Any]:
-    """A chat as Alpaca: earlier exchanges are `history`, the last one `instruction` and `output`.
+    """Return a chat as Alpaca: earlier exchanges are `history`, the last one `instruction` and `output`.
 
-    Raises `BadRow` (`not_exportable`) for other kinds, for tools, reasoning and untrained turns, and where
-    user and assistant don't alternate after at most one system turn.
+    Raises `BadRow` (`not_exportable`) for other kinds, for tools, reasoning and untrained turns, and if user
+    and assistant don't alternate after at most one system turn.
     """
     _chat_only(row, "Alpaca")
     messages = row["messages"]
@@ -84,11 +84,8 @@ def _chat_only(row: Row, name: str) -> None:
 def _spoken(turn: Turn, where: str) -> dict[str, Any]:
     calls = turn.get("tool_calls")
     if "reasoning_content" in turn or (calls and turn["content"]):
-        raise BadRow(
-            "not_exportable",
-            f"{where}: ShareGPT has no place for "
-            f"{'a text beside a call' if calls and turn['content'] else 'reasoning'}",
-        )
+        what = "a text beside a call" if calls and turn["content"] else "reasoning"
+        raise BadRow("not_exportable", f"{where}: ShareGPT has no place for {what}")
     spoken = {"from": SPEAKERS[turn["role"]], "value": turn["content"]}
     if calls:
         plain = [call["function"] | ({"id": call["id"]} if "id" in call else {}) for call in calls]
@@ -102,12 +99,12 @@ def _json(value: Any) -> str:
 
 
 def to_messages(row: Row) -> Row:
-    """The row's content and domain, as stage curate reads them again."""
+    """Return the row's content and domain, as stage curate reads them again."""
     return {key: value for key, value in row.items() if key not in ("id", "source", "kind") and value != []}
 
 
 def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str, BadRow]]]:
-    """Write the rows of `source` to `target`; gives how many, and which `format` can't hold and why."""
+    """Write the rows of `source` to `target`. Return how many, and which `format` can't hold and why."""
     left: list[tuple[str, BadRow]] = []
     convert = {"sharegpt": to_sharegpt, "alpaca": to_alpaca, "messages": to_messages}[format]
 
@@ -122,7 +119,9 @@ def export(source: Path, target: Path, format: str) -> tuple[int, list[tuple[str
 
 
 def main(root: Path, target: Path, format: str, split: str, *, skip: bool, force: bool) -> int:
-    """Export and say what was left out; exit code 3 if something was and `skip` doesn't allow it, else 0."""
+    """Export and say what was left out. Return exit code 3 if something was and `skip` doesn't allow it, else
+    0.
+    """
     source = split_file(root, split)
     if target.exists() and not target.is_file():
         raise ConfigError("Q-COMMANDS-017", f"{target} is not a regular file: name a file to write")

@@ -65,7 +65,8 @@ class FileCheck:
 
         tally["files"] += 1
         style = document_style(self.name, cleaner.settings.documents)
-        if why := refusal(self.path, style):
+        why = refusal(self.path, style)
+        if why:
             tally["unread"] += 1
             self.reasons[why.code] += 1
             yield file_entry(self.name, why) | {"file": self.shown}
@@ -161,8 +162,10 @@ class FileCheck:
             why = one_line(entry["detail"], 300)
         else:
             why = f"they have the keys {self._named_keys(cleaner)}"
-        if self.unread and self.proposal is None and (unsure := doubt(self.unread, columns_of(self.unread))):
-            why += f"; no mapping is guessed, since {cleaner.scrubbed(one_line(unsure, 300))}"
+        if self.unread and self.proposal is None:
+            unsure = doubt(self.unread, columns_of(self.unread))
+            if unsure:
+                why += f"; no mapping is guessed, since {cleaner.scrubbed(one_line(unsure, 300))}"
         why += self._rows_inside(cleaner)
         if self.lacks_names:
             why += ": if the first line is a row, write a line of names above it"

@@ -1,4 +1,4 @@
-"""Rows as the model will see them: rendered by the base's own template, with the text that is trained
+"""Show rows as the model will see them: rendered by the base's own template, with the text that is trained
 marked.
 
     quench data show --split test --row 3
@@ -22,7 +22,8 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import read_rows
 from pipeline.core.text import console, one_line, plural
 
-TRAINED, MASKED = "bold green", "dim"
+TRAINED = "bold green"
+MASKED = "dim"
 BRACKETS = "⟦⟧"  # around trained text if there are no colors
 
 
@@ -67,10 +68,10 @@ def chosen(source: Path, wanted: str | None, count: int) -> Iterator[tuple[int, 
 
 
 def views(row: Row, tokenizer: Any) -> list[View]:
-    """What the model sees of a row: one text; two for a preference, one for each answer where the template
-    makes a chat unfold.
+    """Return what the model sees of a row: one text; two for a preference, and one for each answer if the
+    template makes a chat unfold.
 
-    `tokenizer` None: the messages as they stand.
+    Without a tokenizer these are the messages as they stand.
     """
     if row["kind"] == "text":
         return [_segments(row, tokenizer)]
@@ -104,7 +105,8 @@ def main(root: Path, split: str, wanted: str | None, count: int) -> None:
             Text(" · ".join(one_line(str(word)) for word in about if word)), align="left", style="dim"
         )
         for view in views(row, tokenizer):
-            if heading := ": ".join(filter(None, (view.title, view.note))):
+            heading = ": ".join(filter(None, (view.title, view.note)))
+            if heading:
                 output.print(Text(heading, style="italic"))
             output.print(Text.assemble(*_styled(view.pieces, colors)))
         if "answer" in row:
@@ -128,7 +130,7 @@ def _tokenizer(root: Path) -> Any:
 
 
 def _sides(row: Row) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(title, messages) of each text that comes of a row."""
+    """Return (title, messages) of each text that comes of a row."""
     if row["kind"] in JUDGED:
         thumb = "thumb up" if row.get("label") else "thumb down"
         return [(name or thumb, chat["messages"]) for _, name, chat in answers_of(row)]
@@ -187,7 +189,7 @@ def _refused(why: Any) -> str:
 
 
 def _messages(turns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
-    """Roles and contents, everything else of a turn as JSON."""
+    """Yield roles and contents, everything else of a turn as JSON."""
     import json
 
     for turn in turns:
@@ -198,16 +200,15 @@ def _messages(turns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
 
 
 def _parted(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[str, bool]]:
-    """The text in pieces, those within `spans` trained."""
+    """Return the text in pieces, those within `spans` trained."""
     edges = [0, *chain.from_iterable(spans), len(text)]
     return [(text[start:end], number % 2 == 1) for number, (start, end) in enumerate(pairwise(edges))]
 
 
 def _styled(pieces: Iterable[tuple[str, bool]], colors: bool) -> Iterator[tuple[str, str]]:
-    """Pieces for Rich: colored, or in brackets."""
+    """Yield pieces for Rich: colored, or in brackets."""
     for text, trained in pieces:
-        if text:
-            yield (
-                (f"{BRACKETS[0]}{text}{BRACKETS[1]}" if trained and not colors else text),
-                TRAINED if trained else MASKED,
-            )
+        if not text:
+            continue
+        shown = f"{BRACKETS[0]}{text}{BRACKETS[1]}" if trained and not colors else text
+        yield shown, TRAINED if trained else MASKED

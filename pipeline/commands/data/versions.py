@@ -28,7 +28,7 @@ class Version:
     open: Callable[[str], BinaryIO]  # raises DataError if the file can't be had
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """(split, row) of every row, one at a time."""
+        """Yield (split, row) of every row, one at a time."""
         for split in SPLITS:
             with self.open(f"{FINAL}/{split}.jsonl") as file:
                 for number, line in enumerate(file, start=1):
@@ -42,7 +42,7 @@ class Version:
                         ) from None
 
     def stats(self) -> dict[str, Any]:
-        """`reports/data.json`, {} if this version has none."""
+        """Return `reports/data.json`; {} if this version has none."""
         try:
             with self.open("reports/data.json") as file:
                 return cast("dict[str, Any]", orjson.loads(file.read()))
@@ -51,7 +51,7 @@ class Version:
 
 
 def split_file(root: Path, split: str) -> Path:
-    """The rows of a split in the workspace. Raises `DataError` if they are missing."""
+    """Return the file of a split in the workspace. Raises `DataError` if it is missing."""
     path = root / FINAL / f"{split}.jsonl"
     if not path.exists():
         raise DataError("Q-CORE-001", f"{path} is missing: run `snakemake curate`, which writes it")
@@ -59,7 +59,7 @@ def split_file(root: Path, split: str) -> Path:
 
 
 def workspace(root: Path) -> Version:
-    """What lies below `root` now."""
+    """Return the version that lies below `root` now."""
 
     def opened(path: str) -> BinaryIO:
         try:
@@ -74,7 +74,9 @@ def workspace(root: Path) -> Version:
 
 
 def revision(root: Path, name: str) -> Version:
-    """The data of git revision `name`. `ConfigError` if there is no such revision, `DataError` if no data."""
+    """Return the data of git revision `name`. Raises `ConfigError` if there is no such revision, and
+    `DataError` if it has no data.
+    """
     commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if commit is None:
         raise ConfigError(
@@ -122,7 +124,7 @@ def revision(root: Path, name: str) -> Version:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says, None if it fails."""
+    """Return what git says; None if it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -133,7 +135,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def _outputs(lock: str) -> set[str]:
-    """The paths that a dvc.lock names as outputs."""
+    """Return the paths that a dvc.lock names as outputs."""
     try:
         stages = yaml.safe_load(lock)["stages"].values()
         return {output["path"] for stage in stages for output in stage.get("outs") or []}

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.completions import answer_of
 from pipeline.chat.rows import completed, untrained_turns
 from pipeline.chat.selection import drawn, is_answerable
 from pipeline.chat.tokens import Row, chat_request
@@ -117,13 +118,7 @@ def _ask(
             choice = server.post("/v1/chat/completions", request | options)["choices"][0]
         except Unparsed:
             return {"turn": {"role": "assistant", "content": ""}, "stopped": False, "calls": False}
-        turn = choice["message"]
-        reasoning = {"reasoning_content": turn["reasoning_content"]} if turn.get("reasoning_content") else {}
-        return {
-            "turn": {"role": "assistant", "content": turn.get("content") or ""} | reasoning,
-            "stopped": choice["finish_reason"] != "length",
-            "calls": bool(turn.get("tool_calls")),
-        }
+        return answer_of(choice)
 
     return list(pool.map(answer, range(sampling.answers)))
 

@@ -73,7 +73,9 @@ class Journal:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _answer(self, ask: Ask, call: Call, file: BinaryIO) -> int:
-        """Answer one call and keep the text, before the slot takes the next one; the tokens that it took."""
+        """Answer one call and keep the text, before the slot takes the next one. Return the tokens that it
+        took.
+        """
         key = self.key(call)
         text = ask(call.request)
         with self.lock:
@@ -92,7 +94,8 @@ def _read(file: Path) -> dict[str, Text]:
     if not file.is_file():
         return {}
     lines = file.read_bytes().split(b"\n")
-    if torn := lines.pop():
+    torn = lines.pop()
+    if torn:
         os.truncate(file, file.stat().st_size - len(torn))
     texts = {}
     for number, line in enumerate(lines, start=1):

@@ -148,11 +148,11 @@ def check_budget(settings: Augment, calls: Sequence[Call], journal: Journal, kin
 def sort(kind: AugmentKind, calls: Sequence[Call], journal: Journal, params: Params, root: Path) -> Sorted:
     """Return the texts that can become rows, and those that are dropped, each with its reason."""
     result = Sorted([(call, journal[call]) for call in calls])
-    reasons = {
-        place: reason
-        for place, (call, text) in enumerate(result.kept)
-        if (reason := problem_of(kind, call, text))
-    }
+    reasons = {}
+    for place, (call, text) in enumerate(result.kept):
+        reason = problem_of(kind, call, text)
+        if reason:
+            reasons[place] = reason
     result.drop(reasons | repeated(result.kept, reasons))
     if kind == "rejected":
         texts = [written_text(text) for _, text in result.kept]

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
+from pipeline.chat.completions import answer_of
 from pipeline.config.params import Params
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Augment
@@ -24,7 +25,7 @@ from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import find_llama
 from pipeline.stages.augment.journal import Ask, Text
 
-WAITS = (1.0, 4.0, 16.0, 60.0)  # seconds before another try, where the address is busy or silent
+WAITS = (1.0, 4.0, 16.0, 60.0)  # seconds before another try if the address is busy or silent
 LONGEST_WAIT = 120.0  # that an address may ask for
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
 READ_SECONDS = 120.0  # without a byte
@@ -161,22 +162,10 @@ def _decoded(body: bytes) -> Any:
 def text_of(reply: Any, who: str) -> Text:
     """Return what is kept of a chat completion. Raises `ToolError` if it is none."""
     try:
-        choice = reply["choices"][0]
-        turn = choice["message"]
+        answer = answer_of(reply["choices"][0])
         usage = reply.get("usage") or {}
-        content = turn.get("content") or ""
-        reasoning = turn.get("reasoning_content") or ""
-        if not isinstance(content, str) or not isinstance(reasoning, str):
-            raise TypeError("the content is not text")
-        content.encode()  # no half of a surrogate pair
-        reasoning.encode()
-        return {
-            "turn": {"role": "assistant", "content": content}
-            | ({"reasoning_content": reasoning} if reasoning else {}),
-            "stopped": choice.get("finish_reason") != "length",
-            "calls": bool(turn.get("tool_calls")),
-            "tokens": [int(usage.get(f"{part}_tokens") or 0) for part in ("prompt", "completion")],
-        }
+        tokens = [int(usage.get(f"{part}_tokens") or 0) for part in ("prompt", "completion")]
+        return answer | {"tokens": tokens}
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         shown = one_line(str(reply), 200)
         raise ToolError(

@@ -28,7 +28,8 @@ class OnHub:
 
 def parsed_address(address: str) -> OnHub | Url:
     """Return what an address names. Raises `ConfigError`."""
-    if match := ON_HUB.fullmatch(address):
+    match = ON_HUB.fullmatch(address)
+    if match:
         return OnHub(match[1], match[2])
     scheme = address.partition("://")[0]
     if scheme not in ("http", "https", "s3"):
@@ -39,7 +40,8 @@ def parsed_address(address: str) -> OnHub | Url:
         raise ConfigError("Q-GET-001", f"{safe(address)} is {why}")
     url = urlsplit(address)
     if url.hostname in (*HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname):
-        if page := PAGE.fullmatch(url.path):
+        page = PAGE.fullmatch(url.path)
+        if page:
             return OnHub(page[1], page[2] and unquote(page[2]))
         address = url._replace(path=FILE_PAGE.sub(r"\1resolve\2", url.path)).geturl()
     return Url(url=address)

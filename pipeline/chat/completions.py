@@ -1,0 +1,26 @@
+"""Read a choice of a chat completion, as servers of OpenAI's protocol give it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def answer_of(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the assistant's `turn` in a choice, whether it `stopped` by itself, and whether it `calls` a
+    tool.
+
+    Raises `LookupError`, `TypeError`, `AttributeError` or `ValueError` for what is no choice.
+    """
+    message = choice["message"]
+    content = message.get("content") or ""
+    reasoning = message.get("reasoning_content") or ""
+    if not isinstance(content, str) or not isinstance(reasoning, str):
+        raise TypeError("the content is not text")
+    f"{content}{reasoning}".encode()  # Half of a surrogate pair can't be kept.
+    turn = {"role": "assistant", "content": content}
+    if reasoning:
+        turn["reasoning_content"] = reasoning
+    return {
+        "turn": turn,
+        "stopped": choice.get("finish_reason") != "length",
+        "calls": bool(message.get("tool_calls")),
+    }
