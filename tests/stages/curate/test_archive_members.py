@@ -52,9 +52,10 @@ def read(path: Path) -> tuple[list[tuple[int, str]], Counter[str]]:
     """Return the number of each row with its text, or its reason and what is wrong, and the notes."""
     notes = Counter[str]()
     rows = raw_lines(path, path.name, max_line_bytes=MAX_BYTES, notes=notes)
-    found = [
-        (number, f"{row.code} {row}" if isinstance(row, BadLine) else row.decode()) for number, _, row in rows
-    ]
+    found = []
+    for line in rows:
+        why = f"{line.data.code} {line.data}" if isinstance(line.data, BadLine) else ""
+        found.append((line.number, why or line.raw.decode()))
     return found, +notes
 
 
