@@ -177,19 +177,24 @@ def _without_end(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
             f"the chat template of {owner} writes nothing after an answer, so a model could not learn to end "
             f"one: let it write {end} there, {ANOTHER}",
         )
-    token = _first_token(tokenizer, written)
-    if token is None:
-        return DataError(
-            "Q-BASE-039",
-            f"the chat template of {owner} ends a turn with {written!r}, which is no control token, and "
-            f"{named}: let it write {end} there, {ANOTHER}",
-        )
     return DataError(
         "Q-BASE-039",
-        f"the chat template of {owner} ends a turn with {token}, and {named}, so no answer would learn to "
-        f'end: in a copy of the model set eos_token in tokenizer_config.json to "{token}" (in a GGUF '
-        f"tokenizer.ggml.eos_token_id to {tokenizer.convert_tokens_to_ids(token)}), {ANOTHER}",
+        f"the chat template of {owner} ends a turn with {written!r}, which holds no control token, and "
+        f"{named}: let it write {end} there, {ANOTHER}",
     )
+
+
+def end_of_turn(tokenizer: Any) -> str | None:
+    """Return the control token that the template ends an answer with, if the tokenizer's eos_token is not
+    there.
+
+    Gemma's tokenizers name the end of a text (`<eos>`) and their templates write `<end_of_turn>`; base models
+    that come with ChatML are alike.
+    """
+    written = _after_answer(tokenizer)
+    if not written or tokenizer.eos_token in written:
+        return None
+    return _first_token(tokenizer, written)
 
 
 def _after_answer(tokenizer: Any) -> str | None:

@@ -43,9 +43,13 @@ def write_tuned(
                 new.write(with_scales(rows, tensor.ggml_type, values).numpy().tobytes())
 
 
-def rewrite_header(path: Path, header: Header, fields: Mapping[str, str | int]) -> None:
-    """Publish the GGUF at `path` again with `fields` in its metadata; its tensors keep their bytes."""
-    head = header_with(path, header, fields)
+def rewrite_header(
+    path: Path, header: Header, fields: Mapping[str, str | int], dropped: tuple[str, ...] = ()
+) -> None:
+    """Publish the GGUF at `path` again with `fields` in its metadata, and without those that begin as one of
+    `dropped`; its tensors keep their bytes.
+    """
+    head = header_with(path, header, fields, dropped)
     need_disk(path.parent, path.stat().st_size)
     with publishing(path, check_gguf) as aside:
         _copy_tensors(path, header, head, aside)

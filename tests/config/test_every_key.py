@@ -55,6 +55,8 @@ KEYS = {
     "base.level": Other("Q4_0", GGUF),
     "base.tie": Other("keep"),
     "base.template_date": Other("2025-01-31"),
+    "base.chat_template": Other("chatml"),
+    "base.end_of_turn": Other("<|im_end|>"),
     "curate.formats": Other({"a.jsonl": "prompt"}),
     "curate.documents": Other({"c.txt": "named"}),
     "curate.fields": Other({"a.jsonl": {"system": "Be brief."}}),

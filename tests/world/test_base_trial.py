@@ -16,8 +16,8 @@ from tokenizer_folders import qwen_folder, smollm_folder, with_config
 from tokenizers import AddedToken, Tokenizer
 
 from pipeline.__main__ import main
-from pipeline.chat.rendering import render
-from pipeline.chat.tokens import load_tokenizer
+from pipeline.chat.rendering import Unrenderable, render
+from pipeline.chat.tokens import IGNORED, encode, load_tokenizer
 from pipeline.chat.trial import QUESTION, TOOL
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.curate.rules.template import ChatTemplate
@@ -26,6 +26,7 @@ Bend = Callable[[Path], None]
 HIDDEN, LAYERS = 64, 2  # of `with_config`
 TEMPLATE = "chat_template.jinja"
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+END = "<|im_end|>"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 
@@ -82,17 +83,7 @@ REFUSED: dict[str, tuple[Bend, str, tuple[str, ...]]] = {
         "Q-BASE-038",
         ("### Response",),
     ),
-    # the end of turn is another token than the tokenizer's eos
-    "Gemma": (
-        added(*GEMMA_TOKENS, eos="<eos>", template=GEMMA),
-        "Q-BASE-039",
-        ("<end_of_turn>", "<eos>", "tokenizer_config.json"),
-    ),
-    "an end of text for an end of turn": (
-        added(eos="<|endoftext|>", template=CHATML),
-        "Q-BASE-039",
-        ("<|im_end|>", "<|endoftext|>"),
-    ),
+    # nothing that an answer could learn to end with
     "no end of an answer": (
         loop("<|im_start|>{{ m.role }}\n{{ m.content }}\n", PROMPT),
         "Q-BASE-039",
@@ -138,6 +129,11 @@ SOUND: dict[str, tuple[Bend, str]] = {
     "SmolLM2": (lambda folder: None, ""),
     "ChatML with a system prompt": (added(template=CHATML), ""),
     "Gemma with its end of turn": (added(*GEMMA_TOKENS, eos="<end_of_turn>", template=GEMMA), ""),
+    "Gemma as published": (added(*GEMMA_TOKENS, eos="<eos>", template=GEMMA), "ends in <end_of_turn>"),
+    "an end of text for an end of turn": (
+        added(eos="<|endoftext|>", template=CHATML),
+        "ends in <|im_end|>",
+    ),
     "Mistral, which has no header": (added(template=MISTRAL), ""),
     "a date in the template": (
         added(template="{{ strftime_now('%d %b %Y') }}" + CHATML),
@@ -161,7 +157,7 @@ def with_weights(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def run(folder: Path, root: Path, **keys: str) -> int:
+def run(folder: Path, root: Path, **keys: str | None) -> int:
     """Return the exit code of stage `base` of a project in `root` whose base is `folder`."""
     params = tiny_params(folder)
     params["base"] = {"model": str(folder), **keys}
@@ -239,6 +235,113 @@ def test_the_date_of_the_settings_is_in_every_template_of_the_folder(place: str,
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         if (folder / name).is_file():
             assert "04 Mar" not in (folder / name).read_text(encoding="utf-8")
+
+
+def made(project: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return the tokenizer, the generation settings and the record of a project's base."""
+    base = project / "models/base"
+    settings = json.loads((base / "generation_config.json").read_text(encoding="utf-8"))
+    return load_tokenizer(base), settings, json.loads((project / "models/base.json").read_text())
+
+
+@pytest.mark.parametrize("stated", [None, 0, [0, 5]], ids=["no settings", "one end", "a list"])
+def test_the_end_of_turn_that_the_template_writes_is_trained_and_stopped_at(
+    stated: object, tmp_path: Path
+) -> None:
+    """huggingface/transformers#38182: Gemma's tokenizer names <eos>, its template writes <end_of_turn>."""
+    folder = smollm_folder(tmp_path / "source")
+    added(*GEMMA_TOKENS, eos="<eos>", template=GEMMA)(folder)
+    with_weights(folder)
+    if stated is None:
+        (folder / "generation_config.json").unlink()
+    else:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stated}))
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 0
+    tokenizer, settings, facts = made(tmp_path / "project")
+    assert tokenizer.eos_token == facts["eos_token"] == GEMMA_TOKENS[-1]
+    assert facts["named_end"] == "<eos>"
+    ends = settings["eos_token_id"]
+    ends = ends if isinstance(ends, list) else [ends]
+    assert ends[0] == tokenizer.eos_token_id
+    assert ends[1:] == ([] if stated is None else stated if isinstance(stated, list) else [stated])
+    (_, encoded), *_ = encode(tokenizer, [CHAT])
+    assert not isinstance(encoded, Unrenderable)
+    assert [label for label in encoded[0].labels if label != IGNORED][-1] == tokenizer.eos_token_id
+
+
+def test_a_right_end_of_turn_at_which_generation_did_not_stop_is_added(tmp_path: Path) -> None:
+    folder = with_weights(smollm_folder(tmp_path / "source"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 0
+    tokenizer, settings, facts = made(tmp_path / "project")
+    assert settings["eos_token_id"] == [tokenizer.eos_token_id, 0]
+    assert "named_end" not in facts
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["in place of another", "where there is none"])
+@pytest.mark.parametrize("chosen", ["chatml", "mine.jinja"])
+def test_a_chosen_template_is_the_bases(chosen: str, own: bool, tmp_path: Path) -> None:
+    folder = with_weights(smollm_folder(tmp_path / "source"))
+    if own:
+        (folder / "chat_template.json").write_text(json.dumps({"chat_template": GEMMA}))
+    else:
+        (folder / TEMPLATE).unlink()
+    project = tmp_path / "project"
+    project.mkdir()
+    template = "{{ strftime_now('%Y') }}" + CHATML
+    (project / "mine.jinja").write_text(template, encoding="utf-8")
+    assert run(folder, project, chat_template=chosen) == 0
+    tokenizer, _, facts = made(project)
+    assert "no_chats" not in facts and facts["eos_token"] == END
+    text = render(tokenizer, [QUESTION], add_generation_prompt=True)
+    asked = f"<|im_start|>user\n{QUESTION['content']}<|im_end|>\n<|im_start|>assistant\n"
+    assert text.endswith(asked)
+    assert text.startswith("2024<|im_start|>system" if chosen != "chatml" else "<|im_start|>user")
+    assert ChatTemplate(project / "models/base").render([QUESTION]) == render(tokenizer, [QUESTION])
+
+
+def test_without_a_template_only_texts_are_trained(tmp_path: Path) -> None:
+    folder = with_weights(smollm_folder(tmp_path / "source"))
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project", chat_template=None) == 0
+    tokenizer, _, facts = made(tmp_path / "project")
+    assert not tokenizer.chat_template and "no chat template" in facts["no_chats"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"end_of_turn": "<end_of_turn>"}, ("Q-BASE-044", "<end_of_turn>", "<|im_end|>")),
+        ({"chat_template": "none.jinja"}, ("Q-BASE-045", "none.jinja")),
+        ({"chat_template": "empty.jinja"}, ("Q-BASE-045", "empty.jinja")),
+        ({"chat_template": "broken.jinja"}, ("Q-BASE-037",)),
+    ],
+)
+def test_what_is_chosen_wrongly_is_a_sentence(
+    keys: dict[str, str], words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = with_weights(smollm_folder(tmp_path / "source"))
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "empty.jinja").write_text("\n")
+    (project / "broken.jinja").write_text("{{ messages")
+    assert run(folder, project, **keys) == 3
+    refusal = capsys.readouterr().err
+    for word in words:
+        assert word in refusal
+    assert not (project / "models/base").exists()
+
+
+def test_a_chosen_end_of_turn_is_trained_though_the_template_writes_another_first(tmp_path: Path) -> None:
+    template = CHATML.replace("<|im_end|>\\n'", "<|im_end|><|endoftext|>\\n'")
+    folder = smollm_folder(tmp_path / "source")
+    added(eos="<|im_start|>", template=template)(folder)
+    (tmp_path / "project").mkdir()
+    assert run(with_weights(folder), tmp_path / "project", end_of_turn="<|endoftext|>") == 0
+    tokenizer, _, facts = made(tmp_path / "project")
+    assert (tokenizer.eos_token, facts["named_end"]) == ("<|endoftext|>", "<|im_start|>")
 
 
 def test_an_adapter_is_no_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

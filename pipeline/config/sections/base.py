@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 
 from pipeline.config.levels import ModelName, level_problem
 from pipeline.config.sections.places import Commit, Packages, Place, Sha256
@@ -54,6 +54,7 @@ def _check_date(value: object) -> str:
 
 
 TemplateDate = Annotated[str, PlainValidator(_check_date)]
+TEMPLATE_DATE = "2024-07-26"
 
 
 class Base(Section):
@@ -108,9 +109,21 @@ class Base(Section):
         "auto (one matrix again, with the values of the finer) | keep (two)",
     )
     template_date: TemplateDate = key(
-        "2024-07-26",
+        TEMPLATE_DATE,
         "the date, YYYY-MM-DD, that a chat template prints which asks for today's: fixed, in training and "
         "serving alike, so that tokens are the same on every day",
+    )
+
+    chat_template: Annotated[str, Field(min_length=1, max_length=500)] | None = key(
+        "own",
+        "how chats are written: own (the template that the model brings) | chatml (<|im_start|> and "
+        "<|im_end|>, which the tokenizer must have) | a file with a Jinja template | null (none: only plain "
+        "text is trained)",
+    )
+    end_of_turn: Annotated[str, Field(min_length=1, max_length=100)] | None = key(
+        None,
+        "the control token that ends an answer, in training, in the GGUF and in serving; null: the one that "
+        "the chat template writes there",
     )
 
     @model_validator(mode="before")

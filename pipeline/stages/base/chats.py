@@ -5,40 +5,114 @@ so it is known before the weights are fetched or copied.
 """
 
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.template import try_templates
 from pipeline.chat.tokenizer_file import try_tokenizer
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.chat.trial import need_trainable, why_no_chats
+from pipeline.chat.trial import end_of_turn, need_trainable, why_no_chats
+from pipeline.config.sections import Base
+from pipeline.config.sections.base import TEMPLATE_DATE
 from pipeline.core.errors import DataError, QuenchError
+from pipeline.core.places import expanded
+from pipeline.core.special_files import need_file
+from pipeline.core.text import quoted
 
 EARLY_BYTES = 1 << 30  # of weights
+DAY = date.fromisoformat(TEMPLATE_DATE)
+# no system turn where the chat has none, as in Hermes' and most models of one's own
+CHATML = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+SHOWN = 12  # control tokens in a sentence
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """What replaces what a base says of chats: `template` its chat template ("" if it is to have none),
+    `end_of_turn` the control token that its template writes after an answer (None for the base's own), `day`
+    the date that a template prints which asks for today's.
+    """
+
+    template: str | None = None
+    end_of_turn: str | None = None
+    day: date = DAY
+
+
+OWN = ChatSettings()
+
+
+def chosen_chats(chosen: Base, root: Path) -> ChatSettings:
+    """Return what section `base` says of chats. Raises `DataError` if its template file can't be read."""
+    template: str | None
+    match chosen.chat_template:
+        case "own":
+            template = None
+        case "chatml":
+            template = CHATML
+        case None:
+            template = ""
+        case name:
+            template = read_template(root / expanded(name, "base.chat_template"))
+    return ChatSettings(template, chosen.end_of_turn, date.fromisoformat(chosen.template_date))
+
+
+def read_template(file: Path) -> str:
+    """Return the text of a template. Raises `DataError` if the file can't be read, or holds nothing."""
+    try:
+        need_file(file)
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            "Q-BASE-045",
+            f"base.chat_template names {file}, which can't be read ({error}): write own, chatml, null or a "
+            "file with a Jinja template",
+        ) from error
+    if not text.strip():
+        raise DataError(
+            "Q-BASE-045", f"{file} holds no template: set base.chat_template to null if it is to have none"
+        )
+    return text
 
 
 @dataclass(frozen=True)
 class Tried:
     """A tokenizer, with `no_chats`, a sentence if no chat can be trained on it and its template, only texts;
     or with `note`, a sentence if that is so of a usual kind of chats.
+
+    Its eos_token is the end of turn. `named_end` is the one that the folder names, if that is another.
     """
 
     tokenizer: Any
+    named_end: str | None = None
     no_chats: str | None = None
     note: str | None = None
 
 
-def tried_tokenizer(folder: Path) -> Tried:
-    """Return the tokenizer of `folder`, and what can't be trained on it.
+def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
+    """Return the tokenizer of `folder` with the chat template and the end of turn that are chosen, and what
+    can't be trained on it. Without a chosen end of turn it has the one that the template writes.
 
     Raises `DataError` if tokenizer or template is broken, or takes too much.
     """
     try:
         try_tokenizer(folder)
         tokenizer = load_tokenizer(folder)
+        if chosen.template is not None:
+            tokenizer.chat_template = chosen.template or None
         named = tokenizer.chat_template
         if named:
             need_compiled(named if isinstance(named, dict) else {"default": str(named)}, str(folder))
+        named_end = tokenizer.eos_token
+        end = chosen.end_of_turn or end_of_turn(tokenizer)
+        if end:
+            need_token(tokenizer, end, folder)
+            tokenizer.eos_token = end
         no_chats = why_no_chats(tokenizer, str(folder))
         note = None if no_chats else need_trainable(tokenizer, str(folder))
     except QuenchError:
@@ -46,10 +120,26 @@ def tried_tokenizer(folder: Path) -> Tried:
     # untrusted files: the libraries raise what they stumble over
     except Exception as error:
         raise unreadable(folder, error) from error
-    return Tried(tokenizer, no_chats, note)
+    return Tried(tokenizer, None if tokenizer.eos_token == named_end else named_end, no_chats, note)
 
 
-def try_early(folder: Path, weights: int, owner: str) -> None:
+def need_token(tokenizer: Any, chosen: str, folder: Path) -> None:
+    """Raise `DataError` if the tokenizer of `folder` has no control token `chosen`."""
+    if chosen not in tokenizer.get_added_vocab():
+        raise DataError(
+            "Q-BASE-044",
+            f"base.end_of_turn is {quoted(chosen)}, which is none of the control tokens of {folder} "
+            f"({listed(tokenizer)}): name one of them, or set it to null",
+        )
+
+
+def listed(tokenizer: Any) -> str:
+    """Return the first of the tokenizer's control tokens, for a sentence."""
+    words = list(tokenizer.get_added_vocab())
+    return ", ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")
+
+
+def try_early(folder: Path, weights: int, owner: str, chosen: ChatSettings = OWN) -> None:
     """Raise what `tried_tokenizer` does, before weights of so many bytes are fetched or copied, and print why
     only texts can be trained on `owner`, if that is so: whoever has chats can stop.
 
@@ -57,7 +147,7 @@ def try_early(folder: Path, weights: int, owner: str) -> None:
     """
     if weights < EARLY_BYTES:
         return
-    no_chats = tried_tokenizer(folder).no_chats
+    no_chats = tried_tokenizer(folder, chosen).no_chats
     if no_chats:
         print(
             f"base: only plain text can be trained on it, no chats: {no_chats.replace(str(folder), owner)}. "

@@ -14,13 +14,14 @@ from pipeline.chat.tokens import template_of
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
+from pipeline.core.publish import write_json
 from pipeline.core.special_files import need_file
 from pipeline.core.text import plural, quoted
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
-from pipeline.stages.base.chats import tried_tokenizer, unreadable
+from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
@@ -63,17 +64,18 @@ def check_config(config: dict[str, Any], source: str) -> None:
         )
 
 
-def examine(folder: Path) -> tuple[dict[str, Any], str | None]:
+def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], str | None]:
     """Return what the model in `folder` is, for `models/base.json`, and a sentence if a usual kind of chats
     can't be trained on it. Raises `DataError` if its files disagree.
 
-    `no_chats` among the facts says why no chat can be trained on it, if that is so; texts can.
+    `no_chats` among the facts says why no chat can be trained on it, if that is so; texts can. `named_end` is
+    the eos_token that the folder had, if a turn ends in another, which is then written into its files.
     """
     from transformers import AutoConfig, GenerationConfig
 
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
-    tried = tried_tokenizer(folder)
+    tried = tried_tokenizer(folder, chats)
     tokenizer = tried.tokenizer
     template = template_of(tokenizer)
     try:
@@ -94,7 +96,7 @@ def examine(folder: Path) -> tuple[dict[str, Any], str | None]:
             f"{folder} has {len(tokenizer)} tokens for {text_config.vocab_size} rows of embeddings: its "
             "tokenizer is another model's",
         )
-    agree_on_end_of_turn(folder, tokenizer, config.get("eos_token_id"))
+    settle_end_of_turn(folder, tried, config.get("eos_token_id"))
     quantized = folder / MODEL_FILE
     parameters, dtype = (
         count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
@@ -112,6 +114,8 @@ def examine(folder: Path) -> tuple[dict[str, Any], str | None]:
         "parameters": parameters,
         "dtype": dtype,
     }
+    if tried.named_end:
+        facts["named_end"] = tried.named_end
     if tried.no_chats:
         facts["no_chats"] = tried.no_chats
     return facts, tried.note
@@ -148,26 +152,35 @@ def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None
         )
 
 
-def agree_on_end_of_turn(folder: Path, tokenizer: Any, stated: object) -> None:
-    """Write a missing `generation_config.json`; raise `DataError` if it doesn't stop at the end of turn, nor
-    names one and config.json's, `stated`, is another.
+def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
+    """Let the files of `folder` name the end of turn that was found, and generation stop at it.
+
+    Generation stops at what it stopped at before (config.json's, `stated`, if generation_config.json names
+    none), too. Raises `DataError` if no chat shows which token is right, and the files disagree.
     """
+    tokenizer = tried.tokenizer
+    if tried.named_end:
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            path = folder / name
+            if path.is_file():
+                write_json(path, read_object(path) | {"eos_token": tokenizer.eos_token})
     path = folder / "generation_config.json"
     if not path.exists():
         special = special_ids(tokenizer)
-        path.write_text(
-            json.dumps({name: value for name, value in special.items() if value is not None}, indent=2)
-            + "\n",
-            encoding="utf-8",
-        )
-    ends = read_object(path).get("eos_token_id", stated)
-    ends = ends if isinstance(ends, list) else [ends]
-    if tokenizer.eos_token_id not in ends:
+        write_json(path, {name: value for name, value in special.items() if value is not None})
+    settings = read_object(path)
+    ends = settings.get("eos_token_id", stated)
+    listed = ends if isinstance(ends, list) else [ends]
+    if tokenizer.eos_token_id in listed:
+        return
+    if tried.no_chats:
         raise DataError(
             "Q-BASE-014",
-            f"{folder}: generation stops at {ends} (generation_config.json), the tokenizer's end of turn is "
-            f"{tokenizer.eos_token_id} ({tokenizer.eos_token}): correct one of them",
+            f"{folder}: generation stops at {listed} (generation_config.json), the tokenizer's end of turn "
+            f"is {tokenizer.eos_token_id} ({tokenizer.eos_token}): correct one of them",
         )
+    known = [end for end in listed if end is not None]
+    write_json(path, settings | {"eos_token_id": [tokenizer.eos_token_id, *known]})
 
 
 def special_ids(tokenizer: Any) -> dict[str, int | None]:

@@ -14,14 +14,21 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, QuenchErr
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import need_disk
 from pipeline.models.experts.recognize import check_experts_of
-from pipeline.stages.base.chats import try_early
+from pipeline.stages.base.chats import OWN, ChatSettings, try_early
 from pipeline.stages.base.file_choice import choose_files, choose_gguf, no_such_file
 from pipeline.stages.base.hf_folder import check_config, read_object
 
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # without a network the next place is tried soon
 
 
-def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None = None) -> None:
+def download(
+    repo: str,
+    commit: str,
+    cache: Path,
+    folder: Path,
+    gguf: str | None = None,
+    chats: ChatSettings = OWN,
+) -> None:
     """Put the model `repo` at `commit` (40 hexadecimal digits) into `folder`, or its one file `gguf`;
     HF_ENDPOINT may name another hub.
 
@@ -51,7 +58,7 @@ def download(repo: str, commit: str, cache: Path, folder: Path, gguf: str | None
             fetch_file(repo, commit, file, cache)
     _publish(settings, repo, cache, folder)
     if not gguf:
-        try_early(folder, missing, repo)
+        try_early(folder, missing, repo, chats)
     with _hub_errors(repo, commit):
         for file in weights:
             fetch_file(repo, commit, file, cache)

@@ -7,7 +7,6 @@ file's own metadata.
 import os
 import shutil
 from collections.abc import Mapping
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,15 @@ from pipeline.core.publish import need_disk
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE, TRAINED_ON
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
+from pipeline.gguf.tuned_file import rewrite_header
 from pipeline.llamacpp.converters import NO_TYPES, Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
 from pipeline.models.base_header import checked_header, stated_config
-from pipeline.stages.base.chats import EARLY_BYTES
+from pipeline.stages.base.chats import EARLY_BYTES, ChatSettings
 from pipeline.stages.base.file_choice import gguf_parts
-from pipeline.stages.base.fixed_date import fix_date_in_gguf
 from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
 from pipeline.stages.base.hf_folder import special_ids
+from pipeline.stages.base.template_files import settle_in_gguf
 
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
 
@@ -58,12 +58,12 @@ def keep_gguf(
     folder: Path,
     level: str | None,
     tools: Toolchain,
-    day: date,
+    chats: ChatSettings,
     tensor_types: Mapping[str, str] = NO_TYPES,
 ) -> tuple[Header, bool]:
     """Put `file` into `folder` as `model.gguf`, at `level` with `tensor_types` if one is named (then the
-    original stays beside it), with config and tokenizer; the header of `model.gguf`, and whether `day` had to
-    be written into its chat template.
+    original stays beside it), with config, tokenizer and what is chosen for chats; the header of
+    `model.gguf`, and whether its chat template asks for today's date.
 
     A file that has arrived in `folder` is moved, one of the user's is copied. Raises `DataError` if the file
     is not whole, can't be trained on, has no template, or its tokenizer differs from llama.cpp's; `ToolError`
@@ -82,7 +82,7 @@ def keep_gguf(
     else:
         need_disk(folder.parent, file.stat().st_size)
         copy_file(file, original)
-    is_dated = fix_date_in_gguf(original, header, day)
+    is_dated = settle_in_gguf(original, header, chats)
     if level:
         print(f"base: quantizing {file.name} to {level}", flush=True)
         options = Quantizing(tensor_types=tensor_types, requantize=True)
@@ -97,6 +97,19 @@ def keep_gguf(
     # the header, and better here than after the data was curated
     load_gguf(folder, compute_dtype=torch.float32, device="cpu")
     return header, is_dated
+
+
+def end_turns_with(token: str, folder: Path) -> Header:
+    """Name `token` as the end of turn in the metadata of the GGUFs in `folder`, which llama-server stops at;
+    return the header of `model.gguf`.
+    """
+    for name in (SOURCE_FILE, MODEL_FILE):
+        file = folder / name
+        if file.is_file():
+            header = check_gguf(file)
+            number = header.fields["tokenizer.ggml.tokens"].index(token)
+            rewrite_header(file, header, {"tokenizer.ggml.eos_token_id": number})
+    return check_gguf(folder / MODEL_FILE)
 
 
 def copy_file(source: Path, target: Path) -> None:

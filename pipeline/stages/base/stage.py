@@ -12,7 +12,6 @@ template hashes).
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,17 +30,17 @@ from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.llamacpp.pretokenizer import need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
-from pipeline.stages.base.chats import try_early
+from pipeline.stages.base.chats import ChatSettings, chosen_chats, try_early
 from pipeline.stages.base.file_choice import choose_files, no_such_file
-from pipeline.stages.base.fixed_date import fix_date_in_folder
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.named_file import NamedFile
-from pipeline.stages.base.quantized_gguf import joined, keep_gguf
+from pipeline.stages.base.quantized_gguf import end_turns_with, joined, keep_gguf
+from pipeline.stages.base.template_files import settle_in_folder
 
 
-def copy_folder(source: Path, folder: Path) -> None:
+def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> None:
     """Copy the model files of a local Hugging Face folder.
 
     Copied, not hard-linked: two names of one file share its bytes, so whatever writes in `models/base` later
@@ -59,7 +58,7 @@ def copy_folder(source: Path, folder: Path) -> None:
     need_no_pointer(source, names)
     check_config(read_object(source / "config.json"), str(source))
     size = sum((source / name).stat().st_size for name in names)
-    try_early(source, size, str(source))
+    try_early(source, size, str(source), chats)
     need_disk(folder.parent, size)
     for name in names:
         try:
@@ -120,25 +119,27 @@ def base(
     unfinished = target.with_name(f".{target.name}.download")
     header = matrix = None
     is_dated = False  # whether a chat template asked for today's date
-    day = date.fromisoformat(chosen.template_date)
+    chats = chosen_chats(chosen, root)
     with publishing(target) as aside:
         aside.mkdir()
-        origin = _origin(chosen, unfinished, aside, root)
+        origin = _origin(chosen, unfinished, aside, root, chats)
         try:
             stays_gguf = chosen.quantization == "gguf"
             if chosen.source == "path" and not stays_gguf:
-                copy_folder(origin, aside)
+                copy_folder(origin, aside, chats)
             elif origin != aside:
                 tools = find_toolchain(llamacpp_home)
                 whole = joined(origin, aside, tools)
                 if stays_gguf:
-                    header, is_dated = keep_gguf(whole, aside, chosen.level, tools, day, tensor_types)
+                    header, is_dated = keep_gguf(whole, aside, chosen.level, tools, chats, tensor_types)
                 else:
                     header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                     if whole.parent == aside:
                         whole.unlink()  # a download
-            is_dated |= fix_date_in_folder(aside, day)
-            facts, note = examine(aside)
+            is_dated |= settle_in_folder(aside, chats)
+            facts, note = examine(aside, chats)
+            if stays_gguf and "named_end" in facts:
+                header = end_turns_with(facts["eos_token"], aside)
             if not stays_gguf:
                 need_convertible(aside, find_toolchain(llamacpp_home))
         except DataError as error:  # the user knows the source, not what is not published yet
@@ -172,6 +173,11 @@ def base(
     remove(unfinished)
     if is_dated:
         print(f"base: its chat template prints the date: always {chosen.template_date} (base.template_date)")
+    if "named_end" in facts:
+        print(
+            f"base: an answer ends in {facts['eos_token']}, as the chat template writes it; the model named "
+            f"{facts['named_end']} (base.end_of_turn)"
+        )
     if "no_chats" in facts:
         print(f"base: only plain text can be trained on it, no chats: {facts['no_chats']}")
     if note:
@@ -183,7 +189,7 @@ def base(
     return facts
 
 
-def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path) -> Path:
+def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path, chats: ChatSettings) -> Path:
     """The folder or GGUF file that the model is made of; what the hub gives without a hash named is in
     `aside`, a folder of safetensors is `aside` itself.
     """
@@ -192,7 +198,7 @@ def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path) -> Path:
         match chosen.source:
             case "hub":
                 cache = unfinished / (chosen.revision or "")
-                download(chosen.model, chosen.revision or "", cache, aside, chosen.file)
+                download(chosen.model, chosen.revision or "", cache, aside, chosen.file, chats)
                 return aside / file
             case "package":
                 return find_in_package(chosen.model, file)

@@ -38,23 +38,26 @@ TOGETHER = 256  # rows that are decoded in one call
 
 
 def load_base(folder: Path, tokenizer: Any) -> Base:
-    """The base in `folder`. Raises `DataError` if its files name different ends of turn."""
+    """Return the base in `folder`. Raises `DataError` if generation would not stop at its end of turn.
+
+    Generation goes by generation_config.json, and by config.json only if that names no end.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if "vocab_size" in part]
     generation = folder / "generation_config.json"
-    stated = {
-        "config.json": config,
-        generation.name: json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {},
-    }
-    for name, values in stated.items():
-        ends = values.get("eos_token_id")
-        if ends is not None and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
-            raise DataError(
-                "Q-PREPROCESS-004",
-                f"the end of turn is {tokenizer.eos_token_id} ({tokenizer.eos_token}) in the tokenizer and "
-                f"{ends} in {folder / name}, so the model would not stop where it learned to: fix one of "
-                "them",
-            )
+    values = json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {}
+    stating = generation.name
+    if values.get("eos_token_id") is None:
+        values = config
+        stating = "config.json"
+    ends = values.get("eos_token_id")
+    if ends is not None and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
+        raise DataError(
+            "Q-PREPROCESS-004",
+            f"the end of turn is {tokenizer.eos_token_id} ({tokenizer.eos_token}) in the tokenizer and "
+            f"{ends} in {folder / stating}, so the model would not stop where it learned to: run stage base "
+            "again",
+        )
     if not sizes:
         raise DataError(
             "Q-PREPROCESS-005",

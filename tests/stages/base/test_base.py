@@ -412,6 +412,12 @@ WITH_SPACE = {
 }  # how no model of llama.cpp splits
 
 
+def ends_apart(folder):
+    """Without a template nothing shows which end is right."""
+    edit("generation_config.json", eos_token_id=258)(folder)
+    drop("chat_template.jinja")(folder)
+
+
 def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -427,7 +433,7 @@ def pickled(folder):
         (edit("config.json", model_type="vit"), "Q-BASE-010"),
         (edit("config.json", num_local_experts=8), "Q-MODELS-010"),
         (edit("config.json", quantization_config={"quant_method": "gptq"}), "Q-BASE-011"),
-        (edit("generation_config.json", eos_token_id=258), "Q-BASE-014"),
+        (ends_apart, "Q-BASE-014"),
         (edit("tokenizer_config.json", eos_token=None), "names no end-of-turn token"),
         (put("chat_template.jinja", b"{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"), "Q-CHAT-008"),
         (put("chat_template.jinja", b"{{ messages"), "Q-BASE-037"),

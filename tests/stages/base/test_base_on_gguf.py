@@ -125,6 +125,7 @@ def test_all_named_templates_are_the_tokenizers_and_files_that_a_merge_copies(
     assert all(path.is_file() for path in (tmp_path / "models/base").iterdir())
 
 
+END = "<|im_end|>"
 CLOCK = "{{ strftime_now('%d %b %Y') }} {{ date_string }}\n"
 
 
@@ -150,6 +151,35 @@ def test_the_date_is_fixed_in_the_files_own_template_and_no_tensor_changes(
     assert trained.startswith("26 Jul 2024 26 Jul 2024\n<|im_start|>system")
     with serving(Llama(tools), ModelFiles(folder / "model.gguf"), ctx_size=256) as server:
         assert server.post("/apply-template", {"messages": question})["prompt"] == trained
+
+
+@pytest.mark.parametrize("level", [None, "Q8_0"])
+def test_the_end_of_turn_of_the_template_is_named_in_the_file(
+    bring: Bring, tmp_path: Path, tools: Toolchain, level: str | None
+) -> None:
+    """A base model with ChatML: its metadata name the end of a text."""
+    file = tiny.tiny_gguf(tmp_path / "text.gguf", tokenizer__ggml__eos_token_id=258)
+    facts, folder = bring(file, level), tmp_path / "models/base"
+    assert (facts["eos_token"], facts["named_end"]) == (END, "<|endoftext|>")
+    assert load_tokenizer(folder).eos_token == END
+    for served in folder.glob("*.gguf"):
+        assert check_gguf(served).fields["tokenizer.ggml.eos_token_id"] == 260
+        assert facts["files"][served.name] == file_hash(served)
+    old, new = check_gguf(file), check_gguf(folder / ("source.gguf" if level else "model.gguf"))
+    kept = folder / ("source.gguf" if level else "model.gguf")
+    assert kept.read_bytes()[new.start :] == file.read_bytes()[old.start :]
+
+
+@pytest.mark.parametrize("template", ["chatml", None])
+def test_a_chosen_template_is_in_the_file(tmp_path: Path, template: str | None) -> None:
+    file = tiny.tiny_gguf(tmp_path / "own.gguf", tokenizer__chat_template="{{ messages }}")
+    chosen = Base(model=str(file), quantization="gguf", chat_template=template)
+    facts = base(chosen, target=tmp_path / "models/base", record=tmp_path / "models/base.json")
+    assert ("no_chats" in facts) == (template is None)
+    fields = check_gguf(tmp_path / "models/base/model.gguf").fields
+    tokenizer = load_tokenizer(tmp_path / "models/base")
+    assert fields.get("tokenizer.chat_template") == tokenizer.chat_template
+    assert bool(tokenizer.chat_template) == (template is not None)
 
 
 @pytest.mark.slow

@@ -155,7 +155,6 @@ def test_markers_of_reasoning_are_learned_as_the_text_that_they_are(
     ("name", "change", "id"),
     [
         ("generation_config.json", {"eos_token_id": [1, 3]}, "Q-PREPROCESS-004"),
-        ("config.json", {"eos_token_id": 3}, "Q-PREPROCESS-004"),
         ("config.json", {"vocab_size": None}, "Q-PREPROCESS-005"),
     ],
 )
@@ -166,4 +165,18 @@ def test_a_base_that_ends_elsewhere_or_says_no_size_is_refused(
     tokenizer = load_tokenizer(folder)
     change_json(folder / name, **change)
     with pytest.raises(DataError, match=id):
+        load_base(folder, tokenizer)
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_the_generation_settings_go_before_the_models(stated: bool, tmp_path: Path) -> None:
+    """Gemma's and many others' config.json names the end of a text beside them."""
+    folder = with_config(smollm_folder(tmp_path / "base"))
+    tokenizer = load_tokenizer(folder)
+    change_json(folder / "config.json", eos_token_id=3)
+    if stated:
+        assert load_base(folder, tokenizer).tokenizer is tokenizer
+        return
+    change_json(folder / "generation_config.json", eos_token_id=None)
+    with pytest.raises(DataError, match="Q-PREPROCESS-004"):
         load_base(folder, tokenizer)

@@ -1,4 +1,4 @@
-"""Write `base.template_date` into a base's chat templates, where they ask for today's date.
+"""Write the chat template that `base` chooses into a base's files, with a fixed date if it asks for today's.
 
 The folder's template is what training, adapter, merged model and GGUFs get. A GGUF that is trained on as it
 is has its template in the metadata, where llama-server reads it.
@@ -15,7 +15,7 @@ from pipeline.core.publish import write_text
 from pipeline.gguf.header import Header
 from pipeline.gguf.tuned_file import rewrite_header
 from pipeline.models.base_header import CHAT_TEMPLATE, named_templates
-from pipeline.stages.base.chats import need_compiled, unreadable
+from pipeline.stages.base.chats import ChatSettings, need_compiled, unreadable
 from pipeline.stages.base.hf_folder import read_object
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -24,32 +24,52 @@ JSON_FILES = ("tokenizer_config.json", "chat_template.json")
 KEY = "chat_template"
 
 
-def fix_date_in_folder(folder: Path, day: date) -> bool:
-    """Fix the date in every chat template of a folder; return True if one asked for it.
+def settle_in_folder(folder: Path, chats: ChatSettings) -> bool:
+    """Put the chosen template into a folder, in place of its own, and fix the date in every template of it;
+    return True if one asked for it.
 
     Raises `DataError` for a template that is broken, takes too much, or asks in a way that can't be fixed.
     """
     file = folder / TEMPLATE_FILE
-    changed = file.is_file() and _fix_text(file, day)
+    if chats.template is not None:
+        _replace(folder, chats.template)
+    is_dated = file.is_file() and _fix_text(file, chats.day)
     for name in JSON_FILES:
         if (folder / name).is_file():
-            changed |= _fix_json(folder / name, day)
-    return changed
+            is_dated |= _fix_json(folder / name, chats.day)
+    return is_dated
 
 
-def fix_date_in_gguf(file: Path, header: Header, day: date) -> bool:
-    """Fix the date in every chat template of a GGUF's metadata; return True if one asked for it.
+def settle_in_gguf(file: Path, header: Header, chats: ChatSettings) -> bool:
+    """Put the chosen template into a GGUF's metadata, in place of its own, and fix the date in every template
+    there; return True if one asked for it.
 
-    The tensors stay as they are, byte for byte. Raises as `fix_date_in_folder` does.
+    The tensors stay as they are, byte for byte. Raises as `settle_in_folder` does.
     """
-    fields = {}
-    for name, text in named_templates(header.fields).items():
-        fixed = _fixed(text, str(file), day)
-        if fixed != text:
-            fields[CHAT_TEMPLATE if name == "default" else f"{CHAT_TEMPLATE}.{name}"] = fixed
-    if fields:
-        rewrite_header(file, header, fields)
-    return bool(fields)
+    templates = named_templates(header.fields)
+    if chats.template is not None:
+        templates = {"default": chats.template} if chats.template else {}
+    fixed = {name: _fixed(text, str(file), chats.day) for name, text in templates.items()}
+    if fixed != named_templates(header.fields):
+        fields = {
+            CHAT_TEMPLATE if name == "default" else f"{CHAT_TEMPLATE}.{name}": text
+            for name, text in fixed.items()
+        }
+        rewrite_header(file, header, fields, dropped=(CHAT_TEMPLATE,))
+    return fixed != templates
+
+
+def _replace(folder: Path, template: str) -> None:
+    """Put `template` into a folder in place of all that are there; "" for none."""
+    file = folder / TEMPLATE_FILE
+    file.unlink(missing_ok=True)
+    if template:
+        write_text(file, template)
+    for name in JSON_FILES:
+        if (folder / name).is_file():
+            settings = read_object(folder / name)
+            if settings.pop(KEY, None) is not None:
+                write_text(folder / name, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 def _fix_text(file: Path, day: date) -> bool:
