@@ -3,7 +3,6 @@ and of a byte-level tokenizer.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import tiny
 import tokenizer_folders
 from merging import write_adapter
 
+from pipeline.chat.tokens import load_tokenizer, save_tokenizer
 from pipeline.config.sections import Training
 from pipeline.llamacpp.tools import Toolchain
 
-NAMES = ("qwen2", "qwen3", "llama", "qwen2_moe")
+NAMES = ("qwen2", "qwen3", "llama", "qwen2_moe", "granite", "olmo2", "phi3", "smollm3")
 # hidden and intermediate are multiples of 256, the block of K-quants
 SIZES: dict[str, Any] = {
     "hidden_size": 256,
@@ -38,22 +38,32 @@ MORE: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 256,
         "tie_word_embeddings": False,  # llama.cpp loads no tied head of this family
     },
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 4.0,
+    },
+    "olmo2": {"tie_word_embeddings": False},
+    "smollm3": {"num_hidden_layers": 4},  # every fourth layer has no rotary embedding
 }
+SMOLLM = ("llama", "granite", "olmo2", "phi3", "smollm3")  # families that have SmolLM2's tokenizer here
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+FUSED = ("qkv_proj", "o_proj")  # of a Phi-3
 
 
 def family(name: str, folder: Path, tools: Toolchain) -> Path:
-    """A two-layer model of one of `NAMES` that looks trained, with two ends and its tokenizer, as a Hugging
-    Face folder; the folder.
+    """Write a small model of one of `NAMES` that looks trained, with two ends and its tokenizer, as a Hugging
+    Face folder; return the folder.
 
     The Qwens have their tokenizer with a cut vocabulary and more rows of embeddings than tokens, as the
-    published ones; Llama has SmolLM2's.
+    published ones; the others have SmolLM2's.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     ends = write_tokenizer(name, folder, tools)
-    rows, words = (49_152, None) if name == "llama" else (qwen2_variants.ROWS, qwen2_variants.KEPT)
+    rows, words = (49_152, None) if name in SMOLLM else (qwen2_variants.ROWS, qwen2_variants.KEPT)
     config = AutoConfig.for_model(name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows}))
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -66,8 +76,12 @@ def family(name: str, folder: Path, tools: Toolchain) -> Path:
 
 def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]:
     """The family's tokenizer and chat template into `folder`; the ids that a config names."""
-    if name == "llama":
+    if name in SMOLLM:
         tokenizer_folders.smollm_folder(folder)
+        if name == "phi3":  # as Phi-4-mini names it, and the converter asks for it
+            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            settings["tokenizer_class"] = "GPT2Tokenizer"
+            (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
         return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     make = tokenizer_folders.qwen3_folder if name == "qwen3" else tokenizer_folders.qwen_folder
     tiny.cut_vocabulary(make(folder, tools) / "tokenizer.json", qwen2_variants.KEPT)
@@ -84,10 +98,11 @@ def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
 
     `settings` are what it was trained with.
     """
-    write_adapter(base, folder, target_modules=list(TARGETS), lora_alpha=2)  # half as large as the base
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(base / name, folder / name)
-    output = settings.model_dump(mode="json") | {"target_modules": list(TARGETS), "r": 4, "lora_alpha": 2}
+    kind = json.loads((base / "config.json").read_text(encoding="utf-8"))["model_type"]
+    targets = list(FUSED if kind == "phi3" else TARGETS)
+    write_adapter(base, folder, target_modules=targets, lora_alpha=2)  # half as large as the base
+    save_tokenizer(load_tokenizer(base), folder)
+    output = settings.model_dump(mode="json") | {"target_modules": targets, "r": 4, "lora_alpha": 2}
     record = {"settings": output, "tokens_sha256": "ab" * 32}
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return folder

@@ -2,9 +2,10 @@
 conversion is known.
 
 Names are mapped by the package gguf. What llama.cpp's converter does to values is written again here, from
-its description: it orders the rows of Llama's q and k for its own rotary embedding, and it puts the experts
-of a layer into one tensor. Mixtral's tensors are called otherwise in its files than in transformers' model:
-`block_sparse_moe` for `mlp`, and an expert's `w1`, `w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`.
+its description: it orders the rows of q and k (Llama's and others') for its own rotary embedding, and it
+puts the experts of a layer into one tensor. Mixtral's tensors are called otherwise in its files than in
+transformers' model: `block_sparse_moe` for `mlp`, and an expert's `w1`, `w3` and `w2` for `gate_proj`,
+`up_proj` and `down_proj`.
 """
 
 import re
@@ -39,7 +40,13 @@ KNOWN = {
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3MoeForCausalLM": "qwen3moe",
     "MixtralForCausalLM": "llama",
+    "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
 }
+# those whose q and k llama.cpp pairs by neighbors, as Llama's first code did
+REORDERED = ("llama", "granite", "smollm3")
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
 # parameters that hold a linear of each of a layer's experts: the linears whose rows follow each other in one
@@ -49,6 +56,11 @@ SETTINGS = {
     **{key: CONFIG_FIELDS[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")},
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "num_experts_per_tok": "expert_used_count",
+    # Granite's factors
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
     "rope_theta": "rope.freq_base",
 }
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
@@ -117,7 +129,7 @@ def name_map(architecture: str, layers: int) -> Any:
 
 def reordered_heads(architecture: str, config: Mapping[str, Any]) -> dict[str, int]:
     """Attention heads by linear whose rows llama.cpp puts in another order."""
-    if architecture != "llama":
+    if architecture not in REORDERED:
         return {}
     count = config["num_attention_heads"]
     return {"q_proj": count, "k_proj": config.get("num_key_value_heads") or count}

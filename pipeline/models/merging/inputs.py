@@ -13,16 +13,19 @@ from pipeline.core.publish import read_json, write_json
 from pipeline.models.merging.nf4 import Nf4
 
 RECORD = "merge.json"
+TOKENIZER_SETTINGS = "tokenizer_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_SETTINGS,
     "chat_template.jinja",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "tokenizer.model",
 )
+# what llama.cpp's converters read and transformers does not write when it saves a tokenizer
+CONVERTERS_FILE = "tokenizer.model"
+CONVERTERS_KEYS = ("tokenizer_class", "added_tokens_decoder")
 
 
 @dataclass(frozen=True)
@@ -153,14 +156,43 @@ def check_same_base(base: Path, run: TrainedRun) -> str | None:
 
 
 def copy_settings(base: Path, adapter: Path, merged: Path, dtype: str, changes: dict[str, Any]) -> None:
-    """Config (with `changes`) and generation config from the base, tokenizer and template from the adapter:
-    what was trained is what ships.
+    """Write config (with `changes`) and generation config of the base, tokenizer and template of the adapter:
+    what was trained is what ships. What only a converter reads of the tokenizer is the base's.
     """
     config = read_json(base / "config.json", "run `snakemake --force base`")
     config.pop("torch_dtype", None)
     write_json(merged / "config.json", config | changes | {"dtype": dtype})
     if (base / "generation_config.json").exists():
         shutil.copyfile(base / "generation_config.json", merged / "generation_config.json")
-    for name in TOKENIZER_FILES:
-        if (adapter / name).exists():
-            shutil.copyfile(adapter / name, merged / name)
+    for name, source in tokenizer_files(base, adapter).items():
+        shutil.copyfile(source, merged / name)
+    settings = tokenizer_settings(base, adapter)
+    if settings != read_settings(adapter):
+        write_json(merged / TOKENIZER_SETTINGS, settings)
+
+
+def tokenizer_files(base: Path, adapter: Path) -> dict[str, Path]:
+    """Return the file of which each file of the merged model's tokenizer is a copy."""
+    files = {name: adapter / name for name in TOKENIZER_FILES if (adapter / name).exists()}
+    for folder in (base, adapter):
+        if (folder / CONVERTERS_FILE).exists():
+            files[CONVERTERS_FILE] = folder / CONVERTERS_FILE
+    return files
+
+
+def tokenizer_settings(base: Path, adapter: Path) -> dict[str, Any]:
+    """Return the merged model's tokenizer_config.json: the adapter's, with what converters read of the
+    base's; nothing if the adapter has none.
+
+    transformers writes the class that it took, TokenizersBackend for a Phi, where llama.cpp's converter asks
+    for the class that the model names.
+    """
+    settings = read_settings(adapter)
+    named = read_settings(base)
+    return settings and settings | {key: named[key] for key in CONVERTERS_KEYS if key in named}
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the tokenizer_config.json of a folder; nothing if there is none."""
+    file = folder / TOKENIZER_SETTINGS
+    return read_json(file, "run `snakemake --force base`") if file.exists() else {}

@@ -16,11 +16,13 @@ from pipeline.models.merging.adapter import WEIGHTS, read_adapter
 from pipeline.models.merging.compute import Job
 from pipeline.models.merging.inputs import (
     RECORD,
-    TOKENIZER_FILES,
     Structure,
     TrainedRun,
     read_run,
+    read_settings,
     structure,
+    tokenizer_files,
+    tokenizer_settings,
 )
 from pipeline.models.merging.judge import Assumption, tensor_error
 from pipeline.models.merging.nf4 import Nf4
@@ -150,8 +152,14 @@ def _settings(base: Path, adapter: Path, merged: Path, expected: Plan) -> Iterat
                 f"config.json has {key} {config.get(key)!r} in place of {expected_config[key]!r}",
                 f"The config was changed after the merge; {AGAIN}",
             )
-    for name in (*TOKENIZER_FILES, "generation_config.json"):
-        source = (base if name == "generation_config.json" else adapter) / name
+    sources = tokenizer_files(base, adapter) | {"generation_config.json": base / "generation_config.json"}
+    settings = sources.pop("tokenizer_config.json", None)
+    if settings and read_settings(merged) != tokenizer_settings(base, adapter):
+        yield (
+            f"{settings.name} is not the one in {adapter.name}/",
+            f"{settings.name} was changed or left out after the merge; {AGAIN}",
+        )
+    for name, source in sources.items():
         if source.exists() and (
             not (merged / name).exists() or file_hash(source) != file_hash(merged / name)
         ):

@@ -511,7 +511,6 @@ def test_a_base_for_texts_alone_is_taken_and_says_why(folder, bring, capsys, spo
     [
         ({"tokenizer__chat_template": None}, "has no chat template"),
         ({"tokenizer__chat_template": "hello"}, "no chat can be trained on"),
-        ({"tokenizer__ggml__eos_token_id": 258}, "eos_token"),
     ],
 )
 def test_a_gguf_for_texts_alone_is_taken_and_says_why(bring, tmp_path, changed, why):

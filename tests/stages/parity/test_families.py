@@ -23,6 +23,7 @@ from pipeline.stages.parity.outputs import Chain
 from pipeline.stages.parity.routes import merged_probes
 
 LEVEL = "Q4_K_M"
+NAME = "tiny"  # llama.cpp takes a file for a Phi-3 by its name, and asks for tokens of its vocabulary then
 ROWS = [
     {
         "messages": [
@@ -47,14 +48,14 @@ def test_a_family_keeps_everything_on_its_way(
     folder.mkdir()
     merge(base=base, adapter=adapter, merged=merged, dtype="float16", merge_base="16-bit")
     models = Sources(base, adapter, merged, lineage_of(tmp_path / "base.json"))
-    convert(models, folder, Convert(name=name, type="F16"), tools)
-    gguf, level = folder / f"{name}-F16.gguf", folder / f"{name}-{LEVEL}.gguf"
+    convert(models, folder, Convert(name=NAME, type="F16"), tools)
+    gguf, level = folder / f"{NAME}-F16.gguf", folder / f"{NAME}-{LEVEL}.gguf"
     quantize_gguf(Llama(tools), gguf, level, LEVEL)
     probes = merged_probes(
         Chain(base, adapter, merged, gguf, {LEVEL: level}),
         Measure(ROWS, params.parity, replace(find_llama(params.machine), tools=tools), tmp_path),
-        base_gguf=folder / f"{name}-base-F16.gguf",
-        lora=folder / f"{name}-lora.gguf",
+        base_gguf=folder / f"{NAME}-base-F16.gguf",
+        lora=folder / f"{NAME}-lora.gguf",
     )
     checks = measured(probes, params.parity.depth)
     # a random model never ends an answer, so nothing can be said about that
