@@ -268,6 +268,21 @@ def test_what_training_recorded_and_what_is_copied(tmp_path: Path) -> None:
         assert (merged / place.name).read_text() == place.name
 
 
+def test_what_only_a_converter_reads_of_a_tokenizer_is_the_bases(tmp_path: Path) -> None:
+    base, adapter, merged = (tmp_path / name for name in ("base", "adapter", "merged"))
+    for folder in (base, adapter, merged):
+        folder.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "tokenizer.model").write_bytes(b"pieces")
+    named = {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"1": {"content": "<s>"}}}
+    (base / "tokenizer_config.json").write_text(json.dumps(named | {"eos_token": "<eos>"}))
+    taken = {"tokenizer_class": "TokenizersBackend", "eos_token": "<end>"}
+    (adapter / "tokenizer_config.json").write_text(json.dumps(taken))
+    copy_settings(base, adapter, merged, "float16", {})
+    assert (merged / "tokenizer.model").read_bytes() == b"pieces"
+    assert json.loads((merged / "tokenizer_config.json").read_text()) == taken | named
+
+
 def test_a_structure_is_transformers_own(tmp_path: Path) -> None:
     import merging
     from transformers import GPT2Config, GptOssConfig, Qwen3MoeConfig
