@@ -184,8 +184,9 @@ def table(figures: dict[str, Any]) -> str:
 
 def accuracy(arm: dict[str, Any]) -> str:
     """Return the share of held-out pairs that a training told right, "" for one without pairs."""
-    shares = [line["accuracy"] for line in arm.get("history", []) if "accuracy" in line]
-    return f"{shares[-1]:.2f}" if shares else ""
+    evaluations = [line for line in arm.get("history", []) if line["kind"] == "eval"]
+    measures = evaluations[-1].get("measures", {}) if evaluations else {}
+    return f"{measures['accuracy']:.2f} of {evaluations[-1]['items']}" if measures else ""
 
 
 if __name__ == "__main__":
