@@ -71,10 +71,9 @@ class S3:
     def __exit__(self, *_: object) -> None:
         self.server.shutdown()
         self.server.server_close()
-        self._backend().reset()  # its buckets are this process's, and the next server has none
 
     def make_bucket(self, name: str) -> None:
-        """An empty bucket."""
+        """Make an empty bucket; all servers of a process share theirs, so a test takes a name of its own."""
         self._backend().create_bucket(name, "us-east-1")
 
     def objects(self, bucket: str) -> dict[str, bytes]:

@@ -455,17 +455,17 @@ def test_a_file_comes_from_a_store(root: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, value)
     with S3() as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
-        s3.make_bucket("team")
-        s3.put("team", "logs/may.jsonl", ROWS)
-        main(root, "s3://team/logs/may.jsonl", Options(to="chats/may.jsonl"))
+        s3.make_bucket("rows")
+        s3.put("rows", "logs/may.jsonl", ROWS)
+        main(root, "s3://rows/logs/may.jsonl", Options(to="chats/may.jsonl"))
         assert arrived(root) == {"chats/may.jsonl": ROWS}
-        assert record(root, "chats/may.jsonl")["address"] == "s3://team/logs/may.jsonl"
-        assert refusal(root, "s3://team/logs/june.jsonl").id == "Q-GET-011"
+        assert record(root, "chats/may.jsonl")["address"] == "s3://rows/logs/may.jsonl"
+        assert refusal(root, "s3://rows/logs/june.jsonl").id == "Q-GET-011"
 
 
 def test_without_the_package_for_s3_its_name_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_s3fs(monkeypatch)
-    error = refusal(root, "s3://team/a.jsonl")
+    error = refusal(root, "s3://rows/a.jsonl")
     assert (error.id, error.exit_code) == ("Q-GET-015", 4) and "pip install" in error.sentence
 
 

@@ -231,19 +231,23 @@ def read(path: Path, data: bytes) -> Counter[str]:
     reasons: Counter[str] = Counter()
     path.write_bytes(data)
     last = -1
-    for expected, (number, offset, raw) in enumerate(
-        raw_lines(path, path.name, max_line_bytes=MAX_LINE_BYTES, notes=Counter()), start=1
-    ):
-        assert number == expected
-        if offset is not None:
-            assert offset > last
-            last = offset
+    number = 0
+    row = 0
+    for line in raw_lines(path, path.name, max_line_bytes=MAX_LINE_BYTES, notes=Counter()):
+        # the next record, or the next row of the same
+        assert (line.number, line.row) in ((number + 1, 0), (number + 1, 1), (number, row + 1))
+        number = line.number
+        row = line.row
+        raw = line.data
+        if line.offset is not None:
+            assert line.offset > last
+            last = line.offset
         try:
             if isinstance(raw, BadLine):
                 raise raw
             value = parse_line(raw)
             assert parse_line(dump_line(value)) == value
-            dump_line(to_row(value, source=f"{path.name}:{number}", domain="any"))
+            dump_line(to_row(value, source=line.source(path.name), domain="any"))
             reasons[""] += 1
         except BadLine as why:
             assert why.code and str(why)

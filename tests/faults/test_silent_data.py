@@ -280,10 +280,6 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         edits("generation_config.json", sets(eos_token_id=[0])),
         "(<|im_end|>) in the tokenizer and [0] in",
     ),
-    "another end in config.json": (
-        edits("config.json", sets(eos_token_id=0)),
-        "the end of turn is 2 (<|im_end|>) in the tokenizer and 0 in",
-    ),
     "too few rows of embeddings": (
         edits("config.json", sets(vocab_size=100)),
         "the base has 100 rows of embeddings",

@@ -368,14 +368,14 @@ def test_an_s3_store_is_an_address(get: Get, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, value)
     with S3() as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
-        s3.make_bucket("team")
-        s3.put("team", "models/model.gguf", DATA)
-        get(Url(url="s3://team/models/model.gguf"))
+        s3.make_bucket("bases")
+        s3.put("bases", "models/model.gguf", DATA)
+        get(Url(url="s3://bases/models/model.gguf"))
 
 
 def test_without_the_package_for_s3_its_name_is_said(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     without_s3fs(monkeypatch)
-    error = refusal(get, Url(url="s3://team/model.gguf"))
+    error = refusal(get, Url(url="s3://bases/model.gguf"))
     assert isinstance(error, ToolError) and error.id == "Q-BASE-035"
 
 
