@@ -413,3 +413,35 @@ def test_calls_that_the_service_ran_are_left_out_of_an_answer(tmp_path: Path) ->
     (row,), notes = read(path)
     assert [turn["content"] for turn in row["messages"]] == ["Which boat?", "Anna."]
     assert notes["tools_of_the_service"] == 2
+
+
+IMAGE = "a picture in place of words"
+OF_VERCEL = [
+    {"role": "user", "parts": [{"type": "text", "text": "Name a rope."}]},
+    {"role": "assistant", "parts": [{"type": "text", "text": "Hemp."}]},
+    {"role": "user", "parts": [{"type": "file", "mediaType": "image/png", "url": IMAGE}]},
+    {"role": "assistant", "parts": [{"type": "text", "text": "That is a knot."}]},
+]
+OF_LANGCHAIN = [
+    {"type": "human", "data": {"content": "Name a rope."}},
+    {"type": "ai", "data": {"content": "Hemp."}},
+    {"type": "human", "data": {"content": [{"type": "image_url", "image_url": {"url": IMAGE}}]}},
+    {"type": "ai", "data": {"content": "That is a knot."}},
+]
+
+
+@pytest.mark.parametrize("messages", [OF_VERCEL, OF_LANGCHAIN], ids=["vercel", "langchain"])
+def test_an_array_of_messages_is_not_read_without_one_of_them(messages: list[Any], tmp_path: Path) -> None:
+    """Or an answer would be trained below another question."""
+    rows, _ = read(write(tmp_path / "a.json", messages))
+    assert rows == ["unsupported_field", "unsupported_field"]
+    whole, _ = read(write(tmp_path / "b.json", messages[:2]))
+    assert [len(row["messages"]) for row in whole] == [2]
+
+
+def test_an_array_of_several_chats_messages_is_no_conversation(tmp_path: Path) -> None:
+    """As a database's table of messages has them."""
+    messages = [message | {"chatId": f"c{number // 2}"} for number, message in enumerate(OF_VERCEL)]
+    rows, notes = read(write(tmp_path / "a.json", messages))
+    assert len(rows) == 4 and not any("messages" in row for row in rows)
+    assert not notes["export_vercel"]

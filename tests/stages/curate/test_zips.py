@@ -149,3 +149,11 @@ def test_the_check_names_what_is_not_read(tmp_path: Path, capsys: pytest.Capture
     path.write_bytes(packed({"a.jsonl": lines(ROW), "chat.html": b""}))
     assert check(None, tmp_path, [path], Options()) == 0
     assert "1 file inside not read: chat.html" in capsys.readouterr().out
+
+
+def test_folders_are_known_by_backslashes_too(tmp_path: Path) -> None:
+    """As some programs of Windows write them."""
+    members = {"b\\one.jsonl": b'{"a": 1}\n', "b\\.hid\\two.jsonl": b'{"a": 2}\n', "b\\": b""}
+    rows, notes = read(tmp_path, packed(members))
+    assert rows == [(1, '{"a": 1}')]
+    assert not notes["members_not_read"]

@@ -86,6 +86,11 @@ class Export:
     has_rows: bool = False
 
 
+def incomplete(why: BadLine) -> BadLine:
+    """Return why a conversation isn't read of which a message is a record that is rejected."""
+    return BadLine(why.code, "a message of this conversation is rejected, and the rest is not read either")
+
+
 def each_record(
     rows_of: Callable[[dict[str, Any], Notes], Iterable[dict[str, Any]]],
 ) -> Callable[[Iterable[Record], Notes], Iterator[Conversation]]:

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.stages.curate.exports.answers import objects, result_text, texts, user_turn
-from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record, incomplete
 from pipeline.stages.curate.wire.draft import Turn, call_of, settled
 
 # of a message's type, or of its class in small letters without "message"
@@ -26,7 +26,8 @@ TYPES = (*ROLES, "chat", "remove")
 CUT_OFF = ("length", "max_tokens", "MAX_TOKENS", "content_filter")
 OF_MESSAGES = ("additional_kwargs", "response_metadata", "tool_calls", "tool_call_id")
 IMAGES = ("image", "image_url")
-NO_TEXTS = ("tool_use", "tool_call", "function_call", "input_json_delta")  # parts that repeat the calls
+CALLS = ("tool_use", "tool_call", "function_call")  # parts that repeat the calls
+NO_TEXTS = (*CALLS, "input_json_delta")
 
 
 def is_head(head: Head) -> bool:
@@ -66,9 +67,12 @@ def _type_of(value: Mapping[str, Any]) -> str:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give a row for each conversation, and one for all messages that are records themselves."""
+    """Give a row for each conversation, and one for all messages that are records themselves, if each can be
+    read.
+    """
     alone: list[Turn] = []
     begin: tuple[int, int | None] = (1, 0)
+    hole: BadLine | None = None
     for number, offset, value in records:
         try:
             if isinstance(value, BadLine):
@@ -82,7 +86,11 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
             alone += turns_of(value, f"message {number}", notes)
         except BadLine as why:
             yield Conversation(number, offset, why)
-    if kept := settled(alone, notes):
+            is_conversation = isinstance(value, dict) and _messages(value) is not None
+            hole = hole if is_conversation else why
+    if alone and hole:
+        yield Conversation(*begin, incomplete(hole))
+    elif kept := settled(alone, notes):
         yield Conversation(*begin, {"messages": kept})
 
 
@@ -108,9 +116,10 @@ def turns_of(message: Any, where: str, notes: Notes) -> list[Turn]:
     if kind == "remove":
         notes["messages_removed"] += 1
         return []
-    role = ROLES.get(str(data.get("role")).lower() if kind == "chat" else kind)
+    speaker = str(data.get("role")).lower() if kind == "chat" else kind
+    role = ROLES.get(speaker)
     if role is None:
-        raise BadLine("bad_role", f"{where}: {quoted(kind)} is none of {', '.join(TYPES)}")
+        raise BadLine("bad_role", f"{where}: {quoted(speaker)} is none of {', '.join(ROLES)}")
     content = data.get("content")
     if not isinstance(content, str | list) and not (content is None and role == "assistant"):
         raise BadLine("content_not_text", f"{where}: the content is neither text nor a list of parts")
@@ -175,6 +184,9 @@ def _answer(data: Mapping[str, Any], words: str, notes: Notes) -> Turn:
         calls = [_call_of(call.get("function"), call.get("id")) for call in listed]
     if not calls and isinstance(more.get("function_call"), dict):
         calls = [_call_of(more["function_call"], None)]
+    if not calls:  # before LangChain 0.1.16, Anthropic's calls were parts and nothing else
+        parts = [part for part in _parts(data.get("content")) if part.get("type") in CALLS]
+        calls = [_call_of_part(part) for part in parts]
     notes["calls_unreadable"] += len(objects(data.get("invalid_tool_calls")))
     if calls:
         turn["tool_calls"] = calls
@@ -190,6 +202,12 @@ def _call_of(function: Any, place: Any) -> dict[str, Any]:
     """Return a call as OpenAI has it in older messages."""
     given = function if isinstance(function, dict) else {}
     return call_of(given.get("name"), given.get("arguments"), place)
+
+
+def _call_of_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call as Anthropic, LangChain 1.0 or OpenAI's Responses have it among a content's parts."""
+    given = next((part[key] for key in ("input", "args", "arguments") if part.get(key) is not None), None)
+    return call_of(part.get("name"), given, part.get("call_id") or part.get("id"))
 
 
 EXPORT = Export("langchain", is_head, read)

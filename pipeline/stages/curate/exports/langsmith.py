@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.answers import objects, texts
 from pipeline.stages.curate.exports.export import HEAD_RECORDS, Conversation, Export, Head, Notes, Record
-from pipeline.stages.curate.exports.langchain import is_message, turns_of
+from pipeline.stages.curate.exports.langchain import CUT_OFF, is_message, turns_of
 from pipeline.stages.curate.wire.draft import Turn, settled
 from pipeline.stages.curate.wire.requests import answered, asked
 
@@ -134,6 +134,10 @@ def _answered(outputs: Mapping[str, Any], notes: Notes) -> list[Turn]:
             raise BadLine(
                 "unsupported_field", f"outputs hold {len(flat)} answers: write a row for the right one"
             )
+        ending = flat[0].get("generation_info")
+        reason = ending.get("finish_reason") if isinstance(ending, dict) else None
+        if reason in CUT_OFF:
+            raise BadLine("unsupported_field", f"the answer did not end by itself ({reason})")
         message = flat[0].get("message")
         if message is not None:
             return _turns([message], "outputs.generations", notes)

@@ -1,12 +1,13 @@
 """SQuAD as its authors publish it: one object with articles, their paragraphs, and questions on each.
 
 After <https://rajpurkar.github.io/SQuAD-explorer/> (1.1 and 2.0): `data`, `paragraphs`, `context`, `qas` with
-`question`, `answers` and, since 2.0, `is_impossible`. Each question with an answer is a row; in an
-object with all articles it has its number among the questions. Other data sets have this form too (TyDi QA,
-XQuAD, GermanQuAD).
+`question`, `answers` and, since 2.0, `is_impossible`. Each question with an answer is a row; in a file
+that is one object with all articles it has its number among the questions. Other data sets have this form too
+(TyDi QA, XQuAD, GermanQuAD).
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 from pipeline.core.jsonl import BadLine
@@ -31,13 +32,15 @@ def _articles(value: dict[str, Any]) -> list[Any]:
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
     """Give a row for each question that has an answer."""
-    for number, offset, value in records:
+    rest = iter(records)
+    first = list(islice(rest, 2))
+    for number, offset, value in chain(first, rest):
         if isinstance(value, BadLine):
             yield Conversation(number, offset, value)
             continue
         articles = _articles(value) if isinstance(value, dict) else [value]
         rows = (row for article in articles for row in _rows(article))
-        is_whole = isinstance(value, dict) and "data" in value
+        is_whole = len(first) == 1 and isinstance(value, dict) and "data" in value
         for place, row in enumerate(rows):
             if isinstance(row, dict) and not row["completion"]:
                 notes["questions_without_answer"] += 1

@@ -18,7 +18,10 @@ from pipeline.stages.curate.wire.items import reasoning_of_item
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # keys of turns that belong to one of several conversations
-SEVERAL = ("chat_id", "conversation_id", "dialogue_id", "session_id", "sessionId", "thread_id")
+SEVERAL = (
+    *("chat_id", "conversation_id", "dialogue_id", "session_id", "thread_id"),
+    *("chatId", "conversationId", "dialogueId", "sessionId", "threadId"),
+)
 OF_ROWS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")  # no turn has these
 # all keys of Cline's and Roo Code's turns; in an array with others each turn is read as in a row of messages
 CLINE = frozenset(

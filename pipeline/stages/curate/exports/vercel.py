@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.stages.curate.exports.answers import Answer, objects, result_text, texts, user_turn
-from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record
+from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record, incomplete
 from pipeline.stages.curate.exports.turn_arrays import SEVERAL
 from pipeline.stages.curate.wire.draft import Turn
 
@@ -46,9 +46,10 @@ def _is_message(value: Mapping[str, Any]) -> bool:
 
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
-    """Give a row for each chat, and one for all messages that are records themselves."""
+    """Give a row for each chat, and one for all messages that are records themselves, if each can be read."""
     alone: list[Any] = []
     begin: tuple[int, int | None] = (1, 0)
+    hole: BadLine | None = None
     for number, offset, value in records:
         try:
             if isinstance(value, BadLine):
@@ -66,7 +67,11 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
                 yield Conversation(number, offset, row)
         except BadLine as why:
             yield Conversation(number, offset, why)
-    if alone:
+            is_chat = isinstance(value, dict) and "messages" in value
+            hole = hole if is_chat else why
+    if alone and hole:
+        yield Conversation(*begin, incomplete(hole))
+    elif alone:
         yield Conversation(*begin, {"messages": alone})
 
 

@@ -23,27 +23,39 @@ def choices_among(names: tuple[str, ...]) -> tuple[str, ...]:
 @lru_cache(KNOWN_ROWS)
 def _among(names: tuple[str, ...]) -> tuple[str, ...]:
     series = series_in(names)
-    if not series:
-        return ()
-    first = ENDING.fullmatch(series[0])
-    is_one = first is not None and first["stem"].lower().rstrip("_ ") in STEMS
-    is_number = first is not None and not first["stem"] and first["ending"].isdigit()
-    return series if is_one and not is_number else ()
+    return series if _are_choices(series) else ()
+
+
+def _are_choices(series: Sequence[str]) -> bool:
+    """Return True if a series is named as choices are. Names that are nothing but numbers are not."""
+    first = ENDING.fullmatch(series[0]) if series else None
+    if first is None or first["stem"].lower().rstrip("_ ") not in STEMS:
+        return False
+    return bool(first["stem"]) or not first["ending"].isdigit()
 
 
 def series_in(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the first names that differ by a letter or a number that counts on; none if they are few."""
+    """Return the names that differ by a letter or a number that counts on, of several series the first that
+    is named as choices are; none if they are few.
+    """
+    found = list(_all_series(names))
+    return next(filter(_are_choices, found), found[0] if found else ())
+
+
+def _all_series(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the series among names. Zeros in front of a number don't count (`option_01`)."""
     stems: dict[str, dict[str, str]] = {}
     for name in names:
         found = ENDING.fullmatch(name)
         if found:
-            stems.setdefault(found["stem"], {})[found["ending"]] = name
+            ending = found["ending"].lstrip("0") or "0"
+            stems.setdefault(found["stem"], {})[ending] = name
     for endings in stems.values():
         for first in FIRST:
-            series = list(_counted(endings, first))
+            series = tuple(_counted(endings, first))
             if len(series) >= FEW:
-                return tuple(series)
-    return ()
+                yield series
+                break
 
 
 def _counted(endings: Mapping[str, str], first: str) -> Iterator[str]:

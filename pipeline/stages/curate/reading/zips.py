@@ -46,14 +46,23 @@ def zip_members(path: Path) -> Iterator[Content]:
                 "broken_container",
                 f"this is no zip archive, or its end is missing ({error}): download it again",
             ) from None
-        infos = [info for info in archive.infolist() if not info.is_dir() and is_data(info.filename)]
+        infos = [info for info in archive.infolist() if _is_file(info) and is_data(_name(info))]
         limit = growth_limit(file)
         if sum(info.file_size for info in infos if _kind(info)) > limit:
             raise BadLine("expands_too_much", f"unpacks to more than {limit >> 20} MiB: it isn't read")
-        for info in sorted(infos, key=lambda info: info.filename):
+        for info in sorted(infos, key=_name):
             _, packing = suffixes(info.filename)
             opener = partial(_opened, archive, info, packing, limit)
-            yield Content(safe(info.filename), _kind(info), opener)
+            yield Content(safe(_name(info)), _kind(info), opener)
+
+
+def _name(info: ZipInfo) -> str:
+    """Return a member's name. Some programs of Windows write its folders with backslashes."""
+    return info.filename.replace("\\", "/")
+
+
+def _is_file(info: ZipInfo) -> bool:
+    return not _name(info).endswith("/")
 
 
 def _kind(info: ZipInfo) -> str:
