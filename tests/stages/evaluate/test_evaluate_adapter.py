@@ -4,7 +4,6 @@ adapter is really on it everywhere.
 
 import json
 import shutil
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain
 from pipeline.metrics.divergence import Prompt
+from pipeline.stages.base.chats import OWN
 from pipeline.stages.base.quantized_gguf import keep_gguf
 from pipeline.stages.evaluate.divergence import divergence_of
 from pipeline.stages.evaluate.stage import compared_with
@@ -136,7 +136,7 @@ def test_the_whole_stage_of_base_and_adapter(
     base, adapter = tmp_path / "models/base", tmp_path / "models/adapter"
     base.mkdir(parents=True)
     file = tiny.tiny_gguf(tmp_path / "tiny.gguf", general__file_type=1)
-    keep_gguf(file, base, None, tools, date(2024, 7, 26))
+    keep_gguf(file, base, None, tools, OWN)
     shutil.copytree(base, adapter, ignore=shutil.ignore_patterns("*.gguf"))
     (tmp_path / "models/gguf").mkdir()
     lora = tiny_lora(tmp_path / "models/gguf/demo-lora.gguf", size=2.0)
