@@ -1,9 +1,9 @@
 """SQuAD as its authors publish it: one object with articles, their paragraphs, and questions on each.
 
 After <https://rajpurkar.github.io/SQuAD-explorer/> (1.1 and 2.0): `data`, `paragraphs`, `context`, `qas` with
-`question`, `answers` and, since 2.0, `is_impossible`. Each question with an answer is a row; in a file
-that is one object with all articles it has its number among the questions. Other data sets have this form too
-(TyDi QA, XQuAD, GermanQuAD).
+`question`, `answers` and, since 2.0, `is_impossible`. Each question with an answer is a row. In a file that
+is one object with all articles, each article is a record, so that no split divides one. Other data sets have
+this form too (TyDi QA, XQuAD, GermanQuAD).
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,13 +39,13 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
             yield Conversation(number, offset, value)
             continue
         articles = _articles(value) if isinstance(value, dict) else [value]
-        rows = (row for article in articles for row in _rows(article))
         is_whole = len(first) == 1 and isinstance(value, dict) and "data" in value
-        for place, row in enumerate(rows):
-            if isinstance(row, dict) and not row["completion"]:
-                notes["questions_without_answer"] += 1
-            else:
-                yield Conversation(number + place if is_whole else number, offset, row)
+        for place, article in enumerate(articles):
+            for row in _rows(article):
+                if isinstance(row, dict) and not row["completion"]:
+                    notes["questions_without_answer"] += 1
+                else:
+                    yield Conversation(number + place if is_whole else number, offset, row)
 
 
 def _rows(article: Any) -> Iterator[dict[str, Any] | BadLine]:
