@@ -177,6 +177,13 @@ def _without_end(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
             f"the chat template of {owner} writes nothing after an answer, so a model could not learn to end "
             f"one: let it write {end} there, {ANOTHER}",
         )
+    token = _first_token(tokenizer, written)
+    if token is not None:
+        return DataError(
+            "Q-BASE-039",
+            f"the chat template of {owner} ends a turn with {token}, and its end of turn is {end}: set "
+            "base.end_of_turn to null, or to a token that the template writes there",
+        )
     return DataError(
         "Q-BASE-039",
         f"the chat template of {owner} ends a turn with {written!r}, which holds no control token, and "

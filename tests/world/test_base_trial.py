@@ -280,6 +280,45 @@ def test_a_right_end_of_turn_at_which_generation_did_not_stop_is_added(tmp_path:
     assert "named_end" not in facts
 
 
+@pytest.mark.parametrize("ending", [None, 0], ids=["null", "a number"])
+def test_a_base_for_texts_keeps_the_end_that_it_names(ending: int | None, tmp_path: Path) -> None:
+    """Base models that come with ChatML and no generation prompt train texts only."""
+    folder = smollm_folder(tmp_path / "source")
+    added(eos="<|endoftext|>")(folder)
+    loop(TURN)(folder)
+    with_weights(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ending}))
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 0
+    tokenizer, _, facts = made(tmp_path / "project")
+    assert (tokenizer.eos_token, facts["eos_token"]) == ("<|endoftext|>", "<|endoftext|>")
+    assert "named_end" not in facts and "Q-BASE" not in facts["no_chats"]
+    assert "add_generation_prompt" in facts["no_chats"]
+
+
+def test_an_end_of_turn_that_the_template_does_not_write_is_said(tmp_path: Path) -> None:
+    folder = with_weights(smollm_folder(tmp_path / "source"))
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project", end_of_turn="<|endoftext|>") == 0
+    reason = made(tmp_path / "project")[2]["no_chats"]
+    assert "<|im_end|>" in reason and "base.end_of_turn" in reason and "no control token" not in reason
+
+
+def test_chatml_needs_its_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """google/gemma: no <|im_start|> in the vocabulary."""
+    folder = smollm_folder(tmp_path / "source")
+    added(*GEMMA_TOKENS, eos="<eos>", template=GEMMA)(folder)
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8").replace("<|im_start|>", "<|unused|>"), encoding="utf-8")
+    file = folder / "tokenizer_config.json"
+    file.write_text(file.read_text(encoding="utf-8").replace("<|im_start|>", "<|unused|>"), encoding="utf-8")
+    (tmp_path / "project").mkdir()
+    assert run(with_weights(folder), tmp_path / "project", chat_template="chatml") == 3
+    said = capsys.readouterr().err
+    assert "Q-BASE-046" in said and "<|im_start|>" in said and ".base" not in said
+    assert not (tmp_path / "project/models/base").exists()
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["in place of another", "where there is none"])
 @pytest.mark.parametrize("chosen", ["chatml", "mine.jinja"])
 def test_a_chosen_template_is_the_bases(chosen: str, own: bool, tmp_path: Path) -> None:
@@ -291,7 +330,7 @@ def test_a_chosen_template_is_the_bases(chosen: str, own: bool, tmp_path: Path) 
     project = tmp_path / "project"
     project.mkdir()
     template = "{{ strftime_now('%Y') }}" + CHATML
-    (project / "mine.jinja").write_text(template, encoding="utf-8")
+    (project / "mine.jinja").write_text(template, encoding="utf-8-sig")
     assert run(folder, project, chat_template=chosen) == 0
     tokenizer, _, facts = made(project)
     assert "no_chats" not in facts and facts["eos_token"] == END

@@ -66,7 +66,7 @@ def read_template(file: Path) -> str:
     """Return the text of a template. Raises `DataError` if the file can't be read, or holds nothing."""
     try:
         need_file(file)
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # editors of Windows write a mark
     except (OSError, ValueError) as error:
         raise DataError(
             "Q-BASE-045",
@@ -105,6 +105,8 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
         tokenizer = load_tokenizer(folder)
         if chosen.template is not None:
             tokenizer.chat_template = chosen.template or None
+        if chosen.template == CHATML:
+            need_chatml(tokenizer, folder)
         named = tokenizer.chat_template
         if named:
             need_compiled(named if isinstance(named, dict) else {"default": str(named)}, str(folder))
@@ -114,6 +116,8 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
             need_token(tokenizer, end, folder)
             tokenizer.eos_token = end
         no_chats = why_no_chats(tokenizer, str(folder))
+        if no_chats and not chosen.end_of_turn:
+            tokenizer.eos_token = named_end  # only texts are trained, which end as the model names it
         note = None if no_chats else need_trainable(tokenizer, str(folder))
     except QuenchError:
         raise
@@ -130,6 +134,17 @@ def need_token(tokenizer: Any, chosen: str, folder: Path) -> None:
             "Q-BASE-044",
             f"base.end_of_turn is {quoted(chosen)}, which is none of the control tokens of {folder} "
             f"({listed(tokenizer)}): name one of them, or set it to null",
+        )
+
+
+def need_chatml(tokenizer: Any, folder: Path) -> None:
+    """Raise `DataError` if the tokenizer of `folder` lacks a token that ChatML needs."""
+    missing = [word for word in ("<|im_start|>", "<|im_end|>") if word not in tokenizer.get_added_vocab()]
+    if missing:
+        raise DataError(
+            "Q-BASE-046",
+            f"base.chat_template is chatml, and {' and '.join(missing)} is none of the control tokens of "
+            f"{folder} ({listed(tokenizer)}): name a file with a template that is written with those",
         )
 
 

@@ -156,7 +156,8 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
     """Let the files of `folder` name the end of turn that was found, and generation stop at it.
 
     Generation stops at what it stopped at before (config.json's, `stated`, if generation_config.json names
-    none), too. Raises `DataError` if no chat shows which token is right, and the files disagree.
+    none), too. Raises `DataError` if neither a chat nor the settings show which token is right, and the
+    files disagree.
     """
     tokenizer = tried.tokenizer
     if tried.named_end:
@@ -169,11 +170,13 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
         special = special_ids(tokenizer)
         write_json(path, {name: value for name, value in special.items() if value is not None})
     settings = read_object(path)
-    ends = settings.get("eos_token_id", stated)
+    ends = settings.get("eos_token_id")
+    if ends is None:
+        ends = stated
     listed = ends if isinstance(ends, list) else [ends]
     if tokenizer.eos_token_id in listed:
         return
-    if tried.no_chats:
+    if tried.no_chats and not tried.named_end:  # with named_end the key base.end_of_turn chose it
         raise DataError(
             "Q-BASE-014",
             f"{folder}: generation stops at {listed} (generation_config.json), the tokenizer's end of turn "

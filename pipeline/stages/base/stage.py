@@ -174,8 +174,9 @@ def base(
     if is_dated:
         print(f"base: its chat template prints the date: always {chosen.template_date} (base.template_date)")
     if "named_end" in facts:
+        reason = "base.end_of_turn says" if chats.end_of_turn else "the chat template writes it"
         print(
-            f"base: an answer ends in {facts['eos_token']}, as the chat template writes it; the model named "
+            f"base: an answer ends in {facts['eos_token']}, as {reason}; the model named "
             f"{facts['named_end']} (base.end_of_turn)"
         )
     if "no_chats" in facts:
