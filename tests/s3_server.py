@@ -63,6 +63,10 @@ class S3:
         self._lock = threading.Lock()
 
     def __enter__(self) -> "S3":
+        # s3fs keeps connections by their arguments, among which the address of an earlier server is not
+        s3fs = sys.modules.get("s3fs")
+        if s3fs is not None:
+            s3fs.S3FileSystem.clear_instance_cache()
         threading.Thread(
             target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         ).start()
