@@ -18,7 +18,7 @@ from pipeline.config.sections.base import TEMPLATE_DATE
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.places import expanded
 from pipeline.core.special_files import need_file
-from pipeline.core.text import quoted
+from pipeline.core.text import listed, quoted
 
 EARLY_BYTES = 1 << 30  # of weights
 DAY = date.fromisoformat(TEMPLATE_DATE)
@@ -34,9 +34,9 @@ SHOWN = 12  # control tokens in a sentence
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """What replaces what a base says of chats: `template` its chat template ("" if it is to have none),
-    `end_of_turn` the control token that its template writes after an answer (None for the base's own), `day`
-    the date that a template prints which asks for today's.
+    """Choices of section `base` on how chats are written: `template` in place of the base's chat template (""
+    for none, None for its own), `end_of_turn`, the control token that ends an answer (None for the one that
+    the template writes), and `day`, the date that a template prints which asks for today's.
     """
 
     template: str | None = None
@@ -133,7 +133,7 @@ def need_token(tokenizer: Any, chosen: str, folder: Path) -> None:
         raise DataError(
             "Q-BASE-044",
             f"base.end_of_turn is {quoted(chosen)}, which is none of the control tokens of {folder} "
-            f"({listed(tokenizer)}): name one of them, or set it to null",
+            f"({control_tokens(tokenizer)}): name one of them, or set it to null",
         )
 
 
@@ -143,12 +143,12 @@ def need_chatml(tokenizer: Any, folder: Path) -> None:
     if missing:
         raise DataError(
             "Q-BASE-046",
-            f"base.chat_template is chatml, and {' and '.join(missing)} is none of the control tokens of "
-            f"{folder} ({listed(tokenizer)}): name a file with a template that is written with those",
+            f"base.chat_template is chatml, and {listed(missing)} is none of the control tokens of "
+            f"{folder} ({control_tokens(tokenizer)}): name a file with a template that is written with those",
         )
 
 
-def listed(tokenizer: Any) -> str:
+def control_tokens(tokenizer: Any) -> str:
     """Return the first of the tokenizer's control tokens, for a sentence."""
     words = list(tokenizer.get_added_vocab())
     return ", ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")

@@ -153,7 +153,8 @@ def follows_schema(call: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) 
     """Return True if a call is of an offered tool with the arguments that it requires, each of the schema's
     type; what is inside of lists and objects is not looked at.
     """
-    schema, arguments = schemas.get(call["name"]), call["arguments"]
+    schema = schemas.get(call["name"])
+    arguments = call["arguments"]
     if schema is None or not set(schema.get("required") or ()) <= arguments.keys():
         return False
     properties = schema.get("properties") or {}
