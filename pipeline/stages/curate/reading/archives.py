@@ -35,6 +35,10 @@ class BrokenArchive(BadLine):
     """The archive itself breaks, so that no later member can be read."""
 
 
+def _broken(error: tarfile.TarError) -> BrokenArchive:
+    return BrokenArchive("broken_container", f"the tar breaks here ({error})")
+
+
 class _Member(tarfile.TarInfo):
     """A member whose damaged header ends the archive in an error."""
 
@@ -47,7 +51,7 @@ class _Member(tarfile.TarInfo):
         except (tarfile.EmptyHeaderError, tarfile.TruncatedHeaderError):  # type: ignore[attr-defined]
             raise BrokenArchive("broken_container", "the tar has no end mark: it may be cut off") from None
         except tarfile.HeaderError as error:  # type: ignore[attr-defined]
-            raise BrokenArchive("broken_container", f"the tar breaks here ({error})") from None
+            raise _broken(error) from None
 
 
 class _Source:
@@ -85,7 +89,7 @@ def tar_members(path: Path, packing: str) -> Iterator[Content]:
                         yield _content(archive, member, limit)
                 _need_nothing_more(archive)
         except tarfile.TarError as error:
-            raise BrokenArchive("broken_container", f"the tar breaks here ({error})") from None
+            raise _broken(error) from None
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int) -> Content:
@@ -111,7 +115,7 @@ def _blocks(content: IO[bytes]) -> Iterator[bytes]:
         while block := content.read(READ):
             yield block
     except tarfile.TarError as error:
-        raise BrokenArchive("broken_container", f"the tar breaks here ({error})") from None
+        raise _broken(error) from None
 
 
 def _need_nothing_more(archive: tarfile.TarFile) -> None:

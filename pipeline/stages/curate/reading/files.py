@@ -297,7 +297,7 @@ def layout_of(content: Content, max_bytes: int, notes: Counter[str]) -> str:
 
 def layout_in(file: BufferedReader | BytesIO, max_bytes: int, notes: Counter[str]) -> str:
     """Return `array` or `object` if the file is such a value on several lines (an array or a table by
-    columns: or one), else `lines`. At most `head_size` bytes are read.
+    columns: or one), else `lines`. At most 2 * (SNIFFED + max_bytes) bytes are read.
     """
     head = file.read(SNIFFED)
     notes["bom"] += head.startswith(BYTE_ORDER_MARK)
@@ -317,11 +317,6 @@ def layout_in(file: BufferedReader | BytesIO, max_bytes: int, notes: Counter[str
         return "array" if BEGINS_ARRAY.match(line) and not row_follows else "lines"
     text = line + rest + file.read(max_bytes)
     return "object" if len(text) <= max_bytes and is_json(text) else "lines"
-
-
-def head_size(max_bytes: int) -> int:
-    """Return the bytes that `layout_in` reads at most."""
-    return 2 * (SNIFFED + max_bytes)
 
 
 def _is_row(text: bytes) -> bool:

@@ -18,8 +18,8 @@ def why_no_row(is_empty: bool, notes: Mapping[str, int]) -> str:
     """Say why a file gives no row and what to do; "" for a file that is not meant to give any. `is_empty`: it
     has no byte.
     """
-    exports = {name.removeprefix(EXPORT) for name, n in notes.items() if n and name.startswith(EXPORT)}
-    if notes.get("description") or (exports and exports <= BESIDE):
+    exports = _exports(notes)
+    if notes.get("description") or (exports and exports.keys() <= BESIDE):
         return ""
     if exports:
         return f"an export ({', '.join(sorted(exports))}) without a conversation that is read: see its notes"
@@ -28,11 +28,16 @@ def why_no_row(is_empty: bool, notes: Mapping[str, int]) -> str:
     return "a list, a table or lines without a row: export it again, or move it away"
 
 
+def _exports(notes: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of files of each export, by its name."""
+    return {name.removeprefix(EXPORT): n for name, n in notes.items() if n and name.startswith(EXPORT)}
+
+
 def notes_sentences(notes: Mapping[str, int], archives: Mapping[str, Unread]) -> list[str]:
     """Return sentences on the exports that were read, and on all that was left out on purpose; `archives` has
     the members that are not read.
     """
-    exports = {name.removeprefix(EXPORT): n for name, n in notes.items() if n and name.startswith(EXPORT)}
+    exports = _exports(notes)
     others = {
         name: count
         for name, count in sorted(notes.items())

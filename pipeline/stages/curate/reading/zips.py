@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import cast
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from pipeline.core.jsonl import BadLine
@@ -74,7 +73,7 @@ def _kind(info: ZipInfo) -> str:
 def _opened(archive: ZipFile, info: ZipInfo, packing: str, limit: int) -> Iterator[BufferedReader]:
     """Open a member's text. This and reading raise `BadLine`."""
     pieces = Pieces(_pieces(archive, info), limit)
-    yield unpacked(cast(BufferedReader, BufferedReader(pieces, PIECE)), packing, limit)
+    yield unpacked(BufferedReader(pieces, PIECE), packing, limit)
 
 
 def _pieces(archive: ZipFile, info: ZipInfo) -> Iterator[bytes]:
