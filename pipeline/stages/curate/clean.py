@@ -47,7 +47,8 @@ NAMES_KEYS = ("bad_role", "no_assistant", "unknown_format", "unsupported_field")
 SCRUBBED = 1 << 16  # bytes of a rejected line that are looked through for secrets
 MOST_TURNS = 65535  # that are distinguished
 TEXT_SHOWN = 2000  # characters of a rejected line
-MOST_COLUMNS, COLUMN_SHOWN = 50, 40  # names that are counted one by one, and characters of each
+MOST_COLUMNS = 50  # names that are counted one by one
+COLUMN_SHOWN = 40  # characters of such a name
 OTHER_COLUMNS = "others"
 
 
@@ -176,6 +177,7 @@ class Cleaner:
         self.of_file = lru_cache(KNOWN_FILES)(self.settings_of)
         self.fit_for_reports = lru_cache(KNOWN_DOMAINS)(self.redactor.is_clean)  # of a domain's name
         self.scrubbed = lru_cache(KNOWN_DETAILS)(self.redactor.scrub)
+        self.known_column = lru_cache(KNOWN_DETAILS)(self.shown_column)  # of short names
 
     def template(self) -> ChatTemplate:
         """The base's chat template."""
@@ -268,13 +270,18 @@ class Cleaner:
         except BadLine as why:
             raise Rejected(rule, with_authors(why, row.value, file)) from None
 
+    def shown_column(self, key: str) -> str:
+        """Return a column's name as reports may show it. `known_column` keeps those of short names."""
+        return self.scrubbed(one_line(key, COLUMN_SHOWN))
+
     def count_left_out(self, value: dict[str, Any], left_out: Counter[str]) -> None:
         """Count the columns of a row of kind text that are not trained, by their names as far as these may be
         shown. Rows with ever new names are counted below one.
         """
         for key in left_out_of_text(value):
-            name = self.scrubbed(one_line(key, COLUMN_SHOWN))
-            left_out[name if name in left_out or len(left_out) < MOST_COLUMNS else OTHER_COLUMNS] += 1
+            name = self.known_column(key) if len(key) <= COLUMN_SHOWN else self.shown_column(key)
+            is_named = name in left_out or len(left_out) < MOST_COLUMNS
+            left_out[name if is_named else OTHER_COLUMNS] += 1
 
     def outcomes(self, file: str, line: RawLine, cleaning_stats: CleaningStats) -> Iterator[Outcome]:
         """Yield the outcome of each row that a line states; of a line that states none, why."""
