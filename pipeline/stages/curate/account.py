@@ -218,7 +218,8 @@ class CurationStats:
         lost = {rule: int((decisions.outcome == outcome).sum()) for outcome, (rule, _) in OUTCOMES.items()}
         reasons = {reason: lost[rule] for rule, reason in OUTCOMES.values() if lost[rule]}
         domains = list(self.domains)
-        without_row = {name: why for name, file in self.files.items() if (why := file.why_no_row())}
+        reasons_without_row = {name: file.why_no_row() for name, file in self.files.items()}
+        without_row = {name: why for name, why in reasons_without_row.items() if why}
         kinds = dict(zip(KINDS, np.bincount(table.kind[lines], minlength=len(KINDS)).tolist(), strict=True))
         return CurationReport(
             seed=settings.seed,

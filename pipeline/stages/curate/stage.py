@@ -69,8 +69,8 @@ def curate(root: Path, settings: Curate, processes: int | None = None) -> Curati
 
 
 def file_sentences(count: int, unread: Mapping[str, str], empty: Mapping[str, str]) -> list[str]:
-    """Of `count` files, say which are not read and which give no row, and why: a sentence for each reason,
-    with the first names.
+    """Say which of `count` files are not read, which give no row, and why: a sentence for each reason, with
+    the first names.
     """
     sentences = []
     if unread:
@@ -87,7 +87,8 @@ def _by_reason(what: str, files: Mapping[str, str]) -> list[str]:
     for name, why in files.items():
         reasons.setdefault(why, []).append(name)
     sentences = [f"{what}: {_first(names)}: {why}" for why, names in list(reasons.items())[:REASONS_NAMED]]
-    if others := sum(len(names) for names in list(reasons.values())[REASONS_NAMED:]):
+    others = sum(len(names) for names in list(reasons.values())[REASONS_NAMED:])
+    if others:
         sentences.append(f"{what}: {plural(others, 'more file')}: reports/data.html says why")
     return sentences
 

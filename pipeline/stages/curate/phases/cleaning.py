@@ -86,9 +86,11 @@ def make_plan(root: Path, settings: Curate, work: Work, threads: int = 1) -> Pla
     sizes = {name: size(path) for name, path in files if path.is_file()}
     need_disk(root / "data", DISK_FACTOR * sum(sizes.values()))
     cleaner_arguments(root, settings)
-    refused = {
-        name: why for name, path in files if (why := refusal(path, document_style(name, settings.documents)))
-    }
+    refused = {}
+    for name, path in files:
+        why = refusal(path, document_style(name, settings.documents))
+        if why:
+            refused[name] = why
     paths = {name: path for name, path in files if name not in refused}
     targets = _targets(paths, sizes, settings.max_line_bytes, work.shards)
     with ThreadPoolExecutor(threads) as pool:

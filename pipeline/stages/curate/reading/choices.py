@@ -11,8 +11,8 @@ FIRST = ("a", "A", "0", "1")  # endings with which a series begins
 FEW = 3  # columns of a series, at least
 # what the names of choices begin with, in small letters; other columns may count on too (`tag1`, `tag2`)
 STEMS = ("", "op", "opt", "option", "choice", "ending", "answer", "ans", "candidate", "alternative")
-# sets of keys of which the choices are remembered, and characters of the keys of a row that is looked at
-KNOWN_ROWS, MOST_CHARACTERS = 1024, 1000
+KNOWN_ROWS = 1024  # sets of keys of which the choices are remembered
+MOST_CHARACTERS = 1000  # of all keys of a row that is looked at
 
 
 def choices_among(names: tuple[str, ...]) -> tuple[str, ...]:

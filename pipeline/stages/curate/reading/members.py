@@ -120,7 +120,8 @@ def members_sentences(archives: Mapping[str, Unread]) -> list[str]:
         f"{name}: {plural(unread[name].number, 'file')} inside not read: {unread[name].shown()}"
         for name in named
     ]
-    if others := len(unread) - len(named):
+    others = len(unread) - len(named)
+    if others:
         files = sum(members.number for members in unread.values())
         files -= sum(unread[name].number for name in named)
         sentences.append(f"{plural(files, 'file')} inside {plural(others, 'more archive')} not read")
