@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pipeline.core.jsonl import BadLine
+from pipeline.stages.curate.wire.draft import Turn
 
 HEAD_RECORDS = 20  # records by which a file is recognized
 # of one record: a whole conversation, of which a row keeps less, or the one object of a file
@@ -86,9 +87,31 @@ class Export:
     has_rows: bool = False
 
 
-def incomplete(why: BadLine) -> BadLine:
-    """Return why a conversation isn't read of which a message is a record that is rejected."""
-    return BadLine(why.code, "a message of this conversation is rejected, and the rest is not read either")
+class Alone:
+    """The messages that are records themselves: all of them are one conversation, if each can be read."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.begin: tuple[int, int | None] = (1, 0)
+        self.hole: BadLine | None = None  # why one of them is rejected
+
+    def add(self, number: int, offset: int | None, turns: list[Turn]) -> None:
+        """Add the turns of a record."""
+        if not self.turns:
+            self.begin = (number, offset)
+        self.turns += turns
+
+    def conversation(
+        self, notes: Notes, settle: Callable[[list[Turn], Notes], list[Turn]] = lambda turns, notes: turns
+    ) -> Iterator[Conversation]:
+        """Yield the conversation if there is one. `settle` gives the turns that are kept of it."""
+        if self.turns and self.hole is not None:
+            why = "a message of this conversation is rejected, and the rest is not read either"
+            yield Conversation(*self.begin, BadLine(self.hole.code, why))
+            return
+        kept = settle(self.turns, notes)
+        if kept:
+            yield Conversation(*self.begin, {"messages": kept})
 
 
 def each_record(

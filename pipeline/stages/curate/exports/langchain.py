@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.stages.curate.exports.answers import objects, result_text, texts, user_turn
-from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record, incomplete
+from pipeline.stages.curate.exports.export import Alone, Conversation, Export, Head, Notes, Record
 from pipeline.stages.curate.wire.draft import Turn, call_of, settled
 
 # of a message's type, or of its class in small letters without "message"
@@ -70,28 +70,22 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
     """Give a row for each conversation, and one for all messages that are records themselves, if each can be
     read.
     """
-    alone: list[Turn] = []
-    begin: tuple[int, int | None] = (1, 0)
-    hole: BadLine | None = None
+    alone = Alone()
     for number, offset, value in records:
+        listed = _messages(value) if isinstance(value, dict) else None
         try:
             if isinstance(value, BadLine):
                 raise value
-            listed = _messages(value) if isinstance(value, dict) else None
-            if listed is not None:
-                for row in _row(listed, notes):
-                    yield Conversation(number, offset, row)
+            if listed is None:
+                alone.add(number, offset, turns_of(value, f"message {number}", notes))
                 continue
-            begin = begin if alone else (number, offset)
-            alone += turns_of(value, f"message {number}", notes)
+            for row in _row(listed, notes):
+                yield Conversation(number, offset, row)
         except BadLine as why:
             yield Conversation(number, offset, why)
-            is_conversation = isinstance(value, dict) and _messages(value) is not None
-            hole = hole if is_conversation else why
-    if alone and hole:
-        yield Conversation(*begin, incomplete(hole))
-    elif kept := settled(alone, notes):
-        yield Conversation(*begin, {"messages": kept})
+            if listed is None:
+                alone.hole = why
+    yield from alone.conversation(notes, settled)
 
 
 def _row(listed: list[Any], notes: Notes) -> Iterator[dict[str, Any]]:

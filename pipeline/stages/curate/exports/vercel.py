@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.core.jsonl import BadLine
 from pipeline.core.text import quoted
 from pipeline.stages.curate.exports.answers import Answer, objects, result_text, texts, user_turn
-from pipeline.stages.curate.exports.export import Conversation, Export, Head, Notes, Record, incomplete
+from pipeline.stages.curate.exports.export import Alone, Conversation, Export, Head, Notes, Record
 from pipeline.stages.curate.exports.turn_arrays import SEVERAL
 from pipeline.stages.curate.wire.draft import Turn
 
@@ -47,16 +47,13 @@ def _is_message(value: Mapping[str, Any]) -> bool:
 
 def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
     """Give a row for each chat, and one for all messages that are records themselves, if each can be read."""
-    alone: list[Any] = []
-    begin: tuple[int, int | None] = (1, 0)
-    hole: BadLine | None = None
+    alone = Alone()
     for number, offset, value in records:
         try:
             if isinstance(value, BadLine):
                 raise value
             if isinstance(value, dict) and "role" in value:
-                begin = begin if alone else (number, offset)
-                alone += _turns(value, f"message {number}", notes)
+                alone.add(number, offset, _turns(value, f"message {number}", notes))
                 continue
             listed = value.get("messages") if isinstance(value, dict) else None
             if not isinstance(listed, list):
@@ -67,12 +64,9 @@ def read(records: Iterable[Record], notes: Notes) -> Iterator[Conversation]:
                 yield Conversation(number, offset, row)
         except BadLine as why:
             yield Conversation(number, offset, why)
-            is_chat = isinstance(value, dict) and "messages" in value
-            hole = hole if is_chat else why
-    if alone and hole:
-        yield Conversation(*begin, incomplete(hole))
-    elif alone:
-        yield Conversation(*begin, {"messages": alone})
+            if not isinstance(value, dict) or "messages" not in value:
+                alone.hole = why
+    yield from alone.conversation(notes)
 
 
 def _row(listed: list[Any], notes: Notes) -> Iterator[dict[str, Any]]:
