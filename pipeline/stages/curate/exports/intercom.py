@@ -13,7 +13,7 @@ from pipeline.core.text import quoted
 from pipeline.stages.curate.exports.answers import objects, texts
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
 from pipeline.stages.curate.exports.markdown import markdown_of
-from pipeline.stages.curate.exports.people import Message, spoken, turn_of
+from pipeline.stages.curate.exports.people import Message, row_of, spoken
 
 CONTACTS = ("user", "lead", "contact")
 STAFF = ("admin", "bot", "team")
@@ -38,11 +38,8 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
     source = value.get("source")
     if not isinstance(source, dict) or not isinstance(parts, list):
         raise BadLine("bad_shape", "a conversation of Intercom has source and conversation_parts")
-    total = (
-        value["conversation_parts"].get("total_count")
-        if isinstance(value["conversation_parts"], dict)
-        else None
-    )
+    listed = value["conversation_parts"]
+    total = listed.get("total_count") if isinstance(listed, dict) else None
     if isinstance(total, int) and total > len(parts):
         raise BadLine(
             "bad_shape",
@@ -54,8 +51,7 @@ def rows_of(value: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
             raise BadLine("bad_shape", f"conversation_parts {number} is not an object")
         where = f"conversation_parts {number}" if number else "source"
         messages += _messages(part, where, number, notes)
-    for told in spoken(messages, notes):
-        yield {"messages": [turn_of(message) for message in told]}
+    yield from map(row_of, spoken(messages, notes))
 
 
 def _messages(part: Mapping[str, Any], where: str, number: int, notes: Notes) -> list[Message]:

@@ -34,9 +34,14 @@ def turn_of(message: Message) -> Turn:
     return {"role": role, "content": message.words, "author": message.author}
 
 
+def row_of(messages: Sequence[Message]) -> dict[str, Any]:
+    """Return messages as a row."""
+    return {"messages": [turn_of(message) for message in messages]}
+
+
 def conversation_of(messages: Sequence[Message]) -> Conversation:
     """Return messages as a row, which begins at the record of the first."""
-    return Conversation(messages[0].number, None, {"messages": [turn_of(message) for message in messages]})
+    return Conversation(messages[0].number, None, row_of(messages))
 
 
 def is_direct(messages: Sequence[Message]) -> bool:

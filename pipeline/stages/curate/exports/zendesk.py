@@ -13,7 +13,7 @@ from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.answers import objects, texts
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
 from pipeline.stages.curate.exports.markdown import markdown_of
-from pipeline.stages.curate.exports.people import Message, spoken, turn_of
+from pipeline.stages.curate.exports.people import Message, row_of, spoken
 
 IN_COPY = ("collaborator_ids", "email_cc_ids", "follower_ids")
 NO_BREAK_SPACES = ("\N{NO-BREAK SPACE}", "&nbsp;")
@@ -54,8 +54,7 @@ def rows_of(ticket: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
             continue
         author = comment["author_id"]
         messages.append(Message(str(number), number, str(author), author not in asking, words, 0.0, None))
-    for told in spoken(messages, notes):
-        yield {"messages": [turn_of(message) for message in told]}
+    yield from map(row_of, spoken(messages, notes))
 
 
 def _words(comment: Mapping[str, Any]) -> str:
