@@ -33,9 +33,7 @@ NO_TEXTS = (*CALLS, "input_json_delta")
 def is_head(head: Head) -> bool:
     """Return True if a record is a conversation of such messages, or a message of an array of them."""
     if head.layout == "array" and head.values and is_message(head.values[0]):
-        return all(
-            isinstance(value, dict) and value.keys().isdisjoint(("messages",)) for value in head.values
-        )
+        return all(isinstance(value, dict) and "messages" not in value for value in head.values)
     return any(any(map(is_message, _messages(value) or ())) for value in head.objects())
 
 
@@ -92,7 +90,8 @@ def _row(listed: list[Any], notes: Notes) -> Iterator[dict[str, Any]]:
     turns: list[Turn] = []
     for number, message in enumerate(listed, start=1):
         turns += turns_of(message, f"messages {number}", notes)
-    if kept := settled(turns, notes):
+    kept = settled(turns, notes)
+    if kept:
         yield {"messages": kept}
     else:
         notes["empty_conversations"] += 1
@@ -118,7 +117,7 @@ def turns_of(message: Any, where: str, notes: Notes) -> list[Turn]:
     if not isinstance(content, str | list) and not (content is None and role == "assistant"):
         raise BadLine("content_not_text", f"{where}: the content is neither text nor a list of parts")
     words = _text_of(content, notes)
-    images = sum(part.get("type") in IMAGES for part in _parts(content))
+    images = sum(part.get("type") in IMAGES for part in objects(content))
     if role == "user":
         return user_turn(words, [], notes, shows_image=images > 0)
     notes["attachments"] += images
@@ -143,10 +142,6 @@ def _opened(message: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return _type_of(message), data if isinstance(data, dict) else message
 
 
-def _parts(content: Any) -> list[dict[str, Any]]:
-    return objects(content)
-
-
 def _text_of(content: Any, notes: Notes) -> str:
     """Return the text of a content. Parts that are neither text, reasoning, images nor calls are counted."""
     if not isinstance(content, list):
@@ -166,8 +161,10 @@ def _answer(data: Mapping[str, Any], words: str, notes: Notes) -> Turn:
     turn: Turn = {"role": "assistant", "content": words}
     more = data.get("additional_kwargs")
     more = more if isinstance(more, dict) else {}
-    thoughts = [part.get("thinking") or part.get("reasoning") for part in _parts(data.get("content"))]
-    if reasoning := texts(*thoughts) or texts(more.get("reasoning_content")):
+    parts = objects(data.get("content"))
+    thoughts = [part.get("thinking") or part.get("reasoning") for part in parts]
+    reasoning = texts(*thoughts) or texts(more.get("reasoning_content"))
+    if reasoning:
         turn["reasoning_content"] = reasoning
     calls = [
         call_of(call.get("name"), call.get("args"), call.get("id"))
@@ -179,8 +176,7 @@ def _answer(data: Mapping[str, Any], words: str, notes: Notes) -> Turn:
     if not calls and isinstance(more.get("function_call"), dict):
         calls = [_call_of(more["function_call"], None)]
     if not calls:  # before LangChain 0.1.16, Anthropic's calls were parts and nothing else
-        parts = [part for part in _parts(data.get("content")) if part.get("type") in CALLS]
-        calls = [_call_of_part(part) for part in parts]
+        calls = [_call_of_part(part) for part in parts if part.get("type") in CALLS]
     notes["calls_unreadable"] += len(objects(data.get("invalid_tool_calls")))
     if calls:
         turn["tool_calls"] = calls

@@ -8,7 +8,6 @@ tools stand in the content as `<details type="…">`.
 import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from pipeline.core.jsonl import BadLine, parse_lax
@@ -124,8 +123,10 @@ def _decoded(attribute: str) -> Any:
     for _ in range(2):
         if not isinstance(words, str):
             break
-        with suppress(BadLine):
+        try:
             words = parse_lax(words)
+        except BadLine:
+            break
     return words
 
 

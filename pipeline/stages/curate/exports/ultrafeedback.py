@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from pipeline.core.jsonl import BadLine
 from pipeline.stages.curate.exports.export import Export, Head, Notes, each_record
 
-OVERALL, FINE = "overall_score", "fine-grained_score"
+OVERALL = "overall_score"
+FINE = "fine-grained_score"
 
 
 class Scored(NamedTuple):

@@ -36,7 +36,7 @@ def whole_answer(value: Any) -> dict[str, Any]:
         return _of_candidates(chunks)
     if any("choices" in chunk for chunk in chunks):
         return _of_deltas(chunks)
-    if all("type" in chunk and "choices" not in chunk for chunk in chunks):
+    if all("type" in chunk for chunk in chunks):
         return {"output": chunks}  # items of the Responses API
     raise BadRow("bad_shape", "the response is a list, but not of the chunks of an answer")
 
