@@ -18,6 +18,7 @@ import numpy as np
 
 from pipeline.core.publish import read_json
 from pipeline.gguf.header import CONFIG_FIELDS
+from pipeline.gguf.rope import llama3_factors
 from pipeline.gguf.safetensors_rows import Entry, read_rows
 from pipeline.gguf.tensors import BLOCK, Floats
 
@@ -174,21 +175,10 @@ def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def rope_factors(merged: Path) -> Floats | None:
-    """rope_freqs.weight as llama.cpp wants it for a Llama 3 context extension: how much slower each frequency
-    turns than without it.
-
-    Taken from the function that transformers itself runs with; None if the model has no such extension.
-    """
+    """rope_freqs.weight of the model in a Hugging Face folder; see `llama3_factors`."""
     from transformers import AutoConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    config = AutoConfig.from_pretrained(merged, local_files_only=True, trust_remote_code=False)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "llama3":
-        return None
-    slowed = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
-    plain = rope["rope_theta"] ** (-np.arange(len(slowed)) / len(slowed))
-    return np.asarray(plain / slowed, np.float32)
+    return llama3_factors(AutoConfig.from_pretrained(merged, local_files_only=True, trust_remote_code=False))
 
 
 def read_config(merged: Path) -> dict[str, Any]:

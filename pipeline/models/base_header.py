@@ -166,13 +166,20 @@ def checked_header(file: Path) -> Header:
             "again",
         )
     scaled = network.rope_scaling != "none" or not {network.rope_factor, network.rope_linear} <= {0, 1}
-    if scaled or "rope_freqs.weight" in header.tensors:
+    if scaled or _has_unknown_factors(header, file):
         raise DataError(
             "Q-MODELS-005",
-            f"{file} has scaled rotary positions, which transformers would drop in silence: take the "
-            "Hugging Face folder of this model",
+            f"{file} has scaled rotary positions other than those of Llama 3.1 to 3.3, which transformers "
+            "would drop in silence: take the Hugging Face folder of this model",
         )
     return header
+
+
+def _has_unknown_factors(header: Header, file: Path) -> bool:
+    # this imports NumPy, which planning from a header never needs
+    from pipeline.gguf.rope import FACTORS, published_settings
+
+    return FACTORS in header.tensors and not published_settings(header, file)
 
 
 def read_metadata(header: Header, file: Path) -> Metadata:

@@ -15,6 +15,7 @@ from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import MODEL_FILE, TRAINED_ON
 from pipeline.gguf.header import Header
+from pipeline.gguf.rope import FACTORS, llama3_factors, same_factors, stored_factors
 from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.models.gguf_names import Names, in_order, is_matrix, prove_complete, values_at
@@ -45,6 +46,8 @@ def load_gguf(
     header, tensors = gguf_tensors(file)
     config = read_config(folder)
     names = tensor_names(config, header, file)
+    check_rope(config, header, file)
+    tensors.pop(FACTORS, None)  # no parameter's, and computed from config.json
     model = empty_model(folder, config, compute_dtype, device)
     fill(model, tensors, names, compute_dtype, device, in_main_memory)
     prove_complete(model, tensors, names)
@@ -71,14 +74,18 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
             f"{file} is of architecture {stated} and config.json beside it of {architecture}: run `snakemake "
             "--force base`",
         )
-    if "rope_freqs.weight" in header.tensors:
-        raise DataError(
-            "Q-MODELS-005",
-            f"{file} has scaled rotary positions (rope_freqs.weight), which training would not see: set "
-            "base.quantization to nf4",
-        )
     heads = reordered_heads(architecture, config.to_dict())
     return Names(file, name_map(architecture, config.num_hidden_layers), heads)
+
+
+def check_rope(config: Any, header: Header, file: Path) -> None:
+    """Raise `DataError` unless the rotary factors in the file are those that the model computes with."""
+    if not same_factors(stored_factors(header, file), llama3_factors(config)):
+        raise DataError(
+            "Q-MODELS-005",
+            f"{file} has other rotary positions ({FACTORS}) than config.json beside it, so training would "
+            "not compute what llama.cpp does: run `snakemake --force base`",
+        )
 
 
 def empty_model(folder: Path, config: Any, dtype: torch.dtype, device: str) -> Any:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokeniz
 from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.header import Header
+from pipeline.gguf.rope import FACTORS, published_settings
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.gguf.tied import HEAD, OneMatrix, one_matrix
 from pipeline.llamacpp.quick_reader import quick_reader
@@ -46,6 +48,8 @@ def unpack_gguf(
     tied = one_matrix(header, gguf_tensors(file)[1]) if tie else None
     if tied:
         tie_head(model, tied)
+    if rope := published_settings(header, file):
+        model.config.update({"rope_parameters": rope})
     model.config.update(special_ids(tokenizer))
     model.generation_config = GenerationConfig(**special_ids(tokenizer))
     with redirect_stderr(io.StringIO()):
@@ -148,10 +152,12 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     """Raise `DataError` unless the model has as many weights as the GGUF, all of them finite."""
     # a tied head counts once
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
-    if taken != header.parameters:
+    # rotary factors are settings, see `published_settings`
+    held = header.parameters - math.prod(header.tensors.get(FACTORS, ((0,), 0))[0])
+    if taken != held:
         raise DataError(
             "Q-BASE-003",
-            f"{file} holds {header.parameters:,} weights, transformers takes {taken:,} of them: take this "
+            f"{file} holds {held:,} weights, transformers takes {taken:,} of them: take this "
             "model from the hub instead",
         )
     for name, weights in model.named_parameters():

@@ -16,6 +16,7 @@ from pipeline.core.publish import need_disk
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE, TRAINED_ON
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
+from pipeline.gguf.rope import published_settings
 from pipeline.gguf.tuned_file import rewrite_header
 from pipeline.llamacpp.converters import NO_TYPES, Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
@@ -165,6 +166,8 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     if f"{architecture}.attention.sliding_window" not in header.fields and hasattr(config, "sliding_window"):
         # llama.cpp has none then, and transformers would take Mistral's 4,096
         settings["sliding_window"] = None
+    if rope := published_settings(header, model):
+        settings["rope_parameters"] = rope
     config.update(settings | stated | special)
     config.save_pretrained(folder)
     GenerationConfig(**special).save_pretrained(folder)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.core.checks import Check
 from pipeline.gguf.header import Header
+from pipeline.gguf.rope import FACTORS, USUAL_BASE, same_factors
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.sources import KNOWN, Piece, gguf_settings, read_config, rope_factors, sources
 from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
@@ -20,12 +21,10 @@ from pipeline.models.runtime import side_by_side
 from pipeline.stages.parity.check import exact
 
 WHAT = "tensors, rounded to the GGUF's type, and settings that differ from {}'s"
-ROPE = "rope_freqs.weight"
-ROPE_TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 EXPONENT = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 CONVERT = "run `snakemake --force convert`"
-ROPE_BASE = ("rope.freq_base", 10_000.0)  # what llama.cpp takes where a file doesn't say it
+ROPE_BASE = ("rope.freq_base", USUAL_BASE)
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def names_faults(
     for name in sorted(tensors.keys() - wanted.keys()):
         if name == HEAD and tied and EMBEDDINGS in wanted:
             yield tensor_fault(tensors[name], wanted[EMBEDDINGS])
-        elif name == ROPE:
+        elif name == FACTORS:
             yield rope_fault(tensors[name], rope_factors(merged))
         else:
             cause = f"The GGUF is of another model: {CONVERT}."
@@ -145,7 +144,7 @@ def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:
     if expected is None:
         return Fault(tensor.name, "is in the GGUF, and the model's config asks for no such factors", cause)
     stored = tensor.values(0, tensor.rows).reshape(-1)
-    if stored.shape == expected.shape and np.allclose(stored, expected, rtol=ROPE_TOLERANCE, atol=0):
+    if same_factors(stored, expected):
         return None
     return Fault(tensor.name, "differs from the factors that transformers computes", cause)
 
