@@ -1,6 +1,4 @@
-"""A base that is a GGUF: the names of its files in models/base, the architectures that can be trained on one,
-and whether a training was on it.
-"""
+"""A base that is a GGUF: the names of its files in models/base, and whether a training was on it."""
 
 from pathlib import Path
 
@@ -10,8 +8,6 @@ from pipeline.core.publish import read_json
 
 # what is trained on and served, and, if base.level is set, the file that it was quantized from
 MODEL_FILE, SOURCE_FILE = "model.gguf", "source.gguf"
-DENSE = ("llama", "qwen2", "qwen3")  # the architectures of `gguf.sources` without experts
-TRAINED_ON = (*DENSE, "qwen2moe", "qwen3moe")  # those whose GGUF an adapter can be trained on
 
 
 def file_trained_on(base: Path, adapter: Path, lineage: Path) -> str:

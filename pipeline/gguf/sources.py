@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.publish import read_json
+from pipeline.gguf.families import BY_CLASS, Family
 from pipeline.gguf.header import CONFIG_FIELDS
 from pipeline.gguf.rope import llama3_factors
 from pipeline.gguf.safetensors_rows import Entry, read_rows
@@ -32,36 +33,16 @@ KEY_MAPPING = {
         for old, new in PARTS.items()
     },
 }
-# architecture in config.json: general.architecture in the GGUF
-KNOWN = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen2MoeForCausalLM": "qwen2moe",
-    "Qwen3MoeForCausalLM": "qwen3moe",
-    "MixtralForCausalLM": "llama",
-    "GraniteForCausalLM": "granite",
-    "Olmo2ForCausalLM": "olmo2",
-    "Phi3ForCausalLM": "phi3",
-    "SmolLM3ForCausalLM": "smollm3",
-}
-# those whose q and k llama.cpp pairs by neighbors, as Llama's first code did
-REORDERED = ("llama", "granite", "smollm3")
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
 # parameters that hold a linear of each of a layer's experts: the linears whose rows follow each other in one
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-# keys of config.json that a model is computed with and no tensor's shape proves: the field of a GGUF's header
+# keys of config.json that a model is computed with and no tensor's shape proves, as a family's `factors`: the
+# field of a GGUF's header
 SETTINGS = {
     **{key: CONFIG_FIELDS[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")},
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "num_experts_per_tok": "expert_used_count",
-    # Granite's factors
-    "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
     "rope_theta": "rope.freq_base",
 }
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
@@ -103,12 +84,13 @@ class Piece:
 
 def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list[Piece]]:
     """{GGUF tensor: the pieces that follow each other in it}; the caller has checked that the
-    architecture is `KNOWN`.
+    family is known.
 
     A tensor whose name has no place in this architecture is under its own name.
     """
-    architecture = KNOWN[config["architectures"][0]]
-    names, heads = name_map(architecture, config["num_hidden_layers"]), reordered_heads(architecture, config)
+    family = BY_CLASS[config["architectures"][0]]
+    names = name_map(family, config["num_hidden_layers"])
+    heads = reordered_heads(family, config)
     by_tensor: dict[str, list[Piece]] = {}
     stored = {in_model(name): name for name in entries}
     for name in sorted(stored, key=_expert_number):
@@ -120,17 +102,17 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
     return by_tensor
 
 
-def name_map(architecture: str, layers: int) -> Any:
+def name_map(family: Family, layers: int) -> Any:
     """The package gguf's map from transformers' names of tensors to llama.cpp's."""
     import gguf
 
-    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.name)
     return gguf.get_tensor_name_map(number, layers)
 
 
-def reordered_heads(architecture: str, config: Mapping[str, Any]) -> dict[str, int]:
+def reordered_heads(family: Family, config: Mapping[str, Any]) -> dict[str, int]:
     """Attention heads by linear whose rows llama.cpp puts in another order."""
-    if architecture not in REORDERED:
+    if not family.turns_neighbors:
         return {}
     count = config["num_attention_heads"]
     return {"q_proj": count, "k_proj": config.get("num_key_value_heads") or count}
@@ -162,14 +144,12 @@ def _expert_number(name: str) -> tuple[str, int]:
 
 
 def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
-    """{GGUF field: its number by config.json}, of `SETTINGS`; the architecture is `KNOWN`."""
-    architecture, values = (
-        KNOWN[config["architectures"][0]],
-        {**config, **(config.get("rope_parameters") or {})},
-    )
+    """{GGUF field: its number by config.json}, of `SETTINGS` and of its family, which is known."""
+    family = BY_CLASS[config["architectures"][0]]
+    values = {**config, **(config.get("rope_parameters") or {})}
     return {
-        f"{architecture}.{field}": values[key]
-        for key, field in SETTINGS.items()
+        f"{family.name}.{field}": values[key]
+        for key, field in {**SETTINGS, **family.factors}.items()
         if isinstance(values.get(key), int | float)
     }
 

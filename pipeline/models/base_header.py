@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from pipeline.core.errors import DataError
 from pipeline.core.text import faults, quoted
-from pipeline.gguf.base_files import DENSE
+from pipeline.gguf.families import DENSE
 from pipeline.gguf.header import Header, NotGguf, read_header
 from pipeline.models.experts.recognize import check_experts_of, expert_settings
 

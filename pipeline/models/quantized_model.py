@@ -13,10 +13,11 @@ import torch
 
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError
-from pipeline.gguf.base_files import MODEL_FILE, TRAINED_ON
+from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import FACTORS, llama3_factors, same_factors, stored_factors
-from pipeline.gguf.sources import KNOWN, name_map, reordered_heads
+from pipeline.gguf.sources import name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.models.gguf_names import Names, in_order, is_matrix, prove_complete, values_at
 from pipeline.models.loading import class_for, read_config
@@ -39,7 +40,7 @@ def load_gguf(
     The file is mapped: on a CPU the quantized weights are
     views of it, a GPU gets them tensor by tensor, but for linears of the first `in_main_memory` layers that
     stay quantized, which are left there (`pipeline.models.offload`). Raises `DataError` if the architecture
-    is not one of `TRAINED_ON`, or where not every tensor of the file fills exactly one parameter (of a
+    is not one that can be trained on, or where not every tensor of the file fills exactly one parameter (of a
     mixture, one expert each of a layer), and every parameter is filled.
     """
     file = folder / name
@@ -60,22 +61,22 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
     quantized, or not the file's.
     """
     class_name = (getattr(config, "architectures", None) or ["model without architectures"])[0]
-    architecture = KNOWN.get(class_name)
-    if architecture not in TRAINED_ON:
-        can = ", ".join(name for name, architecture in KNOWN.items() if architecture in TRAINED_ON)
+    family = BY_CLASS.get(class_name)
+    if family is None or not family.trained_on:
+        can = ", ".join(name for name, known in BY_CLASS.items() if known.trained_on)
         raise DataError(
             "Q-MODELS-028",
             f"{file.parent} is a {class_name}, and only {can} can be trained on a GGUF's weights: set "
             "base.quantization to nf4",
         )
-    if (stated := header.fields.get("general.architecture")) != architecture:
+    if (stated := header.fields.get("general.architecture")) != family.name:
         raise DataError(
             "Q-MODELS-029",
-            f"{file} is of architecture {stated} and config.json beside it of {architecture}: run `snakemake "
+            f"{file} is of architecture {stated} and config.json beside it of {family.name}: run `snakemake "
             "--force base`",
         )
-    heads = reordered_heads(architecture, config.to_dict())
-    return Names(file, name_map(architecture, config.num_hidden_layers), heads)
+    heads = reordered_heads(family, config.to_dict())
+    return Names(file, name_map(family, config.num_hidden_layers), heads)
 
 
 def check_rope(config: Any, header: Header, file: Path) -> None:

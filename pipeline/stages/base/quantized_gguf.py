@@ -13,7 +13,8 @@ from typing import Any
 from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
-from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE, TRAINED_ON
+from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
+from pipeline.gguf.families import TRAINED_ON
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import published_settings

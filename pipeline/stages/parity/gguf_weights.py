@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.checks import Check
+from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import FACTORS, USUAL_BASE, same_factors
 from pipeline.gguf.safetensors_rows import read_folder
-from pipeline.gguf.sources import KNOWN, Piece, gguf_settings, read_config, rope_factors, sources
+from pipeline.gguf.sources import Piece, gguf_settings, read_config, rope_factors, sources
 from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
 from pipeline.gguf.tied import EMBEDDINGS, HEAD
 from pipeline.models.runtime import side_by_side
@@ -44,7 +45,7 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
     header, tensors = gguf_tensors(gguf)
     config = read_config(merged)
     architecture = (config.get("architectures") or ["none"])[0]
-    if architecture not in KNOWN:
+    if architecture not in BY_CLASS:
         contents = f"{len(tensors)} tensors ({', '.join(sorted(tensors)[:3])} …)"
         why = f"how {architecture} is converted is not known here: {contents}"
         return Check(title, "not measured", why, what=what)
@@ -68,7 +69,7 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
 def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str) -> str:
     """How a complete file is not what its name says: another architecture, or quantized; else empty."""
     stored = header.fields.get("general.architecture")
-    if stored != KNOWN[architecture]:
+    if stored != BY_CLASS[architecture].name:
         return f"the GGUF is a {stored}, the merged model a {architecture}"
     quantized = Counter(tensor.type for tensor in tensors.values() if tensor.type not in FLOAT_BYTES)
     ggml_types = ", ".join(f"{count} {ggml_type}" for ggml_type, count in sorted(quantized.items()))

@@ -79,7 +79,7 @@ def write_pair(
     import torch
     from safetensors.torch import save_file
 
-    from pipeline.gguf.sources import KNOWN
+    from pipeline.gguf.families import BY_CLASS
 
     save_file(
         {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in stored.items()},
@@ -87,7 +87,8 @@ def write_pair(
     )
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     tensors = {name: (values, int(values.dtype == np.float16)) for name, values in written.items()}
-    fields = {"general.architecture": KNOWN.get(config["architectures"][0], "other")}
+    family = BY_CLASS.get(config["architectures"][0])
+    fields = {"general.architecture": family.name if family else "other"}
     return folder, write_gguf(folder / "model.gguf", tensors, fields)
 
 

@@ -1,0 +1,62 @@
+"""The families of models whose GGUF is known, one record each: what sets a family apart in the file.
+
+The weights of a merged model are compared with its GGUF if the model's family is here, and an adapter can be
+trained on its GGUF if the record says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family by its names and traits; what a trait means is in the module that has it to do."""
+
+    # general.architecture of its GGUF
+    name: str
+    # `architectures` of its config.json; the first one is what a file without further signs is
+    classes: tuple[str, ...]
+    # an adapter or scales can be trained on its GGUF
+    trained_on: bool = False
+    # its feed-forward layers are experts
+    experts: bool = False
+    # its rotary embedding turns neighbors, so that the rows of q and k are in another order than in
+    # transformers' model (`pipeline.models.gguf_names`)
+    turns_neighbors: bool = False
+    # factors that its model is computed with: {key of config.json: field of the header}
+    factors: Mapping[str, str] = field(default_factory=dict)
+
+
+FAMILIES = (
+    Family(
+        "llama",
+        ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+        trained_on=True,
+        turns_neighbors=True,
+    ),
+    Family("qwen2", ("Qwen2ForCausalLM",), trained_on=True),
+    Family("qwen3", ("Qwen3ForCausalLM",), trained_on=True),
+    Family("qwen2moe", ("Qwen2MoeForCausalLM",), trained_on=True, experts=True),
+    Family("qwen3moe", ("Qwen3MoeForCausalLM",), trained_on=True, experts=True),
+    Family(
+        "granite",
+        ("GraniteForCausalLM",),
+        turns_neighbors=True,
+        factors={
+            "attention_multiplier": "attention.scale",
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
+    ),
+    Family("olmo2", ("Olmo2ForCausalLM",)),
+    Family("phi3", ("Phi3ForCausalLM",)),
+    Family("smollm3", ("SmolLM3ForCausalLM",), turns_neighbors=True),
+)
+# by the class in config.json
+BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
+# by general.architecture
+BY_NAME = {family.name: family for family in FAMILIES}
+# the names of those whose GGUF an adapter can be trained on, and of those without experts
+TRAINED_ON = tuple(family.name for family in FAMILIES if family.trained_on)
+DENSE = tuple(family.name for family in FAMILIES if family.trained_on and not family.experts)
