@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from pipeline.__main__ import main
 from pipeline.chat.rendering import Unrenderable, render
 from pipeline.chat.tokens import IGNORED, encode, load_tokenizer
-from pipeline.chat.trial import QUESTION, TOOL
+from pipeline.chat.trial import CHATS, QUESTION, TOOL
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.curate.rules.template import ChatTemplate
 
@@ -118,7 +118,10 @@ REFUSED: dict[str, tuple[Bend, str, tuple[str, ...]]] = {
     ),
     # the template takes no chat at all
     "another prompt than answers have": (
-        loop(TURN, "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"),
+        loop(
+            TURN,
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<th' }}{{ 'ink>' }}\n{% endif %}",
+        ),
         "Q-BASE-041",
         ("<think>",),
     ),
@@ -143,7 +146,10 @@ SOUND: dict[str, tuple[Bend, str]] = {
         loop("{% if messages | length > 3 %}{{ raise_exception('one') }}{% endif %}" + TURN, PROMPT),
         "chats of several turns",
     ),
-    "reasoning only": (added("<think>", "</think>", template=THOUGHTS), "chats without reasoning"),
+    "a prompt that opens reasoning": (
+        added("<think>", "</think>", template=THOUGHTS),
+        "does not end in '<think>",
+    ),
 }
 
 
@@ -294,6 +300,24 @@ def test_a_base_for_texts_keeps_the_end_that_it_names(ending: int | None, tmp_pa
     assert (tokenizer.eos_token, facts["eos_token"]) == ("<|endoftext|>", "<|endoftext|>")
     assert "named_end" not in facts and "Q-BASE" not in facts["no_chats"]
     assert "add_generation_prompt" in facts["no_chats"]
+
+
+def test_a_prompt_that_opens_reasoning_is_changed_in_the_bases_files(tmp_path: Path) -> None:
+    folder = smollm_folder(tmp_path / "source")
+    added("<think>", "</think>", template=THOUGHTS)(folder)
+    with_weights(folder)
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 0
+    tokenizer, _, facts = made(tmp_path / "project")
+    assert facts["prompt_ended_in"] == "<think>\n"
+    assert render(tokenizer, [QUESTION], add_generation_prompt=True).endswith("<|im_start|>assistant\n")
+    for (_, encoded), opening in zip(
+        encode(tokenizer, [CHAT, CHATS["reasoning"]]), ("<think>\n\n", "<think>\nIt flows"), strict=True
+    ):
+        assert not isinstance(encoded, Unrenderable)
+        trained = [label for label in encoded[0].labels if label != IGNORED]
+        assert tokenizer.decode(trained).startswith(opening)
+    assert (folder / TEMPLATE).read_text(encoding="utf-8") == THOUGHTS
 
 
 def test_an_end_of_turn_that_the_template_does_not_write_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.template import try_templates
+from pipeline.chat.thinking import FreePrompt, free_prompt
 from pipeline.chat.tokenizer_file import try_tokenizer
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.chat.trial import end_of_turn, need_trainable, why_no_chats
@@ -85,11 +86,13 @@ class Tried:
     """A tokenizer, with `no_chats`, a sentence if no chat can be trained on it and its template, only texts;
     or with `note`, a sentence if that is so of a usual kind of chats.
 
-    Its eos_token is the end of turn. `named_end` is the one that the folder names, if that is another.
+    Its eos_token is the end of turn. `named_end` is the one that the folder names, if that is another. Its
+    template is `prompt`'s, if the generation prompt of the folder's had to be changed.
     """
 
     tokenizer: Any
     named_end: str | None = None
+    prompt: FreePrompt | None = None
     no_chats: str | None = None
     note: str | None = None
 
@@ -115,6 +118,9 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
         if end:
             need_token(tokenizer, end, folder)
             tokenizer.eos_token = end
+        prompt = free_prompt(tokenizer)
+        if prompt:
+            tokenizer.chat_template = prompt.template
         no_chats = why_no_chats(tokenizer, str(folder))
         if no_chats and not chosen.end_of_turn:
             tokenizer.eos_token = named_end  # only texts are trained, which end as the model names it
@@ -124,7 +130,8 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
     # untrusted files: the libraries raise what they stumble over
     except Exception as error:
         raise unreadable(folder, error) from error
-    return Tried(tokenizer, None if tokenizer.eos_token == named_end else named_end, no_chats, note)
+    other_end = None if tokenizer.eos_token == named_end else named_end
+    return Tried(tokenizer, other_end, prompt, no_chats, note)
 
 
 def need_token(tokenizer: Any, chosen: str, folder: Path) -> None:

@@ -14,7 +14,7 @@ from pipeline.chat.tokens import template_of
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
-from pipeline.core.publish import write_json
+from pipeline.core.publish import write_json, write_text
 from pipeline.core.special_files import need_file
 from pipeline.core.text import plural, quoted
 from pipeline.gguf.base_files import MODEL_FILE
@@ -25,6 +25,10 @@ from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
+TEMPLATE_FILE = "chat_template.jinja"
+# where a folder without that file has its templates, and where llama.cpp's converter looks too
+JSON_FILES = ("tokenizer_config.json", "chat_template.json")
+KEY = "chat_template"
 MAX_CARD = 1 << 16  # bytes of a model card: its front matter has a few thousand
 
 
@@ -70,6 +74,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
 
     `no_chats` among the facts says why no chat can be trained on it, if that is so; texts can. `named_end` is
     the eos_token that the folder had, if a turn ends in another, which is then written into its files.
+    `prompt_ended_in` is there if the generation prompt had to be changed: what was taken off its end.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -97,6 +102,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
             "tokenizer is another model's",
         )
     settle_end_of_turn(folder, tried, config.get("eos_token_id"))
+    if tried.prompt:
+        put_template(folder, tried.prompt.template)
     quantized = folder / MODEL_FILE
     parameters, dtype = (
         count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
@@ -116,6 +123,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     }
     if tried.named_end:
         facts["named_end"] = tried.named_end
+    if tried.prompt:
+        facts["prompt_ended_in"] = tried.prompt.removed
     if tried.no_chats:
         facts["no_chats"] = tried.no_chats
     return facts, tried.note
@@ -184,6 +193,19 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
         )
     known = [end for end in listed if end is not None]
     write_json(path, settings | {"eos_token_id": [tokenizer.eos_token_id, *known]})
+
+
+def put_template(folder: Path, template: str) -> None:
+    """Put `template` into a folder in place of all that are there; "" for none."""
+    file = folder / TEMPLATE_FILE
+    file.unlink(missing_ok=True)
+    if template:
+        write_text(file, template)
+    for name in JSON_FILES:
+        if (folder / name).is_file():
+            settings = read_object(folder / name)
+            if settings.pop(KEY, None) is not None:
+                write_text(folder / name, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 def special_ids(tokenizer: Any) -> dict[str, int | None]:

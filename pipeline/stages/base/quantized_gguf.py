@@ -21,11 +21,11 @@ from pipeline.gguf.rope import published_settings
 from pipeline.gguf.tuned_file import rewrite_header
 from pipeline.llamacpp.converters import NO_TYPES, Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
-from pipeline.models.base_header import checked_header, stated_config
+from pipeline.models.base_header import CHAT_TEMPLATE, checked_header, stated_config
 from pipeline.stages.base.chats import EARLY_BYTES, ChatSettings
 from pipeline.stages.base.file_choice import gguf_parts
 from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
-from pipeline.stages.base.hf_folder import special_ids
+from pipeline.stages.base.hf_folder import TEMPLATE_FILE, special_ids
 from pipeline.stages.base.template_files import settle_in_gguf
 
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
@@ -111,6 +111,18 @@ def end_turns_with(token: str, folder: Path) -> Header:
             header = check_gguf(file)
             number = header.fields["tokenizer.ggml.tokens"].index(token)
             rewrite_header(file, header, {"tokenizer.ggml.eos_token_id": number})
+    return check_gguf(folder / MODEL_FILE)
+
+
+def take_template(folder: Path) -> Header:
+    """Put the chat template of `folder` into the metadata of the GGUFs there, which llama-server reads;
+    return the header of `model.gguf`.
+    """
+    template = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+    for name in (SOURCE_FILE, MODEL_FILE):
+        file = folder / name
+        if file.is_file():
+            rewrite_header(file, check_gguf(file), {CHAT_TEMPLATE: template})
     return check_gguf(folder / MODEL_FILE)
 
 

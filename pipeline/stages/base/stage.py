@@ -36,7 +36,7 @@ from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.named_file import NamedFile
-from pipeline.stages.base.quantized_gguf import end_turns_with, joined, keep_gguf
+from pipeline.stages.base.quantized_gguf import end_turns_with, joined, keep_gguf, take_template
 from pipeline.stages.base.template_files import settle_in_folder
 
 
@@ -140,6 +140,8 @@ def base(
             facts, note = examine(aside, chats)
             if stays_gguf and "named_end" in facts:
                 header = end_turns_with(facts["eos_token"], aside)
+            if stays_gguf and "prompt_ended_in" in facts:
+                header = take_template(aside)
             if not stays_gguf:
                 need_convertible(aside, find_toolchain(llamacpp_home))
         except DataError as error:  # the user knows the source, not what is not published yet
@@ -178,6 +180,13 @@ def base(
         print(
             f"base: an answer ends in {facts['eos_token']}, as {reason}; the model named "
             f"{facts['named_end']} (base.end_of_turn)"
+        )
+    if "prompt_ended_in" in facts:
+        removed = facts["prompt_ended_in"]
+        now = f"does not end in {removed!r}" if removed else "is the same whatever enable_thinking says"
+        print(
+            f"base: the chat template's generation prompt is changed, it {now}: so every answer follows the "
+            "prompt that is served, and the model itself writes where it begins to reason"
         )
     if "no_chats" in facts:
         print(f"base: only plain text can be trained on it, no chats: {facts['no_chats']}")

@@ -16,12 +16,7 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.tuned_file import rewrite_header
 from pipeline.models.base_header import CHAT_TEMPLATE, named_templates
 from pipeline.stages.base.chats import ChatSettings, need_compiled, unreadable
-from pipeline.stages.base.hf_folder import read_object
-
-TEMPLATE_FILE = "chat_template.jinja"
-# where a folder without that file has its templates, and where llama.cpp's converter looks too
-JSON_FILES = ("tokenizer_config.json", "chat_template.json")
-KEY = "chat_template"
+from pipeline.stages.base.hf_folder import JSON_FILES, KEY, TEMPLATE_FILE, put_template, read_object
 
 
 def settle_in_folder(folder: Path, chats: ChatSettings) -> bool:
@@ -32,7 +27,7 @@ def settle_in_folder(folder: Path, chats: ChatSettings) -> bool:
     """
     file = folder / TEMPLATE_FILE
     if chats.template is not None:
-        _replace(folder, chats.template)
+        put_template(folder, chats.template)
     is_dated = file.is_file() and _fix_text(file, chats.day)
     for name in JSON_FILES:
         if (folder / name).is_file():
@@ -57,19 +52,6 @@ def settle_in_gguf(file: Path, header: Header, chats: ChatSettings) -> bool:
         }
         rewrite_header(file, header, fields, dropped=(CHAT_TEMPLATE,))
     return fixed != templates
-
-
-def _replace(folder: Path, template: str) -> None:
-    """Put `template` into a folder in place of all that are there; "" for none."""
-    file = folder / TEMPLATE_FILE
-    file.unlink(missing_ok=True)
-    if template:
-        write_text(file, template)
-    for name in JSON_FILES:
-        if (folder / name).is_file():
-            settings = read_object(folder / name)
-            if settings.pop(KEY, None) is not None:
-                write_text(folder / name, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 def _fix_text(file: Path, day: date) -> bool:

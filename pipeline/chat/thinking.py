@@ -1,0 +1,183 @@
+"""Chat templates whose generation prompt decides whether the model reasons, rewritten so that the model does.
+
+Qwen3.5's prompt ends in `<think>` and a line break, and an answer without reasoning goes on with another line
+break, which is one token with the first: no plain chat could be trained. DeepSeek-R1's distills open a block
+of reasoning that no earlier answer has. And where `enable_thinking` changes the prompt, llama-server, which
+says true of itself, serves another text than transformers, which says nothing, trains. With the tag taken out
+of the prompt the model writes it, as Qwen3 does, and both kinds of chats can be trained and are served alike.
+
+The rewritten template is found by trying: a text of the template is cut short, and what comes out must be the
+same for whole conversations, and a shorter prompt for a question.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.chat.rendering import Unrenderable, render
+from pipeline.chat.template import environment
+from pipeline.chat.template_probe import Message
+from pipeline.chat.trial import CHATS, QUESTION, USUAL, failures, trained_header
+
+SWITCH = "enable_thinking"
+# what may stand before a template that asks for the switch: nothing, the value that llama-server gives it by
+# default, or the value off for good; each on a line of its own, whose line break belongs to the tag
+LINES = (
+    "",
+    f"{{%- set {SWITCH} = {SWITCH} | default(true) %}}\n",
+    f"{{%- set {SWITCH} = false %}}\n",
+)
+
+
+@dataclass(frozen=True)
+class FreePrompt:
+    """A template whose generation prompt leaves it to the model whether it reasons; `removed` is what the
+    prompt ended in before, "" if it was only the switch that had to be set.
+    """
+
+    template: str
+    removed: str
+
+
+def free_prompt(tokenizer: Any) -> FreePrompt | None:
+    """Return the tokenizer's template with a generation prompt that both kinds of answers can follow, and
+    that is the same with `enable_thinking` as without; None if that is so already, or can't be had.
+    """
+    template = tokenizer.chat_template
+    if not isinstance(template, str) or not _prompt(tokenizer):
+        return None
+    best = own = _score(tokenizer)
+    if own.is_sound:
+        return None
+    found = None
+    whole = _conversations(tokenizer)
+    for line in LINES if SWITCH in template else LINES[:1]:
+        with _using(tokenizer, line + template):
+            prompt = _prompt(tokenizer)
+        for removed, shorter in [("", template), *_cut(tokenizer, template, prompt)]:
+            with _using(tokenizer, line + shorter):
+                if _conversations(tokenizer) != whole or not prompt.startswith(_prompt(tokenizer) or "\0"):
+                    continue
+                score = _score(tokenizer, is_cut=bool(removed))
+            if score.is_sound and score < best:
+                best = score
+                found = FreePrompt(line + shorter, removed)
+        if best.is_sound and not best.failed:
+            break
+    return found
+
+
+@dataclass(frozen=True, order=True)
+class _Score:
+    """How far a template is from one that all kinds of chats can be trained with; the less, the better."""
+
+    is_unlike: bool  # with the switch on, which is what llama-server shows
+    is_header_trained: bool
+    usual_failed: int
+    failed: int
+    is_cut: bool = False
+
+    @property
+    def is_sound(self) -> bool:
+        """Return True if usual chats can be trained and are served as they were trained."""
+        return not (self.is_unlike or self.is_header_trained or self.usual_failed)
+
+
+def _score(tokenizer: Any, *, is_cut: bool = False) -> _Score:
+    """Return the score of the template that the tokenizer has now."""
+    failed = failures(tokenizer)
+    return _Score(
+        is_unlike=not _is_served_alike(tokenizer),
+        is_header_trained=trained_header(tokenizer) is not None,
+        usual_failed=len([kind for kind in USUAL if kind in failed]),
+        failed=len(failed),
+        is_cut=is_cut,
+    )
+
+
+@contextmanager
+def _using(tokenizer: Any, template: str) -> Iterator[None]:
+    """Give the tokenizer another template for a while."""
+    own = tokenizer.chat_template
+    tokenizer.chat_template = template
+    try:
+        yield
+    finally:
+        tokenizer.chat_template = own
+
+
+def _is_served_alike(tokenizer: Any) -> bool:
+    """Return True if the texts of all chats are the same with the switch on as without it."""
+    if SWITCH not in tokenizer.chat_template:
+        return True
+    return _texts(tokenizer) == _texts(tokenizer, **{SWITCH: True})
+
+
+def _texts(tokenizer: Any, **switch: bool) -> list[str | None]:
+    """Return every chat of the trial as text, whole and up to its first question."""
+    return [
+        *_conversations(tokenizer, **switch),
+        _rendered(tokenizer, [QUESTION], add_generation_prompt=True, **switch),
+    ]
+
+
+def _conversations(tokenizer: Any, **switch: bool) -> list[str | None]:
+    """Return every chat of the trial as text; None for one that the template refuses."""
+    return [_rendered(tokenizer, row["messages"], row.get("tools"), **switch) for row in CHATS.values()]
+
+
+def _rendered(tokenizer: Any, messages: list[Message], *tools: Any, **more: Any) -> str | None:
+    """Return the messages as text; None if the template refuses them."""
+    try:
+        return render(tokenizer, messages, *tools, **more)
+    except Unrenderable:
+        return None
+
+
+def _prompt(tokenizer: Any) -> str:
+    """Return what the template writes for the generation prompt; "" if it does not show one."""
+    question = _rendered(tokenizer, [QUESTION])
+    opened = _rendered(tokenizer, [QUESTION], add_generation_prompt=True)
+    if question is None or opened is None or not opened.startswith(question):
+        return ""
+    return opened[len(question) :]
+
+
+def _cut(tokenizer: Any, template: str, prompt: str) -> list[tuple[str, str]]:
+    """Return the endings of the generation prompt that begin with a control token and stand in one text of
+    the template, shortest first, each with the template without that text.
+    """
+    tokens = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
+    written = list(_written(template))
+    found = []
+    for start in reversed(range(len(prompt))):
+        ending = prompt[start:]
+        token = next((token for token in tokens if ending.startswith(token)), None)
+        if token is None:
+            continue
+        for first, last in written:
+            place = template.find(token, first, last)
+            if place >= 0 and _unescaped(template[place:last]).strip() == ending.strip():
+                found.append((ending, template[:place] + template[last:]))
+    return found
+
+
+def _written(template: str) -> Iterator[tuple[int, int]]:
+    """Yield the places [first, last) of the texts in a template: of a string what its quotes hold, and what
+    stands outside of tags.
+    """
+    place = 0
+    for _, kind, value in environment().lex(template):
+        # only white space is left out between two tokens
+        place = template.index(value, place)
+        if kind == "string":
+            yield place + 1, place + len(value) - 1
+        elif kind == "data":
+            yield place, place + len(value)
+        place += len(value)
+
+
+def _unescaped(text: str) -> str:
+    """Return what a text of a template stands for, with its line breaks."""
+    return text.replace("\\n", "\n")
