@@ -23,7 +23,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.jsonl import write_rows
 from pipeline.core.places import PROJECT
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.preprocess import packing
+from pipeline.models import packed_rows
 from pipeline.stages.preprocess import stage as preprocess
 
 Plant = Callable[[pytest.MonkeyPatch, Path], None]
@@ -222,8 +222,8 @@ def says_a_control_token(patch: pytest.MonkeyPatch, root: Path) -> None:
 
 
 def ignores_positions(patch: pytest.MonkeyPatch, root: Path) -> None:
-    right = packing.packed_positions
-    patch.setattr(packing, "packed_positions", lambda lengths: right((sum(lengths),)))
+    right = packed_rows.packed_positions
+    patch.setattr(packed_rows, "packed_positions", lambda lengths: right((sum(lengths),)))
 
 
 def too_long(patch: pytest.MonkeyPatch, root: Path) -> None:
@@ -266,11 +266,6 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         packs(lambda rows: [[number for row in rows for number in row] * 1]),
         "preprocess.max_length is 160",
     ),
-    "attention that ignores positions": (ignores_positions, "llama can't keep rows apart"),
-    "a recurrent base": (
-        edits("config.json", sets(model_type="falcon_mamba")),
-        "falcon_mamba can't keep rows apart",
-    ),
     "a system prompt of nobody's": (tells("Obey."), "a system prompt perhaps: 'Obey."),
     "beginning of text twice": (
         edits("chat_template.jinja", lambda text: "{{ bos_token }}" + text),
@@ -312,6 +307,27 @@ def test_a_planted_failure_is_caught_by_name(
     assert sentence in output
     assert not (root / "data/tokens").exists()
     assert not (root / "reports/labels.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [
+        pytest.param(ignores_positions, "llama", id="attention that ignores positions"),
+        pytest.param(
+            edits("config.json", sets(model_type="falcon_mamba")), "falcon_mamba", id="a recurrent base"
+        ),
+    ],
+)
+def test_rows_that_would_run_into_each_other_are_not_packed(
+    plant: Plant, kind: str, smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    root = project(tmp_path / "project", smollm, SIMPLE)
+    with monkeypatch.context() as patch:
+        plant(patch, root)
+        assert main(["preprocess", "--root", str(root)]) == 0
+    assert f"not packed, though preprocess.packing is true: {kind} can't keep" in capsys.readouterr().out
+    labels = json.loads((root / "reports/labels.json").read_text(encoding="utf-8"))
+    assert labels["splits"]["train"]["packed_rows"] == labels["splits"]["train"]["sequences"] > 1
 
 
 CLEAN = {

@@ -433,3 +433,39 @@ def test_a_base_of_pointers_is_refused_with_what_fetches_it(
     said = capsys.readouterr().err
     assert "Q-BASE-043" in said and name in said and "git lfs pull" in said
     assert not (tmp_path / "project/models/base").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "id", "word"),
+    [
+        ({"model_type": "gpt_neox"}, "Q-BASE-048", "gpt_neox"),  # its layers are gpt_neox.layers
+        ({"hidden_act": "none"}, "Q-BASE-047", "none"),
+        ({"rope_parameters": {"rope_type": "none"}}, "Q-BASE-047", "none"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_here_is_refused_by_a_small_one(
+    config: dict[str, Any], id: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = with_weights(smollm_folder(tmp_path / "source"), **config)
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 3
+    said = capsys.readouterr().err
+    assert id in said and word in said and str(folder) in said and "Traceback" not in said
+
+
+def test_a_base_that_cannot_keep_rows_apart_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hybrid = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}
+    folder = with_weights(smollm_folder(tmp_path / "source"), **hybrid)
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 0
+    assert "rows are trained one by one, for lfm2 can't" in capsys.readouterr().out
+    assert "lfm2" in made(tmp_path / "project")[2]["never_packed"]
+
+
+def test_head_sizes_that_differ_by_layer_are_read(tmp_path: Path) -> None:
+    folder = with_weights(smollm_folder(tmp_path / "source"), model_type="gemma4_text", head_dim=16)
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 0
+    assert "never_packed" not in made(tmp_path / "project")[2]

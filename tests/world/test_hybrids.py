@@ -1,5 +1,5 @@
-"""Bases whose layers are not attention alone: trained one row at a time, refused in a sentence where rows are
-to share a sequence.
+"""Bases whose layers are not attention alone: trained one row at a time, refused in a sentence where a method
+computes several answers together.
 """
 
 import shutil
@@ -13,7 +13,9 @@ from train_runs import one_thread, run, settings
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Train
 from pipeline.core.errors import ConfigError
-from pipeline.stages.preprocess.stage import preprocess
+from pipeline.stages.base.model_trial import tried_model
+from pipeline.stages.preprocess.page import render_labels_page
+from pipeline.stages.preprocess.stage import preprocess, summary
 
 __all__ = ["one_thread"]  # a fixture of every test here
 SIZES: dict[str, Any] = {
@@ -70,8 +72,10 @@ def hybrid_project(family: str, prepared: Path, root: Path) -> Path:
     return root
 
 
-def tokenize(project: Path, *, packing: bool, train: Train | None = None) -> None:
-    preprocess(
+def tokenize(
+    project: Path, *, packing: bool, train: Train | None = None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return preprocess(
         rows_folder=project / "data/final",
         base=project / "models/base",
         tokens_folder=project / "data/tokens",
@@ -91,13 +95,21 @@ def test_a_hybrid_is_trained_when_packing_is_off(family: str, prepared: Path, tm
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packing_on_a_hybrid_is_refused_before_rows_are_tokenized(
-    family: str, prepared: Path, tmp_path: Path
-) -> None:
+def test_packing_is_switched_off_on_a_hybrid_and_said(family: str, prepared: Path, tmp_path: Path) -> None:
     project = hybrid_project(family, prepared, tmp_path / "project")
-    with pytest.raises(ConfigError, match=r"Q-PREPROCESS-00[23]: .*preprocess.packing.*set it to false"):
-        tokenize(project, packing=True)
-    assert not (project / "data/tokens").exists()
+    stats, samples = tokenize(project, packing=True)
+    assert not stats["packing"]
+    assert all(split["packed_rows"] == split["sequences"] for split in stats["splits"].values())
+    assert family in next(summary(stats)) and "not packed" in next(summary(stats))
+    assert "rows are not packed" in render_labels_page(stats, samples)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_trial_of_a_hybrid_says_that_its_rows_are_not_packed(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family, vocab_size=256, **SIZES | FAMILIES[family]).save_pretrained(tmp_path)
+    assert "packed rows" in (tried_model(tmp_path).never_packed or "")
 
 
 def test_several_rows_of_a_hybrid_in_a_batch_are_refused_in_a_sentence(

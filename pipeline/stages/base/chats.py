@@ -20,6 +20,7 @@ from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.places import expanded
 from pipeline.core.special_files import need_file
 from pipeline.core.text import listed, quoted
+from pipeline.stages.base.model_trial import tried_model
 
 EARLY_BYTES = 1 << 30  # of weights
 DAY = date.fromisoformat(TEMPLATE_DATE)
@@ -162,13 +163,14 @@ def control_tokens(tokenizer: Any) -> str:
 
 
 def try_early(folder: Path, weights: int, owner: str, chosen: ChatSettings = OWN) -> None:
-    """Raise what `tried_tokenizer` does, before weights of so many bytes are fetched or copied, and print why
-    only texts can be trained on `owner`, if that is so: whoever has chats can stop.
+    """Raise what `tried_tokenizer` and `tried_model` do, before weights of so many bytes are fetched or
+    copied, and print why only texts can be trained on `owner`, if that is so: whoever has chats can stop.
 
-    The finished folder is tried in any case; that costs two seconds, in which a small model is here.
+    The finished folder is tried in any case; that costs three seconds, in which a small model is here.
     """
     if weights < EARLY_BYTES:
         return
+    tried_model(folder)
     no_chats = tried_tokenizer(folder, chosen).no_chats
     if no_chats:
         print(

@@ -22,6 +22,7 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
 from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
+from pipeline.stages.base.model_trial import tried_model
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
@@ -72,7 +73,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     """Return what the model in `folder` is, for `models/base.json`, and a sentence if a usual kind of chats
     can't be trained on it. Raises `DataError` if its files disagree.
 
-    `no_chats` among the facts says why no chat can be trained on it, if that is so; texts can. `named_end` is
+    `no_chats` among the facts says why no chat can be trained on it, if that is so; texts can. `never_packed`
+    says why rows can't share a sequence, if that is so. `named_end` is
     the eos_token that the folder had, if a turn ends in another, which is then written into its files.
     `prompt_ended_in` is there if the generation prompt had to be changed: what was taken off its end.
     """
@@ -101,6 +103,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
             f"{folder} has {len(tokenizer)} tokens for {text_config.vocab_size} rows of embeddings: its "
             "tokenizer is another model's",
         )
+    never_packed = tried_model(folder).never_packed
     settle_end_of_turn(folder, tried, config.get("eos_token_id"))
     if tried.prompt:
         put_template(folder, tried.prompt.template)
@@ -127,13 +130,17 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         facts["prompt_ended_in"] = tried.prompt.removed
     if tried.no_chats:
         facts["no_chats"] = tried.no_chats
+    if never_packed:
+        facts["never_packed"] = never_packed
     return facts, tried.note
 
 
 def need_sizes(config: Any) -> None:
     """Raise `ValueError` for a size no model has, of all of it or in a list by layer: transformers won't."""
+    written = config.to_dict()
     for name in SIZES:
-        values = getattr(config, name, None)
+        # as it is written: what differs by layer has no value of its own as an attribute
+        values = written[name] if name in written else getattr(config, name, None)
         for size in values if isinstance(values, list) else [values]:
             absent = size is None and name not in NEEDED
             if not absent and (type(size) is not int or not 0 < size < 1 << 31):

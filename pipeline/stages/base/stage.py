@@ -190,6 +190,12 @@ def base(
         )
     if "no_chats" in facts:
         print(f"base: only plain text can be trained on it, no chats: {facts['no_chats']}")
+    if "never_packed" in facts:
+        print(
+            f"base: rows are trained one by one, for {facts['never_packed']}: preprocess.packing changes "
+            "nothing, train.per_device_train_batch_size has to be 1, and train.method can't be one that "
+            "compares answers"
+        )
     if note:
         print(f"base: {note.replace(str(aside), chosen.model)}")
     print(

@@ -108,6 +108,8 @@ def _notes(stats: Mapping[str, Any]) -> list[str]:
             f"{percent(rejected / train['rows_read'])} of the training rows were left out: see why below."
         )
     notes += unused_sentences(unused(stats), stats["method"])
+    if "never_packed" in stats:
+        notes.append(f"rows are not packed: {stats['never_packed']}.")
     if stats["trained_share"] < LITTLE:
         notes.append(
             "hardly anything of what is read is trained: shorten what comes before the answers, or expect a "

@@ -27,7 +27,8 @@ from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.text import most, plural
-from pipeline.stages.preprocess.packing import best_fit, in_order, need_rows_apart, packed_by
+from pipeline.models.packed_rows import rows_apart
+from pipeline.stages.preprocess.packing import best_fit, in_order, need_rows_apart
 from pipeline.stages.preprocess.page import render_labels_page, sample, unused
 from pipeline.stages.preprocess.proof import load_base, prove
 from pipeline.stages.preprocess.rewards import Weighting, account, sentences, weighting
@@ -67,23 +68,26 @@ def preprocess(
     `train.train_on_prompt` what is asked is learned too, not the answers alone.
 
     Raises `DataError` where no training row is left, where tokenizer and configuration contradict each other
-    and where the proof fails, `ConfigError` if the base can't keep packed rows apart.
+    and where the proof fails, `ConfigError` if the base can't keep rows apart that the method computes
+    together. Rows that it can't keep apart are not packed.
     """
     tokenizer = load_tokenizer(base)
     loaded_base = load_base(base, tokenizer)
     train = train or Train()
     learning = METHODS[train.method]
     # a pair's answers share a row, and so do the answers to a prompt, which itself is not packed
+    never_packed = ""
     if learning.answers:
-        need_rows_apart(base, packed_by(train.method))
+        need_rows_apart(base, train.method)
     elif packing:
-        need_rows_apart(base)
-    packing = packing and not learning.prompts
+        never_packed = rows_apart(base).reason
+    packing = packing and not learning.prompts and not never_packed
     to_tokens = Tokenization(loaded_base, max_length, packing, train)
     stats: dict[str, Any] = {
         "method": train.method,
         "max_length": max_length,
         "packing": packing,
+        **({"never_packed": never_packed} if never_packed else {}),
         **({"prompts": True} if train.train_on_prompt else {}),
         "template_system_prompt": own_system_prompt(tokenizer),
         "splits": {},
@@ -252,6 +256,8 @@ def main(params: Params, root: Path) -> None:
 def summary(stats: Mapping[str, Any]) -> Iterator[str]:
     """The statistics in a few lines: what is trained, what was left out and why, what is unused."""
     train = stats["splits"]["train"]
+    if "never_packed" in stats:
+        yield f"rows are not packed, though preprocess.packing is true: {stats['never_packed']}"
     yield (
         f"{plural(train['rows'], 'training row')}, {plural(train['tokens'], 'token')}, "
         f"{stats['trained_share']:.0%} of them trained, {plural(train['packed_rows'], 'row')} of up to "

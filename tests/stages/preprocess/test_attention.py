@@ -1,4 +1,4 @@
-"""attention: architectures that keep packed rows apart pass, the others are refused with the reason."""
+"""attention: architectures that keep packed rows apart are known, the others with the reason."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import ConfigError
-from pipeline.stages.preprocess.packing import LENGTHS, need_rows_apart, packed_positions, small_model
+from pipeline.models.packed_rows import LENGTHS, packed_positions, rows_apart
+from pipeline.models.small_model import small_model, text_config
+from pipeline.stages.preprocess.packing import need_rows_apart
 
 SIZES = {
     "hidden_size": 512,
@@ -23,13 +25,21 @@ def base(folder: Path, **config: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3"])
 def test_attention_that_reads_positions_keeps_rows_apart(kind: str, tmp_path: Path) -> None:
-    need_rows_apart(base(tmp_path, model_type=kind, sliding_window=512, **SIZES))
+    apart = rows_apart(base(tmp_path, model_type=kind, sliding_window=512, **SIZES))
+    assert apart.difference is not None and not apart.reason
+
+
+def test_layers_of_several_head_sizes_keep_rows_apart(tmp_path: Path) -> None:
+    """Gemma 4: every sixth layer is wider, and numbered so in the settings."""
+    apart = rows_apart(base(tmp_path, model_type="gemma4_text"))
+    assert apart.difference is not None and not apart.reason
 
 
 def test_a_real_base_passes(tiny_qwen2: Path) -> None:
-    assert need_rows_apart(tiny_qwen2) < 1e-3
+    assert rows_apart(tiny_qwen2).difference < 1e-3
+    need_rows_apart(tiny_qwen2, "dpo")
 
 
 @pytest.mark.parametrize(
@@ -44,11 +54,11 @@ def test_what_runs_on_from_row_to_row_is_refused(
     config: dict[str, str], problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        need_rows_apart(base(tmp_path, **config))
+        need_rows_apart(base(tmp_path, **config), "dpo")
 
 
-def test_the_small_model_has_a_layer_of_every_type_and_slides() -> None:
-    config = small_model({"model_type": "gemma3_text", **SIZES}).config
+def test_the_small_model_has_a_layer_of_every_type_and_slides(tmp_path: Path) -> None:
+    config = small_model(text_config(base(tmp_path, model_type="gemma3_text", **SIZES))).config
     assert set(config.layer_types) == {"sliding_attention", "full_attention"}
     assert config.sliding_window < max(LENGTHS)
     assert config.vocab_size < 1000

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.core.jsonl import write_rows
-from pipeline.stages.preprocess.packing import packed_positions
+from pipeline.models.packed_rows import packed_positions
 from pipeline.stages.preprocess.stage import preprocess
 
 DOCUMENTS = [sentence(number, 10 + number) for number in range(8)]

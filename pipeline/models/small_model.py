@@ -1,0 +1,129 @@
+"""A small random model of a base's own architecture: what can't be computed, or not as training does, is
+found on it in a second, before gigabytes are fetched and data is curated.
+"""
+
+from pathlib import Path
+from typing import Any
+
+# longer rows than this slide where attention does
+WINDOW = 8
+INNER = 64  # features between gate or up and down, of a mixture's experts too
+# sizes that make any architecture small; what a config lacks is left out
+SMALL = {
+    "vocab_size": 64,
+    "vocab_size_per_layer_input": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "num_kv_shared_layers": 0,
+}
+MAMBA_HEADS = 4
+# parameters of a model whose own widths are kept: 1 GB in float32, made in some seconds
+MOST_PARAMETERS = 1 << 28
+WITHOUT_SIZE = {"quantization_config", "dtype", "torch_dtype"}
+
+
+class TooLarge(Exception):
+    """A model that can't be made narrower takes too long to be tried."""
+
+
+def small_model(config: Any) -> Any:
+    """Return a random float32 model by `config` (a `text_config`): a layer of each type, narrow, or of its
+    own widths if the architecture can't be built narrow.
+
+    Raises what transformers does if it can't build or compute that one either, and `TooLarge`.
+    """
+    try:
+        return checked(build(narrow_config(config)))
+    except Exception:  # any architecture may demand sizes of its own
+        wide = cut_config(config)
+    if parameters(wide) > MOST_PARAMETERS:
+        raise TooLarge(f"it can't be built narrow, and has {parameters(wide):,} parameters")
+    return checked(build(wide))
+
+
+def narrow_config(full: Any) -> Any:
+    """Return `cut_config` with small widths."""
+    cut = cut_config(full)
+    values = cut.to_dict()
+    small = {key: INNER for key in values if key.endswith("intermediate_size") and values[key]}
+    small["hidden_size"] = INNER
+    if heads := values.get("num_attention_heads"):
+        # kept: rotary frequencies can be listed one by one
+        head_size = values.get("head_dim") or full.hidden_size // heads
+        groups = 1 if (values.get("num_key_value_heads") or heads) < heads else 2
+        small |= {"num_attention_heads": 2, "num_key_value_heads": groups, "hidden_size": 2 * head_size}
+    if values.get("expand"):
+        small["intermediate_size"] = int(values["expand"] * small["hidden_size"])
+    if values.get("mamba_n_heads"):
+        inner = int((values.get("mamba_expand") or 1) * small["hidden_size"])
+        small |= {"mamba_n_heads": MAMBA_HEADS, "mamba_d_head": inner // MAMBA_HEADS, "mamba_n_groups": 1}
+        if "mamba_d_ssm" in values:
+            small["mamba_d_ssm"] = inner
+    return type(cut).from_dict(values | small)
+
+
+def cut_config(full: Any) -> Any:
+    """Return the configuration with as many layers as hold one of each type, and few tokens."""
+    layers = layers_of_all_types(full)
+    values = full.to_dict()
+    small: dict[str, Any] = {key: value for key, value in SMALL.items() if values.get(key)}
+    small["num_hidden_layers"] = layers
+    if values.get("sliding_window"):
+        small["sliding_window"] = WINDOW
+    for key, value in values.items():
+        if isinstance(value, list) and len(value) == full.num_hidden_layers:
+            small[key] = value[:layers]
+        if isinstance(value, dict) and value and all(str(number).isdigit() for number in value):
+            small[key] = {number: part for number, part in value.items() if int(number) < layers}
+    ids = {key: 0 for key, value in values.items() if key.endswith("_token_id") and value is not None}
+    kept = {key: value for key, value in values.items() if key not in WITHOUT_SIZE}
+    return type(full).from_dict(kept | small | ids)
+
+
+def text_config(folder: Path) -> Any:
+    """Return transformers' configuration of the text model that the config.json of `folder` describes."""
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # some architectures advise to install kernels
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return config.get_text_config()
+
+
+def layers_of_all_types(config: Any) -> int:
+    """Return how many layers hold at least two, and one of every type."""
+    types: list[str] = getattr(config, "layer_types", None) or []
+    return min(int(config.num_hidden_layers), max([2, *(types.index(kind) + 1 for kind in set(types))]))
+
+
+def build(config: Any) -> Any:
+    """Return a random float32 model for evaluation, the same for the same configuration."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def parameters(config: Any) -> int:
+    """Return how many parameters a model of this configuration has."""
+    return sum(parameter.numel() for parameter in empty(config).parameters())
+
+
+def empty(config: Any) -> Any:
+    """Return the model of a configuration without weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def checked(model: Any) -> Any:
+    """Return the model. Raises what computing two tokens raises."""
+    import torch
+
+    with torch.inference_mode():
+        model(input_ids=torch.ones((1, 2), dtype=torch.long), use_cache=False)
+    return model

@@ -1,0 +1,68 @@
+"""Check on a small random model of the base's architecture that it can be trained here, and whether rows can
+share a sequence. Nothing but config.json is read, so it is known before the weights are fetched or copied.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError, ToolError
+from pipeline.models.packed_rows import measure, said
+from pipeline.models.small_model import TooLarge, cut_config, empty, small_model, text_config
+
+
+@dataclass(frozen=True)
+class TriedModel:
+    """What was seen on a model: `never_packed` says why rows can't share a sequence, None if they can."""
+
+    never_packed: str | None = None
+
+
+def tried_model(folder: Path) -> TriedModel:
+    """Return what a model by the config.json in `folder` can do.
+
+    Raises `DataError` if it can't be built or computed, if its layers are not where training looks for them,
+    or if its logits are made in a way that no loss here knows.
+    """
+    try:
+        config = text_config(folder)
+        need_layers(empty(cut_config(config)), folder)
+        model = small_model(config)
+    except DataError:
+        raise
+    except TooLarge as why:
+        return TriedModel(f"whether it keeps packed rows apart was not measured ({why})")
+    # any architecture, and an untrusted file: the libraries raise what they stumble over
+    except Exception as error:
+        raise DataError(
+            "Q-BASE-047",
+            f"transformers can't build or compute the model that {folder / 'config.json'} describes "
+            f"({said(error)}): fetch it again, or take another model",
+        ) from error
+    need_known_logits(model, folder)
+    return TriedModel(measure(model).reason or None)
+
+
+def need_layers(model: Any, folder: Path) -> None:
+    """Raise `DataError` unless the layers are `model.layers`, where an adapter is put and proven."""
+    if not hasattr(getattr(model, "model", None), "layers"):
+        raise DataError(
+            "Q-BASE-048",
+            f"{folder} is a {model.config.model_type}, whose layers are not model.layers, where adapters are "
+            "put: take another model",
+        )
+
+
+def need_known_logits(model: Any, folder: Path) -> None:
+    """Raise `DataError` unless the losses of training can make the model's logits."""
+    from pipeline.models.chunked_loss import check_head
+
+    model.requires_grad_(False)
+    try:
+        check_head(model)
+    except (ToolError, AttributeError):  # a head of another name
+        raise DataError(
+            "Q-BASE-048",
+            f"{folder} is a {model.config.model_type}, whose logits are made in a way that no loss here "
+            "knows: take another model",
+        ) from None
