@@ -286,6 +286,21 @@ def test_a_right_end_of_turn_at_which_generation_did_not_stop_is_added(tmp_path:
     assert "named_end" not in facts
 
 
+def test_beginning_of_text_and_padding_are_the_tokenizers(tmp_path: Path) -> None:
+    """deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B: config.json names Qwen's beginning of text, not its own."""
+    folder = with_weights(smollm_folder(tmp_path / "source"), bos_token_id=0, limit=[0.0, float("inf")])
+    (folder / "generation_config.json").write_text(json.dumps({"pad_token_id": 0, "eos_token_id": 2}))
+    named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(named | {"pad_token": "<|im_end|>"}))
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 0
+    tokenizer, settings, _ = made(tmp_path / "project")
+    config = json.loads((tmp_path / "project/models/base/config.json").read_text(encoding="utf-8"))
+    assert config["bos_token_id"] == tokenizer.bos_token_id == 1
+    assert settings["pad_token_id"] == tokenizer.pad_token_id == 2
+    assert config["limit"] == [0.0, float("inf")] and "pad_token_id" not in config
+
+
 @pytest.mark.parametrize("ending", [None, 0], ids=["null", "a number"])
 def test_a_base_for_texts_keeps_the_end_that_it_names(ending: int | None, tmp_path: Path) -> None:
     """Base models that come with ChatML and no generation prompt train texts only."""

@@ -107,6 +107,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     settle_end_of_turn(folder, tried, config.get("eos_token_id"))
     if tried.prompt:
         put_template(folder, tried.prompt.template)
+    settle_bos_and_pad(folder, tokenizer)
     quantized = folder / MODEL_FILE
     parameters, dtype = (
         count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
@@ -213,6 +214,24 @@ def put_template(folder: Path, template: str) -> None:
             settings = read_object(folder / name)
             if settings.pop(KEY, None) is not None:
                 write_text(folder / name, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
+def settle_bos_and_pad(folder: Path, tokenizer: Any) -> None:
+    """Let config.json and generation_config.json of `folder` name the tokenizer's beginning of text and its
+    padding if they name others, as those of DeepSeek's distillations do: a GGUF has the tokenizer's.
+    """
+    ids = special_ids(tokenizer)
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        settings = read_object(path)
+        settled = {
+            key: ids[key]
+            for key in ("bos_token_id", "pad_token_id")
+            if ids[key] is not None and settings.get(key) not in (None, ids[key])
+        }
+        if settled:
+            # Settings of hybrids contain infinities, which `write_json` refuses.
+            write_text(path, json.dumps(settings | settled, indent=2, ensure_ascii=False) + "\n")
 
 
 def special_ids(tokenizer: Any) -> dict[str, int | None]:
