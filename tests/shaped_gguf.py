@@ -8,7 +8,8 @@ import tiny
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
 from pipeline.planning.budget import MENU
-from pipeline.planning.shape import Shape, read_shape
+from pipeline.planning.config_file import read_shape
+from pipeline.planning.shape import Shape
 
 LAYERS, VOCABULARY = 16, 261
 

@@ -33,11 +33,11 @@ from pipeline.core.usage import Figures
 from pipeline.llamacpp.devices import sees_gpu
 from pipeline.planning.base import find_shape, plan_run
 from pipeline.planning.budget import check_budgets
+from pipeline.planning.config_file import load_shape
 from pipeline.planning.duration import PCIE
 from pipeline.planning.memory import MemoryPlan
 from pipeline.planning.plan import BASE, CACHE, Plan, Reduction, own_bytes
 from pipeline.planning.setup import wants_gpu
-from pipeline.planning.shape import load_shape
 from pipeline.planning.stages import planned_stages
 
 if TYPE_CHECKING:

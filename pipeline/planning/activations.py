@@ -9,6 +9,7 @@ very numbers.
 from pipeline.config.targets import rank_of, trains_in
 from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.setup import FLOAT, Setup
+from pipeline.planning.shape import Built
 from pipeline.planning.weights import Linears, first_trained, lora_parameters, targets
 
 INDEX = 8  # bytes of an int64
@@ -33,7 +34,7 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
     train = setup.train
     shared, apart = list(targets), []
     if train.dropout or setup.lora_element != setup.element:
-        shared = [linear for linear in targets if setup.lean and linear in setup.shape.linears]
+        shared = [one for one in targets if setup.lean and one in setup.shape.by_layer[layer]]
         apart = [linear for linear in targets if linear not in shared]
     ranks = sum(linear.used * rank_of(linear.path(layer), train) for linear in targets)
     kept = 0 if setup.train.tuning.inside else ranks * setup.lora_element
@@ -68,6 +69,8 @@ def layer_kept(setup: Setup, layer: int, targets: Linears, first: bool = False) 
     """Bytes that the forward of `layer`, with `targets` that train, keeps; the `first` one's input needs no
     gradient, which saves a norm and masks.
     """
+    if setup.shape.built:
+        return built_kept(setup, setup.shape.built, layer, targets)
     norms = norm_kept(setup, setup.tokens, setup.shape.hidden)
     # gate, up and, unless Liger's, SiLU's output
     gated = setup.tokens * setup.shape.intermediate * setup.element * (2 if setup.loss == "liger" else 3)
@@ -83,6 +86,21 @@ def layer_kept(setup: Setup, layer: int, targets: Linears, first: bool = False) 
         + gated
         + routing_kept(setup)
     )
+
+
+def built_kept(setup: Setup, built: Built, layer: int, targets: Linears) -> int:
+    """Return at most what the forward of `layer` keeps, of an architecture that was built to be planned:
+    what transformers' own code keeps of it, Liger's or not, and what its adapter adds.
+    """
+    whole: set[str] = {*setup.train.modules_to_save} if trains_in(layer, setup.train) else set()
+    kept = in_elements(built.kept[layer].bytes(setup.tokens), setup)
+    kept += normalized_kept(setup, whole) + lora_kept(setup, layer, targets)
+    return kept + (dora_kept(setup, layer, targets) if setup.train.use_dora else 0)
+
+
+def in_elements(size: int, setup: Setup) -> int:
+    """Return what bytes of 16-bit activations come to in the compute type, at most."""
+    return size * setup.element // 2
 
 
 def dora_kept(setup: Setup, layer: int, targets: Linears) -> int:
@@ -120,8 +138,10 @@ def normalized_kept(setup: Setup, whole: set[str]) -> int:
 
 def ends_kept(setup: Setup) -> int:
     """Bytes kept outside layers: shared cosines and sines, and the final norm, which may train too."""
-    rope = 2 * setup.tokens * setup.shape.head_dim * setup.element
     whole = setup.tokens * setup.shape.hidden * setup.element if "norm" in setup.train.modules_to_save else 0
+    if setup.shape.built:
+        return in_elements(setup.shape.built.ends_kept.bytes(setup.tokens), setup) + whole
+    rope = 2 * setup.tokens * setup.shape.head_dim * setup.element
     return rope + norm_kept(setup, setup.tokens, setup.shape.hidden) + whole
 
 

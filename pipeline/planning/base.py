@@ -14,6 +14,7 @@ from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import Card
 from pipeline.core.places import expanded
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
+from pipeline.planning.config_file import load_shape, read_shape
 from pipeline.planning.duration import work_in
 from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.plan import Plan, make_plan
@@ -26,7 +27,7 @@ from pipeline.planning.quantized import (
     quantized_level,
 )
 from pipeline.planning.setup import setup_of
-from pipeline.planning.shape import KEYS, MIXTURE_KEYS, Shape, load_shape, read_shape
+from pipeline.planning.shape import KEYS, MIXTURE_KEYS, Shape
 
 # Shapes of published models, so that a recipe can be planned before its base is here: numbers from each
 # model's config.json on the Hugging Face Hub. The tests compare the parameters that follow with the published
@@ -84,18 +85,18 @@ def plan_run(
     return make_plan(setup, work_in(root, params.train), tflops)
 
 
-def find_shape(params: Params, root: Path) -> Shape:
+def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
     """The shape of the base that `params` names: from its config.json or GGUF where it is here, else a
-    published one.
+    published one; of an architecture that has to be built, only if `build` is set (`read_shape`).
 
     Raises `ConfigError` where neither is known, `DataError` for a file that can't be read.
     """
     base = params.base
     folder = root / expanded(base.model, "base.model")
     if base.source == "path" and folder.is_dir():
-        return load_shape(folder / "config.json")
+        return load_shape(folder / "config.json", build=build)
     if is_here(base, root):
-        return load_shape(root / "models" / "base" / "config.json")
+        return load_shape(root / "models" / "base" / "config.json", build=build)
     if (file := own_file(base, root)) is not None:
         return gguf_shape(file, unpacked=base.quantization != "gguf" and base.tie == "auto")
     shape = published_shape(base.model, base.file)

@@ -49,12 +49,12 @@ class BaseKind(NamedTuple):
 def unquantized(setup: Setup) -> BaseKind:
     """All in the compute type."""
     shape, element, kind = setup.shape, setup.element, setup.train.bnb_4bit_compute_dtype
-    layer = element * sum(linear.weights * linear.copies for linear in shape.linears)
+    layers = [sum(linear.weights * linear.copies for linear in linears) for linears in shape.by_layer]
     return BaseKind(
         "linears",
         kind,
         shape.linear_weights * element,
-        [layer] * shape.layers,
+        [element * weights for weights in layers],
         (shape.table_weights * (1 if shape.tied else 2) * element, kind),
         (0, ""),
         (logits_bytes(setup), LOGITS[setup.loss]),
@@ -64,13 +64,14 @@ def unquantized(setup: Setup) -> BaseKind:
 def nf4(setup: Setup) -> BaseKind:
     """Linears in NF4, of which the largest is dequantized at a time, with its scales in float32 twice."""
     shape = setup.shape
-    largest = max(linear.weights for linear in shape.linears)
+    linears = [linear for layer in shape.by_layer for linear in layer]
+    largest = max(linear.weights for linear in linears)
     dense = largest * setup.element + 2 * ceil(largest / NF4_BLOCK) * FLOAT
     return unquantized(setup)._replace(
         called="linears in NF4",
         source="scales quantized too",
-        linears=shape.layers * sum(nf4_bytes(linear.weights) * linear.copies for linear in shape.linears),
-        layers=[sum(ceil(linear.weights / 2) * linear.copies for linear in shape.linears)] * shape.layers,
+        linears=sum(nf4_bytes(linear.weights) * linear.copies for linear in linears),
+        layers=[sum(ceil(one.weights / 2) * one.copies for one in layer) for layer in shape.by_layer],
         workspace=(dense, "the largest linear dequantized"),
     )
 
@@ -82,7 +83,9 @@ def packed(setup: Setup) -> BaseKind:
     assert setup.quantized, "base.quantization is gguf, and how many bytes its GGUF has is missing"
     file, most = setup.quantized, BLOCK_WEIGHTS[setup.device]
     block = max(
-        min(linear.outputs, max(1, most // linear.inputs)) * linear.inputs for linear in setup.shape.linears
+        min(linear.outputs, max(1, most // linear.inputs)) * linear.inputs
+        for layer in setup.shape.by_layer
+        for linear in layer
     )
     dense = block * setup.element + file.scratch(setup.device, block)
     if setup.train.tuning.inside:  # its gradient too, and in float32, and the derivatives by a scale

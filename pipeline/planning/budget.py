@@ -96,7 +96,7 @@ def check_budgets(shape: Shape, budgets: Sequence[str], serve: Serve) -> None:
             f"quantize.budgets names {budgets[0]}, and of a mixture of experts is not known what each tensor "
             "costs: take quantize.budgets out for this model",
         )
-    linears = [(linear.inputs, shape.layers * linear.weights) for linear in shape.linears]
+    linears = [(linear.inputs, linear.weights) for layer in shape.by_layer for linear in layer]
     tables = [(shape.hidden, shape.table_weights * (1 if shape.tied else 2))]
     smallest = sum(smallest_bytes(*matrix) for matrix in linears + tables)
     weights = sum(elements for _, elements in linears + tables)

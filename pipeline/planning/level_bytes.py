@@ -40,6 +40,11 @@ RULES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
     },
     "attn_k": {"IQ3_XS": (("all", "IQ3_XXS"),), "IQ3_XXS": (("all", "IQ2_S"),)},
     "attn_q": {"IQ3_XS": (("all", "IQ3_XXS"),), "IQ3_XXS": (("all", "IQ2_S"),)},
+    "attn_qkv": {
+        **dict.fromkeys(("Q3_K_M", "Q3_K_L", "IQ3_M"), (("all", "Q4_K"),)),
+        "Q4_K_M": (("all", "Q5_K"),),
+        "Q5_K_M": (("all", "Q6_K"),),
+    },
     "attn_output": {
         **dict.fromkeys(LOW[:2], (("all", "IQ2_XXS"),)),
         **dict.fromkeys((*LOW[4:], "IQ3_XXS"), (("all", "IQ3_S"),)),
@@ -117,7 +122,8 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
             return _quantized("Q5_K" if name in FINER_OUTPUT else base, columns)
         if tensor.startswith("ffn_down_") and name == "IQ3_M" and _holds("sensitive", shape, layer):
             return _quantized("Q4_K", columns)
-    rules = RULES["output" if is_output else tensor.removesuffix("_exps").removesuffix("_shexp")]
+    # a tensor whose part no rule knows, as a mixer's, has the level's own type
+    rules = RULES.get("output" if is_output else tensor.removesuffix("_exps").removesuffix("_shexp"), {})
     places = rules.get(
         f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ())
     )
@@ -137,9 +143,12 @@ def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
 
     for table in ("token_embd",) if shape.tied else ("token_embd", "output"):
         yield stored(table, shape.hidden, shape.vocabulary)
-    for linear in shape.linears:
-        for layer in range(shape.layers):
-            yield stored(linear.tensor, linear.inputs, linear.outputs * linear.copies, layer)
+    if shape.built:
+        linears = [(linear, layer) for layer, each in enumerate(shape.by_layer) for linear in each]
+    else:
+        linears = [(linear, layer) for linear in shape.linears for layer in range(shape.layers)]
+    for linear, layer in linears:
+        yield stored(linear.tensor, linear.inputs, linear.outputs * linear.copies, layer)
 
 
 def _quantized(ggml_type: str, columns: int) -> str:

@@ -118,13 +118,14 @@ def step_parts(setup: Setup) -> tuple[Part, list[Part], Part]:
     mask, copies = setup.tokens**2, activations.autocast_copies(setup)
     in_layer, (at_loss, logits) = activations.gradients_in_flight(setup), activations.loss(setup)
     in_forward = activations.forward_kept(setup) + mask
+    bound = "at most " if setup.shape.built else ""  # counted by transformers' own code, and not by Liger's
     if setup.train.gradient_checkpointing:
         kept = Part("layer inputs kept", in_forward, "layers × tokens × hidden width")
         in_layer += activations.recomputed_kept(setup)
-        moment = Part("one layer recomputed", in_layer, "what its forward keeps, and gradients")
+        moment = Part("one layer recomputed", in_layer, f"{bound}what its forward keeps, and gradients")
         at_loss += copies  # the recomputed layer makes its own again
     else:
-        kept = Part("activations kept", in_forward + copies, "what all layers' forwards keep")
+        kept = Part("activations kept", in_forward + copies, f"{bound}what all layers' forwards keep")
         moment = Part("gradients in flight", in_layer, "of one layer's activations")
     return kept, [moment, Part("workspace", *activations.workspace(setup))], Part("loss", at_loss, logits)
 

@@ -12,10 +12,12 @@ from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata, stated_config
+from pipeline.planning.config_file import read_shape
 from pipeline.planning.level_bytes import level_bytes, matrices
-from pipeline.planning.shape import SIZES, TENSORS, Shape, read_shape
+from pipeline.planning.shape import FUSED_TENSORS, SIZES, TENSORS, Shape
 
-LINEAR = re.compile(rf"blk\.\d+\.({'|'.join(TENSORS.values())})(_exps|_shexp)?\.weight")
+NAMES = "|".join({*TENSORS.values(), *FUSED_TENSORS.values()})
+LINEAR = re.compile(rf"blk\.\d+\.({NAMES})(_exps|_shexp)?\.weight")
 SAMPLED = 64  # of so many blocks of rows one is looked at
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights
 LEVEL_NAMES = "|".join(sorted((*LEVELS, "F16", "BF16", "F32")))
@@ -154,7 +156,7 @@ def gguf_shape(file: Path, unpacked: bool = False) -> Shape:
     }
     if unpacked and not config["tie_word_embeddings"]:
         config["tie_word_embeddings"] = _would_be_tied(file, header)
-    return read_shape(config, str(file))
+    return read_shape(config, str(file), build=False)
 
 
 def _header(file: Path) -> Header:

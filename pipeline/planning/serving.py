@@ -126,8 +126,8 @@ def prompt_cache(serve: Serve) -> int:
 
 
 def cache_per_token(shape: Shape) -> int:
-    """Bytes of a float16 KV cache per token: layers × (keys + values) × 2."""
-    return shape.layers * 2 * shape.keys * CACHE_BYTES
+    """Return the bytes of a float16 KV cache per token; layers with a window need less of long contexts."""
+    return shape.keys_and_values * CACHE_BYTES
 
 
 def best_that_fits(plans: Mapping[str, LevelPlan]) -> str | None:

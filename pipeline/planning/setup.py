@@ -42,10 +42,14 @@ class Setup:
 
     @property
     def loss(self) -> Loss:
-        """`train.loss`; auto: liger on a GPU, chunked on a CPU, for mixtures of experts and trained norms."""
+        """`train.loss`; auto: liger on a GPU, chunked on a CPU, for mixtures of experts, trained norms
+        and architectures that Liger lacks kernels for.
+        """
         if self.train.loss != "auto":
             return self.train.loss
         fused = self.device == "cuda" and not self.shape.mixture and not self.train.modules_to_save
+        if self.shape.built:
+            fused = fused and self.shape.built.liger
         return "liger" if fused else "chunked"
 
     @property

@@ -1,13 +1,15 @@
-"""The shape of a Qwen-, Llama- or Mistral-like model, dense or a mixture, read from its config.json."""
+"""The shape of a decoder, dense or a mixture, and how it follows from the numbers of a Qwen-, Llama- or
+Mistral-like model's config.json.
+"""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from fractions import Fraction
+from functools import cached_property, partial
+from math import ceil
 from typing import Any
 
-from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.errors import DataError
 from pipeline.models.experts.recognize import ROUTING, Routing, check_experts, read_routing
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
@@ -34,6 +36,8 @@ TENSORS = {  # the GGUF's names of a layer's linears, without their `ending`
     "down_proj": "ffn_down",
     "shared_expert_gate": "ffn_gate_inp_shexp",
 }
+# those of linears that are several in one, as Phi's
+FUSED_TENSORS = {"qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up"}
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,14 @@ class Linear:
     used: int = 1
     inside: str = ""  # the module of attention or of the MLP that it is in
     ending: str = ""  # of its name in a GGUF
+    # its name in transformers' model with {} for the layer, of an architecture that was built to be planned
+    place: str = ""
 
     @property
     def tensor(self) -> str:
-        """Its name in a GGUF, without the layer."""
-        return TENSORS[self.name.removeprefix(ROUTED)] + self.ending
+        """Its name in a GGUF, without the layer; its own name if the GGUF's is not known."""
+        name = self.name.removeprefix(ROUTED)
+        return (TENSORS | FUSED_TENSORS).get(name, name) + self.ending
 
     @property
     def weights(self) -> int:
@@ -66,14 +73,60 @@ class Linear:
 
     def path(self, layer: int, copy: int = 0) -> str:
         """Its name in transformers' model, of a routed expert's linear that of one copy."""
+        if self.place:
+            return self.place.format(layer)
         part = "self_attn" if self.reads in ("normed", "attended") else "mlp"
         name = self.name.replace(ROUTED, f"{ROUTED}{copy}.")
         return ".".join(filter(None, ("model.layers", str(layer), part, self.inside, name)))
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Bytes that a forward keeps for the backward, as a polynomial of the row's tokens.
+
+    `values` are those of `step`, 2 · `step` and 3 · `step` tokens, activations in 16 bit. If `whole` is set,
+    the layer works in pieces of `step` tokens, the last one padded.
+    """
+
+    step: int
+    values: tuple[int, int, int]
+    whole: bool = False
+
+    def bytes(self, tokens: int) -> int:
+        """Return the bytes of a row of `tokens`."""
+        steps = Fraction(-(-tokens // self.step) if self.whole else Fraction(tokens, self.step)) - 1
+        first, second, third = self.values
+        slope = second - first
+        bend = third - 2 * second + first
+        return max(0, ceil(first + steps * slope + steps * (steps - 1) * bend / 2))
+
+
+@dataclass(frozen=True)
+class Built:
+    """What transformers' own model says of an architecture whose shape no code here knows, built without
+    weights (`pipeline.planning.built`). All of it counts the layers one by one, for they may differ.
+
+    `small` are the elements of all weights that are neither a layer's linears nor the embedding or the head,
+    `buffers` bytes that no file holds, `keys_and_values` the numbers of a token in the KV cache. `kept` is
+    what each layer keeps for the backward without an adapter, `ends_kept` what the rest does; `widest` is the
+    largest of these tensors, in numbers of a token. `liger` is True if Liger has the loss and kernels.
+    """
+
+    layers: tuple[tuple[Linear, ...], ...]
+    norms: tuple[tuple[tuple[str, int], ...], ...]  # (name, elements) of each layer's
+    small: int
+    buffers: int
+    keys_and_values: int
+    kept: tuple[Kept, ...]
+    ends_kept: Kept
+    widest: int
+    liger: bool
+
+
+@dataclass(frozen=True)
 class Shape:
-    """A decoder of `layers` equal layers; `qk_norms` says that queries and keys are normalized (Qwen3).
+    """A decoder of `layers` layers, which are equal unless it was `built`; `qk_norms` says that queries and
+    keys are normalized (Qwen3).
 
     `intermediate` is how many features a token has between gate or up and down, in a mixture in all of its
     experts together, the shared one included. `routing` is None where it is dense.
@@ -89,8 +142,9 @@ class Shape:
     tied: bool
     qk_norms: bool
     positions: int
-    linears: tuple[Linear, ...]  # of one layer
+    linears: tuple[Linear, ...]  # of one layer; `by_layer` has those of each
     routing: Routing | None = None
+    built: Built | None = None
 
     @property
     def mixture(self) -> bool:
@@ -98,11 +152,19 @@ class Shape:
         return self.routing is not None
 
     @property
-    def adaptable(self) -> tuple[Linear, ...]:
-        """A layer's linears that can have an adapter: `linears`, and the router, which no level quantizes."""
+    def by_layer(self) -> tuple[tuple[Linear, ...], ...]:
+        """The linears of each layer."""
+        return self.built.layers if self.built else (self.linears,) * self.layers
+
+    @property
+    def adaptable(self) -> tuple[tuple[Linear, ...], ...]:
+        """Each layer's linears that can have an adapter: its own and the router, which no level
+        quantizes.
+        """
         if self.routing is None:
-            return self.linears
-        return (*self.linears, Linear("gate", self.hidden, self.routing.number, False, "normed again"))
+            return self.by_layer
+        router = Linear("gate", self.hidden, self.routing.number, False, "normed again")
+        return tuple((*linears, router) for linears in self.by_layer)
 
     @property
     def queries(self) -> int:
@@ -117,12 +179,12 @@ class Shape:
     @cached_property
     def linear_weights(self) -> int:
         """Elements of all linears' weights but the head's."""
-        return self.layers * sum(linear.weights * linear.copies for linear in self.linears)
+        return sum(linear.weights * linear.copies for layer in self.by_layer for linear in layer)
 
     @cached_property
     def used_weights(self) -> int:
         """Those of them that a token is multiplied with: the same but in a mixture."""
-        return self.layers * sum(linear.weights * linear.used for linear in self.linears)
+        return sum(linear.weights * linear.used for layer in self.by_layer for linear in layer)
 
     @property
     def table_weights(self) -> int:
@@ -131,11 +193,18 @@ class Shape:
 
     @cached_property
     def small_weights(self) -> int:
-        """Elements of norms, biases and routers."""
+        """Elements of norms, biases and routers, and of all else that is no linear's weight."""
+        if self.built:
+            return self.built.small
         biases = sum(linear.outputs for linear in self.linears if linear.bias)
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norms else 0)
         router = self.routing.number * self.hidden if self.routing else 0
         return self.layers * (biases + norms + router) + self.hidden
+
+    @property
+    def keys_and_values(self) -> int:
+        """Numbers that a token takes in the KV cache."""
+        return self.built.keys_and_values if self.built else self.layers * 2 * self.keys
 
     @property
     def parameters(self) -> int:
@@ -143,32 +212,16 @@ class Shape:
         return self.linear_weights + self.table_weights * (1 if self.tied else 2) + self.small_weights
 
 
-def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
-    """The shape that a config.json describes, as transformers' `modeling_{llama,mistral,qwen2,qwen3,
-    qwen2_moe,qwen3_moe,mixtral}.py` build it.
+def known_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
+    """Return the shape that a config.json of one of the types `KNOWN` describes, as transformers'
+    `modeling_{llama,mistral,qwen2,qwen3,qwen2_moe,qwen3_moe,mixtral}.py` build it.
 
-    Raises `ConfigError` for another architecture, `DataError` for a mixture of experts that can't be trained
-    and where a number is missing or can't be.
+    Raises `DataError` for a mixture of experts that can't be trained and for a number that is missing or
+    can't be.
     """
     check_experts(config, where)
-    kind = config.get("model_type")
-    if kind not in KNOWN:
-        raise ConfigError(
-            "Q-PLANNING-005",
-            f"{where} is of a {kind!r} model, whose memory can't be planned: plans are made for "
-            f"{', '.join(KNOWN)}",
-        )
-
-    def number(key: str, default: int | None = None) -> int:
-        value = default if config.get(key) is None else config[key]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise DataError(
-                "Q-PLANNING-006",
-                f"{where} has {key} {value!r}, which is not a number above 0: take the file that the model "
-                "was published with",
-            )
-        return value
-
+    kind = str(config["model_type"])
+    number = partial(number_in, config, where)
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads", heads)
     head_dim = number("head_dim", 128 if kind == "qwen3" else hidden // heads)
@@ -206,6 +259,18 @@ def read_shape(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     )
 
 
+def number_in(config: Mapping[str, Any], where: str, key: str, default: int | None = None) -> int:
+    """Return the number under `key`. Raises `DataError` for one that is missing or below 1."""
+    value = default if config.get(key) is None else config[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise DataError(
+            "Q-PLANNING-006",
+            f"{where} has {key} {value!r}, which is not a number above 0: take the file that the model was "
+            "published with",
+        )
+    return value
+
+
 def gated(hidden: int, inner: int, bias: bool) -> tuple[Linear, ...]:
     """The linears of a dense layer's MLP, or of one expert."""
     return (
@@ -224,25 +289,3 @@ def mixed(hidden: int, routing: Routing) -> Iterator[Linear]:
     for linear in gated(hidden, routing.width, False):
         apart = replace(linear, name=ROUTED + linear.name, reads=ROUTED + linear.reads, ending="_exps")
         yield replace(apart, copies=routing.number, used=routing.used)
-
-
-def load_shape(path: Path) -> Shape:
-    """`read_shape` of a file; `DataError` where it can't be read."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))  # NaN, Infinity: not ours to refuse
-    except OSError as error:
-        raise DataError(
-            "Q-PLANNING-006",
-            f"{path} can't be read ({error.strerror}): run `snakemake base`, or name a config.json with "
-            "--config",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            "Q-PLANNING-006",
-            f"{path} is not valid JSON ({error}): take the file that the model was published with",
-        ) from error
-    if not isinstance(config, dict):
-        raise DataError(
-            "Q-PLANNING-006", f"{path} is not a JSON object: take the file that the model was published with"
-        )
-    return read_shape(config, str(path))

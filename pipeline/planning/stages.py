@@ -61,7 +61,8 @@ def plan_stage(stage: str, params: Params, root: Path) -> Figures:
     if stage.partition("@")[0] not in SECONDS:
         return UNKNOWN
     try:
-        shape = find_shape(params, root)
+        # Building an architecture imports PyTorch, which training does anyway and others should not wait for.
+        shape = find_shape(params, root, build=stage == "train")
         card = (None if params.train.device == "cpu" else first_gpu()) or main_memory()
         plan = plan_run(params, shape, root, card)
     except QuenchError:

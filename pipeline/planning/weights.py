@@ -56,6 +56,8 @@ def off_card_bytes(setup: Setup) -> int:
 
 def small_bytes(setup: Setup) -> int:
     """Bytes of norms and biases, and of the rotary embedding's two float32 tables of frequencies."""
+    if setup.shape.built:
+        return setup.shape.small_weights * setup.element + setup.shape.built.buffers
     return setup.shape.small_weights * setup.element + 2 * ceil(setup.shape.head_dim / 2) * FLOAT
 
 
@@ -84,15 +86,15 @@ def _targets(shape: Shape, settings: str) -> tuple[Linears, ...] | str:
     apart = tells_experts_apart(train)
     paths = (
         linear.path(layer, copy)
-        for layer in range(shape.layers)
-        for linear in shape.adaptable
+        for layer, linears in enumerate(shape.adaptable)
+        for linear in linears
         for copy in range(linear.copies if apart else 1)
     )
     if problem := next(misfits(train, paths, shape.layers), None):
         return problem
     return tuple(
-        tuple(linear for linear in shape.adaptable if is_target(linear.path(layer), train))
-        for layer in range(shape.layers)
+        tuple(linear for linear in linears if is_target(linear.path(layer), train))
+        for layer, linears in enumerate(shape.adaptable)
     )
 
 
@@ -118,6 +120,8 @@ def saved_norms(setup: Setup) -> list[tuple[int, int]]:
     shape, train = setup.shape, setup.train
     sizes = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), shape.hidden)
     sizes |= dict.fromkeys(("q_norm", "k_norm"), shape.head_dim) if shape.qk_norms else {}
+    if shape.built:
+        sizes = dict(norm for norms in shape.built.norms for norm in norms)
     layers = [layer for layer in range(shape.layers) if trains_in(layer, train)]
     norms = []
     for name in train.modules_to_save:

@@ -21,6 +21,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.hardware import Card
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.llamacpp.server_command import PROMPT_CACHE_MIB
+from pipeline.planning.config_file import read_shape
 from pipeline.planning.serving import (
     PlannedModel,
     ServingMemory,
@@ -28,7 +29,6 @@ from pipeline.planning.serving import (
     cache_per_token,
     plan_level,
 )
-from pipeline.planning.shape import read_shape
 
 EIGHT = ("--recipe", "qwen2.5-7b-8gb", "--vram", "8")
 

@@ -16,7 +16,7 @@ from pipeline.core.usage import Figures
 from pipeline.metrics import divergence
 from pipeline.planning import stages
 from pipeline.planning.base import find_shape, plan_run
-from pipeline.planning.shape import read_shape
+from pipeline.planning.config_file import read_shape
 from pipeline.planning.stages import plan_stage, planned_stages
 
 SEEN = PROJECT / "benchmarks/results/2026-11-25-stages.json"

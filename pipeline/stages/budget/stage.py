@@ -24,7 +24,7 @@ from pipeline.core.publish import need_disk, publishing, write_json
 from pipeline.gguf.file import check_gguf, describe, kv_cache_bytes
 from pipeline.llamacpp.tools import Llama, find_llama
 from pipeline.planning.budget import most_bytes
-from pipeline.planning.shape import load_shape
+from pipeline.planning.config_file import load_shape
 from pipeline.stages.budget.files import Maker, emptied
 from pipeline.stages.budget.search import Task, search
 from pipeline.stages.budget.sizes import check_room, offered, smallest

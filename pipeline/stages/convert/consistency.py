@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
 from pipeline.gguf.sources import in_model
 from pipeline.models.experts.recognize import weighted_otherwise
-from pipeline.planning.shape import KNOWN, read_shape
+from pipeline.planning.shape import KNOWN, known_shape
 
 LAYER = re.compile(r"^(?:model\.|transformer\.|language_model\.)*(?:layers|h)\.(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
@@ -131,7 +131,7 @@ def shapes(model: Model) -> Iterator[str]:
     if config.get("model_type") not in KNOWN:
         return
     expected: dict[str, tuple[int, ...] | None] = {}
-    linears = read_shape(config).linears
+    linears = known_shape(config).linears
     for number in sorted(model.layers):
         for linear in linears:
             for copy in range(linear.copies):

@@ -19,10 +19,11 @@ from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.planning.budget import check_budgets
+from pipeline.planning.config_file import load_shape
 from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
 from pipeline.planning.quantized import quantized_file
 from pipeline.planning.setup import setup_of
-from pipeline.planning.shape import Shape, load_shape
+from pipeline.planning.shape import Shape
 from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
@@ -99,7 +100,7 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
     64: training would see weights that are no NF4 of the base. The check is exact: all codes are 0, which
     stands for minus the block's scale.
     """
-    widths = sorted({linear.inputs for linear in shape.linears if linear.inputs % NF4_BLOCK})
+    widths = sorted({one.inputs for layer in shape.by_layer for one in layer if one.inputs % NF4_BLOCK})
     if card.device != "cpu" or settings.quantization != "nf4" or not widths:
         return []
     import torch

@@ -14,7 +14,7 @@ from pipeline.commands.project import Project
 from pipeline.config.params import load_params
 from pipeline.core.errors import ConfigError
 from pipeline.planning.budget import file_bytes
-from pipeline.planning.shape import load_shape
+from pipeline.planning.config_file import load_shape
 from pipeline.stages.parity.level_weights import level_weights
 
 

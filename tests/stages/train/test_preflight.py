@@ -17,9 +17,9 @@ from pipeline.core.errors import ConfigError, DataError, MachineError, ToolError
 from pipeline.core.hardware import Card
 from pipeline.core.places import PROJECT
 from pipeline.planning.base import published_shape
+from pipeline.planning.config_file import read_shape
 from pipeline.planning.plan import CACHE, make_plan
 from pipeline.planning.setup import Setup
-from pipeline.planning.shape import read_shape
 from pipeline.stages.train import preflight as checks
 from pipeline.stages.train import probes
 
@@ -323,7 +323,7 @@ def test_what_cant_be_planned_is_not_measured_and_never_passed(
     tiny_qwen2: Path, tokens: Path, tmp_path: Path
 ) -> None:
     base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
-    change_json(base / "config.json", model_type="phi3")
+    change_json(base / "config.json", model_type="gpt2")
     found = preflight(tmp_path, base)
     assert {check.name for check in found if check.verdict == "not measured"} == {"memory plan", "disk"}
     refuse(found)

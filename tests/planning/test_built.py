@@ -1,0 +1,166 @@
+"""Plans of architectures that no code of the planner knows: their shapes come of the model that transformers
+builds without weights, and hold against the tensors of a real one.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plans import GIB, demo_training, parts, plan_json, plan_of
+from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned, size
+from test_bytes import TOKENS
+
+from pipeline.core.errors import ConfigError, DataError
+from pipeline.planning.config_file import load_shape, read_shape
+from pipeline.planning.level_bytes import matrices
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": 301}
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+SLOW = pytest.mark.slow
+# what each family needs beside `SIZES`, and the linears that get an adapter
+FAMILIES: dict[str, tuple[dict[str, Any], Any]] = {
+    "gemma3_text": ({"head_dim": 24, "layer_types": ["sliding_attention", "full_attention"]}, ATTENTION),
+    "gemma2": ({"head_dim": 24}, ATTENTION),
+    "phi3": ({"pad_token_id": 0}, ["qkv_proj", "gate_up_proj", "down_proj"]),
+    "granite": ({"attention_bias": True}, [*ATTENTION, "down_proj"]),
+    "olmo2": ({}, ATTENTION),
+    "smollm3": ({"num_hidden_layers": 4, "pad_token_id": 0}, ATTENTION),
+    "glm4": ({"head_dim": 16, "pad_token_id": 0}, ["q_proj", "gate_up_proj"]),
+}
+HYBRIDS: dict[str, tuple[dict[str, Any], Any]] = {
+    "lfm2": ({"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, ["w1", "w2"]),
+    "falcon_h1": (
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
+        ["in_proj", "q_proj"],
+    ),
+    "qwen3_5_text": (
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+        ".*(in_proj_qkv|q_proj|down_proj)",
+    ),
+}
+FAST = ("gemma3_text", "phi3", "qwen3_5_text")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A random small base of a family, made when it is asked for."""
+
+    def folder(family: str) -> Path:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        made = tmp_path_factory.mktemp(family)
+        changed, _ = (FAMILIES | HYBRIDS)[family]
+        config = AutoConfig.for_model(family, **SIZES | changed)
+        AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(made)
+        return made
+
+    return folder
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[] if name in FAST else SLOW) for name in FAMILIES | HYBRIDS],
+)
+def test_a_plan_of_a_built_architecture_holds(base: Callable[[str], Path], family: str) -> None:
+    import torch
+
+    folder = base(family)
+    train = demo_training(target_modules=(FAMILIES | HYBRIDS)[family][1], lora_dropout=0.0)
+    model = adapted(folder, train).train()
+    found_kept = kept_bytes(model, lambda: hidden_states(model, TOKENS))
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+    hidden_states(model, TOKENS).float().sum().backward()
+    optimizer.step()
+    shape = load_shape(folder / "config.json")
+    found, by_plan = measured(model, optimizer), planned(shape, train)
+    # All that is no linear, embedding or head counts as small: convolutions too, beside norms and biases.
+    floats = [one for one in model.parameters() if one.dtype != torch.uint8 and not one.requires_grad]
+    assert by_plan | {"small": 0} == found | {"small": 0}
+    assert by_plan["small"] + by_plan["tables"] == size([*floats, *model.buffers()])
+    kept = parts(plan_of(train, shape, length=TOKENS, device="cpu"))["activations kept"] - TOKENS**2
+    # A hybrid's layers work in pieces of 256 tokens, and here are 48.
+    assert found_kept <= kept < (1.1 if family in FAMILIES else 256 / TOKENS * 1.5) * found_kept
+
+
+def test_a_published_architecture_has_the_published_number_of_parameters() -> None:
+    """Gemma 2 2B, Phi-3-mini: transformers' defaults are their settings; counts as on their pages."""
+    from transformers import AutoConfig
+
+    counts = {"gemma2": 2_614_341_888, "phi3": 3_821_079_552}
+    for family, count in counts.items():
+        shape = read_shape(AutoConfig.for_model(family).to_dict())
+        assert shape.parameters == count
+    # keys and values of Phi-3's attention, which lie in one linear: 32 layers of 32 heads of 96
+    assert shape.keys_and_values == 32 * 2 * 32 * 96
+
+
+def test_layers_of_unlike_heads_are_counted_one_by_one() -> None:
+    """Gemma 4's global layers have larger heads than those with a window."""
+    kinds = ["sliding_attention", "full_attention"]
+    changed = {"head_dim": 16, "global_head_dim": 32, "layer_types": kinds, "vocab_size_per_layer_input": 301}
+    shape = read_shape({"model_type": "gemma4_text", **SIZES, **changed})
+    widths = [{one.name: one.outputs for one in layer}["q_proj"] for layer in shape.by_layer]
+    assert widths == [4 * 16, 4 * 32]
+
+
+def test_of_a_model_that_sees_the_text_part_is_planned() -> None:
+    text = {"model_type": "gemma3_text", **SIZES, "head_dim": 16}
+    assert read_shape({"model_type": "gemma3", "text_config": text}) == read_shape(text)
+    # a text part of a type that is planned by its numbers
+    llama = {"model_type": "llama", **SIZES}
+    assert read_shape({"model_type": "mistral3", "text_config": llama}).built is None
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "said"),
+    [
+        ({"model_type": "nothing"}, "Q-PLANNING-005", "no such type"),
+        ({"model_type": "gpt2"}, "Q-PLANNING-005", "layers"),
+        ({"model_type": "qwen2_5_vl"}, "Q-PLANNING-005", "no causal language model"),
+        ({"model_type": "gemma2", "num_hidden_layers": 0}, "Q-PLANNING-006", "num_hidden_layers"),
+        ({"model_type": "gemma2", "hidden_size": "wide"}, "Q-PLANNING-005", "hidden_size"),
+        ({"model_type": "gpt_oss", "num_local_experts": 32}, "Q-MODELS-010", "mixture"),
+    ],
+)
+def test_what_cant_be_planned_is_a_sentence(config: dict[str, Any], error: str, said: str) -> None:
+    with pytest.raises((ConfigError, DataError)) as refused:
+        read_shape(config)
+    assert refused.value.id == error
+    assert said in str(refused.value)
+
+
+def test_numbers_of_a_header_alone_are_not_built() -> None:
+    with pytest.raises(ConfigError, match="Q-PLANNING-005") as refused:
+        read_shape({"model_type": "gemma2"}, "model.gguf", build=False)
+    assert "snakemake base" in str(refused.value)
+
+
+def test_the_command_plans_a_family_by_its_config(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3_text", **SIZES, **sizes}))
+    plan = plan_json("--recipe", "qwen2.5-0.5b", "--config", tmp_path / "config.json", "--vram", 8)
+    assert plan["loss"] == "chunked"  # Liger has other kernels for it
+    assert plan["fits"]
+    longer = plan_of(shape=load_shape(tmp_path / "config.json"), length=2048, room=GIB)
+    shorter = plan_of(shape=load_shape(tmp_path / "config.json"), length=256, room=GIB)
+    assert longer.memory.total > shorter.memory.total
+
+
+def test_a_level_of_fused_linears_is_computed_by_their_own_rules() -> None:
+    phi = read_shape(
+        {"model_type": "phi3", **SIZES, "pad_token_id": 0, "hidden_size": 256, "intermediate_size": 512}
+    )
+    types = {name: kind for name, kind, _ in matrices(phi, "Q4_K_M")}
+    assert types["attn_qkv"] == "Q5_K"
+    assert types["ffn_up"] == "Q4_K"
