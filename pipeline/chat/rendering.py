@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from pipeline.chat.new_tokens import text_tokens
 from pipeline.chat.rows import is_unended
 from pipeline.chat.template_probe import Message, Tools, probe, shown
 
@@ -203,12 +204,13 @@ def _implied_ids(tokenizer: Any, template: str, bare: str, since: int) -> list[i
 @lru_cache(maxsize=8)
 def _added_ids(tokenizer: Any) -> frozenset[int]:
     """The ids of the tokenizer's added tokens, without the harmless: white space (runs of it, as "  " or
-    "▁▁") and single letters.
+    "▁▁"), single letters, and those that `base.new_tokens` added as text.
     """
+    text = text_tokens(tokenizer)
     return frozenset(
         number
         for token, number in tokenizer.get_added_vocab().items()
-        if len(token) > 1 and token.replace("▁", " ").strip()
+        if len(token) > 1 and token.replace("▁", " ").strip() and token not in text
     )
 
 

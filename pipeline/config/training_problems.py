@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.config.methods import METHODS
 from pipeline.config.sections import Base, Graph, Train
+from pipeline.config.sections.adapters import TABLES
 from pipeline.config.strategies import STRATEGIES
 from pipeline.config.targets import merged_only
+from pipeline.core.text import listed, quoted
 
 
 def training_problems(
@@ -36,12 +38,23 @@ def training_problems(
     if train.modules_to_save and train.loss == "liger":
         yield (
             f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.loss is liger, whose "
-            "kernels replace norms, which was never tried: set it to auto or chunked"
+            "kernels replace norms, which was never tried, and make no gradient of a head: set it to auto or "
+            "chunked"
+        )
+    if train.saved_tables and train.offload != "none":
+        yield (
+            f"train.offload is {train.offload}, which keeps embeddings off the card, and "
+            f"train.modules_to_save names {listed(train.saved_tables)}: set it to none"
+        )
+    if base.new_tokens and base.quantization != "gguf" and len(train.saved_tables) < len(TABLES):
+        yield (
+            f"base.new_tokens names {quoted(base.new_tokens[0])}, whose rows train only if "
+            f"train.modules_to_save names {listed(TABLES)}, and it is {train.modules_to_save}: add them"
         )
     if train.modules_to_save and "lora_plus" in train.lora_variants:
         yield (
             f"train.modules_to_save names {', '.join(train.modules_to_save)} and train.lora_variants "
-            "lora_plus, with which norms would learn as fast as B: leave one of them out"
+            "lora_plus, with which they would learn as fast as B: leave one of them out"
         )
     if learning.teacher and train.train_on_prompt and not train.sft_weight:
         yield (

@@ -145,7 +145,7 @@ def in_float32(model: Any) -> Any:
         return output.float()
 
     for module in model.modules():
-        if hasattr(module, "compute_dtype"):  # a bitsandbytes linear
+        if hasattr(module, "compute_dtype"):  # a bitsandbytes linear, or embeddings that were trained whole
             module.compute_dtype = torch.float32
         if type(module) is torch.nn.Embedding:
             module.register_forward_hook(widen_output)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from pipeline.core.errors import GateError, ToolError
 from pipeline.models.loss_parts import LossWithGradient, gradient_type, logit_rule, to_logits, trained_states
@@ -28,8 +29,10 @@ def chunked_loss(model: Any, inputs: dict[str, Any], tokens: Any = None) -> Any:
 
 def head_loss(states: Any, targets: Any, model: Any, divisor: Any) -> Any:
     """Summed cross entropy ÷ `divisor` of `states` (N, H) for `targets` (N,). A quantized head has a loss of
-    its own, `pipeline.models.quantized_head`.
+    its own, `pipeline.models.quantized_head`, and so has one that trains.
     """
+    if head_trains(model):
+        return recomputed_losses(states, targets, model).sum() / divisor
     loss = QuantizedHeadLoss if has_quantized_head(model) else ChunkedLoss
     return loss.apply(states, targets, model, divisor, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
 
@@ -62,9 +65,10 @@ def check_head(model: Any) -> None:
     """Prove on four tokens that `to_logits` of the last hidden states is what `model` (below PEFT) answers;
     `ToolError` if not.
 
-    Also refuses a head that is trained: neither this loss nor Liger's makes gradients for it here.
+    Also refuses a head with an adapter: neither this loss nor Liger's makes gradients for it here.
     """
-    if any(parameter.requires_grad for parameter in model.lm_head.parameters()):
+    trained = [name for name, weight in model.lm_head.named_parameters() if weight.requires_grad]
+    if any(not name.startswith("modules_to_save.") for name in trained):
         raise ToolError(
             "Q-MODELS-007",
             "lm_head has an adapter, for which the losses here make no gradients: take lm_head out of "
@@ -92,10 +96,35 @@ def token_logps(model: Any, inputs: dict[str, Any]) -> Any:
     """log p of each trained token behind what is before it, float32 (N,), in the order of `labels`.
 
     `model` is the causal model below PEFT; `inputs` has `labels` (B, S), -100 where nothing is trained, and
-    the forward's own arguments. The head, quantized or dense, is frozen and gets no gradient.
+    the forward's own arguments. The head, quantized or dense, gets a gradient only if it trains.
     """
     states, targets = trained_states(model, inputs)
+    if head_trains(model):
+        return -recomputed_losses(states, targets, model)
     return TokenLogps.apply(states, targets, model, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+
+
+def head_trains(model: Any) -> bool:
+    """Return True if the head of a causal model (below PEFT) trains whole (`train.modules_to_save`)."""
+    return any(weight.requires_grad for weight in model.lm_head.parameters())
+
+
+def recomputed_losses(states: Any, targets: Any, model: Any) -> Any:
+    """Return the cross entropy (N,), float32, of `states` (N, H) for `targets` (N,), a few rows of logits at
+    a time, which the backward computes again: it gives states and head their gradients.
+    """
+    rows = max(1, CHUNK_LOGITS // model.config.vocab_size)
+    pieces = [
+        checkpoint(
+            _losses, model, states[start : start + rows], targets[start : start + rows], use_reentrant=False
+        )
+        for start in range(0, max(len(targets), 1), rows)
+    ]
+    return torch.cat(pieces)
+
+
+def _losses(model: Any, states: Any, targets: Any) -> Any:
+    return cross_entropy(to_logits(model, states), targets, reduction="none")
 
 
 class TokenLogps(LossWithGradient):

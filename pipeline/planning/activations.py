@@ -6,11 +6,19 @@ and `swiglu.py`); a frozen linear keeps nothing. On the CPU the tests count the 
 very numbers.
 """
 
+from pipeline.config.sections.adapters import TABLES
 from pipeline.config.targets import rank_of, trains_in
 from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Built
-from pipeline.planning.weights import Linears, first_trained, lora_parameters, targets
+from pipeline.planning.weights import (
+    Linears,
+    embeddings_train,
+    first_trained,
+    head_trains,
+    lora_parameters,
+    targets,
+)
 
 INDEX = 8  # bytes of an int64
 CUBLAS_WORKSPACE = 8_519_680  # torch's default for a stream, :4096:2:16:8
@@ -74,7 +82,7 @@ def layer_kept(setup: Setup, layer: int, targets: Linears, first: bool = False) 
     norms = norm_kept(setup, setup.tokens, setup.shape.hidden)
     # gate, up and, unless Liger's, SiLU's output
     gated = setup.tokens * setup.shape.intermediate * setup.element * (2 if setup.loss == "liger" else 3)
-    whole: set[str] = {*setup.train.modules_to_save} if trains_in(layer, setup.train) else set()
+    whole = whole_norms(setup, layer)
     lora = lora_kept(setup, layer, targets, ("normed",) if first and "input_layernorm" not in whole else ())
     if setup.train.use_dora:
         lora += dora_kept(setup, layer, targets)
@@ -92,7 +100,7 @@ def built_kept(setup: Setup, built: Built, layer: int, targets: Linears) -> int:
     """Return at most what the forward of `layer` keeps, of an architecture that was built to be planned:
     what transformers' own code keeps of it, Liger's or not, and what its adapter adds.
     """
-    whole: set[str] = {*setup.train.modules_to_save} if trains_in(layer, setup.train) else set()
+    whole = whole_norms(setup, layer)
     kept = in_elements(built.kept[layer].bytes(setup.tokens), setup)
     kept += normalized_kept(setup, whole) + lora_kept(setup, layer, targets)
     return kept + (dora_kept(setup, layer, targets) if setup.train.use_dora else 0)
@@ -128,6 +136,12 @@ def routing_kept(setup: Setup) -> int:
     return setup.tokens * (activations * setup.element + indices * INDEX + floats * FLOAT)
 
 
+def whole_norms(setup: Setup, layer: int) -> set[str]:
+    """Return the names of norms that train whole in `layer`."""
+    named: set[str] = set(setup.train.modules_to_save)
+    return named - {*TABLES} if trains_in(layer, setup.train) else set()
+
+
 def normalized_kept(setup: Setup, whole: set[str]) -> int:
     """Bytes of what the norms of a layer that train whole multiply by their weights."""
     shape = setup.shape
@@ -137,8 +151,12 @@ def normalized_kept(setup: Setup, whole: set[str]) -> int:
 
 
 def ends_kept(setup: Setup) -> int:
-    """Bytes kept outside layers: shared cosines and sines, and the final norm, which may train too."""
+    """Bytes kept outside layers: shared cosines and sines, the final norm, which may train too, and the ids
+    of embeddings that train.
+    """
     whole = setup.tokens * setup.shape.hidden * setup.element if "norm" in setup.train.modules_to_save else 0
+    if embeddings_train(setup):
+        whole += setup.tokens * INDEX
     if setup.shape.built:
         return in_elements(setup.shape.built.ends_kept.bytes(setup.tokens), setup) + whole
     rope = 2 * setup.tokens * setup.shape.head_dim * setup.element
@@ -147,10 +165,11 @@ def ends_kept(setup: Setup) -> int:
 
 def kept_by_layer(setup: Setup) -> dict[int, int]:
     """{layer: bytes that its forward keeps} from the first layer that trains on: those below keep nothing.
-    With gradient checkpointing the first layer's input needs a gradient too.
+    With gradient checkpointing, or embeddings that train, the first layer's input needs a gradient too.
     """
     by_layer, first = targets(setup), first_trained(setup)
-    entry = None if setup.train.gradient_checkpointing and not first else first
+    has_gradient = setup.train.gradient_checkpointing or embeddings_train(setup)
+    entry = None if has_gradient and not first else first
     return {
         layer: layer_kept(setup, layer, by_layer[layer], layer == entry)
         for layer in range(first, setup.shape.layers)
@@ -179,9 +198,10 @@ def recomputed_kept(setup: Setup) -> int:
 
 
 def autocast_copies(setup: Setup) -> int:
-    """Autocast's 16-bit copies of the adapter, which a forward holds to its end."""
+    """Autocast's 16-bit copies of the adapter and of a head that trains, which a forward holds to its end."""
     copied = setup.device == "cuda" and setup.element < FLOAT
-    return lora_parameters(setup) * setup.element if copied else 0
+    head = setup.shape.table_weights if head_trains(setup) else 0
+    return (lora_parameters(setup) + head) * setup.element if copied else 0
 
 
 def gradients_in_flight(setup: Setup) -> int:
@@ -199,4 +219,8 @@ def workspace(setup: Setup) -> tuple[int, str]:
 def loss(setup: Setup) -> tuple[int, str]:
     """Bytes that the loss adds, and what they are: logits, and the last hidden states with their gradient."""
     logits, words = base_kind(setup).logits
+    if head_trains(setup):
+        # what autograd has of the head's gradient so far, and a chunk's, before they are added to it
+        logits += 2 * setup.shape.table_weights * FLOAT
+        words = f"{words}, and the head's gradients"
     return 2 * setup.tokens * setup.shape.hidden * setup.element + logits, words

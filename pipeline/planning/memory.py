@@ -59,6 +59,7 @@ class MemoryPlan:
         return sum(part.bytes for part in self.parts if part.at_peak and part.name not in ASSUMED)
 
 
+WHOLE_TABLES = "trained embeddings and head"
 SERVER = "llama-server"  # another process, beside training's
 ASSUMED = ("CUDA context", "allocator slack", "Python and libraries", "holes in the heap", SERVER)
 
@@ -97,18 +98,21 @@ def lasting_parts(setup: Setup) -> list[Part]:
         "embeddings in main memory" if off_card else "",
     )
     trained = FLOAT * sum(weights.trained_tensors(setup))
+    whole = FLOAT * sum(weights.saved_tables(setup))
+    adapter = trained - whole
     parts = [
         Part(base.called, base.linears - sum(away) - elsewhere, base.source),
         Part("gathered layers", gathered, f"the rest is with {setup.parts} processes"),
         Part("offloaded layer", max(away, default=0), f"one at a time; {in_main_memory}"),
         Part("embeddings and head", table - off_card, ", ".join(filter(None, tables))),
         Part("norms and biases", weights.small_bytes(setup), train.bnb_4bit_compute_dtype),
-        Part(setup.train.tuning.called, trained, f"{trained // FLOAT:,} parameters, float32"),
+        Part(setup.train.tuning.called, adapter, f"{adapter // FLOAT:,} parameters, float32"),
+        Part(WHOLE_TABLES, whole, f"{whole // FLOAT:,} parameters, float32, beside the frozen ones"),
         Part("gradients", trained, "float32"),
         Part("exchanged gradients", setup.exchanged(trained), "a round's and their sum"),
         Part("optimizer", weights.optimizer_bytes(setup), train.optim),
     ]
-    rare = ("gathered layers", "offloaded layer", "exchanged gradients")
+    rare = ("gathered layers", "offloaded layer", WHOLE_TABLES, "exchanged gradients")
     return [part for part in parts if part.bytes or part.name not in rare]
 
 

@@ -5,6 +5,7 @@ from functools import lru_cache
 from math import ceil
 
 from pipeline.config.sections import Train
+from pipeline.config.sections.adapters import TABLES
 from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_apart, trains_in
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
@@ -125,6 +126,8 @@ def saved_norms(setup: Setup) -> list[tuple[int, int]]:
     layers = [layer for layer in range(shape.layers) if trains_in(layer, train)]
     norms = []
     for name in train.modules_to_save:
+        if name in TABLES:
+            continue
         if name != "norm" and name not in sizes:
             raise ConfigError(
                 "Q-PLANNING-007",
@@ -135,8 +138,28 @@ def saved_norms(setup: Setup) -> list[tuple[int, int]]:
     return norms
 
 
+def saved_tables(setup: Setup) -> list[int]:
+    """Return the elements of embeddings and head that train whole; of one table for both once."""
+    count = min(len(setup.train.saved_tables), 1 if setup.shape.tied else 2)
+    return [setup.shape.table_weights] * count
+
+
+def embeddings_train(setup: Setup) -> bool:
+    """Return True if the embeddings train whole, be it as the head that they are too."""
+    named = setup.train.saved_tables
+    return "embed_tokens" in named or (bool(named) and setup.shape.tied)
+
+
+def head_trains(setup: Setup) -> bool:
+    """Return True if the head trains whole, be it as the embeddings that it is too."""
+    named = setup.train.saved_tables
+    return "lm_head" in named or (bool(named) and setup.shape.tied)
+
+
 def first_trained(setup: Setup) -> int:
     """The first layer in which something trains: the ones below have no backward."""
+    if embeddings_train(setup):
+        return 0
     norms = [layer for layer, _ in saved_norms(setup)]
     return min([layer for layer, linears in enumerate(targets(setup)) if linears] + norms)
 
@@ -152,14 +175,14 @@ def lora_bytes(setup: Setup) -> int:
 
 
 def trained_tensors(setup: Setup) -> list[int]:
-    """Elements of every tensor that trains: the adapter's matrices and norms that train whole, or the scales
-    of each targeted linear.
+    """Elements of every tensor that trains: the adapter's matrices and what trains whole, or the scales of
+    each targeted linear.
 
     Raises `ConfigError` for a target that the layers don't have, `AssertionError` if scales train and how
     many there are is missing.
     """
     if not setup.train.tuning.inside:
-        return lora_shapes(setup) + [size for _, size in saved_norms(setup)]
+        return lora_shapes(setup) + [size for _, size in saved_norms(setup)] + saved_tables(setup)
     assert setup.quantized, "the scales of a GGUF train, and how many it has is missing"
     trained = {
         f"blk.{layer}.{linear.tensor}" for layer, linears in enumerate(targets(setup)) for linear in linears

@@ -57,6 +57,7 @@ KEYS = {
     "base.template_date": Other("2025-01-31"),
     "base.chat_template": Other("chatml"),
     "base.end_of_turn": Other("<|im_end|>"),
+    "base.new_tokens": Other(["<tool>"], {"train.modules_to_save": ["embed_tokens", "lm_head"]}),
     "curate.formats": Other({"a.jsonl": "prompt"}),
     "curate.documents": Other({"c.txt": "named"}),
     "curate.fields": Other({"a.jsonl": {"system": "Be brief."}}),

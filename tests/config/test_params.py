@@ -538,6 +538,7 @@ def test_trained_scales_need_blocks_and_name_the_tuned_file(load):
 
 
 DORA, RSLORA = {"lora_variants": ["dora"]}, {"lora_variants": ["rslora"]}
+TABLES = {"modules_to_save": ["embed_tokens", "lm_head"]}
 
 
 @pytest.mark.parametrize(
@@ -561,7 +562,10 @@ DORA, RSLORA = {"lora_variants": ["dora"]}, {"lora_variants": ["rslora"]}
         ({"lora_variants": ["orthogonal"]}, {}, "B is not 0"),
         ({"lora_variants": ["kaiming"]}, {}, "'gaussian' or 'lora_plus'"),
         ({"modules_to_save": ["norm"]}, {}, "parity.depth full"),
-        ({"modules_to_save": ["lm_head"]}, {}, "no gradient of the head"),
+        ({"modules_to_save": ["embed_tokens"], "offload": "embeddings"}, {}, "names embed_tokens"),
+        ({}, {"base": {"new_tokens": ["<tool>"]}}, "embed_tokens and lm_head"),
+        (TABLES, {"base": {"new_tokens": ["a", "a"]}}, "twice"),
+        (TABLES, {"base": {"new_tokens": [" a"]}}, "no space at its ends"),
         ({"modules_to_save": ["q_proj"]}, {}, "'input_layernorm'"),
         ({"modules_to_save": ["norm"], "lora_variants": ["lora_plus"]}, {}, "as fast as B"),
         ({"modules_to_save": ["norm"], "loss": "liger"}, {}, "replace norms"),
@@ -616,6 +620,7 @@ def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
     for train, refused in (
         (DORA, "set that to nf4"),
         ({"modules_to_save": ["norm"]}, "set that to nf4"),
+        (TABLES, "set that to nf4"),
         ({"tuner": "scales"} | RSLORA, "train.tuner is lora"),
         ({"tuner": "scales", "lora_variants": ["lora_plus"]}, "train.tuner is lora"),
         ({"tuner": "scales", "modules_to_save": ["norm"]}, "train.tuner is lora"),
@@ -623,5 +628,8 @@ def test_dora_is_for_merged_models_and_scales_have_no_adapter(load):
         served = "tuned" if "tuner" in train else "adapter"
         with pytest.raises(ConfigError, match=refused):
             load({"base": gguf, "train": train, "evaluate": {"models": [served]}})
-    load({"train": DORA, "parity": {"depth": "standard"}})
+    with pytest.raises(ConfigError, match="keeps its vocabulary"):
+        load({"base": gguf | {"new_tokens": ["<tool>"]}, "evaluate": {"models": ["adapter"]}})
+    for train in (DORA, TABLES):
+        load({"train": train, "parity": {"depth": "standard"}})
     load({"base": gguf, "train": RSLORA | {"layers": "1-"}, "evaluate": {"models": ["adapter"]}})

@@ -218,6 +218,8 @@ KEPT: list[Any] = [
             {"modules_to_save": ["input_layernorm", "norm"]},
             {"modules_to_save": ["post_attention_layernorm"], "layers": [1, 2], "lora_dropout": 0.1},
             {"modules_to_save": ["input_layernorm"], "target_modules": r".*\.[23]\.mlp\..*_proj"},
+            {"modules_to_save": ["embed_tokens", "norm"], "layers": "2-", "lora_dropout": 0.1},
+            {"modules_to_save": ["lm_head"], "lora_dropout": 0.0},
         )
     ),
 ]
@@ -241,7 +243,7 @@ def test_what_autograd_keeps(base: Callable[[str], Path], kind: str, changed: di
     if kind == "four layers":
         trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
         plan = plan_of(train, load_shape(base(kind) / "config.json"), device="cpu")
-        assert parts(plan)["LoRA"] == 4 * trained
+        assert parts(plan)["LoRA"] + parts(plan).get("trained embeddings and head", 0) == 4 * trained
 
 
 def test_what_autocast_keeps_on_a_gpu(base: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

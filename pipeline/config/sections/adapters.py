@@ -4,7 +4,7 @@ each; how LoRA may vary (`train.lora_variants`), what may train whole beside it
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, PlainValidator
 
@@ -76,20 +76,12 @@ def _variants(value: Any) -> Any:
     return value
 
 
-def _saved(value: Any) -> Any:
-    for name in value if isinstance(value, list) else ():
-        if name in ("lm_head", "embed_tokens"):
-            raise ValueError(
-                f"names {name}, and only norms can: the losses here make no gradient of the head, and "
-                "embeddings are often the head too. Take it out"
-            )
-    return value
-
-
 Targets = Annotated[list[str] | str, PlainValidator(_targets)]
 Ranks = Annotated[dict[str, int], PlainValidator(_ranks)]
 TrainedLayers = Annotated[list[int] | str | None, PlainValidator(_layers)]
 Variant = Literal["rslora", "dora", "gaussian", "lora_plus"]
 Variants = Annotated[list[Variant], BeforeValidator(_variants), ONCE]
 Norm = Literal["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
-Saved = Annotated[list[Norm], BeforeValidator(_saved), ONCE]
+Table = Literal["embed_tokens", "lm_head"]
+TABLES: tuple[Table, ...] = get_args(Table)
+Saved = Annotated[list[Norm | Table], ONCE]

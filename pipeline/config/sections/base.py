@@ -12,6 +12,7 @@ from pipeline.config.levels import ModelName, level_problem
 from pipeline.config.sections.places import Commit, Packages, Place, Sha256
 from pipeline.config.sections.values import (
     INSIDE,
+    ONCE,
     Location,
     Quantization,
     Section,
@@ -55,6 +56,9 @@ def _check_date(value: object) -> str:
 
 TemplateDate = Annotated[str, PlainValidator(_check_date)]
 TEMPLATE_DATE = "2024-07-26"
+NewToken = Annotated[
+    str, Field(max_length=100), fits(r"\S(.*\S)?", "a token: <tool> for example, with no space at its ends")
+]
 
 
 class Base(Section):
@@ -124,6 +128,12 @@ class Base(Section):
         None,
         "the control token that ends an answer, in training, in the GGUF and in serving; null: the one that "
         "the chat template writes there",
+    )
+
+    new_tokens: Annotated[list[NewToken], Field(max_length=1000), ONCE] = key(
+        [],
+        "tokens that the tokenizer gets beside its own, e.g. [<tool>, </tool>]: each is one id with a row of "
+        "its own, which trains by train.modules_to_save; <|…|> are control tokens, the others text",
     )
 
     @model_validator(mode="before")
@@ -197,6 +207,11 @@ class Base(Section):
                 f"quantization is gguf and {self.model!r} is a folder or repository: name a file that ends "
                 "in .gguf (a repository's in file), or set it to nf4"
             )
+        if self.new_tokens:
+            yield (
+                f"new_tokens names {quoted(self.new_tokens[0])} and quantization is gguf, whose file keeps "
+                "its vocabulary: set it to [], or quantization to nf4 or none"
+            )
         problem = level_problem(self.level) if self.level is not None else None
         if problem or (self.level is not None and ModelName(self.level).imatrix):
             yield (
@@ -215,4 +230,5 @@ def keys_of_file(file: Path) -> dict[str, Any]:
         "sha256": None,
         "places": [],
         "quantization": "gguf",
+        "new_tokens": [],  # the file has them
     }

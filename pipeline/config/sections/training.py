@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
-from pipeline.config.sections.adapters import Ranks, Saved, Targets, TrainedLayers, Variants
+from pipeline.config.sections.adapters import TABLES, Ranks, Saved, Targets, TrainedLayers, Variants
 from pipeline.config.sections.method_groups import Grpo, Preference
 from pipeline.config.sections.shipping import Machine
 from pipeline.config.sections.values import (
@@ -86,8 +86,9 @@ class Train(Section):
     )
     modules_to_save: Saved = key(
         [],
-        "lora only: norms that train whole beside the adapter: input_layernorm, post_attention_layernorm, "
-        "q_norm, k_norm, norm (the last one); has to be merged",
+        "lora only: what trains whole beside the adapter, in float32: input_layernorm, "
+        "post_attention_layernorm, q_norm, k_norm, norm (the last one), embed_tokens, lm_head (both where "
+        "they are one table, with 16 bytes of memory a number: see quench config plan); has to be merged",
     )
     experts: Annotated[list[Literal["gate_proj", "up_proj", "down_proj", "router"]] | None, ONCE] = key(
         None,
@@ -195,6 +196,11 @@ class Train(Section):
     def gguf_graph(self) -> Literal["adapter", "tuned"]:
         """The graph of stages for a GGUF that is trained on."""
         return GRAPHS.get(self.tuner, "adapter")
+
+    @property
+    def saved_tables(self) -> list[str]:
+        """Which of embeddings and head are named to train whole."""
+        return [name for name in self.modules_to_save if name in TABLES]
 
     @property
     def use_dora(self) -> bool:

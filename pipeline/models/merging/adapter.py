@@ -72,6 +72,7 @@ class Settings(BaseModel):
     exclude_modules: Names | Pattern | None = None
     target_parameters: Names | None = None
     modules_to_save: Names | None = None
+    ensure_weight_tying: bool = False  # what is saved of a table is embeddings and head
     layers_pattern: Annotated[list[Layers], Field(fail_fast=True)] | Layers | None = None
     megatron_config: None = None  # PEFT would import a module that the file names
 

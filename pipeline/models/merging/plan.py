@@ -34,7 +34,7 @@ def plan(base: dict[str, Entry], adapter: Adapter, model: Structure, *, nf4: boo
         if source is not None:
             quantized = nf4 and name in model.quantized and name not in changed
             changed[name] = Job(name, source, update=update, quantized=quantized)
-    config = _settle_tied(base, changed, model)
+    config = _settle_tied(base, changed, model, stays_tied=adapter.settings.ensure_weight_tying)
     _check(base, changed, updates, model, adapter)
     jobs = []
     for name, entry in base.items():
@@ -122,11 +122,14 @@ def _parameter(
     }
 
 
-def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structure) -> dict[str, Any]:
+def _settle_tied(
+    base: dict[str, Entry], changed: dict[str, Job], model: Structure, *, stays_tied: bool
+) -> dict[str, Any]:
     """Where one table is embeddings and head and the adapter treats them differently, give each its own.
 
     Corrects `changed`; returns what the config must say. PEFT trains only the side that was named: the other
-    keeps the base's numbers. A table of another length can only be both.
+    keeps the base's numbers, unless training tied the two (`stays_tied`). A table of another length can only
+    be both.
     """
     embedding, head = changed.get(model.embedding), changed.get(model.head)
     if not model.tied or (embedding is None and head is None):
@@ -140,7 +143,8 @@ def _settle_tied(base: dict[str, Entry], changed: dict[str, Job], model: Structu
         and embedding.source.dtype == head.source.dtype
         and same_values(embedding.source, head.source)
     )
-    if same or (resized and head is None):
+    follows = head is None and embedding is not None and embedding.update is None and stays_tied
+    if same or follows or (resized and head is None):
         changed.pop(model.head, None)
         if model.head in base and embedding is not None:
             changed[model.head] = replace(embedding, name=model.head)

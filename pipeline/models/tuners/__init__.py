@@ -121,7 +121,8 @@ def check_targets(model: Any, train: Training) -> None:
 
 def stop_gradients(model: Any) -> int:
     """Run the layers of `model` (a causal language model) before the first with a parameter that trains
-    without autograd: they keep no activation, and the next layer's input needs no gradient. Their number.
+    without autograd: they keep no activation, and the next layer's input needs no gradient. Their number;
+    none if the embeddings train.
 
     PyTorch alone would not notice that nothing before learns under gradient checkpointing, where transformers
     makes the embeddings' output ask for a gradient (`PreTrainedModel.enable_input_require_grads`): every
@@ -130,6 +131,8 @@ def stop_gradients(model: Any) -> int:
     import torch
 
     layers = model.model.layers
+    if any(parameter.requires_grad for parameter in model.get_input_embeddings().parameters()):
+        return 0
     trains = [any(parameter.requires_grad for parameter in layer.parameters()) for layer in layers]
     first = trains.index(True) if any(trains) else 0
     for layer in layers[:first]:

@@ -1,10 +1,11 @@
-"""The LoRA adapter on a frozen base: PEFT's settings of it, the norms that train whole beside it, and the
-proof that both are what was asked for.
+"""The LoRA adapter on a frozen base: PEFT's settings of it, what trains whole beside it, and the proof that
+both are what was asked for.
 
-Norms (`train.modules_to_save`, PEFT's `ModulesToSaveWrapper`) learn as copies; the base's own stay for the
-model without its adapter. The copies are float32, for in 16 bit a norm near 1 would not move by a step of the
-optimizer; what they give has their input's type, as in the base. PEFT matches a name by its end, so `norm`
-alone would be every norm: here it gets entire paths.
+Norms, embeddings and head (`train.modules_to_save`, PEFT's `ModulesToSaveWrapper`) learn as copies; the
+base's own stay for the model without its adapter. The copies are float32, for in 16 bit a norm near 1 would
+not move by a step of the optimizer. What norms and embeddings give has the type that it has in the base; a
+head's logits are float32. Embeddings that are the head too are one copy for both. PEFT matches a name by its
+end, so `norm` alone would be every norm: here it gets entire paths.
 """
 
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.sections import Training
+from pipeline.config.sections.adapters import TABLES
 from pipeline.config.targets import is_routed, is_target, layer_of, left_out, rank_of, scale_of, trains_in
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import read_json, write_json
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
 COPY = ".modules_to_save."  # in the names of their weights
+OUTSIDE = ("model.norm", "model.embed_tokens", "lm_head")  # paths of modules outside the layers
 
 
 def lora_config(train: Training) -> Any:
@@ -52,6 +55,7 @@ def adapter_config(model: Any, train: Training) -> Any:
     """
     config = narrowed(lora_config(train), linear_names(model), train)
     config.modules_to_save = saved_paths(model, train) or None
+    config.ensure_weight_tying = bool(train.saved_tables) and is_tied(model)
     return config
 
 
@@ -126,9 +130,16 @@ def _check_each(model: Any, matched: Mapping[str, "LoraLayer"], train: Training)
 
 def saved_paths(model: Any, train: Training) -> list[str]:
     """The paths in `model` (without an adapter yet) of the modules that train whole, sorted. Raises
-    `ConfigError` for a name that its layers haven't.
+    `ConfigError` for a name that the model hasn't. Of embeddings that are the head too both are saved.
     """
-    paths = [name for name, _ in model.named_modules() if _is_saved(name, train)]
+    wanted = {*train.modules_to_save}
+    if train.saved_tables and is_tied(model):
+        wanted |= {*TABLES}
+    paths = [
+        name
+        for name, _ in model.named_modules()
+        if name.rpartition(".")[2] in wanted and _is_saved(name, train)
+    ]
     ends = {name.rpartition(".")[2] for name in paths}
     if unknown := [name for name in train.modules_to_save if name not in ends]:
         raise ConfigError(
@@ -139,32 +150,54 @@ def saved_paths(model: Any, train: Training) -> list[str]:
 
 
 def _is_saved(path: str, train: Training) -> bool:
+    """Return True if a module at `path` can be one that is named in `train.modules_to_save`."""
     layer = layer_of(path)
-    inside = path == "model.norm" if layer is None else trains_in(layer, train)
-    return inside and path.rpartition(".")[2] in train.modules_to_save
+    return path in OUTSIDE if layer is None else trains_in(layer, train)
+
+
+def is_tied(model: Any) -> bool:
+    """Return True if embeddings and head of a causal model are one table."""
+    return bool(model.config.get_text_config().tie_word_embeddings)
 
 
 def saved_modules(model: Any, adapter: str = "default") -> dict[str, Any]:
     """The copies that train with an adapter, by their paths in the base."""
+    return {
+        path: wrapper.modules_to_save[adapter] for path, wrapper in _saved_wrappers(model, adapter).items()
+    }
+
+
+def _saved_wrappers(model: Any, adapter: str) -> dict[str, Any]:
+    """Return PEFT's wrappers of base and copy, by the paths in the base."""
     from peft.utils.other import ModulesToSaveWrapper
 
     return {
-        name.removeprefix("base_model.model."): module.modules_to_save[adapter]
+        name.removeprefix("base_model.model."): module
         for name, module in model.named_modules()
         if isinstance(module, ModulesToSaveWrapper) and adapter in module.modules_to_save
     }
 
 
 def hold_in_float32(model: Any, adapter: str = "default") -> None:
-    """Make the copies of `model` float32, and what they give of their input's type."""
-    for copy in saved_modules(model, adapter).values():
+    """Make the copies of `model` float32, and what norms and embeddings give of the type that it was."""
+    import torch
+
+    for wrapper in _saved_wrappers(model, adapter).values():
+        copy, original = wrapper.modules_to_save[adapter], wrapper.original_module
         copy.float()
-        copy.register_forward_hook(lambda _module, given, out: out.to(given[0].dtype))
+        if isinstance(original, torch.nn.Embedding):
+            # an attribute, for a model may be told later to compute in float32
+            copy.compute_dtype = original.weight.dtype
+            copy.register_forward_hook(lambda module, _given, out: out.to(module.compute_dtype))
+        elif isinstance(original, torch.nn.Linear):
+            copy.register_forward_pre_hook(lambda module, given: (given[0].to(module.weight.dtype),))
+        else:
+            copy.register_forward_hook(lambda _module, given, out: out.to(given[0].dtype))
 
 
 def with_adapter(model: Any, adapter: Path, name: str = "default", *, trainable: bool = False) -> Any:
-    """`model`, which may have other adapters, with PEFT's adapter of a folder, norms that were trained whole
-    in float32 as they are there.
+    """`model`, which may have other adapters, with PEFT's adapter of a folder, what was trained whole in
+    float32 as it is there.
     """
     from peft import PeftModel
 
@@ -189,29 +222,38 @@ def check_saved(model: Any, train: Training) -> int:
     copies = saved_modules(model)
     if wrong := sorted(copies.keys() ^ set(saved_paths(model.get_base_model(), train))):
         raise AssertionError(f"{wrong[0]} trains whole and should not, or the other way round")
-    weights = [weight for copy in copies.values() for weight in copy.parameters()]
-    if any(weight.dtype != torch.float32 or weight.dim() != 1 for weight in weights):
-        raise AssertionError("a module that trains whole is not a norm in float32")
-    return sum(weight.numel() for weight in weights)
+    weights = {id(weight): weight for copy in copies.values() for weight in copy.parameters()}  # tied: once
+    if any(weight.dtype != torch.float32 for weight in weights.values()):
+        raise AssertionError("a module that trains whole is not in float32")
+    tables = sum(weight.dim() == 2 for weight in weights.values())
+    wanted = len(train.saved_tables)
+    if wanted and is_tied(model.get_base_model()):
+        wanted = 1
+    if tables != wanted:
+        raise AssertionError(f"{tables} tables train whole, and train.modules_to_save names {wanted}")
+    return sum(weight.numel() for weight in weights.values())
 
 
 def adapter_numbers(model: Any) -> Iterator[tuple[str, Any, bool]]:
-    """The adapter's matrices, of which B starts at 0, and what norms have learned: the copy's weight less
-    the base's, float32; see `Tuner`.
+    """The adapter's matrices, of which B starts at 0, and what was learned whole: the copy's weight less the
+    base's, float32, of a table that is embeddings and head once; see `Tuner`.
     """
     for name, weight in model.named_parameters():
         if "lora_" in name:
             yield name, weight, "lora_B" in name
-    for path, copy in saved_modules(model).items():
-        original = model.get_base_model().get_submodule(path).original_module
-        yield path, copy.weight.detach() - original.weight.float(), True
+    seen = set()
+    for path, wrapper in _saved_wrappers(model, "default").items():
+        weight = wrapper.modules_to_save["default"].weight
+        if id(weight) not in seen:
+            seen.add(id(weight))
+            yield path, weight.detach() - wrapper.original_module.weight.float(), True
 
 
 def save_adapter(model: Any, folder: Path) -> None:
     """Write PEFT's folder, the same bytes in every run, without its empty model card (`ship` writes one)."""
     for config in model.peft_config.values():
         config.base_model_name_or_path = "models/base"
-    # embeddings are frozen; without this, PEFT would look for the base on the hub
+    # PEFT saves those that train in any case; without this, it would look for the base on the hub
     model.save_pretrained(folder, save_embedding_layers=False)
     config_file = folder / "adapter_config.json"
     settings = read_json(config_file, "run `snakemake --force train`")

@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.new_tokens import added
 from pipeline.chat.template import try_templates
 from pipeline.chat.thinking import FreePrompt, free_prompt
 from pipeline.chat.tokenizer_file import try_tokenizer
@@ -38,12 +39,14 @@ SHOWN = 12  # control tokens in a sentence
 class ChatSettings:
     """Choices of section `base` on how chats are written: `template` in place of the base's chat template (""
     for none, None for its own), `end_of_turn`, the control token that ends an answer (None for the one that
-    the template writes), and `day`, the date that a template prints which asks for today's.
+    the template writes), and `day`, the date that a template prints which asks for today's. `new_tokens` are
+    those that the tokenizer gets.
     """
 
     template: str | None = None
     end_of_turn: str | None = None
     day: date = DAY
+    new_tokens: tuple[str, ...] = ()
 
 
 OWN = ChatSettings()
@@ -61,7 +64,8 @@ def chosen_chats(chosen: Base, root: Path) -> ChatSettings:
             template = ""
         case name:
             template = read_template(root / expanded(name, "base.chat_template"))
-    return ChatSettings(template, chosen.end_of_turn, date.fromisoformat(chosen.template_date))
+    day = date.fromisoformat(chosen.template_date)
+    return ChatSettings(template, chosen.end_of_turn, day, tuple(chosen.new_tokens))
 
 
 def read_template(file: Path) -> str:
@@ -107,6 +111,8 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
     try:
         try_tokenizer(folder)
         tokenizer = load_tokenizer(folder)
+        if chosen.new_tokens:  # which the files have not yet if they are tried early
+            tokenizer.add_tokens(added(chosen.new_tokens, chosen.end_of_turn))
         if chosen.template is not None:
             tokenizer.chat_template = chosen.template or None
         if chosen.template == CHATML:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.chat.new_tokens import text_tokens
 from pipeline.chat.tokens import template_of
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
@@ -112,12 +113,13 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     parameters, dtype = (
         count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
     )
+    added_tokens = [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items())]
     facts = {
         "architecture": {"model_type": config["model_type"], "architectures": config.get("architectures")},
         "license": read_license(folder / "README.md"),
         "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
         "template_sha256": hashlib.sha256(template.encode()).hexdigest(),
-        "added_tokens": [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items())],
+        "added_tokens": [token for token in added_tokens if token not in text_tokens(tokenizer)],
         "eos_token": tokenizer.eos_token,
         "bos_token": tokenizer.bos_token,
         "pad_token": tokenizer.pad_token,

@@ -24,6 +24,7 @@ from pipeline.core.git_lfs import REMEDY, is_pointer
 from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
+from pipeline.core.text import plural
 from pipeline.gguf.header import Header
 from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import NO_TYPES
@@ -36,6 +37,7 @@ from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.named_file import NamedFile
+from pipeline.stages.base.new_tokens import add_new_tokens
 from pipeline.stages.base.quantized_gguf import end_turns_with, joined, keep_gguf, take_template
 from pipeline.stages.base.template_files import settle_in_folder
 
@@ -136,6 +138,9 @@ def base(
                     header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                     if whole.parent == aside:
                         whole.unlink()  # a download
+            new_tokens = {}
+            if chosen.new_tokens:
+                new_tokens = add_new_tokens(aside, chosen.new_tokens, chosen.end_of_turn)
             is_dated |= settle_in_folder(aside, chats)
             facts, note = examine(aside, chats)
             if stays_gguf and "named_end" in facts:
@@ -169,6 +174,8 @@ def base(
         "files": files,
         "license": facts["license"] or (named if isinstance(named, str) else None),
     }
+    if new_tokens:
+        facts["new_tokens"] = new_tokens
     if "no_chats" in facts:  # the user knows the source, not the folder that it was examined in
         facts["no_chats"] = facts["no_chats"].replace(str(aside), chosen.model)
     write_json(record, facts)
@@ -187,6 +194,11 @@ def base(
         print(
             f"base: the chat template's generation prompt is changed, it {now}: so every answer follows the "
             "prompt that is served, and the model itself writes where it begins to reason"
+        )
+    if new_tokens:
+        print(
+            f"base: {plural(len(new_tokens), 'new token')}, from id {min(new_tokens.values())} on: each has "
+            f"the mean of the other tokens' rows (base.new_tokens)"
         )
     if "no_chats" in facts:
         print(f"base: only plain text can be trained on it, no chats: {facts['no_chats']}")

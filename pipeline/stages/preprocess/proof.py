@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.chat.new_tokens import text_tokens
 from pipeline.chat.prompts import as_chat
 from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.chat.tokens import IGNORED, Row
@@ -64,10 +65,14 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
             f"{folder / 'config.json'} names no vocab_size: fetch the base again",
         )
     plain = plain_tokenizer(folder)
+    text = text_tokens(tokenizer)
     control = [
         re.escape(token.content)
         for token in plain.get_added_tokens_decoder().values()
-        if not token.single_word and len(token.content) > 1 and token.content.replace("▁", " ").strip()
+        if not token.single_word
+        and len(token.content) > 1
+        and token.content.replace("▁", " ").strip()
+        and token.content not in text
     ]
     return Base(tokenizer, plain, sizes[0], re.compile("|".join(control) or "(?!)"))
 
