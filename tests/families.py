@@ -45,6 +45,18 @@ MORE: dict[str, dict[str, Any]] = {
         "logits_scaling": 4.0,
     },
     "olmo2": {"tie_word_embeddings": False},
+    "phi3": {  # as Phi-4-mini: a part of each head turns, by listed factors
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 2048,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + number / 10 for number in range(24)],
+            "long_factor": [1.0 + number for number in range(24)],
+            "original_max_position_embeddings": 2048,
+        },
+    },
     "smollm3": {"num_hidden_layers": 4},  # every fourth layer has no rotary embedding
 }
 SMOLLM = ("llama", "granite", "olmo2", "phi3", "smollm3")  # families that have SmolLM2's tokenizer here
@@ -78,10 +90,8 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
     """The family's tokenizer and chat template into `folder`; the ids that a config names."""
     if name in SMOLLM:
         tokenizer_folders.smollm_folder(folder)
-        if name == "phi3":  # as Phi-4-mini names it, and the converter asks for it
-            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-            settings["tokenizer_class"] = "GPT2Tokenizer"
-            (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        if name == "phi3":
+            name_phi_tokenizer(folder)
         return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     make = tokenizer_folders.qwen3_folder if name == "qwen3" else tokenizer_folders.qwen_folder
     tiny.cut_vocabulary(make(folder, tools) / "tokenizer.json", qwen2_variants.KEPT)
@@ -90,6 +100,13 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
         "eos_token_id": qwen2_variants.KEPT + 2,
         "pad_token_id": qwen2_variants.KEPT,
     }
+
+
+def name_phi_tokenizer(folder: Path) -> None:
+    """Name the tokenizer's class as Phi-4-mini does, and its converter asks for it."""
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(settings | {"tokenizer_class": "GPT2Tokenizer"}), encoding="utf-8")
 
 
 def family_adapter(folder: Path, base: Path, settings: Training) -> Path:

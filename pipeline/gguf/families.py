@@ -23,6 +23,14 @@ class Family:
     # its rotary embedding turns neighbors, so that the rows of q and k are in another order than in
     # transformers' model (`pipeline.models.gguf_names`)
     turns_neighbors: bool = False
+    # model_type of a family whose header transformers can't read (`pipeline.models.header_config`)
+    model_type: str | None = None
+    # its rotary embedding may turn only the first part of a head
+    partial_rotary: bool = False
+    # its rotary positions may be stretched by factors that its file lists (`pipeline.gguf.rope`)
+    listed_factors: bool = False
+    # fields of its header that llama.cpp doesn't compute with
+    ignored: tuple[str, ...] = ()
     # factors that its model is computed with: {key of config.json: field of the header}
     factors: Mapping[str, str] = field(default_factory=dict)
 
@@ -41,7 +49,9 @@ FAMILIES = (
     Family(
         "granite",
         ("GraniteForCausalLM",),
+        trained_on=True,
         turns_neighbors=True,
+        model_type="granite",
         factors={
             "attention_multiplier": "attention.scale",
             "embedding_multiplier": "embedding_scale",
@@ -49,9 +59,17 @@ FAMILIES = (
             "logits_scaling": "logit_scale",
         },
     ),
-    Family("olmo2", ("Olmo2ForCausalLM",)),
-    Family("phi3", ("Phi3ForCausalLM",)),
-    Family("smollm3", ("SmolLM3ForCausalLM",), turns_neighbors=True),
+    Family("olmo2", ("Olmo2ForCausalLM",), trained_on=True, model_type="olmo2"),
+    Family(
+        "phi3",
+        ("Phi3ForCausalLM",),
+        trained_on=True,
+        model_type="phi3",
+        partial_rotary=True,
+        listed_factors=True,
+        ignored=("attention.sliding_window",),
+    ),
+    Family("smollm3", ("SmolLM3ForCausalLM",), trained_on=True, turns_neighbors=True, model_type="smollm3"),
 )
 # by the class in config.json
 BY_CLASS = {name: family for family in FAMILIES for name in family.classes}

@@ -27,6 +27,7 @@ CONFIG_FIELDS = {
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
 }
+USUAL_ROPE_BASE = 10_000.0  # rope.freq_base, if a header has none: llama.cpp's
 
 
 class NotGguf(ValueError):

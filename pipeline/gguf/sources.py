@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.core.publish import read_json
 from pipeline.gguf.families import BY_CLASS, Family
 from pipeline.gguf.header import CONFIG_FIELDS
-from pipeline.gguf.rope import llama3_factors
+from pipeline.gguf.rope import factors_of
 from pipeline.gguf.safetensors_rows import Entry, read_rows
 from pipeline.gguf.tensors import BLOCK, Floats
 
@@ -154,11 +154,14 @@ def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def rope_factors(merged: Path) -> Floats | None:
-    """rope_freqs.weight of the model in a Hugging Face folder; see `llama3_factors`."""
+def rope_factors(merged: Path) -> dict[str, Floats]:
+    """The factors that the GGUF of the model in a Hugging Face folder has; see `factors_of`."""
     from transformers import AutoConfig
 
-    return llama3_factors(AutoConfig.from_pretrained(merged, local_files_only=True, trust_remote_code=False))
+    config = read_config(merged)
+    if not (config.get("rope_parameters") or config.get("rope_scaling")):
+        return {}
+    return factors_of(AutoConfig.from_pretrained(merged, local_files_only=True, trust_remote_code=False))
 
 
 def read_config(merged: Path) -> dict[str, Any]:

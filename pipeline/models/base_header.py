@@ -177,9 +177,9 @@ def checked_header(file: Path) -> Header:
 
 def _has_unknown_factors(header: Header, file: Path) -> bool:
     # this imports NumPy, which planning from a header never needs
-    from pipeline.gguf.rope import FACTORS, published_settings
+    from pipeline.gguf.rope import LLAMA3, published_settings
 
-    return FACTORS in header.tensors and not published_settings(header, file)
+    return LLAMA3 in header.tensors and not published_settings(header, file)
 
 
 def read_metadata(header: Header, file: Path) -> Metadata:

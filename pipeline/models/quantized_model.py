@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
-from pipeline.gguf.rope import FACTORS, llama3_factors, same_factors, stored_factors
+from pipeline.gguf.rope import TENSORS, factors_of, same_factors, stored_factors
 from pipeline.gguf.sources import name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
 from pipeline.models.gguf_names import Names, in_order, is_matrix, prove_complete, values_at
@@ -48,7 +48,8 @@ def load_gguf(
     config = read_config(folder)
     names = tensor_names(config, header, file)
     check_rope(config, header, file)
-    tensors.pop(FACTORS, None)  # no parameter's, and computed from config.json
+    for factors in TENSORS:
+        tensors.pop(factors, None)  # no parameter's, and computed from config.json
     model = empty_model(folder, config, compute_dtype, device)
     fill(model, tensors, names, compute_dtype, device, in_main_memory)
     prove_complete(model, tensors, names)
@@ -81,11 +82,15 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
 
 def check_rope(config: Any, header: Header, file: Path) -> None:
     """Raise `DataError` unless the rotary factors in the file are those that the model computes with."""
-    if not same_factors(stored_factors(header, file), llama3_factors(config)):
+    stored = stored_factors(header, file)
+    computed = factors_of(config)
+    for name in sorted(stored.keys() | computed.keys()):
+        if name in stored and name in computed and same_factors(stored[name], computed[name]):
+            continue
         raise DataError(
             "Q-MODELS-005",
-            f"{file} has other rotary positions ({FACTORS}) than config.json beside it, so training would "
-            "not compute what llama.cpp does: run `snakemake --force base`",
+            f"{file} has other rotary positions ({name}) than config.json beside it, so training would not "
+            "compute what llama.cpp does: run `snakemake --force base`",
         )
 
 

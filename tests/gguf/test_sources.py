@@ -100,14 +100,15 @@ def test_a_longer_context_slows_the_frequencies_that_llama_3_slows(tmp_path: Pat
     """Eight times those that turn less than once in the old context, not at all those of four turns."""
     config: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert rope_factors(tmp_path) is None
+    assert rope_factors(tmp_path) == {}
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"original_max_position_embeddings": 64, "rope_theta": 500.0}
     (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": scaling}))
     turns = 64 / (2 * pi) * 500.0 ** (-np.arange(16) / 16)
     share = ((turns - 1) / 3).clip(0, 1)
     assert 0 < np.count_nonzero((share > 0) & (share < 1)) < 14
-    assert rope_factors(tmp_path) == pytest.approx(1 / ((1 - share) / 8 + share), rel=1e-5)
+    (found,) = rope_factors(tmp_path).items()
+    assert found == ("rope_freqs.weight", pytest.approx(1 / ((1 - share) / 8 + share), rel=1e-5))
 
 
 def test_a_file_is_the_one_that_was_named_and_trained_on(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from dense import dense_model
-from families import MORE, SIZES, write_tokenizer
+from families import MORE, SIZES, name_phi_tokenizer, write_tokenizer
 from gguf_edit import Tensors, change_tensors
 from peft import get_peft_model
 from qwen2_variants import ROWS, change_json
@@ -38,6 +38,8 @@ IDS = torch.arange(48).reshape(2, 24) * 37 % 2000
 def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
     """A random two-layer model (norms and biases random too) as a Hugging Face folder; the folder."""
     ends = write_tokenizer("qwen2", folder, tools)  # the same small vocabulary for all
+    if name == "phi3":
+        name_phi_tokenizer(folder)
     config = AutoConfig.for_model(
         name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": ROWS, "tie_word_embeddings": tied})
     )
@@ -67,7 +69,7 @@ def levels_of(
             for file in source.glob("*config.json"):
                 shutil.copyfile(file, folder / file.name)
             if level == "F16":
-                to_gguf(tools, source, folder / "model.gguf", "F16", HeaderFields(name, "qwen2"))
+                to_gguf(tools, source, folder / "model.gguf", "F16", HeaderFields("tiny", "qwen2"))
             else:
                 quantize_gguf(Llama(tools), folders["F16"] / "model.gguf", folder / "model.gguf", level)
         return folders
@@ -82,6 +84,10 @@ def levels_of(
         ("qwen2", True),
         pytest.param(("qwen2", False), marks=pytest.mark.slow),
         ("qwen3", False),
+        ("granite", True),
+        pytest.param(("smollm3", True), marks=pytest.mark.slow),
+        pytest.param(("olmo2", False), marks=pytest.mark.slow),
+        pytest.param(("phi3", True), marks=pytest.mark.slow),
     ],
     ids=lambda param: f"{param[0]}-{'tied' if param[1] else 'untied'}",
 )
@@ -111,10 +117,54 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-def settings(params: dict[str, Any]) -> Any:
-    """The section train of `params` for LoRA on all linears."""
+# transformers' names of a layer's parts: llama.cpp's, by the converter's own lists
+PARTS = {
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+    **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "self_attn.o_proj": "attn_output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+TURNED = ("granite", "smollm3")  # the rows of the halves of a head of q and k lie in turns
+OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def dequantized(folder: Path) -> Any:
+    """transformers' model of the file, dense: read by transformers, or by the names above if it can't."""
+    config = AutoConfig.from_pretrained(folder)
+    if config.model_type in ("llama", "qwen2", "qwen3"):
+        return AutoModelForCausalLM.from_pretrained(
+            folder,
+            gguf_file="model.gguf",
+            config=config,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+    model = AutoModelForCausalLM.from_config(config).float()
+    tensors = gguf_tensors(folder / "model.gguf")[1]
+    parts = PARTS | (BEHIND if config.model_type == "olmo2" else {})
+    for name, parameter in model.named_parameters():
+        module = name.removesuffix(".weight")
+        number, _, part = module.removeprefix("model.layers.").partition(".")
+        tensor = tensors.pop(f"{OUTSIDE.get(module) or f'blk.{number}.{parts.get(part)}'}.weight")
+        values = torch.from_numpy(tensor.values(0, tensor.rows).copy()).reshape(parameter.shape)
+        if part in ("self_attn.q_proj", "self_attn.k_proj") and config.model_type in TURNED:
+            halves = values.reshape(-1, config.hidden_size // config.num_attention_heads // 2, 2, 256)
+            values = halves.transpose(1, 2).reshape(parameter.shape)
+        parameter.data.copy_(values)
+    assert all(name.startswith("rope_factors") for name in tensors)
+    return model
+
+
+def settings(params: dict[str, Any], model: Any) -> Any:
+    """The section train of `params` for LoRA on all linears of the layers."""
+    paths = [path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     params["train"] |= {
-        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        "target_modules": sorted({path.rpartition(".")[2] for path in paths if path != "lm_head"}),
         "lora_dropout": 0.0,
     }
     return Params.model_validate(params).train
@@ -126,13 +176,7 @@ def settings(params: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("level", LEVELS)
 def test_logits_are_transformers_own_of_the_same_file(levels: dict[str, Path], level: str) -> None:
     folder = levels[level]
-    theirs = AutoModelForCausalLM.from_pretrained(
-        folder,
-        gguf_file="model.gguf",
-        config=AutoConfig.from_pretrained(folder),
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
+    theirs = dequantized(folder)
     expected = logits(theirs.eval())
     model = load(folder)
     check_head(model)
@@ -167,7 +211,7 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
 def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
     levels: dict[str, Path], tiny_params: dict[str, Any]
 ) -> None:
-    train = settings(tiny_params)
+    train = settings(tiny_params, load(levels["Q4_K_M"]))
     labels = torch.where(torch.arange(IDS.numel()).reshape(IDS.shape) % 3 > 0, IDS, -100)
     learned = []
     for of_blocks in (lambda model: model, dense_model):
@@ -186,7 +230,10 @@ def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
         learned.append((loss.item(), trained))
     (ours, gradients), (theirs, expected) = learned
     assert ours == pytest.approx(theirs, rel=1e-5)
-    assert gradients.keys() == expected.keys() and len(gradients) == 2 * 7 * 2
+    assert (
+        gradients.keys() == expected.keys()
+        and len(gradients) == model.config.num_hidden_layers * len(train.target_modules) * 2
+    )
     for name, gradient in gradients.items():
         wanted = expected[name]
         assert float((gradient - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max()), name

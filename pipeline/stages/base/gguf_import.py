@@ -13,8 +13,9 @@ from typing import Any
 from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
+from pipeline.gguf.families import BY_NAME, TRAINED_ON
 from pipeline.gguf.header import Header
-from pipeline.gguf.rope import FACTORS, published_settings
+from pipeline.gguf.rope import LLAMA3, published_settings
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.gguf.tied import HEAD, OneMatrix, one_matrix
 from pipeline.llamacpp.quick_reader import quick_reader
@@ -23,6 +24,9 @@ from pipeline.models.base_header import is_mixture, named_templates
 from pipeline.models.tensors import all_finite
 from pipeline.stages.base.chats import need_compiled
 from pipeline.stages.base.hf_folder import special_ids
+
+# tokenizer.ggml.pre of vocabularies of GPT-2's kind with single digits: SmolLM 1 and 2, Granite 3
+SINGLE_DIGITS = ("smollm", "refact")
 
 
 def unpack_gguf(
@@ -79,9 +83,11 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
     # an untrusted file: the libraries raise what they stumble over
     except Exception as error:
         reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
+        on_it = ", or set base.quantization to gguf" if architecture in TRAINED_ON else ""
         raise DataError(
             "Q-BASE-002",
-            f"transformers can't read {file} (architecture {architecture}): {reason}: take another model",
+            f"transformers can't read {file} (architecture {architecture}): {reason}: take the Hugging Face "
+            f"folder of this model{on_it}",
         ) from error
 
 
@@ -89,9 +95,12 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     """The tokenizer of a GGUF with its template, or all by name, as transformers reads it. Raises `DataError`
     if it can't, or no end of turn is named.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer = from_gguf(AutoTokenizer, file, header)
+    family = BY_NAME.get(header.fields["general.architecture"])
+    # AutoTokenizer reads the header's settings first, for a class that it then doesn't need
+    kind = PreTrainedTokenizerFast if family and family.model_type else AutoTokenizer
+    tokenizer = from_gguf(kind, file, header)
     drop_defaults(tokenizer, header.fields["tokenizer.ggml.tokens"])
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
     templates = named_templates(header.fields)
@@ -153,7 +162,7 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     # a tied head counts once
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
     # rotary factors are settings, see `published_settings`
-    held = header.parameters - math.prod(header.tensors.get(FACTORS, ((0,), 0))[0])
+    held = header.parameters - math.prod(header.tensors.get(LLAMA3, ((0,), 0))[0])
     if taken != held:
         raise DataError(
             "Q-BASE-003",
@@ -173,13 +182,13 @@ def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
     """Correct how the text is cut before merging, where transformers falls short of what the GGUF says
     (`tokenizer.ggml.pre`).
 
-    transformers 5.23 gives SmolLM GPT-2's rule, which keeps a space and a digit such as "½" together; the
-    model was trained with single digits (pre_tokenizer of the published tokenizer.json).
+    transformers 5.23 gives SmolLM and Granite GPT-2's rule, which keeps a space and a digit such as "½"
+    together; the models were trained with single digits (pre_tokenizer of the published tokenizer.json).
     `same_ids_as_llama_cpp` finds other cases.
     """
     from tokenizers import pre_tokenizers
 
-    if kind == "smollm":
+    if kind in SINGLE_DIGITS:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),

@@ -14,7 +14,7 @@ from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
-from pipeline.gguf.families import TRAINED_ON
+from pipeline.gguf.families import BY_NAME, TRAINED_ON
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import published_settings
@@ -22,6 +22,7 @@ from pipeline.gguf.tuned_file import rewrite_header
 from pipeline.llamacpp.converters import NO_TYPES, Quantizing, quantize_gguf
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
 from pipeline.models.base_header import CHAT_TEMPLATE, checked_header, stated_config
+from pipeline.models.header_config import header_config
 from pipeline.stages.base.chats import EARLY_BYTES, ChatSettings
 from pipeline.stages.base.file_choice import gguf_parts
 from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_ids_as_llama_cpp
@@ -167,7 +168,11 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    config, architecture = from_gguf(AutoConfig, model, header), header.fields["general.architecture"]
+    architecture = header.fields["general.architecture"]
+    family = BY_NAME[architecture]
+    config = (
+        header_config(header, family, model) if family.model_type else from_gguf(AutoConfig, model, header)
+    )
     stated = stated_config(header)
     kind = stated.pop("model_type", config.model_type)
     if kind != config.model_type:  # of a Mixtral it says Llama

@@ -12,8 +12,8 @@ import numpy as np
 
 from pipeline.core.checks import Check
 from pipeline.gguf.families import BY_CLASS
-from pipeline.gguf.header import Header
-from pipeline.gguf.rope import FACTORS, USUAL_BASE, same_factors
+from pipeline.gguf.header import USUAL_ROPE_BASE, Header
+from pipeline.gguf.rope import TENSORS, same_factors
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.sources import Piece, gguf_settings, read_config, rope_factors, sources
 from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
@@ -25,7 +25,7 @@ WHAT = "tensors, rounded to the GGUF's type, and settings that differ from {}'s"
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 EXPONENT = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 CONVERT = "run `snakemake --force convert`"
-ROPE_BASE = ("rope.freq_base", USUAL_BASE)
+ROPE_BASE = ("rope.freq_base", USUAL_ROPE_BASE)
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,15 @@ def names_faults(
         else:
             cause = f"The head was dropped, llama.cpp takes the embeddings in its place: {CONVERT}."
         yield Fault(name, f"is in the merged model and not in the GGUF of {len(tensors)} tensors", cause)
+    factors = rope_factors(merged)
+    for name in sorted(factors.keys() - tensors.keys()):
+        cause = f"The factors were lost on the way, llama.cpp runs without them: {CONVERT}."
+        yield Fault(name, "follows from the merged model's config and is not in the GGUF", cause)
     for name in sorted(tensors.keys() - wanted.keys()):
         if name == HEAD and tied and EMBEDDINGS in wanted:
             yield tensor_fault(tensors[name], wanted[EMBEDDINGS])
-        elif name == FACTORS:
-            yield rope_fault(tensors[name], rope_factors(merged))
+        elif name in TENSORS:
+            yield rope_fault(tensors[name], factors.get(name))
         else:
             cause = f"The GGUF is of another model: {CONVERT}."
             yield Fault(name, "is in the GGUF and not in the merged model", cause)

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import tiny
+import torch
 from draws import SHARE, some
-from families import family
+from families import SMOLLM, family
 from gguf_edit import change_field, change_tensors, odd_variants
 from transformers import AutoConfig
 
@@ -22,12 +23,14 @@ from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Base
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
+from pipeline.gguf.families import BY_NAME
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
+from pipeline.models.quantized_model import load_gguf
 from pipeline.stages.base.stage import base
 
 Bring = Callable[..., dict[str, Any]]
@@ -228,12 +231,13 @@ def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "granite", "smollm3", "olmo2", "phi3"])
 def test_settings_of_other_families_are_read_whole(
     name: str, bring: Bring, tmp_path: Path, tools: Toolchain
 ) -> None:
     source = family(name, tmp_path / "hf", tools)
-    to_gguf(tools, source, tmp_path / "model.gguf", "F16", HeaderFields(name, "qwen2"))
+    rule = "smollm" if name in SMOLLM else "qwen2"
+    to_gguf(tools, source, tmp_path / "model.gguf", "F16", HeaderFields("tiny", rule))
     # proves that the model takes every tensor in its shape
     bring(tmp_path / "model.gguf", "Q4_K_M")
     read, written = (
@@ -243,7 +247,31 @@ def test_settings_of_other_families_are_read_whole(
     for key in SETTINGS:
         assert getattr(read, key, None) == getattr(written, key, None), key
     assert read.rms_norm_eps == pytest.approx(written.rms_norm_eps, rel=1e-6)  # a GGUF keeps float32
-    assert read.rope_parameters["rope_theta"] == written.rope_parameters["rope_theta"]
+    for key, value in written.rope_parameters.items():
+        assert read.rope_parameters[key] == (
+            value if isinstance(value, str) else pytest.approx(value, rel=1e-6)
+        )
+    for key in BY_NAME[name].factors:
+        assert getattr(read, key) == pytest.approx(getattr(written, key), rel=1e-6), key
+    assert getattr(read, "no_rope_layers", None) == getattr(written, "no_rope_layers", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["granite", "smollm3", "olmo2", "phi3"])
+def test_what_is_trained_on_computes_what_llama_cpp_does(
+    name: str, bring: Bring, tmp_path: Path, tools: Toolchain
+) -> None:
+    """With the settings of its header alone, in 16 bit, where llama.cpp rounds little."""
+    source = family(name, tmp_path / "hf", tools)
+    to_gguf(tools, source, tmp_path / "model.gguf", "F16", HeaderFields("tiny", "smollm"))
+    bring(tmp_path / "model.gguf")
+    ids = [(number * 37) % 4000 + 3 for number in range(96)]
+    model = load_gguf(tmp_path / "models/base", compute_dtype=torch.float32, device="cpu")
+    with torch.no_grad():
+        ours = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    with open_gguf(Llama(tools), ModelFiles(tmp_path / "model.gguf"), ctx_size=128) as opened:
+        theirs = torch.from_numpy(np.array(opened.logits(ids, range(len(ids)))))
+    assert float((ours - theirs).norm() / ours.norm()) < 1e-2
 
 
 def test_parts_are_joined_and_a_missing_one_is_named(

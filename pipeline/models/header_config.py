@@ -1,0 +1,126 @@
+"""config.json from a GGUF's header, for the families whose header transformers can't read.
+
+A header may name settings that this code doesn't know. llama.cpp would compute with them and training would
+not, so that such a file is refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.families import Family
+from pipeline.gguf.header import CONFIG_FIELDS, USUAL_ROPE_BASE, Header
+from pipeline.gguf.rope import LONG, SHORT, stored_factors
+from pipeline.gguf.tensors import Floats
+
+EPSILON = "attention.layer_norm_rms_epsilon"
+VALUE_WIDTH = "attention.value_length"
+ROPE_BASE = "rope.freq_base"
+ROPE_WIDTH = "rope.dimension_count"
+# of rope_type longrope: the context that the model was trained with at first, and a factor of cos and sin
+ROPE_CONTEXT = "rope.scaling.original_context_length"
+ROPE_ATTENTION = "rope.scaling.attn_factor"
+OPTIONAL = ("num_key_value_heads", "head_dim")  # keys of `CONFIG_FIELDS` that a header may leave out
+# fields that are checked here or for every file (`pipeline.models.base_header`), or repeat a tensor's shape
+CHECKED = (
+    ROPE_BASE,
+    ROPE_WIDTH,
+    VALUE_WIDTH,
+    "vocab_size",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scale_linear",
+)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """The fields of a family in the header of `file`, by their names without the family's."""
+
+    family: Family
+    values: Mapping[str, Any]
+    file: Path
+
+    def untrainable(self, why: str) -> DataError:
+        """Return the error for a header that can't be trained on."""
+        return DataError(
+            "Q-MODELS-028",
+            f"{self.file} {why}, so no adapter can be trained on it: set base.quantization to nf4, with the "
+            "model's Hugging Face folder",
+        )
+
+
+def header_config(header: Header, family: Family, file: Path) -> Any:
+    """Return transformers' configuration of the model in `file`. Raises `DataError` if its header lacks a
+    setting of the family, or has one that is not known to be computed in training.
+    """
+    from transformers import AutoConfig
+
+    prefix = f"{family.name}."
+    values = {
+        name.removeprefix(prefix): value for name, value in header.fields.items() if name.startswith(prefix)
+    }
+    stated = Stated(family, values, file)
+    settings = sizes(stated)
+    settings["rope_parameters"] = rotary(stated, settings, stored_factors(header, file))
+    if family.listed_factors:
+        settings["original_max_position_embeddings"] = values.get(
+            ROPE_CONTEXT, settings["max_position_embeddings"]
+        )
+    return AutoConfig.for_model(family.model_type, **settings)
+
+
+def sizes(stated: Stated) -> dict[str, Any]:
+    """Return the settings that are numbers of the header. Raises `DataError` if one is missing or has no
+    place in config.json.
+    """
+    family = stated.family
+    fields = {**CONFIG_FIELDS, "rms_norm_eps": EPSILON, **family.factors}
+    known = {*fields.values(), *CHECKED, *family.ignored}
+    if family.listed_factors:
+        known |= {ROPE_CONTEXT, ROPE_ATTENTION}
+    if unknown := sorted(stated.values.keys() - known):
+        raise stated.untrainable(
+            f"has {family.name}.{unknown[0]}, which is not known to be the same in training"
+        )
+    settings = {}
+    for key, field in fields.items():
+        value = stated.values.get(field)
+        if isinstance(value, int | float):
+            settings[key] = value
+        elif value is not None:
+            raise stated.untrainable(f"has {family.name}.{field} by layer, and training has one for all")
+        elif key not in OPTIONAL:
+            raise stated.untrainable(f"has no {family.name}.{field}, which its family is computed with")
+    return settings
+
+
+def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Floats]) -> dict[str, Any]:
+    """Return `rope_parameters`. Raises `DataError` if heads are turned in another way than the family's."""
+    values = stated.values
+    width = settings.get("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
+    turned = values.get(ROPE_WIDTH, width)
+    share = turned / width
+    is_whole = turned == width or (stated.family.partial_rotary and int(width * share) == turned < width)
+    if not is_whole or values.get(VALUE_WIDTH, width) != width:
+        raise stated.untrainable(
+            f"turns {turned} of {width} dimensions of a head, with values of {values.get(VALUE_WIDTH, width)}"
+        )
+    rope = {"rope_type": "default", "rope_theta": values.get(ROPE_BASE, USUAL_ROPE_BASE)}
+    if stated.family.partial_rotary:
+        rope["partial_rotary_factor"] = share
+    listed = {name: factors[name].tolist() for name in (LONG, SHORT) if name in factors}
+    attention = values.get(ROPE_ATTENTION, 1.0)
+    if not listed and attention == 1.0:
+        return rope
+    if not stated.family.listed_factors or len(listed) < 2 or ROPE_CONTEXT not in values:
+        raise stated.untrainable("has only some of the settings of rotary positions with listed factors")
+    return rope | {
+        "rope_type": "longrope",
+        "long_factor": listed[LONG],
+        "short_factor": listed[SHORT],
+        "attention_factor": attention,
+        "original_max_position_embeddings": values[ROPE_CONTEXT],
+    }

@@ -1,0 +1,94 @@
+"""config.json from the header of a GGUF that transformers can't read, or the reason why it can't be made."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from pipeline.core.errors import DataError
+from pipeline.gguf.families import BY_NAME, FAMILIES
+from pipeline.gguf.header import Header
+from pipeline.models.header_config import header_config
+
+FILE = Path("model.gguf")
+SIZES = {
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "block_count": 5,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "context_length": 4096,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 5e6,
+    "rope.dimension_count": 16,
+    "vocab_size": 100,
+}
+FACTORS = {"attention.scale": 0.015625, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0}
+
+
+def header(name: str, **changed: Any) -> Header:
+    """A header of the family `name`; "__" stands for a dot, and None leaves a field out."""
+    values = SIZES | (FACTORS if name == "granite" else {})
+    values |= {field.replace("__", "."): value for field, value in changed.items()}
+    fields = {f"{name}.{field}": value for field, value in values.items() if value is not None}
+    return Header({"general.architecture": name} | fields, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        (
+            "granite",
+            {
+                "attention_multiplier": 0.015625,
+                "embedding_multiplier": 12.0,
+                "residual_multiplier": 0.22,
+                "logits_scaling": 8.0,
+            },
+        ),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 0, 1]}),
+        ("olmo2", {}),
+        ("phi3", {}),
+    ],
+)
+def test_it_is_the_config_of_the_model(name: str, own: dict[str, Any]) -> None:
+    found = header_config(header(name), BY_NAME[name], FILE)
+    wanted = AutoConfig.for_model(
+        name,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e6},
+        **own,
+    )
+    assert found.to_dict() == wanted.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "what"),
+    [
+        ("granite", {"attention__scale": None}, "no granite.attention.scale"),
+        ("granite", {"rope__scaling__finetuned": False}, "granite.rope.scaling.finetuned"),
+        ("smollm3", {"rope__dimension_count": 8}, "turns 8 of 16 dimensions"),
+        ("smollm3", {"attention__head_count_kv": [2, 2, 2, 2, 1]}, "head_count_kv by layer"),
+        ("olmo2", {"attention__sliding_window": 4096}, "olmo2.attention.sliding_window"),
+        ("phi3", {"rope__scaling__attn_factor": 1.2}, "listed factors"),
+        ("phi3", {"rope__dimension_count": 20}, "turns 20 of 16 dimensions"),
+    ],
+)
+def test_a_setting_that_training_would_not_see_is_named(
+    name: str, changed: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(DataError, match=f"Q-MODELS-028.*{what}"):
+        header_config(header(name, **changed), BY_NAME[name], FILE)
+
+
+def test_every_family_has_its_own_names() -> None:
+    names = [family.name for family in FAMILIES]
+    classes = [name for family in FAMILIES for name in family.classes]
+    assert len(classes) == len(set(classes)) and len(names) == len(set(names))

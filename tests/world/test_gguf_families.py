@@ -1,0 +1,57 @@
+"""Families trained on and inside their GGUF, from the file to parity: an adapter, and the file's scales."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from conftest import run_stages
+from families import FUSED, family
+
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
+from pipeline.llamacpp.tools import Toolchain
+
+PREPARED = ("base", "curate", "preprocess")
+NAME = "tiny"  # llama.cpp takes a file for a Phi-3 by its name, and asks for tokens of its vocabulary then
+
+
+def checks_of(root: Path, params: dict[str, Any], stages: tuple[str, ...]) -> dict[str, Any]:
+    """Run `stages` with `params`; the checks of parity."""
+    (root / "params.yaml").write_text(json.dumps(params), encoding="utf-8")
+    run_stages(root, stages)
+    checks: dict[str, Any] = json.loads((root / "reports/parity.json").read_text())["checks"]
+    return checks
+
+
+def unlike_passed(checks: dict[str, Any]) -> dict[str, Any]:
+    """Those that did not pass, but for answers, which a random model never ends."""
+    return {
+        key: check
+        for key, check in checks.items()
+        if check["verdict"] != "pass" and not key.startswith("behavior")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["granite", "smollm3", "olmo2", "phi3"])
+def test_what_is_trained_on_a_file_is_what_is_served(name: str, tools: Toolchain, tmp_path: Path) -> None:
+    source = family(name, tmp_path / "source", tools)
+    to_gguf(tools, source, tmp_path / "tiny.gguf", "F16", HeaderFields(NAME, "smollm"))
+    params = tiny.gguf_params(tmp_path / "tiny.gguf")
+    # so much that the change shows beside llama.cpp's rounding, in a Granite's small logits too
+    params["train"] |= {"learning_rate": 5.0e-2, "max_steps": 6}
+    if name == "phi3":
+        params["train"]["target_modules"] = [*FUSED, "gate_up_proj", "down_proj"]
+    root = run_stages(tiny.write_project(tmp_path / "project", params), PREPARED)
+    scaled = Path(shutil.copytree(root, tmp_path / "scaled"))
+    checks = checks_of(root, params, ("train", "lora", "parity"))
+    assert unlike_passed(checks) == {}
+    assert {"weights_file", "outputs_bare", "outputs_served"} <= checks.keys()
+
+    params["train"] |= {"tuner": "scales", "learning_rate": 1.0e-2, "weight_decay": 0.0}
+    params["evaluate"] |= {"models": ["source", "base", "tuned"]}
+    checks = checks_of(scaled, params, ("train", "tuned", "parity"))
+    assert unlike_passed(checks) == {}
+    assert "outputs_served" in checks
