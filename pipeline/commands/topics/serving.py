@@ -19,9 +19,14 @@ from pipeline.commands.topics.options import (
 app = topic()
 
 
-@app.command(epilog='example: quench judge 14b-Q2_K.gguf 7b-Q4_K_M.gguf 4b-Q8_0.gguf --memory "8 GB"')
+@app.command(
+    epilog='example: quench judge 14b-Q2_K.gguf 7b-Q4_K_M.gguf 4b-Q8_0.gguf --memory "8 GB"; quench judge '
+    "--base meta-llama/Llama-3.2-1B-Instruct --adapter my-lora --gguf my-model-Q4_K_M.gguf"
+)
 def judge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="GGUF files from any source.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE...]", help="GGUF files from any source.")
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -66,16 +71,52 @@ def judge(
         int | None,
         typer.Option("--gpu-layers", metavar="N", min=0, help="Default: machine.n_gpu_layers."),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="DIR",
+            help="Name the hand-over that differs instead, of base, adapter, merged folder and GGUFs: the "
+            "base's folder in 16 bit, or a repository's name that the hub's cache has.",
+        ),
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option("--adapter", metavar="DIR", help="The adapter's folder, as PEFT saves it.")
+    ] = None,
+    merged: Annotated[
+        Path | None, typer.Option("--merged", metavar="DIR", help="The merged model's folder.")
+    ] = None,
+    gguf: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--gguf", metavar="FILE", help="A GGUF that was made of them, at any level; may be given again."
+        ),
+    ] = None,
+    files_only: Annotated[
+        bool, typer.Option("--files-only", help="With --base and the like: run no model.")
+    ] = False,
     as_json: Json = False,
     params: ParamsFile = None,
     root: Root = Path(),
 ) -> None:
-    """Judge any GGUF files on your own held-out chats: which is best and fits; needs no params.yaml."""
+    """Judge any GGUF files on your own held-out chats: which is best and fits; needs no params.yaml. With
+    --base, --adapter, --merged or --gguf: which hand-over between these differs.
+    """
+    if base or adapter or merged or gguf:
+        if files:
+            raise typer.BadParameter(
+                "GGUFs to be compared with each other, and --base, --adapter, --merged or --gguf: give either"
+            )
+        from pipeline.commands.hand_overs.command import main as name_difference
+        from pipeline.commands.hand_overs.inputs import need_files
+
+        named = need_files(base, adapter, merged, gguf or [])
+        raise typer.Exit(name_difference(named, params, root, files_only=files_only, as_json=as_json))
     from pipeline.commands.judge.command import Options, main
 
     options = Options(data, rows, tuple(scorers or ()), reference, memory, ctx_size, threads, gpu_layers)
     with working(root):
-        main(params, root, files, options, as_json=as_json)
+        main(params, root, files or [], options, as_json=as_json)
 
 
 @app.command(epilog="example: quench serve Q4_K_M --smoke 8")

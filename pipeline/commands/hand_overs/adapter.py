@@ -1,0 +1,131 @@
+"""Base → adapter: whether the adapter is a LoRA that was trained on this base."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.commands.hand_overs.inputs import Files, has_tokenizer
+from pipeline.commands.hand_overs.verdicts import failed, passed, unmeasured, warned
+from pipeline.core.checks import Check
+from pipeline.core.errors import DataError
+from pipeline.core.publish import read_json
+from pipeline.gguf.safetensors_rows import read_folder, read_rows
+from pipeline.models.merging.adapter import Adapter, read_adapter
+from pipeline.models.merging.inputs import Structure, structure
+from pipeline.models.merging.plan import Plan, plan
+
+KEY, NAME = "adapter", "base → adapter"
+# errors of an adapter that was trained on another base, and of one whose vocabulary is another
+OTHER_BASE = ("Q-MODELS-017", "Q-MODELS-018")
+OTHER_ROWS = "Q-MODELS-019"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the merged model should hold, by base and adapter, or by the base alone."""
+
+    plan: Plan
+    model: Structure
+    adapter: Adapter | None
+
+
+def expected_of(files: Files) -> tuple[Expected | None, Check | None]:
+    """What should come of base and adapter, and the verdict on the adapter; of a base alone without one."""
+    if files.adapter is None:
+        return None, None
+    if files.base is None:
+        return None, unmeasured(KEY, NAME, "no --base was named")
+    try:
+        adapter = read_adapter(files.adapter)
+        model, entries = structure(files.base), read_folder(files.base)
+        planned = plan(entries, adapter, model, nf4=False)
+    except DataError as error:
+        return None, refused(error)
+    if check := idle(adapter) or resized(files.base, files.adapter, adapter, model):
+        return Expected(planned, model, adapter), check
+    names = named_base(files.base, files.adapter)
+    fits = f"{len(adapter.modules)} modules fit the base's shapes"
+    if names:
+        remedy = "See that both are the same model: another finetune of the same size has the same shapes"
+        return Expected(planned, model, adapter), warned(
+            f"{KEY}.named_otherwise", NAME, f"{fits}; {names}", remedy
+        )
+    return Expected(planned, model, adapter), passed(KEY, NAME, fits)
+
+
+def refused(error: DataError) -> Check:
+    """The verdict on an adapter that can't be merged into the base."""
+    sentence, _, _ = error.sentence.rpartition(": ")
+    if error.id in OTHER_BASE:
+        return failed(
+            f"{KEY}.other_base", NAME, sentence, "Name the base that adapter_config.json names, in 16 bit"
+        )
+    if error.id == OTHER_ROWS:
+        return failed(
+            f"{KEY}.other_vocabulary",
+            NAME,
+            sentence,
+            "Train again with embeddings and head both in modules_to_save",
+        )
+    return unmeasured(KEY, NAME, sentence or error.sentence)
+
+
+def idle(adapter: Adapter) -> Check | None:
+    """The verdict on an adapter that changes nothing."""
+    second = [
+        entry
+        for module in adapter.modules
+        for part, entry in module.parts.items()
+        if part in ("lora_B.weight", "lora_embedding_B")
+    ]
+    if adapter.full or any(read_rows(entry).any() for entry in second):
+        return None
+    return failed(
+        f"{KEY}.untrained",
+        NAME,
+        f"every B of the {len(second)} modules is zero, so the adapter changes nothing",
+        "Save the adapter of the trained model; under DeepSpeed ZeRO-3 gather its weights first",
+    )
+
+
+def resized(base: Path, folder: Path, adapter: Adapter, model: Structure) -> Check | None:
+    """The verdict on an adapter whose tokenizer has tokens that no row of the embeddings is for."""
+    if not has_tokenizer(folder):
+        return None
+    from pipeline.chat.tokenizer_file import plain_tokenizer
+
+    tokens = plain_tokenizer(folder).get_vocab_size()
+    rows = adapter.full[model.embedding].rows if model.embedding in adapter.full else None
+    rows = rows or model.shapes[model.embedding][0]
+    if tokens <= rows:
+        return None
+    return failed(
+        f"{KEY}.other_vocabulary",
+        NAME,
+        f"the adapter's tokenizer has {tokens} tokens, the embeddings of {base.name} {rows} rows, and the "
+        "adapter brings none",
+        "Train again with modules_to_save: [embed_tokens, lm_head], so that both are saved",
+    )
+
+
+def named_base(base: Path, folder: Path) -> str:
+    """How the base that the adapter names is called otherwise; empty if it is not, or names none.
+
+    A path says nothing, and neither does a snapshot's folder of the hub's cache that holds the name above.
+    """
+    named = read_json(folder / "adapter_config.json", "copy the adapter again").get("base_model_name_or_path")
+    if not isinstance(named, str) or named.count("/") != 1 or Path(named).is_absolute():
+        return ""
+    stated = read_json(base / "config.json", "fetch the base again").get("_name_or_path")
+    places = [base.resolve().as_posix(), stated if isinstance(stated, str) else ""]
+    wanted = _letters(named.partition("/")[2])
+    if any(wanted in _letters(place) for place in places):
+        return ""
+    return f"adapter_config.json names {named}, and the base is {base.name}"
+
+
+def _letters(name: str) -> str:
+    """Letters and digits of a model's name, without what says how its weights are stored."""
+    lowered = name.lower()
+    for ending in ("-bnb-4bit", "-unsloth", "-4bit", "-awq", "-gptq"):
+        lowered = lowered.replace(ending, "")
+    return "".join(filter(str.isalnum, lowered))

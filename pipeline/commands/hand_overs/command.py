@@ -1,0 +1,211 @@
+"""Which hand-over of a model differs, of files that any tool made: base, adapter, merged folder, GGUFs.
+
+Weights, settings, tokens, template and outputs are compared in the order in which files are made of each
+other, by the checks of stage parity where these need no project. Writes nothing.
+
+    quench judge --base DIR --adapter DIR --gguf FILE
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.hand_overs import adapter, gguf, merged, outputs, text
+from pipeline.commands.hand_overs.inputs import Files
+from pipeline.commands.hand_overs.verdicts import failed, unmeasured
+from pipeline.commands.judge.files import whole_header
+from pipeline.commands.terminal import plain_table, wide_console
+from pipeline.config.params import load_params
+from pipeline.config.sections import Machine
+from pipeline.core.checks import Check
+from pipeline.core.errors import DataError, GateError, QuenchError
+from pipeline.gguf.header import Header
+from pipeline.llamacpp.tools import Llama, find_llama
+from pipeline.models.runtime import one_thread
+
+KEYS = {"id": "key", "hand_over": "name", "verdict": "verdict", "found": "found", "remedy": "remedy"}
+MARKS = {"pass": "equal", "warn": "beware", "fail": "differs", "not measured": "not measured"}
+COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not measured": "yellow"}
+FILES_ONLY = "--files-only was given"
+
+
+def main(files: Files, params_file: Path | None, root: Path, *, files_only: bool, as_json: bool) -> int:
+    """Print what was found; exit code 5 if a hand-over differs, else 0."""
+    checks = list(judged(files, llama_of(params_file, root), files_only=files_only))
+    first = next((check for check in checks if check.verdict == "fail"), None)
+    if as_json:
+        report: dict[str, Any] = {
+            "verdict": "different" if first else "equal",
+            "first": first and first.key,
+            "checks": [check.record(KEYS) for check in checks],
+            "files": files.as_values(),
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        show(checks, first)
+    return GateError.exit_code if first else 0
+
+
+def llama_of(params_file: Path | None, root: Path) -> Llama:
+    """llama.cpp as params.yaml has it run, else by default: foreign files need no project."""
+    file = params_file or root / "params.yaml"
+    machine = load_params(file).machine if params_file or file.exists() else Machine()
+    return find_llama(machine)
+
+
+def judged(files: Files, llama: Llama, *, files_only: bool) -> Iterator[Check]:
+    """The verdict on each hand-over, in order."""
+    headers = {path: whole_header(path) for path in files.ggufs}
+    with one_thread():
+        expected, check = adapter.expected_of(files)
+        if check:
+            yield check
+        if files.merged:
+            yield merged_check(files, expected)
+        if not headers:
+            return
+        yield from weights_and_settings(files, expected, headers)
+    yield from of_text(files, headers, llama, files_only=files_only)
+
+
+def merged_check(files: Files, expected: adapter.Expected | None) -> Check:
+    """The verdict on the merged folder, as far as it can be had."""
+    assert files.merged
+    if files.base is None:
+        return unmeasured(merged.KEY, merged.NAME, "no --base was named")
+    if files.adapter and expected is None:
+        return unmeasured(merged.KEY, merged.NAME, "it is not known what base and adapter make together")
+    alone = expected is None
+    try:
+        check = merged.merged_check(files.base, files.merged, expected or merged.base_alone(files.base))
+    except DataError as error:
+        return unmeasured(merged.KEY, merged.NAME, error.sentence)
+    if not alone:
+        return check
+    if check.verdict == "pass":
+        return failed(f"{merged.KEY}.absent", merged.NAME, check.sentence, merged.AGAIN)
+    if check.key == f"{merged.KEY}.other_base":  # which a merge is meant to do
+        return unmeasured(
+            merged.KEY, merged.NAME, "weights differ from the base's, and no --adapter says how they should"
+        )
+    return check
+
+
+def weights_and_settings(
+    files: Files, expected: adapter.Expected | None, headers: dict[Path, Header]
+) -> Iterator[Check]:
+    """The verdicts on the weights and settings of each GGUF."""
+    alone = None
+    if files.base and not files.adapter and not files.merged:
+        with suppress(DataError):
+            alone = merged.base_alone(files.base)
+    try:
+        model: gguf.Model | str = gguf.model_of(files.base, files.merged, expected or alone)
+    except DataError as error:
+        model = error.sentence
+    for path, header in headers.items():
+        if isinstance(model, str):
+            yield unmeasured(gguf.WEIGHTS, f"weights → {path.name}", model)
+            yield unmeasured(gguf.SETTINGS, f"config.json → {path.name}", model)
+        else:
+            yield gguf.weights_check(path, model, f"{model.label} → {path.name}")
+            yield gguf.settings_check(path, model, header, f"config.json → {path.name}")
+
+
+def of_text(files: Files, headers: dict[Path, Header], llama: Llama, *, files_only: bool) -> Iterator[Check]:
+    """The verdicts on tokens, template and outputs of each GGUF."""
+    folder = files.text_folder
+    why, tokenizer = "no folder that was named has a tokenizer.json", None
+    if folder:
+        try:
+            tokenizer = tokenizer_of(folder)
+        except (QuenchError, OSError, ValueError, KeyError, TypeError) as error:
+            lines = error.sentence if isinstance(error, QuenchError) else str(error)
+            why = f"the tokenizer of {folder} can't be read ({lines.splitlines()[0]})"
+    said: dict[Path, Check] = {}
+    if tokenizer and not files_only:
+        print("judge: what the models say", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="quench-judge-") as scratch:
+            said = dict(outputs.output_checks(files, headers, tokenizer, llama, Path(scratch)))
+    for path, header in headers.items():
+        names = {
+            key: f"{words} → {path.name}"
+            for key, words in (
+                (text.LOADED, "llama.cpp"),
+                (text.TOKENS, "tokenizer"),
+                (text.SPECIAL, "special tokens"),
+                (text.TEMPLATE, "chat template"),
+                (text.BOS, "beginning of text"),
+                (outputs.OUTPUTS, "outputs"),
+                (outputs.ENDS, "answers end"),
+            )
+        }
+        loaded = text.loaded_check(path, llama, names.pop(text.LOADED))
+        yield loaded
+        if loaded.verdict == "fail" or tokenizer is None or folder is None:
+            missing = "llama.cpp does not load it" if loaded.verdict == "fail" else why
+            yield from (unmeasured(key, name, missing) for key, name in names.items())
+            continue
+        print(f"judge: text and tokens of {path.name}", file=sys.stderr, flush=True)
+        of_file = text.Text(tokenizer, folder, path, header, llama)
+        for key, look in ((text.TOKENS, text.tokens_check), (text.SPECIAL, text.special_check)):
+            try:
+                yield look(of_file, names[key])
+            except QuenchError as error:
+                yield unmeasured(key, names[key], error.sentence.splitlines()[0])
+        yield from text.template_checks(of_file, (names[text.TEMPLATE], names[text.BOS]))
+        if files_only:
+            yield unmeasured(outputs.OUTPUTS, names[outputs.OUTPUTS], FILES_ONLY)
+            yield unmeasured(outputs.ENDS, names[outputs.ENDS], FILES_ONLY)
+            continue
+        yield replace(said[path], name=names[outputs.OUTPUTS])
+        yield replace(outputs.ends_check(path, tokenizer, llama), name=names[outputs.ENDS])
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The folder's tokenizer, a foreign program as is its template: tried in processes with limits first."""
+    from pipeline.chat.template import try_templates
+    from pipeline.chat.tokenizer_file import try_tokenizer
+    from pipeline.chat.tokens import load_tokenizer
+
+    try_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
+    templates = tokenizer.chat_template
+    if templates:
+        try_templates(templates if isinstance(templates, dict) else {"default": templates}, str(folder))
+    return tokenizer
+
+
+def show(checks: list[Check], first: Check | None) -> None:
+    """Print a table of the hand-overs, what to do about those that differ, and the first of them."""
+    from rich.text import Text
+
+    console = wide_console(None)
+    table = plain_table("hand-over", "verdict", "what was found", unwrapped=(1,))
+    for check in checks:
+        table.add_row(
+            Text(check.name), Text(MARKS[check.verdict], style=COLORS[check.verdict]), Text(check.found)
+        )
+    console.print(table)
+    for check in checks:
+        if check.verdict in ("fail", "warn") and check is not first:
+            line = f"{check.name} ({check.key}): {check.remedy.rstrip('.')}."
+            console.print(line, markup=False, soft_wrap=True)
+    console.print(last_line(checks, first), markup=False, soft_wrap=True)
+
+
+def last_line(checks: list[Check], first: Check | None) -> str:
+    """The first hand-over that differs with its remedy, or how much was equal."""
+    if first:
+        return (
+            f"The first hand-over that differs: {first.name} ({first.key}): {first.found.rstrip('.')}. "
+            f"{first.remedy.rstrip('.')}."
+        )
+    equal = sum(check.verdict in ("pass", "warn") for check in checks)
+    open_ = len(checks) - equal
+    return f"No hand-over differs: {equal} equal" + (f", {open_} not measured." if open_ else ".")

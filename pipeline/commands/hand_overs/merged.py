@@ -1,0 +1,258 @@
+"""Base and adapter → merged folder: every weight, and the settings that a model is computed with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.commands.hand_overs.adapter import Expected
+from pipeline.commands.hand_overs.verdicts import failed, passed, unmeasured
+from pipeline.core.checks import Check
+from pipeline.core.errors import DataError
+from pipeline.core.progress import progress
+from pipeline.gguf.safetensors_rows import Entry, read_folder, same_values
+from pipeline.gguf.sources import in_model
+from pipeline.models.merging.compute import Job
+from pipeline.models.merging.fit import Fit, merge_fit
+from pipeline.models.merging.inputs import structure
+from pipeline.models.merging.nf4 import Nf4
+from pipeline.models.merging.plan import Plan
+from pipeline.models.runtime import in_turn
+
+KEY, NAME = "merged", "base + adapter → merged"
+AGAIN = "Load the base in 16 bit, put the adapter on it and merge once (merge_and_unload), then convert that"
+# what bitsandbytes computes in, and whether it quantizes its scales too
+DTYPES, DOUBLE = ("bfloat16", "float16", "float32"), (True, False)
+# settings that a model is computed with, by transformers' names, in which rope_parameters are in one form
+SETTINGS = (
+    "rope_parameters",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "sliding_window",
+    "vocab_size",
+    "tie_word_embeddings",
+)
+
+
+class Story(NamedTuple):
+    """How a merged tensor may have come about, the id of that, and its remedy."""
+
+    key: str
+    sentence: str
+    remedy: str
+    job: Job
+    nf4: Nf4 | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What should be in the merged model and what is."""
+
+    jobs: dict[str, Job]
+    there: dict[str, Entry]
+    expected: Expected
+
+
+def base_alone(base: Path) -> Expected:
+    """What a model should hold that is the base without an adapter."""
+    jobs = [Job(name, entry, entry.file.name) for name, entry in read_folder(base).items()]
+    return Expected(Plan(jobs), structure(base), None)
+
+
+def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
+    """The verdict on the merged folder: the first thing that differs."""
+    try:
+        there = read_folder(merged)
+    except DataError as error:
+        return unmeasured(KEY, NAME, error.sentence)
+    weights = Weights({job.name: job for job in expected.plan.jobs}, there, expected)
+    # the first ends the search: what follows takes for granted that all tensors are there
+    for check in chain(names(weights), settings(base, merged, expected)):
+        return check
+    numbers = sum(job.source.rows * job.source.columns for job in weights.jobs.values())
+    fits: dict[str, Fit] = {}
+    with progress("judge: weights of the merged folder", numbers) as advance:
+        jobs = list(weights.jobs.values())
+        for job, fit in zip(jobs, in_turn(lambda job: merge_fit(job, there[job.name]), jobs), strict=True):
+            fits[job.name] = fit
+            advance(job.source.rows * job.source.columns)
+    return verdict(weights, fits)
+
+
+def names(weights: Weights) -> Iterator[Check]:
+    """Tensors that the merged folder lacks, adds, or has in another shape."""
+    wanted, there, model = weights.jobs, weights.there, weights.expected.model
+    missing = sorted(wanted.keys() - there.keys())
+    if model.head in missing:
+        yield failed(
+            f"{KEY}.head_lost",
+            NAME,
+            f"{model.head} is missing: a head of its own was dropped as if it were the embeddings",
+            "Set tie_word_embeddings to false before the merged model is saved, and merge again",
+        )
+    if missing:
+        yield failed(
+            f"{KEY}.names",
+            NAME,
+            f"{len(missing)} tensors are missing, first {missing[0]}; the folder has {next(iter(there), '')}",
+            AGAIN,
+        )
+    added = [
+        name
+        for name in sorted(there.keys() - wanted.keys())
+        # a tied head that is stored beside its twin is the same model
+        if not (
+            name == model.head
+            and model.embedding in there
+            and same_values(there[name], there[model.embedding])
+        )
+    ]
+    if added:
+        is_adapter = any(".lora_" in name for name in added)
+        yield failed(
+            f"{KEY}.not_merged" if is_adapter else f"{KEY}.names",
+            NAME,
+            f"{len(added)} tensors are neither the base's nor the adapter's, first {added[0]}",
+            AGAIN,
+        )
+    for name, job in wanted.items():
+        if job.source.shape != there[name].shape:
+            yield failed(
+                f"{KEY}.shapes",
+                NAME,
+                f"{name} is {there[name].shape} and should be {job.source.shape}",
+                "Merge into the base that the adapter was trained on, with its vocabulary as it was resized "
+                "there",
+            )
+
+
+def settings(base: Path, merged: Path, expected: Expected) -> Iterator[Check]:
+    """Settings of config.json that the merge changed."""
+    from pipeline.models.loading import read_config
+
+    try:
+        ours = read_config(base).to_dict() | expected.plan.config
+        theirs = read_config(merged).to_dict()
+    except (OSError, ValueError, KeyError) as error:
+        yield unmeasured(KEY, NAME, f"transformers can't read config.json ({str(error).splitlines()[0]})")
+        return
+    for key in SETTINGS:
+        if key == "tie_word_embeddings" and theirs.get(key) and not ours.get(key):
+            yield failed(
+                f"{KEY}.head_lost",
+                NAME,
+                "config.json ties the head to the embeddings, and the adapter gave it values of its own, "
+                "which transformers and the converter then leave out",
+                "Set tie_word_embeddings to false in the merged folder's config.json, and convert again",
+            )
+        elif ours.get(key) != theirs.get(key):
+            yield failed(
+                f"{KEY}.settings",
+                NAME,
+                f"config.json has {key} {theirs.get(key)!r} in place of {ours.get(key)!r}",
+                "Copy the base's config.json into the merged folder, and convert again",
+            )
+
+
+def verdict(weights: Weights, fits: dict[str, Fit]) -> Check:
+    """What the sums over all tensors say, and of a wrong one how it came about."""
+    wrong = [name for name, fit in fits.items() if not fit.is_near()]
+    adapted = [name for name in wrong if weights.jobs[name].update]
+    whole = sum((fits[name] for name, job in weights.jobs.items() if job.update), Fit())
+    if not wrong:
+        strength = whole.strength
+        if strength is None:
+            return passed(KEY, NAME, f"{len(fits)} tensors are the base's, within rounding to 16 bits")
+        return passed(
+            KEY, NAME, f"{len(fits)} tensors; the adapter is in them at {strength:.2f} times its strength"
+        )
+    # of the wrong ones the one in which most is to be seen
+    name = max(adapted or wrong, key=lambda each: fits[each].size)
+    job, entry, fit = weights.jobs[name], weights.there[name], fits[name]
+    first = f"{len(wrong)} of {len(fits)} tensors differ, {name} for one"
+    near = [
+        (other.rest, story)
+        for story in stories(job, weights.expected)
+        if (other := merge_fit(story.job, entry, story.nf4)).rest < fit.rest / 2 and other.is_near()
+    ]
+    if near:
+        story = min(near, key=lambda pair: pair[0])[1]
+        return failed(f"{KEY}.{story.key}", NAME, f"{story.sentence}; {first}", story.remedy)
+    others = [each for each in wrong if each not in adapted]
+    if others:
+        worst = max(others, key=lambda each: fits[each].rest)
+        return failed(
+            f"{KEY}.other_base",
+            NAME,
+            f"weights that the adapter does not change are not the base's: {len(others)} of {len(fits)} "
+            f"tensors differ, {worst} by {fits[worst].rest:.1%} of its length",
+            "Merge into the base that the adapter was trained on; if embeddings were trained, save them with "
+            "the adapter",
+        )
+    strength = fit.strength or 0.0
+    return failed(
+        f"{KEY}.other_strength" if fit.is_scaled() else f"{KEY}.other_weights",
+        NAME,
+        f"the adapter is in {name} at {strength:.2f} times its strength, and {fit.unexplained:.1%} of "
+        f"the weights' length is neither base nor adapter; {first}",
+        AGAIN,
+    )
+
+
+def stories(job: Job, expected: Expected) -> Iterator[Story]:
+    """What may have gone wrong with a tensor, likely things first."""
+    if job.update and expected.adapter:
+        yield from _updates(job, expected.adapter.settings, job.update)
+    if in_model(job.name) in expected.model.quantized:
+        for dtype, double in product(DTYPES, DOUBLE):
+            yield Story(
+                "nf4_base",
+                "The adapter was merged into the 4-bit base, whose rounding is in the weights now",
+                AGAIN,
+                replace(job, quantized=True),
+                Nf4(dtype, double),
+            )
+
+
+def _updates(job: Job, settings: Any, update: Any) -> Iterator[Story]:
+    """What may have gone wrong with the update alone."""
+
+    def scaled(scale: float) -> Job:
+        return replace(job, update=replace(update, scale=scale))
+
+    yield Story(
+        "absent", "The adapter was not merged: the weights are the base's", AGAIN, replace(job, update=None)
+    )
+    if update.magnitude is not None:
+        yield Story(
+            "dora_ignored",
+            "DoRA's magnitudes were left out: only scale · B · A was added",
+            "Merge with a PEFT that knows DoRA (0.9 or newer)",
+            replace(job, update=replace(update, magnitude=None)),
+        )
+    yield Story("twice", "The adapter was merged twice", AGAIN, scaled(2 * update.scale))
+    rank = update.right.shape[1]
+    if settings.use_rslora:
+        yield Story(
+            "rslora_ignored",
+            f"The scale is alpha ÷ r, and use_rslora asks for alpha ÷ √r: {rank**0.5:.3g} times as much",
+            "Merge with a tool that reads use_rslora (PEFT does)",
+            scaled(update.scale / rank**0.5),
+        )
+    else:
+        yield Story(
+            "rslora_assumed",
+            "The scale is alpha ÷ √r, as if use_rslora were set",
+            AGAIN,
+            scaled(update.scale * rank**0.5),
+        )
+    yield Story(
+        "scale_ignored",
+        f"The scale alpha ÷ r = {update.scale:.3g} was ignored: B · A was added as it is",
+        "Merge with a tool that reads lora_alpha and r (PEFT does)",
+        scaled(1.0),
+    )

@@ -1,0 +1,134 @@
+"""What the models say: the folder's logits against each GGUF's, and whether a GGUF ends its answers."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokens import Row, encodable
+from pipeline.commands.hand_overs.inputs import Files
+from pipeline.commands.hand_overs.verdicts import failed, passed, unmeasured, warned
+from pipeline.config.products import ModelFiles
+from pipeline.core.checks import Check
+from pipeline.core.errors import QuenchError
+from pipeline.gguf.header import Header
+from pipeline.llamacpp.server import serving
+from pipeline.llamacpp.tools import Llama
+from pipeline.metrics.divergence import Prompt, Reference, Speaker, compare, gguf_speaker, kept_logits, spread
+from pipeline.metrics.forward import plain_model
+from pipeline.metrics.level_limits import level_limit
+from pipeline.stages.parity.behavior import answer, questions
+from pipeline.stages.parity.check import CTX_SIZE
+from pipeline.stages.parity.hand_overs import MAX_KLD_EXACT, OVERFLOW
+
+OUTPUTS, ENDS = "outputs", "ends"
+FLOATS = ("F32", "F16", "BF16")
+ASKED = (
+    ("Which river is the longest?", "The Nile is usually named first."),
+    ("Write a function in Python that adds two numbers.", "def add(a, b):\n    return a + b"),
+    ("What is 12 times 12?", "144"),
+    ("Sag mir einen Satz über den Herbst.", "Im Herbst färben sich die Blätter."),
+)
+ROWS: list[Row] = [
+    {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]}
+    for question, reply in ASKED
+]
+
+
+def level_of(header: Header) -> str:
+    """The level that a GGUF's header names, F16 among them; "unknown" if it names none."""
+    from gguf import LlamaFileType
+
+    number = header.fields.get("general.file_type")
+    try:
+        name = str(LlamaFileType(number).name)
+        return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except ValueError:
+        return "unknown"
+
+
+def reference_of(files: Files) -> tuple[str, AbstractContextManager[Speaker]] | None:
+    """What the GGUFs should say, and what it is called."""
+    if files.merged:
+        return "the merged folder", plain_model(files.merged)
+    if files.base and files.adapter:
+        return "base and adapter", plain_model(files.base, files.adapter)
+    return ("the base", plain_model(files.base)) if files.base else None
+
+
+def prompts_of(tokenizer: Any) -> list[Prompt]:
+    """Conversations as tokens, or their answers where the template does not show them."""
+    encoded = [row.ids for row in encodable(tokenizer, ROWS, CTX_SIZE)]
+    plain = [tokenizer(f"{question}\n{reply}")["input_ids"] for question, reply in ASKED]
+    return [spread(ids) for ids in encoded or plain]
+
+
+def output_checks(
+    files: Files, headers: dict[Path, Header], tokenizer: Any, llama: Llama, scratch: Path
+) -> Iterator[tuple[Path, Check]]:
+    """How far each GGUF is from the folder."""
+    reference = reference_of(files)
+    if reference is None:
+        for gguf in files.ggufs:
+            yield gguf, unmeasured(OUTPUTS, OUTPUTS, "neither --base nor --merged was named")
+        return
+    label, model = reference
+    prompts = prompts_of(tokenizer)
+    try:
+        with kept_logits(prompts, model, scratch) as before:
+            for gguf in files.ggufs:
+                yield gguf, gguf_check(gguf, headers[gguf], before, label, llama)
+    except (QuenchError, ValueError, OSError, KeyError, RuntimeError) as error:
+        why = error.sentence if isinstance(error, QuenchError) else str(error)
+        for gguf in files.ggufs:
+            yield gguf, unmeasured(OUTPUTS, OUTPUTS, f"{label} can't be run ({why.splitlines()[0]})")
+
+
+def gguf_check(gguf: Path, header: Header, before: Reference, label: str, llama: Llama) -> Check:
+    """How far one GGUF is from what `before` holds, against what its level may cost."""
+    level = level_of(header)
+    try:
+        with gguf_speaker(gguf, before.prompts, threads=llama.threads, tools=llama.tools) as speaker:
+            divergence = compare(before, (speaker(prompt) for prompt in before.prompts))
+    except QuenchError as error:
+        return unmeasured(OUTPUTS, OUTPUTS, error.sentence.splitlines()[0])
+    if divergence.fault:
+        key = f"{OUTPUTS}.not_finite" if divergence.strange else f"{OUTPUTS}.vocabulary"
+        remedy = OVERFLOW.replace("set convert.type to BF16", "convert with --outtype bf16")
+        return failed(
+            key, OUTPUTS, divergence.fault, remedy if divergence.strange else "Name files of one model"
+        )
+    limit = MAX_KLD_EXACT if level in FLOATS else level_limit(level, header.parameters).kld
+    sentence = (
+        f"{divergence.kld:.2g} nats from {label} at {divergence.positions} positions (at most {limit:g} for "
+        f"{level}), same first choice at {divergence.same_top:.0%}"
+    )
+    if divergence.kld <= limit:
+        return passed(OUTPUTS, OUTPUTS, sentence)
+    remedy = (
+        "Look at the rows above: weights, settings or the adapter are another"
+        if level in FLOATS
+        else "If the weights above are right, this is what the level costs: take one of more bits"
+    )
+    return failed(f"{OUTPUTS}.{'differ' if level in FLOATS else 'level'}", OUTPUTS, sentence, remedy)
+
+
+def ends_check(gguf: Path, tokenizer: Any, llama: Llama) -> Check:
+    """Whether the GGUF's answers end by themselves."""
+    requests, budget = questions(ROWS, tokenizer, len(ROWS), CTX_SIZE)
+    try:
+        with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
+            answers = [answer(server, request, budget) for request in requests]
+    except QuenchError as error:
+        return unmeasured(ENDS, ENDS, error.sentence.splitlines()[0])
+    ended = sum(each.stopped for each in answers)
+    sentence = f"{ended} of {len(answers)} answers ended by themselves within {budget} tokens"
+    if ended:
+        return passed(ENDS, ENDS, sentence)
+    return warned(
+        f"{ENDS}.none",
+        ENDS,
+        sentence,
+        "If special tokens above are right, the model was not taught to end: train the end of turn (it must "
+        "not be the padding token that labels leave out), or longer",
+    )

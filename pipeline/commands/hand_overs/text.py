@@ -1,0 +1,222 @@
+"""Tokenizer and template → GGUF: token ids, special tokens, what ends an answer, the chat template."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.rendering import Unrenderable, render
+from pipeline.chat.trial import QUESTION, end_of_turn
+from pipeline.commands.hand_overs.verdicts import failed, passed, reworded, unmeasured, warned
+from pipeline.config.products import ModelFiles
+from pipeline.core.checks import Check
+from pipeline.core.errors import ToolError
+from pipeline.gguf.header import Header
+from pipeline.llamacpp.server import Server, serving
+from pipeline.llamacpp.tools import Llama
+from pipeline.metrics.text import common_start
+from pipeline.models.base_header import named_templates
+from pipeline.stages.parity import special_tokens
+from pipeline.stages.parity.check import CTX_SIZE
+from pipeline.stages.parity.conversations import chosen
+from pipeline.stages.parity.corpus import strings
+from pipeline.stages.parity.text import in_use, served_texts, template_text
+from pipeline.stages.parity.tokens import GgufVocabulary, corpus_ids, open_vocabulary, token_ids
+
+LOADED, TOKENS, SPECIAL, TEMPLATE, BOS = "loaded", "tokens", "special", "template", "bos"
+STRINGS, CONVERSATIONS = 4000, 20
+CONVERT = "Convert again with a folder that has the trained tokenizer's files, all of them"
+GUESSED = ("default", None)  # of tokenizer.ggml.pre: the converter did not know the tokenizer
+
+
+@dataclass(frozen=True)
+class Text:
+    """The tokenizer that training had, from `folder`, and the GGUF that should have the same."""
+
+    tokenizer: Any
+    folder: Path
+    gguf: Path
+    header: Header
+    llama: Llama
+
+
+def loaded_check(gguf: Path, llama: Llama, name: str) -> Check:
+    """Whether llama.cpp loads the GGUF."""
+    try:
+        with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE):
+            return passed(LOADED, name, "llama.cpp loads it")
+    except ToolError as error:
+        return failed(
+            LOADED,
+            name,
+            f"llama.cpp does not load it ({reason(error)})",
+            "See the rows above if one differs; else convert again with the llama.cpp that serves",
+        )
+
+
+def reason(error: ToolError) -> str:
+    """The line of llama-server's log that says why it ended."""
+    lines = [line.strip() for line in error.sentence.splitlines()]
+    telling = [line for line in lines if re.search(r"error loading|unknown|missing|wrong|invalid", line)]
+    return (telling or lines)[0].rpartition("error loading model: ")[2]
+
+
+def tokens_check(text: Text, name: str) -> Check:
+    """Whether llama.cpp makes the same ids of strings that tokenizers differ on."""
+    check = corpus_ids(strings(text.tokenizer, [], STRINGS), text.tokenizer, text.gguf, text.llama.tools)
+    pre = text.header.fields.get("tokenizer.ggml.pre")
+    if check.verdict != "fail":
+        return reworded(check, TOKENS, name)
+    key = "other_ids"
+    if "another tokenizer's" in check.remedy:
+        key = "other_vocabulary"
+    elif text.header.fields.get("tokenizer.ggml.model") == "gpt2":
+        key = "pre_tokenizer"
+    remedy = ""
+    if key == "pre_tokenizer":
+        how = "no pre-tokenizer" if pre in GUESSED else f"the pre-tokenizer {pre}"
+        remedy = (
+            f"The GGUF names {how}, and text is split otherwise than in training: convert again with a "
+            "llama.cpp that knows this tokenizer, or serve with --override-kv tokenizer.ggml.pre=str:NAME"
+        )
+    found = reworded(check, f"{TOKENS}.{key}", name)
+    return failed(found.key, name, check.found, remedy or found.remedy)
+
+
+def special_check(text: Text, name: str) -> Check:
+    """Ends of text and turn, beginning of text, and what is added to a text."""
+    with open_vocabulary(text.llama.tools, text.gguf) as vocabulary:
+        found = list(special_faults(text, vocabulary, name))
+    worst = next((check for check in found if check.verdict == "fail"), None)
+    if worst or found:
+        return worst or found[0]
+    written = end_of_turn(text.tokenizer) if text.tokenizer.chat_template else None
+    end = written or text.tokenizer.eos_token
+    return passed(SPECIAL, name, f"beginning and end of text are the same, and llama.cpp stops at {end}")
+
+
+def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterator[Check]:
+    """What is wrong with special tokens, the worst first."""
+    tokenizer, folder, gguf = text.tokenizer, text.folder, text.gguf
+    written = end_of_turn(tokenizer) if tokenizer.chat_template else None
+    token = written or tokenizer.eos_token
+    number = tokenizer.convert_tokens_to_ids(token)
+    if not vocabulary.ends(number):
+        yield failed(
+            f"{SPECIAL}.end_of_turn",
+            name,
+            f"an answer ends with {token} ({number}), and llama.cpp does not stop there: its end is "
+            f"{text.header.fields.get('tokenizer.ggml.eos_token_id')}",
+            f"Write it into the GGUF (gguf-set-metadata FILE tokenizer.ggml.eos_token_id {number}), or set "
+            "eos_token in tokenizer_config.json, and eos_token_id in config.json and generation_config.json, "
+            "and convert again",
+        )
+    for difference in filter(None, special_tokens.ends(tokenizer, folder, gguf, vocabulary)):
+        yield failed(f"{SPECIAL}.end_of_turn", name, difference, CONVERT)
+    for difference in filter(None, special_tokens.same_ids(tokenizer, folder, gguf)):
+        kind = difference.partition(" ")[0]
+        if "in GGUF" in difference and kind != "pad":
+            # another end at which llama.cpp stops as well does no harm: found above if it does not
+            stops = kind == "eos" and vocabulary.ends(tokenizer.eos_token_id)
+            verdict = warned if stops else failed
+            yield verdict(f"{SPECIAL}.{kind}", name, difference, CONVERT)
+        elif kind == "eos":
+            yield warned(
+                f"{SPECIAL}.folder",
+                name,
+                difference,
+                "Write the same end into the folder's files: programs read different ones",
+            )
+    for difference in filter(None, special_tokens.added(tokenizer, gguf, vocabulary)):
+        yield failed(
+            f"{SPECIAL}.added",
+            name,
+            difference,
+            "Set add_bos_token and add_eos_token in tokenizer_config.json as in training, and convert again",
+        )
+
+
+def template_checks(text: Text, names: tuple[str, str]) -> Iterator[Check]:
+    """Whether the GGUF has the folder's template, and llama-server renders alike; beginnings of text."""
+    name, bos = names
+    stored = in_use(named_templates(text.header.fields))
+    ours = in_use(text.tokenizer.chat_template)
+    if ours is None or stored is None:
+        if ours is None:
+            where = " and in the GGUF" if stored is None else ""
+            yield unmeasured(TEMPLATE, name, f"{text.folder.name} has no chat template{where}")
+        else:
+            yield failed(
+                f"{TEMPLATE}.missing",
+                name,
+                "the GGUF has no chat template, so llama.cpp falls back to ChatML",
+                "Put chat_template.jinja, or chat_template in tokenizer_config.json, into the folder, and "
+                "convert again; or serve with --chat-template-file",
+            )
+        yield unmeasured(BOS, bos, "one side has no chat template")
+        return
+    with serving(text.llama, ModelFiles(text.gguf), ctx_size=CTX_SIZE) as server:
+        yield from rendered(text, server, stored == ours, names)
+
+
+def rendered(text: Text, server: Server, same: bool, names: tuple[str, str]) -> Iterator[Check]:
+    """The verdicts on template and beginning of text, with a server that has loaded the GGUF."""
+    name, bos = names
+    texts = served_texts(text.tokenizer, server, chosen([], CONVERSATIONS))
+    check = template_text(texts, text.tokenizer, text.gguf)
+    ids = token_ids(texts, text.tokenizer, server, text.gguf)
+    if check.verdict == "fail":
+        key = "rendered" if same else "other"
+        found = reworded(check, f"{TEMPLATE}.{key}", name)
+        yield (
+            found
+            if same
+            else failed(
+                found.key,
+                name,
+                check.found,
+                "Serve with the folder's template (--chat-template-file), or convert again",
+            )
+        )
+    elif check.verdict == "not measured":
+        yield reworded(check, TEMPLATE, name)
+    elif ids.verdict == "fail":
+        yield reworded(ids, f"{TEMPLATE}.ids", name)
+    elif not same:
+        yield warned(
+            f"{TEMPLATE}.words",
+            name,
+            f"the GGUF's template is written otherwise, and {len(texts.compared)} texts came out alike",
+            "Nothing, or serve with the folder's template (--chat-template-file)",
+        )
+    else:
+        yield passed(
+            TEMPLATE, name, f"the same, and {len(texts.compared)} conversations have the same text and ids"
+        )
+    yield bos_check(text, server.tokens, bos)
+
+
+def bos_check(text: Text, tokens: Callable[[str], list[int]], name: str) -> Check:
+    """Whether a beginning of text comes twice: from the template and from llama.cpp."""
+    tokenizer = text.tokenizer
+    if tokenizer.bos_token is None:
+        return passed(BOS, name, "the tokenizer has no beginning of text")
+    try:
+        written = render(tokenizer, [QUESTION], add_generation_prompt=True)
+    except Unrenderable as why:
+        return unmeasured(BOS, name, str(why))
+    begin = tokenizer.bos_token_id
+    trained = tokenizer(written, add_special_tokens=False)["input_ids"]
+    raw = tokens(written)
+    once = common_start(trained, [begin] * len(trained))
+    twice = common_start(raw, [begin] * len(raw))
+    if twice <= max(once, 1):
+        return passed(BOS, name, f"{twice} before a rendered conversation")
+    return warned(
+        f"{BOS}.doubled",
+        name,
+        f"the template writes {tokenizer.bos_token} and add_bos_token adds another; llama-server takes one "
+        "off, programs that send rendered text (completions, llama-cpp-python) do not",
+        "Send messages, not rendered text; or convert with add_bos_token false",
+    )

@@ -1,0 +1,52 @@
+"""What is said of a hand-over: a `Check` whose key is a stable id, with a remedy that needs no project."""
+
+import re
+from dataclasses import replace
+
+from pipeline.core.checks import Check
+
+# what the stages' own checks advise, and what helps where there is no project
+REMEDIES = (
+    (r"run `snakemake --force (?:models/gguf/[^`]*)`", "make the level again from the 16-bit GGUF"),
+    (r"run `snakemake --force merge`", "merge again"),
+    (r"run `snakemake --force convert`", "convert the folder again"),
+    (r"run (?:the stages? )?merge and convert again", "convert the right folder again"),
+    (r"run the stages? (?:from )?merge(?: and convert| on)? again", "merge and convert again"),
+    (r"run stage convert again", "convert again with the llama.cpp that knows this tokenizer"),
+    (r"set convert\.type to BF16", "convert with --outtype bf16"),
+    (r", or fix models/base and train again", ""),
+    (r"models/base/", "the folder's "),
+    (r": run the stage that makes it again", ""),
+)
+
+
+def passed(key: str, name: str, sentence: str) -> Check:
+    """A hand-over at which nothing differs."""
+    return Check(name, "pass", sentence, key=key)
+
+
+def failed(key: str, name: str, sentence: str, remedy: str) -> Check:
+    """A hand-over that differs; `key` says how, for good."""
+    return Check(name, "fail", sentence, remedy, key=key)
+
+
+def warned(key: str, name: str, sentence: str, remedy: str) -> Check:
+    """A hand-over at which nothing differs, and something will surprise."""
+    return Check(name, "warn", sentence, remedy, key=key)
+
+
+def unmeasured(key: str, name: str, why: str) -> Check:
+    """A hand-over that could not be looked at."""
+    return Check(name, "not measured", plain(why).splitlines()[0].rstrip(":"), key=key)
+
+
+def reworded(check: Check, key: str, name: str) -> Check:
+    """A check of the stages' as a hand-over of this id, with a remedy for files that no stage made."""
+    return replace(check, key=key, name=name, remedy=plain(check.remedy))
+
+
+def plain(remedy: str) -> str:
+    """A remedy of a stage's check without stages."""
+    for pattern, words in REMEDIES:
+        remedy = re.sub(pattern, words, remedy)
+    return remedy

@@ -1,0 +1,125 @@
+"""How near stored weights are to base + scale·B·A, whatever tool merged them and however it rounded them.
+
+`pipeline.models.merging.judge` holds a merge of Quench to one rounding. Other tools sum in 16 bits, and a
+level of a GGUF has its noise on top, so here the update is looked for in all that changed: its strength is a
+projection, over which the noise of single weights averages out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Any
+
+from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_rows
+from pipeline.models.merging.compute import Job, Rows, round_once
+from pipeline.models.merging.nf4 import Nf4
+
+# rounding to bfloat16, the coarsest of the types that hold a merged model, as a share of a weight
+ROUNDED = 2.0**-9
+# what arithmetic in 16 bits may leave off of an update, and how far its strength may be from 1
+TOLERANCE = 0.25
+SUMMED = 0.05  # of an update's length that its own rounding may take off
+HIDDEN = 0.1  # standard error of a strength from which on it says nothing
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Sums over a tensor's numbers, in float64: of the source squared, of the update that should be there
+    squared, of update times what changed, of the squared distance from what should be there; and the count.
+    """
+
+    source: float = 0.0
+    update: float = 0.0
+    shared: float = 0.0
+    left: float = 0.0
+    count: int = 0
+
+    def __add__(self, other: "Fit") -> "Fit":
+        """Both tensors together."""
+        return Fit(
+            self.source + other.source,
+            self.update + other.update,
+            self.shared + other.shared,
+            self.left + other.left,
+            self.count + other.count,
+        )
+
+    @property
+    def strength(self) -> float | None:
+        """How much of the update is in the weights: 1 if it was merged once, 0 if not; None if rounding
+        leaves nothing of it.
+        """
+        return self.shared / self.update if self.update else None
+
+    @property
+    def rest(self) -> float:
+        """The distance from what should be there, as a share of the source's length."""
+        if self.source:
+            return sqrt(self.left / self.source)
+        return inf if self.left else 0.0
+
+    @property
+    def size(self) -> float:
+        """The update's length as a share of the source's."""
+        return sqrt(self.update / self.source) if self.source else 0.0
+
+    @property
+    def unexplained(self) -> float:
+        """The part of `rest` that no other strength of the update explains."""
+        if self.strength is None:
+            return self.rest
+        return sqrt(max(0.0, self.rest**2 - ((1 - self.strength) * self.size) ** 2))
+
+    def error(self, noise: float) -> float:
+        """Standard error of the strength if `noise`, a share of the source's length, is on the weights."""
+        return noise / self.size / sqrt(self.count) if self.size else inf
+
+    def is_scaled(self, noise: float = ROUNDED) -> bool:
+        """Whether another strength of the update explains the weights but for this noise."""
+        return self.strength is not None and self.unexplained <= noise * (1 + self.size) + SUMMED * self.size
+
+    def is_near(self, noise: float = ROUNDED) -> bool:
+        """Whether the weights are what should be there but for this noise."""
+        near = self.rest <= TOLERANCE * self.size + noise
+        if self.strength is None or self.error(noise) > HIDDEN:
+            return near
+        return near and abs(self.strength - 1) <= TOLERANCE
+
+
+def fit_of(start: Any, expected: Any, stored: Any) -> Fit:
+    """The sums over these rows, float64: what they were, should be and are."""
+    change = expected - start
+    return Fit(
+        float(start.square().sum()),
+        float(change.square().sum()),
+        float((change * (stored - start)).sum()),
+        float((stored - expected).square().sum().nan_to_num(nan=inf)),
+        start.numel(),
+    )
+
+
+def nearest(fits: Iterable[Fit]) -> Fit:
+    """The one with the least rest."""
+    return min(fits, key=lambda fit: fit.rest)
+
+
+def merge_fit(job: Job, merged: Entry, nf4: Nf4 | None = None) -> Fit:
+    """How near `merged` is to what `job` makes; `nf4`: what the job's source went through if it is
+    `quantized`.
+
+    The update is taken as it is left by rounding to the merged model's type, or by the base's, in which some
+    tools sum: an update that is smaller than half a unit in the last place is lost there.
+    """
+    import torch
+
+    rows = Rows(job, nf4)
+    kinds = sorted({merged.dtype, job.source.dtype})
+    fits = {kind: Fit() for kind in kinds}
+    for first, last in rows.spans():
+        start = rows.start(first, last)
+        total = rows.total(start, first, last) if job.update else start
+        stored = read_rows(merged, first, last).double()
+        for kind in kinds:
+            expected = round_once(total.clone(), getattr(torch, DTYPES[kind][1])).double()
+            fits[kind] += fit_of(start, expected, stored)
+    return nearest(fits.values())
