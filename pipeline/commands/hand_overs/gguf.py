@@ -16,9 +16,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
 from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
-from pipeline.gguf.rope import FACTORS
+from pipeline.gguf.rope import TENSORS
 from pipeline.gguf.safetensors_rows import read_folder
-from pipeline.gguf.sources import Piece, gguf_settings, read_config, rope_factors, sources
+from pipeline.gguf.sources import Piece, gguf_settings, read_config, sources
 from pipeline.gguf.tensors import NOISE, Floats, GgufTensor, gguf_tensors
 from pipeline.gguf.tied import EMBEDDINGS, HEAD
 from pipeline.models.merging.compute import Job, Rows
@@ -159,15 +159,8 @@ def names(header: Header, tensors: dict[str, GgufTensor], model: Model, name: st
     if model.tied and HEAD in tensors and tensors[HEAD].type not in FLOAT_BYTES:
         tensors = {key: tensor for key, tensor in tensors.items() if key != HEAD}
     for fault in filter(None, names_faults(model.after, tensors, model.folder, tied=model.tied)):
-        key = {HEAD: "head_lost", FACTORS: "rope"}.get(fault.tensor, "names")
+        key = {HEAD: "head_lost", **dict.fromkeys(TENSORS, "rope")}.get(fault.tensor, "names")
         yield failed(f"{WEIGHTS}.{key}", name, f"{fault.tensor} {fault.seen}", plain(fault.cause))
-    if FACTORS not in tensors and rope_factors(model.folder) is not None:
-        yield failed(
-            f"{WEIGHTS}.rope",
-            name,
-            f"{FACTORS} is missing: config.json asks for the factors of Llama 3's longer context",
-            AGAIN,
-        )
     for each in sorted(model.after.keys() & tensors.keys()):
         size = sum((piece.last - piece.first) * piece.entry.columns for piece in model.after[each])
         tensor = tensors[each]
