@@ -8,7 +8,7 @@ to match the entire path, a key of `rank_pattern` its end.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from math import sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config.sections.training import Train
 from pipeline.core.text import plural
@@ -18,6 +18,8 @@ ROUTED = re.compile(r"\.experts\.\d+\.")  # in the path of a routed expert's lin
 GATE = "gate"
 ROUTER = re.compile(rf"(?:.*\.)?mlp\.{GATE}")  # the path of what chooses a token's experts
 PARTS = ("gate_proj", "up_proj", "down_proj")  # of an expert
+DEFAULT_TARGETS = list(Train().target_modules)  # the default's: Llama's linears, and of most since
+Settings = TypeVar("Settings", bound=Train)
 
 
 def layer_of(path: str) -> int | None:
@@ -161,6 +163,29 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
                 f"train.rank_pattern has {pattern}, which no linear that trains ends in: correct "
                 "it or remove it"
             )
+
+
+def with_own_targets(train: Settings, paths: Iterable[str]) -> Settings:
+    """Return the settings for a dense model with linears at `paths`: as they are, or, if its layers have not
+    all of the default's targets (fused projections, layers of several types), with all linears instead: their
+    names if each layer has all of them, else a pattern of their paths in the layers.
+    """
+    paths = list(paths)
+    if train.target_modules != DEFAULT_TARGETS or _has_all(DEFAULT_TARGETS, paths):
+        return train
+    own: list[str] | str = list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
+    if not _has_all(own, paths):
+        inside = dict.fromkeys(PLACE.split(path, maxsplit=1)[-1] for path in paths)
+        own = rf"(?:.*\.)?layers\.\d+\.(?:{'|'.join(map(re.escape, inside))})"
+    return train.model_copy(update={"target_modules": own})
+
+
+def _has_all(names: Iterable[str], paths: Iterable[str]) -> bool:
+    """Return True if each layer of `paths` has one linear of each of these names."""
+    layers: dict[int | None, list[str]] = {}
+    for path in paths:
+        layers.setdefault(layer_of(path), []).append(path.rpartition(".")[2])
+    return all(found.count(name) == 1 for found in layers.values() for name in names)
 
 
 def merged_only(config: Mapping[str, Any]) -> str | None:

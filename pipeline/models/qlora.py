@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.sections import Training
+from pipeline.config.sections import Train, Training
 from pipeline.config.targets import is_router, is_target, layer_of, trains_in
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.models.merging.nf4 import quick_quantizer
@@ -140,9 +140,7 @@ def keep_embeddings_on_cpu(model: Any) -> None:
     model.set_input_embeddings(EmbeddingsInMainMemory())
 
 
-def check_layers(
-    paths: Iterable[str], train: Training, targets: Sequence[str], layers: int, what: str
-) -> None:
+def check_layers(paths: Iterable[str], train: Train, targets: Sequence[str], layers: int, what: str) -> None:
     """Raise `ConfigError` unless each of so many layers that trains has one of `paths` for each of
     `targets`; `what` says what has a path.
     """
@@ -153,7 +151,8 @@ def check_layers(
             raise ConfigError(
                 "Q-MODELS-026",
                 f"layer {number} has {counts[number, target]} {what.format(target)}, and each layer must "
-                "have 1: take targets that all its layers have",
+                "have 1: take targets that all its layers have, or a regular expression as "
+                rf".*\.({target}), which trains a linear in each layer that has it",
             )
 
 

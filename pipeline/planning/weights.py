@@ -6,7 +6,14 @@ from math import ceil
 
 from pipeline.config.sections import Train
 from pipeline.config.sections.adapters import TABLES
-from pipeline.config.targets import is_target, misfits, rank_of, tells_experts_apart, trains_in
+from pipeline.config.targets import (
+    is_target,
+    misfits,
+    rank_of,
+    tells_experts_apart,
+    trains_in,
+    with_own_targets,
+)
 from pipeline.core.errors import ConfigError
 from pipeline.models.experts.targets import check_mixture
 from pipeline.planning.base_kinds import base_kind
@@ -85,12 +92,14 @@ def _targets(shape: Shape, settings: str) -> tuple[Linears, ...] | str:
     """The same, or the first of `misfits`; `asked` has the settings as JSON, which a cache can hold."""
     train = Train.model_construct(**json.loads(settings))
     apart = tells_experts_apart(train)
-    paths = (
+    paths = [
         linear.path(layer, copy)
         for layer, linears in enumerate(shape.adaptable)
         for linear in linears
         for copy in range(linear.copies if apart else 1)
-    )
+    ]
+    if not shape.mixture:
+        train = with_own_targets(train, paths)
     if problem := next(misfits(train, paths, shape.layers), None):
         return problem
     return tuple(

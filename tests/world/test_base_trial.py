@@ -455,6 +455,7 @@ def test_a_base_of_pointers_is_refused_with_what_fetches_it(
     [
         ({"model_type": "gpt_neox"}, "Q-BASE-048", "gpt_neox"),  # its layers are gpt_neox.layers
         ({"hidden_act": "none"}, "Q-BASE-047", "none"),
+        ({"pad_token_id": 1 << 20}, "Q-BASE-047", "adding_idx"),  # a row of embeddings that is not there
         ({"rope_parameters": {"rope_type": "none"}}, "Q-BASE-047", "none"),
     ],
 )
@@ -476,11 +477,13 @@ def test_a_base_that_cannot_keep_rows_apart_says_so(
     (tmp_path / "project").mkdir()
     assert run(folder, tmp_path / "project") == 0
     assert "rows are trained one by one, for lfm2 can't" in capsys.readouterr().out
-    assert "lfm2" in made(tmp_path / "project")[2]["never_packed"]
+    facts = made(tmp_path / "project")[2]
+    assert "lfm2" in facts["never_packed"]
+    assert r"conv\.in_proj" in facts["default_targets"]
 
 
 def test_head_sizes_that_differ_by_layer_are_read(tmp_path: Path) -> None:
     folder = with_weights(smollm_folder(tmp_path / "source"), model_type="gemma4_text", head_dim=16)
     (tmp_path / "project").mkdir()
     assert run(folder, tmp_path / "project") == 0
-    assert "never_packed" not in made(tmp_path / "project")[2]
+    assert not made(tmp_path / "project")[2].keys() & {"never_packed", "default_targets"}

@@ -12,7 +12,9 @@ from train_runs import one_thread, run, settings
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Train
+from pipeline.config.targets import is_target
 from pipeline.core.errors import ConfigError
+from pipeline.models.own_targets import default_targets, fitted
 from pipeline.stages.base.model_trial import tried_model
 from pipeline.stages.preprocess.page import render_labels_page
 from pipeline.stages.preprocess.stage import preprocess, summary
@@ -25,8 +27,9 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
+    "pad_token_id": 0,
 }
-# what makes each family small, and the linears that all of its layers have
+# what makes each family small
 FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
@@ -46,12 +49,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
     },
-}
-LINEARS = {
-    "lfm2": r".*\.(w1|w2|w3)",
-    "falcon_h1": r".*\.(gate_proj|up_proj|down_proj)",
-    "granitemoehybrid": r".*shared_mlp\.(input_linear|output_linear)",
-    "qwen3_5_text": r".*\.(gate_proj|up_proj|down_proj)",
 }
 
 
@@ -89,7 +86,8 @@ def tokenize(
 def test_a_hybrid_is_trained_when_packing_is_off(family: str, prepared: Path, tmp_path: Path) -> None:
     project = hybrid_project(family, prepared, tmp_path / "project")
     tokenize(project, packing=False)
-    report = run(project, tmp_path / "run", target_modules=LINEARS[family], sample_rows=1)
+    train = fitted(settings(), project / "models/base")
+    report = run(project, tmp_path / "run", target_modules=train.target_modules, sample_rows=1)
     assert report["steps"] == 2 and report["eval_loss"] > 0
     assert report["proven"]["packing_nmse"] is None  # nothing was packed, so nothing was measured
 
@@ -106,10 +104,7 @@ def test_packing_is_switched_off_on_a_hybrid_and_said(family: str, prepared: Pat
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_trial_of_a_hybrid_says_that_its_rows_are_not_packed(family: str, tmp_path: Path) -> None:
-    from transformers import AutoConfig
-
-    AutoConfig.for_model(family, vocab_size=256, **SIZES | FAMILIES[family]).save_pretrained(tmp_path)
-    assert "packed rows" in (tried_model(tmp_path).never_packed or "")
+    assert "packed rows" in (tried_model(config_of(family, tmp_path)).never_packed or "")
 
 
 def test_several_rows_of_a_hybrid_in_a_batch_are_refused_in_a_sentence(
@@ -118,7 +113,7 @@ def test_several_rows_of_a_hybrid_in_a_batch_are_refused_in_a_sentence(
     project = hybrid_project("lfm2", prepared, tmp_path / "project")
     tokenize(project, packing=False)
     with pytest.raises(ConfigError, match=r"Q-TRAIN-021: .*lfm2.*train.per_device_train_batch_size to 1"):
-        run(project, tmp_path / "run", target_modules=LINEARS["lfm2"], per_device_train_batch_size=2)
+        run(project, tmp_path / "run", target_modules=r".*\.w1", per_device_train_batch_size=2)
 
 
 def test_pairs_on_a_hybrid_are_refused_for_the_method_whatever_packing_says(
@@ -130,3 +125,61 @@ def test_pairs_on_a_hybrid_are_refused_for_the_method_whatever_packing_says(
         with pytest.raises(ConfigError, match=r"Q-PREPROCESS-00[23]: train.method is dpo") as refused:
             tokenize(project, packing=packing, train=settings(method="dpo"))
         assert "packing" not in refused.value.sentence or "sft" in refused.value.sentence
+
+
+def config_of(family: str, folder: Path) -> Path:
+    """Write the config.json of a small model of `family`; return the folder."""
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family, vocab_size=256, **SIZES | FAMILIES.get(family, {})).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "trained", "left"),
+    [
+        ("lfm2", ("0.conv.in_proj", "0.conv.out_proj", "1.self_attn.out_proj"), ("0.conv.conv",)),
+        # a state space's output: its kernels on a GPU take the weight themselves
+        ("granitemoehybrid", ("0.mamba.in_proj", "1.self_attn.o_proj"), ("0.mamba.out_proj",)),
+        ("qwen3_5_text", ("0.linear_attn.out_proj", "1.self_attn.v_proj"), ("0.linear_attn.conv1d",)),
+        ("phi3", ("0.self_attn.qkv_proj", "1.mlp.gate_up_proj"), ("0.mlp",)),
+        ("glm4", ("0.self_attn.q_proj", "1.mlp.gate_up_proj"), ("0.mlp",)),
+    ],
+)
+def test_by_default_the_architectures_own_linears_train(
+    family: str, trained: tuple[str, ...], left: tuple[str, ...], tmp_path: Path
+) -> None:
+    train = fitted(settings(), config_of(family, tmp_path))
+    assert train.target_modules == default_targets(tmp_path)
+    for path in trained:
+        assert is_target(f"model.layers.{path}", train) and is_target(f"layers.{path}", train)
+    assert not any(is_target(f"model.layers.{path}", train) for path in left)
+    assert not is_target("lm_head", train)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "falcon_h1"])
+def test_the_default_stays_where_every_layer_has_all_of_it(family: str, tmp_path: Path) -> None:
+    train = settings()
+    assert fitted(train, config_of(family, tmp_path)) == train
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "words"),
+    [
+        ("lfm2", ["q_proj"], ("layer 0", "regular expression", r".*\.(q_proj)")),
+        ("lfm2", ["query"], ("query", "in_proj")),
+        ("phi3", ["q_proj", "v_proj"], ("qkv_proj",)),
+        ("granitemoehybrid", r".*mamba\.out_proj", ("mamba.out_proj", "narrower")),
+    ],
+)
+def test_targets_that_a_base_has_not_are_refused_before_rows_are_tokenized(
+    family: str, targets: list[str] | str, words: tuple[str, ...], prepared: Path, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(prepared / "data/final", project / "data/final")
+    shutil.copytree(prepared / "models/base", project / "models/base")
+    config_of(family, project / "models/base")
+    with pytest.raises(ConfigError, match="Q-MODELS-026") as refused:
+        tokenize(project, packing=False, train=settings(target_modules=targets))
+    for word in words:
+        assert word in refused.value.sentence

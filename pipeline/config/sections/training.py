@@ -67,8 +67,8 @@ class Train(Section):
     )
     target_modules: Targets = key(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        "linears that get an adapter, or whose scales train; or a regular expression that matches their "
-        "whole names, e.g. .*self_attn.*_proj",
+        "linears that get an adapter, or whose scales train (the default stands for a base's own if it has "
+        "others); or a regular expression that matches their whole names, e.g. .*self_attn.*_proj",
     )
     layers: TrainedLayers = key(
         None,

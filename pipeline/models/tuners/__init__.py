@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.config.sections import Training
+from pipeline.config.sections import Train, Training
 from pipeline.config.targets import is_router, misfits
 from pipeline.config.tuners import TunerName, tuner_of
 from pipeline.core.errors import ConfigError
@@ -101,7 +101,7 @@ def put_tuner(model: Any, settings: Training) -> Any:
     return model
 
 
-def check_targets(model: Any, train: Training) -> None:
+def check_targets(model: Any, train: Train) -> None:
     """Raise `ConfigError` for linears, layers or patterns of `train` not in `model` (no adapter yet)."""
     linears = [name for name, module in model.named_modules() if hasattr(module, "in_features")]
     if problem := next(misfits(train, linears, len(model.model.layers)), None):
@@ -109,14 +109,26 @@ def check_targets(model: Any, train: Training) -> None:
     if not isinstance(train.target_modules, str):
         return
     pattern = re.compile(train.target_modules)
-    inside = {name for name in linears if ".layers." in name and not is_router(name)}
+    apart = bypassed(model)
+    inside = {name for name in linears if ".layers." in name and not is_router(name) and name not in apart}
     others = (name for name, _ in model.named_modules() if name and name not in inside)
     if other := next((name for name in others if pattern.fullmatch(name)), None):
         raise ConfigError(
             "Q-MODELS-026",
             f"train.target_modules is {train.target_modules!r}, which matches {other} too, and that is not "
-            "a linear of a layer: make the pattern narrower",
+            "a linear of a layer that an adapter works on: make the pattern narrower",
         )
+
+
+def bypassed(model: Any) -> set[str]:
+    """Return the paths of linears that an adapter does nothing for: of a state space's output, whose weight
+    its kernels on a GPU take themselves (PEFT refuses it in some of these architectures).
+    """
+    return {
+        f"{name}.out_proj"
+        for name, module in model.named_modules()
+        if hasattr(module, "A_log") and hasattr(module, "D")
+    }
 
 
 def stop_gradients(model: Any) -> int:

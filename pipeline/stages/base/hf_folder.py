@@ -12,7 +12,7 @@ import yaml
 
 from pipeline.chat.new_tokens import text_tokens
 from pipeline.chat.tokens import template_of
-from pipeline.config.targets import layer_of
+from pipeline.config.targets import DEFAULT_TARGETS, layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import write_json, write_text
@@ -23,7 +23,7 @@ from pipeline.gguf.file import check_gguf
 from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
 from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
-from pipeline.stages.base.model_trial import tried_model
+from pipeline.stages.base.model_trial import trained_by_default, tried_model
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
@@ -75,7 +75,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     can't be trained on it. Raises `DataError` if its files disagree.
 
     `no_chats` among the facts says why no chat can be trained on it, if that is so; texts can. `never_packed`
-    says why rows can't share a sequence, if that is so. `named_end` is
+    says why rows can't share a sequence, if that is so, `default_targets` what trains by default if the
+    architecture has not the usual linears. `named_end` is
     the eos_token that the folder had, if a turn ends in another, which is then written into its files.
     `prompt_ended_in` is there if the generation prompt had to be changed: what was taken off its end.
     """
@@ -114,6 +115,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
     )
     added_tokens = [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items())]
+    targets = trained_by_default(folder)
     facts = {
         "architecture": {"model_type": config["model_type"], "architectures": config.get("architectures")},
         "license": read_license(folder / "README.md"),
@@ -135,6 +137,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         facts["no_chats"] = tried.no_chats
     if never_packed:
         facts["never_packed"] = never_packed
+    if targets != DEFAULT_TARGETS:
+        facts["default_targets"] = targets
     return facts, tried.note
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError, ToolError
+from pipeline.models.own_targets import default_targets
 from pipeline.models.packed_rows import measure, said
 from pipeline.models.small_model import TooLarge, cut_config, empty, small_model, text_config
 
@@ -34,13 +35,28 @@ def tried_model(folder: Path) -> TriedModel:
         return TriedModel(f"whether it keeps packed rows apart was not measured ({why})")
     # any architecture, and an untrusted file: the libraries raise what they stumble over
     except Exception as error:
-        raise DataError(
-            "Q-BASE-047",
-            f"transformers can't build or compute the model that {folder / 'config.json'} describes "
-            f"({said(error)}): fetch it again, or take another model",
-        ) from error
+        raise unusable(folder, error) from error
     need_known_logits(model, folder)
     return TriedModel(measure(model).reason or None)
+
+
+def trained_by_default(folder: Path) -> list[str] | str:
+    """Return `default_targets` of the model in `folder`, whose weights are known to have as many layers as
+    config.json says. Raises `DataError` if it can't be built.
+    """
+    try:
+        return default_targets(folder)
+    except Exception as error:  # as above: numbers that a narrow model has not, such as a padding token's
+        raise unusable(folder, error) from error
+
+
+def unusable(folder: Path, error: Exception) -> DataError:
+    """Return the error for a model that transformers can't build or compute."""
+    return DataError(
+        "Q-BASE-047",
+        f"transformers can't build or compute the model that {folder / 'config.json'} describes "
+        f"({said(error)}): fetch it again, or take another model",
+    )
 
 
 def need_layers(model: Any, folder: Path) -> None:

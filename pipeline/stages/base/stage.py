@@ -24,7 +24,7 @@ from pipeline.core.git_lfs import REMEDY, is_pointer
 from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
-from pipeline.core.text import plural
+from pipeline.core.text import listed, plural
 from pipeline.gguf.header import Header
 from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import NO_TYPES
@@ -207,6 +207,12 @@ def base(
             f"base: rows are trained one by one, for {facts['never_packed']}: preprocess.packing changes "
             "nothing, train.per_device_train_batch_size has to be 1, and train.method can't be one that "
             "compares answers"
+        )
+    if "default_targets" in facts:
+        named = facts["default_targets"]
+        print(
+            "base: its layers have not all linears that train.target_modules names by default, which stands "
+            f"for all that they have: {named if isinstance(named, str) else listed(named)}"
         )
     if note:
         print(f"base: {note.replace(str(aside), chosen.model)}")

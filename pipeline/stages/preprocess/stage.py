@@ -24,9 +24,11 @@ from pipeline.chat.trial import OF_THE_BASE, USUAL, base_fault, failures
 from pipeline.config.methods import METHODS, REWARD, Method, unused_sentences
 from pipeline.config.params import Params
 from pipeline.config.sections import Train
+from pipeline.config.targets import DEFAULT_TARGETS
 from pipeline.core.errors import DataError
 from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.text import most, plural
+from pipeline.models.own_targets import fitted
 from pipeline.models.packed_rows import rows_apart
 from pipeline.stages.preprocess.packing import best_fit, in_order, need_rows_apart
 from pipeline.stages.preprocess.page import render_labels_page, sample, unused
@@ -68,14 +70,16 @@ def preprocess(
     `train.train_on_prompt` what is asked is learned too, not the answers alone.
 
     Raises `DataError` where no training row is left, where tokenizer and configuration contradict each other
-    and where the proof fails, `ConfigError` if the base can't keep rows apart that the method computes
-    together. Rows that it can't keep apart are not packed.
+    and where the proof fails, `ConfigError` if the base has not the targets of `train`, or can't keep rows
+    apart that the method computes together. Rows that it can't keep apart are not packed.
     """
     tokenizer = load_tokenizer(base)
     loaded_base = load_base(base, tokenizer)
     train = train or Train()
     learning = METHODS[train.method]
     # a pair's answers share a row, and so do the answers to a prompt, which itself is not packed
+    if train.target_modules != DEFAULT_TARGETS:
+        fitted(train, base)  # stage train would say it too, after the rows are tokenized
     never_packed = ""
     if learning.answers:
         need_rows_apart(base, train.method)

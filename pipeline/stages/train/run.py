@@ -17,6 +17,7 @@ from pipeline.core.interruption import Interruption
 from pipeline.core.jsonl import parse_object
 from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.publish import remove, write_json
+from pipeline.models.own_targets import fitted
 from pipeline.stages.train.checkpoints import (
     TORN,
     checkpoints_in,
@@ -49,14 +50,17 @@ class Job:
 
     @classmethod
     def below(cls, root: Path, settings: Training, group: Any) -> "Job":
-        """The job of stage train on the project `root`."""
+        """Return the job of stage train on the project `root`. Its targets are there: raises what `fitted`
+        does.
+        """
+        base = root / "models/base"
         return cls(
             tokens=root / "data/tokens",
-            base=root / "models/base",
+            base=base,
             adapter=root / "models/adapter",
             checkpoints=root / "models/checkpoints",
             tensorboard=root / "reports/tensorboard",
-            settings=settings,
+            settings=fitted(settings, base),
             group=group,
         )
 

@@ -1,0 +1,48 @@
+"""The linears that train on a dense base, read off a model without weights before any is loaded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.config.sections import Train
+from pipeline.config.targets import DEFAULT_TARGETS, layer_of, with_own_targets
+from pipeline.models.experts.separate import has_experts
+from pipeline.models.qlora import check_layers
+from pipeline.models.small_model import empty, text_config
+from pipeline.models.tuners import bypassed, check_targets
+
+Settings = TypeVar("Settings", bound=Train)
+
+
+def fitted(train: Settings, base: Path) -> Settings:
+    """Return the settings for the model in `base`: as they are, or with its own linears in place of the
+    default's if its layers have not all of these. A mixture's stay as they are.
+
+    Raises `ConfigError` for targets or layers that the model lacks.
+    """
+    config = text_config(base)
+    if "target_modules" not in train.tuning.settings or has_experts(config):
+        return train
+    model = empty(config)
+    paths = list(linears(model))
+    train = with_own_targets(train, paths)
+    check_targets(model, train)
+    if not isinstance(train.target_modules, str):
+        check_layers(paths, train, train.target_modules, len(model.model.layers), "linears named {}")
+    return train
+
+
+def default_targets(base: Path) -> list[str] | str:
+    """Return what the default of `train.target_modules` stands for on the model in `base`."""
+    config = text_config(base)
+    if has_experts(config):
+        return DEFAULT_TARGETS
+    return with_own_targets(Train(), linears(empty(config))).target_modules
+
+
+def linears(model: Any) -> Iterator[str]:
+    """Yield the paths of the linears in the layers of a dense model that can have an adapter."""
+    apart = bypassed(model)
+    for name, module in model.named_modules():
+        if layer_of(name) is not None and hasattr(module, "in_features") and name not in apart:
+            yield name
