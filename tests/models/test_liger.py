@@ -10,6 +10,7 @@ from liger_models import COMPARE, PARTS, run, write_config
 from pipeline.core.errors import ToolError
 from pipeline.models.liger_loss import apply_liger, check_liger, choose_loss
 
+LIGER = ("qwen2", "qwen3", "llama", "mistral", "granite")
 # in a process of its own: Liger's patches stay for good
 APPLY = """
 import sys
@@ -27,10 +28,10 @@ for folder in map(Path, sys.argv[1:]):
 
 
 @pytest.mark.slow
+@pytest.mark.base_cells("Liger", families=LIGER)
 def test_the_loaded_models_are_made_of_ligers_parts(tmp_path: Path) -> None:
-    kinds = ("qwen2", "qwen3", "llama", "mistral")
-    folders = [str(write_config(tmp_path / kind, kind)) for kind in kinds]
-    parts = ["LigerRMSNorm LigerRMSNorm LigerSwiGLUMLP LigerRMSNorm"] * 4
+    folders = [str(write_config(tmp_path / kind, kind)) for kind in LIGER]
+    parts = ["LigerRMSNorm LigerRMSNorm LigerSwiGLUMLP LigerRMSNorm"] * len(LIGER)
     assert run(APPLY, *folders).splitlines() == parts
 
 
@@ -40,6 +41,7 @@ def test_a_model_without_ligers_parts_is_refused() -> None:
 
 
 # unknown to Liger; known, but with another MLP
+@pytest.mark.base_cells("Liger", families="model_type", says="chunked")
 @pytest.mark.parametrize("model_type", ["gpt_neox", "gemma2"])
 def test_an_architecture_without_all_kernels_is_refused(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="Q-MODELS-014"):
@@ -90,6 +92,7 @@ def test_the_kernels_are_the_plain_model_in_tritons_interpreter(
     assert ([line.split()[0] for line in compared], last) == (parts.split(), "equal")
 
 
+@pytest.mark.base_cells("Liger", families=("qwen2_moe", "qwen3_moe", "mixtral"), says="chunked")
 def test_a_mixtures_loss_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_loss("auto", mixture=True) == choose_loss("chunked", mixture=True) == "chunked"

@@ -208,6 +208,9 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
     assert ggml_types == {"F16": {1}, "Q8_0": {8}, "Q4_K_M": {12, 14}}[level]
 
 
+@pytest.mark.base_cells(
+    "adapter", families=("llama", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "phi3")
+)
 def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
     levels: dict[str, Path], tiny_params: dict[str, Any]
 ) -> None:
@@ -279,6 +282,7 @@ def test_a_file_that_is_not_this_models_is_refused(
         load(base)
 
 
+@pytest.mark.base_refused("`base.quantization: gguf` for another family than the table says", "Q-MODELS-028")
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [

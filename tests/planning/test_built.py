@@ -68,6 +68,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
+@pytest.mark.base_cells("NF4", families="family")
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=[] if name in FAST else SLOW) for name in FAMILIES | HYBRIDS],

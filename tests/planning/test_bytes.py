@@ -106,6 +106,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.base_cells("NF4", families=tuple(TINY))
 @pytest.mark.parametrize(
     ("changed", "kind"),
     [

@@ -171,6 +171,9 @@ def run(folder: Path, root: Path, **keys: str | None) -> int:
     return main(["base", "--root", str(root), "--params", str(root / "params.yaml")])
 
 
+@pytest.mark.base_refused("A template without a generation prompt", "Q-BASE-038")
+@pytest.mark.base_refused("A template that ends an answer with no control token", "Q-BASE-039")
+@pytest.mark.base_refused("A template with a token across the border of prompt and answer", "Q-BASE-040")
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_base_that_can_train_no_chat_is_refused_with_the_first_chat(
     name: str, tools: Toolchain, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -55,6 +55,7 @@ def test_the_base_has_the_published_settings(factor: float, quantization: str, t
         assert model.model.rotary_emb.inv_freq.numpy() == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.base_refused("A GGUF with other rotary factors than those of Llama 3", "Q-MODELS-005")
 @pytest.mark.parametrize("quantization", ["gguf", "nf4"])
 @pytest.mark.parametrize(
     "stored", [factors(16.0), np.ones(4, np.float32), factors(8.0)[:3]], ids=["16", "ones", "short"]

@@ -82,6 +82,7 @@ def tokenize(
     )
 
 
+@pytest.mark.base_cells("NF4", families="family")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_hybrid_is_trained_when_packing_is_off(family: str, prepared: Path, tmp_path: Path) -> None:
     project = hybrid_project(family, prepared, tmp_path / "project")

@@ -61,6 +61,7 @@ def config_of(folder: Path, family: str) -> Path:
     return folder
 
 
+@pytest.mark.base_cells("Liger", families=FAMILIES, says="chunked")
 def test_what_liger_lacks_is_said_and_nothing_is_swapped(tmp_path: Path) -> None:
     folders = [config_of(tmp_path / family, family) for family in FAMILIES]
     llama = write_config(tmp_path / "llama", "llama")

@@ -422,6 +422,11 @@ def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+@pytest.mark.base_refused("Files of pickles (`.bin`) only", "Q-BASE-006")
+@pytest.mark.base_refused("A type of which Transformers has no causal language model", "Q-BASE-010")
+@pytest.mark.base_refused("AWQ, GPTQ, FP8, 8 bit: files that are quantized already", "Q-BASE-011")
+@pytest.mark.base_refused("A tokenizer with more tokens than the model has rows", "Q-BASE-013")
+@pytest.mark.base_refused("An architecture that llama.cpp's converter does not know", "Q-LLAMACPP-012")
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

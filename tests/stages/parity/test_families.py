@@ -36,6 +36,7 @@ ROWS = [
 
 
 @pytest.mark.slow
+@pytest.mark.base_cells("merged", "levels", "parity", "served", families="name")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_family_keeps_everything_on_its_way(
     name: str, tools: Toolchain, tiny_params: dict[str, Any], tmp_path: Path

@@ -38,6 +38,7 @@ TRAINED = {"Qwen2Moe": PARTS, "Qwen3Moe": [*PARTS, "router"], "Mixtral": [*PARTS
 MERGED = ("base", "curate", "preprocess", "train", "merge", "convert", "quantize@Q4_K_M", "parity")
 SERVED = ("base", "curate", "preprocess", "train", "lora", "parity")
 KINDS = ("Qwen2Moe", "Mixtral", "Qwen3Moe")
+MODEL_TYPES = {"Qwen2Moe": "qwen2_moe", "Mixtral": "mixtral", "Qwen3Moe": "qwen3_moe"}
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +82,7 @@ def passed(found: dict[str, Any]) -> set[str]:
     return {name for name, one in found.items() if one["verdict"] == "pass"}
 
 
+@pytest.mark.base_cells("NF4", "merged", "levels", "parity", families="kind", called=MODEL_TYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_trained_on_nf4_are_merged_quantized_and_served(kind: str, tools: Toolchain) -> None:
     project = merged_project(kind, tools)
@@ -114,6 +116,7 @@ def routers(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "Qwen2Moe", "Mixtral"])
+@pytest.mark.base_cells("adapter", "served", families="kind", called=MODEL_TYPES)
 def test_experts_trained_on_a_ggufs_blocks_are_served_as_an_adapter(kind: str, tools: Toolchain) -> None:
     project = served_project(kind, tools)
     found, tensors = checks(project), read_header(project / "models/gguf/tiny-lora.gguf").tensors

@@ -19,6 +19,7 @@ def project(tuned: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.base_cells("scales", families=("qwen2",))
 def test_trained_scales_are_what_is_served_and_the_bare_base_is_not(project: Path) -> None:
     report: Any = json.loads((project / "reports/parity.json").read_text(encoding="utf-8"))
     found = report["checks"]

@@ -78,6 +78,7 @@ def test_every_scale_of_the_layers_trains_and_nothing_else(project: Path, traine
     assert (trained / "adapter/run.json").is_file() and (trained / "adapter/tokenizer.json").is_file()
 
 
+@pytest.mark.base_cells("scales", families=("llama",))
 def test_the_file_is_what_was_trained_and_the_base_but_for_its_scales(
     project: Path, trained: Path, tmp_path: Path, tools: Toolchain
 ) -> None:

@@ -1,0 +1,155 @@
+"""The tables of docs/bases.md, made from what tests declare about the bases that they try.
+
+A test that proves something of a family carries `@pytest.mark.base_cells(column, …, families=…)`:
+`families` are model types, or the name of the test's argument that has them; `called` translates them.
+`says` is written instead of a check mark. A test of a refusal carries
+`@pytest.mark.base_refused(base, id)`. So a cell stands in the table as long as a test declares it.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.catalog import catalog
+from pipeline.core.places import PROJECT
+
+TESTS = PROJECT / "tests"
+PAGE = PROJECT / "docs" / "bases.md"
+START, END = "<!-- made by pytest --record tests/test_bases_page.py -->", "<!-- end -->"
+COLUMNS = ("NF4", "merged", "levels", "adapter", "scales", "parity", "served", "Liger")
+# model types in the table's order, and the published models of each
+FAMILIES: Mapping[str, str] = {
+    "llama": "Llama 3, 3.1, 3.2, 3.3, SmolLM2",
+    "mistral": "Mistral Nemo",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen3": "Qwen3",
+    "qwen2_moe": "Qwen1.5-MoE, Qwen2-MoE",
+    "qwen3_moe": "Qwen3-30B-A3B and larger",
+    "mixtral": "Mixtral",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 270M and 1B",
+    "granite": "Granite 3",
+    "granitemoehybrid": "Granite 4",
+    "phi3": "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
+    "smollm3": "SmolLM3",
+    "olmo2": "OLMo 2",
+    "glm4": "GLM-4",
+    "lfm2": "LFM2",
+    "falcon_h1": "Falcon-H1",
+    "qwen3_5_text": "Qwen3.5, dense",
+    "gpt_neox": "Pythia, GPT-NeoX",
+}
+LACKING = "not tested"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a test proves of a family, in one column; `text` is "✓" or what it says instead."""
+
+    family: str
+    column: str
+    text: str
+    file: Path
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A kind of base that a test sees refused with the error `id`."""
+
+    base: str
+    id: str
+    file: Path
+
+
+def declared() -> tuple[list[Cell], list[Refusal]]:
+    """Return what all tests declare. Raises `ValueError` for a declaration that no table has a place for."""
+    cells, refusals = [], []
+    for file, test in marked_tests():
+        marks = test.pytestmark
+        for mark in marks:
+            if mark.name == "base_cells":
+                cells += cells_of(mark, marks, file)
+            elif mark.name == "base_refused":
+                base, error_id = mark.args
+                if error_id not in file.read_text(encoding="utf-8"):
+                    raise ValueError(f"{file.name} declares {error_id} and does not look for it")
+                refusals.append(Refusal(base, error_id, file))
+    return cells, refusals
+
+
+def marked_tests() -> Iterator[tuple[Path, Any]]:
+    """Yield (file, function) of every test with marks, of the files that declare a base."""
+    for file in sorted(TESTS.rglob("test_*.py")):
+        text = file.read_text(encoding="utf-8")
+        if "mark.base_cells(" not in text and "mark.base_refused(" not in text:
+            continue
+        if str(file.parent) not in sys.path:  # as pytest puts it there
+            sys.path.insert(0, str(file.parent))
+        module = importlib.import_module(file.stem)
+        for name, test in inspect.getmembers(module, inspect.isfunction):
+            if name.startswith("test_") and hasattr(test, "pytestmark"):
+                yield file, test
+
+
+def cells_of(mark: Any, marks: list[Any], file: Path) -> Iterator[Cell]:
+    """Yield the cells of one declaration, whose families may be those that the test is parametrized with."""
+    families = mark.kwargs["families"]
+    names = parameters(families, marks) if isinstance(families, str) else families
+    for name in names:
+        family = mark.kwargs.get("called", {}).get(name, name)
+        for column in mark.args:
+            if column not in COLUMNS or family not in FAMILIES:
+                raise ValueError(f"{file.name} declares {column} of {family}: name both in {__name__}")
+            yield Cell(family, column, mark.kwargs.get("says", "✓"), file)
+
+
+def parameters(argument: str, marks: list[Any]) -> list[str]:
+    """Return the values with which a test's `argument` is parametrized."""
+    for mark in marks:
+        if mark.name != "parametrize":
+            continue
+        names = mark.args[0]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        if argument in names:
+            rows = [getattr(row, "values", row) for row in mark.args[1]]
+            place = names.index(argument)
+            return [row if isinstance(row, str) else row[place] for row in rows]
+    raise ValueError(f"no test is parametrized with {argument}")
+
+
+def link(text: str, file: Path) -> str:
+    """Return `text` as a link to the test's file, whose place stands below the tables."""
+    return f"[{text}][{file.stem}]"
+
+
+def tables() -> str:
+    """Return both tables as Markdown."""
+    cells, refusals = declared()
+    by_place = {(cell.family, cell.column): cell for cell in reversed(cells)}
+    lines = [f"| model type | models | {' | '.join(COLUMNS)} |", "|---" * (2 + len(COLUMNS)) + "|"]
+    files = {one.file for one in (*cells, *refusals)}
+    for family, models in FAMILIES.items():
+        row = [by_place.get((family, column)) for column in COLUMNS]
+        if any(cell and cell.text == "✓" for cell in row):
+            shown = [link(cell.text, cell.file) if cell else LACKING for cell in row]
+            lines.append(f"| `{family}` | {models} | {' | '.join(shown)} |")
+    problems = catalog()
+    lines += ["", "## What stage `base` refuses", ""]
+    lines += ["| base | error | why | what to do |", "|---|---|---|---|"]
+    for one in sorted(refusals, key=lambda one: (one.id, one.base)):
+        problem = problems[one.id]
+        lines.append(f"| {one.base} | {link(one.id, one.file)} | {problem.when} | {problem.remedy} |")
+    places = {file.stem: f"../{file.relative_to(PROJECT).as_posix()}" for file in files}
+    return "\n".join([*lines, "", *(f"[{name}]: {places[name]}" for name in sorted(places))])
+
+
+def page_with(made: str) -> str:
+    """Return the page with these tables in the place of those that it has."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    return f"{before}{START}\n\n{made}\n\n{END}{after}"
