@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.gguf.header import read_header
+from pipeline.llamacpp.pretokenizer import QWEN35
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.base.stage import find_in_package
 
@@ -75,6 +76,24 @@ def qwen3_folder(folder: Path, tools: Toolchain, words: int | None = None) -> Pa
     tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in QWEN3_ADDED])
     tokenizer.save(str(tokenizer_file))
     template = (tools.source / "models" / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder
+
+
+def qwen35_folder(folder: Path, tools: Toolchain, words: int | None = None) -> Path:
+    """Qwen3.5's: Qwen3's with another rule for words, which keeps combining marks, and its template, whose
+    generation prompt opens reasoning.
+    """
+    tokenizer_file = qwen3_folder(folder, tools, words) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN35), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.save(str(tokenizer_file))
+    template = (tools.source / "models" / "templates" / "Qwen3.5-4B.jinja").read_text(encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     return folder
 

@@ -22,6 +22,7 @@ from pipeline.core.places import expanded
 from pipeline.core.special_files import need_file
 from pipeline.core.text import listed, quoted
 from pipeline.stages.base.model_trial import tried_model
+from pipeline.stages.base.text_part import settings_alone
 
 EARLY_BYTES = 1 << 30  # of weights
 DAY = date.fromisoformat(TEMPLATE_DATE)
@@ -176,11 +177,15 @@ def try_early(folder: Path, weights: int, owner: str, chosen: ChatSettings = OWN
     """
     if weights < EARLY_BYTES:
         return
-    tried_model(folder)
-    no_chats = tried_tokenizer(folder, chosen).no_chats
+    with settings_alone(folder) as tried:
+        try:
+            tried_model(tried)
+            no_chats = tried_tokenizer(tried, chosen).no_chats
+        except DataError as error:
+            raise DataError(error.id, error.sentence.replace(str(tried), owner)) from error
     if no_chats:
         print(
-            f"base: only plain text can be trained on it, no chats: {no_chats.replace(str(folder), owner)}. "
+            f"base: only plain text can be trained on it, no chats: {no_chats.replace(str(tried), owner)}. "
             f"If data/raw holds chats, stop here (Ctrl-C): {weights / 1e9:.1f} GB of weights come next",
             flush=True,
         )

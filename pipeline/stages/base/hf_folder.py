@@ -24,6 +24,7 @@ from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
 from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
 from pipeline.stages.base.model_trial import trained_by_default, tried_model
+from pipeline.stages.base.text_part import is_wrapper, text_config
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
@@ -35,9 +36,15 @@ MAX_CARD = 1 << 16  # bytes of a model card: its front matter has a few thousand
 
 
 def check_config(config: dict[str, Any], source: str) -> None:
-    """Raise `DataError` unless transformers knows the model, and its weights are plain and trainable."""
+    """Raise `DataError` unless transformers knows the model, or the text part of a wrapper, and its weights
+    are plain and trainable.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if is_wrapper(config):
+        text = text_config(config, source)
+        check_config(text | {key: config[key] for key in ("quantization_config",) if key in config}, source)
+        return
     kind = config.get("model_type")
     if isinstance(kind, str):
         check_experts(config, source)

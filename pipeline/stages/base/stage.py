@@ -26,6 +26,7 @@ from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.core.text import listed, plural
 from pipeline.gguf.header import Header
+from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.llamacpp.pretokenizer import need_convertible
@@ -40,6 +41,7 @@ from pipeline.stages.base.named_file import NamedFile
 from pipeline.stages.base.new_tokens import add_new_tokens
 from pipeline.stages.base.quantized_gguf import end_turns_with, joined, keep_gguf, take_template
 from pipeline.stages.base.template_files import settle_in_folder
+from pipeline.stages.base.text_part import is_wrapper, take_text_part, text_part, text_tensors
 
 
 def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> None:
@@ -58,11 +60,17 @@ def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> None:
         )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
     need_no_pointer(source, names)
-    check_config(read_object(source / "config.json"), str(source))
+    config = read_object(source / "config.json")
+    check_config(config, str(source))
+    if is_wrapper(config):  # by the weights' headers, before they are copied
+        text_tensors(text_part(config, str(source)), read_folder(source), str(source))
     size = sum((source / name).stat().st_size for name in names)
     try_early(source, size, str(source), chats)
     need_disk(folder.parent, size)
     for name in names:
+        if is_wrapper(config) and name.endswith(".safetensors"):
+            (folder / name).symlink_to((source / name).absolute())  # its text part is written in its place
+            continue
         try:
             stream = (source / name).open("rb")
         except OSError as error:
@@ -138,6 +146,7 @@ def base(
                     header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                     if whole.parent == aside:
                         whole.unlink()  # a download
+            wrapper = _unwrapped(aside, chosen.model)
             new_tokens = {}
             if chosen.new_tokens:
                 new_tokens = add_new_tokens(aside, chosen.new_tokens, chosen.end_of_turn)
@@ -174,6 +183,8 @@ def base(
         "files": files,
         "license": facts["license"] or (named if isinstance(named, str) else None),
     }
+    if wrapper:
+        facts["text_part_of"] = wrapper
     if new_tokens:
         facts["new_tokens"] = new_tokens
     if "no_chats" in facts:  # the user knows the source, not the folder that it was examined in
@@ -187,6 +198,11 @@ def base(
         print(
             f"base: an answer ends in {facts['eos_token']}, as {reason}; the model named "
             f"{facts['named_end']} (base.end_of_turn)"
+        )
+    if wrapper:
+        print(
+            f"base: {chosen.model} is a {wrapper['model_type']}, which reads images or sound too: its text "
+            f"part is trained, {plural(wrapper['tensors_left_out'], 'tensor')} left out"
         )
     if "prompt_ended_in" in facts:
         removed = facts["prompt_ended_in"]
@@ -221,6 +237,12 @@ def base(
         f"{facts['dtype']}) is in {target}"
     )
     return facts
+
+
+def _unwrapped(folder: Path, source: str) -> dict[str, Any] | None:
+    """Make the text model out of a wrapper in `folder`; return what to record of that, None if it is none."""
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return take_text_part(folder, config, source) if is_wrapper(config) else None
 
 
 def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path, chats: ChatSettings) -> Path:

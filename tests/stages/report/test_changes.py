@@ -169,6 +169,7 @@ def spoilt_speed(root: Path) -> None:
 
 TIED = {"kept": "output.weight", "kept_type": "Q8_0", "dropped": "token_embd.weight", "dropped_type": "Q5_0"}
 TRAIN, ARC = "reports/train.json", {"acc": 0.4312, "acc_stderr": 0.021, "n": 60}
+PART = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "sees_images": True}
 CHANGES: dict[str, Change] = {
     "quantization check": check_of_the_base,
     "of another base": lambda root: check_of_the_base(root, "0" * 64),
@@ -180,6 +181,7 @@ CHANGES: dict[str, Change] = {
     "many samples": many_samples,
     "tied head": report("models/base.json", tied=TIED | {"farthest_row": 0.0608}),
     "dated template": report("models/base.json", template_date="2024-07-26"),
+    "text part of a wrapper": report("models/base.json", text_part_of=PART, prompt_ended_in="<think>\n"),
     "parity failed": lambda root: put(root / "reports/parity.json", failed_report()),
     "no better": no_better,
     "few marks": few_marks("Q4_K_M", few=3),

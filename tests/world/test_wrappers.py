@@ -1,0 +1,274 @@
+"""Models that read images too: stage `base` takes their text part, which computes what the whole model does
+of text, and says what it can't take within seconds.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from fake_hub import COMMIT, REPO, hub_here
+from safetensors.torch import load_file, save_file
+from tiny import tiny_params
+from tokenizer_folders import qwen35_folder, smollm_folder
+from wrappers import WRAPPERS, flat, renamed, wrapper
+
+from pipeline.__main__ import main
+from pipeline.chat.tokenizer_file import plain_tokenizer
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.gguf.safetensors_rows import INDEX
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.base.text_part import PREFIXES, take_text_part
+
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+IDS = torch.arange(40).reshape(2, 20) * 7
+# the class of the text part, and whether the mmproj of the whole model can be served beside it
+PARTS = {
+    "gemma3": ("Gemma3ForCausalLM", True),
+    "qwen3_5": ("Qwen3_5ForCausalLM", True),
+    "qwen2_5_vl": ("Qwen2ForCausalLM", False),
+    "qwen2_vl": ("Qwen2ForCausalLM", False),
+    "qwen3_vl": ("Qwen3ForCausalLM", False),
+    "mistral3": ("MistralForCausalLM", True),
+}
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def taken(folder: Path) -> dict[str, Any]:
+    return take_text_part(folder, config_of(folder), "the source")
+
+
+def logits(model: Any) -> Any:
+    # Gemma 3 attends to both sides inside an image, and wants to be told that there is none
+    more = {"token_type_ids": torch.zeros_like(IDS)} if model.config.model_type == "gemma3" else {}
+    with torch.no_grad():
+        return model(input_ids=IDS, **more).logits
+
+
+def text_model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def test_every_kind_has_a_row_here() -> None:
+    assert PARTS.keys() == WRAPPERS.keys()
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_the_text_part_computes_what_the_whole_model_does(kind: str, tmp_path: Path) -> None:
+    whole = wrapper(kind, tmp_path, ENDS, vocab_size=300)
+    stored = load_file(tmp_path / "model.safetensors")
+    record = taken(tmp_path)
+    name, sees_images = PARTS[kind]
+    assert record["model_type"] == kind and record["sees_images"] == sees_images
+    config = config_of(tmp_path)
+    assert config["architectures"] == [name] and "vision_config" not in config
+    assert {key: config[key] for key in ENDS} == ENDS
+    text = load_file(tmp_path / "model.safetensors")
+    assert record["tensors_left_out"] == len(stored) - len(text) > 0
+    assert not any("vis" in tensor for tensor in text)
+    expected = logits(whole)
+    assert expected.std() > 0.01
+    assert logits(text_model(tmp_path)).equal(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [
+        ("gemma3", "model.language_model.", "language_model.model."),
+        ("gemma3", "language_model.model.", "model.language_model."),
+        ("qwen2_5_vl", "model.language_model.", "model."),
+        ("mistral3", "lm_head.", "language_model.lm_head."),
+    ],
+)
+def test_names_of_older_and_newer_files_are_known(kind: str, old: str, new: str, tmp_path: Path) -> None:
+    """huggingface/transformers#37033 renamed the parts of all vision models."""
+    whole = wrapper(kind, tmp_path, ENDS, vocab_size=300)
+    renamed(tmp_path, old, new)
+    if kind == "qwen2_5_vl":
+        flat(tmp_path)
+    taken(tmp_path)
+    assert logits(text_model(tmp_path)).equal(logits(whole))
+
+
+def test_shards_and_layers_that_draft_stay(tmp_path: Path) -> None:
+    """Qwen3.5 brings a layer (mtp) that llama.cpp drafts with, and transformers' model has not."""
+    whole = wrapper("qwen3_5", tmp_path, ENDS, shards="100KB", vocab_size=300)
+    index = json.loads((tmp_path / INDEX).read_text(encoding="utf-8"))
+    shards = set(index["weight_map"].values())
+    assert len(shards) > 2
+    first = min(shards)
+    tensors = load_file(tmp_path / first) | {"mtp.fc.weight": torch.ones(64, 128)}
+    save_file(tensors, tmp_path / first, {"format": "pt"})
+    index["weight_map"]["mtp.fc.weight"] = first
+    (tmp_path / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    taken(tmp_path)
+    index = json.loads((tmp_path / INDEX).read_text(encoding="utf-8"))
+    assert index["weight_map"]["mtp.fc.weight"] == first
+    assert set(index["weight_map"].values()) == {file.name for file in tmp_path.glob("*.safetensors")}
+    assert load_file(tmp_path / first)["mtp.fc.weight"].equal(tensors["mtp.fc.weight"])
+    assert logits(text_model(tmp_path)).equal(logits(whole))
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the embeddings again", "another"])
+def test_a_head_that_is_stored_decides_whether_it_is_tied(same: bool, tmp_path: Path) -> None:
+    wrapper("gemma3", tmp_path, ENDS, vocab_size=300)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    (table,) = (value for name, value in tensors.items() if name.endswith("embed_tokens.weight"))
+    head = table.clone() if same else -table
+    save_file(tensors | {"lm_head.weight": head}, file, {"format": "pt"})
+    taken(tmp_path)
+    assert config_of(tmp_path)["tie_word_embeddings"] == same
+    model = text_model(tmp_path)
+    assert model.get_output_embeddings().weight.equal(head)
+    assert model.get_input_embeddings().weight.equal(table)
+
+
+# --------------------------------------------------------------------- the stage
+
+
+def run(folder: Path | str, root: Path, **keys: str) -> int:
+    """Return the exit code of stage `base` of a project in `root` whose base is `folder`."""
+    root.mkdir(parents=True, exist_ok=True)
+    params = tiny_params(Path("unused"))
+    params["base"] = {"model": str(folder), **keys}
+    (root / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    return main(["base", "--root", str(root), "--params", str(root / "params.yaml")])
+
+
+@pytest.fixture(scope="module")
+def mistral3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Mistral 3 with SmolLM2's tokenizer."""
+    folder = smollm_folder(tmp_path_factory.mktemp("wrapper"))
+    wrapper("mistral3", folder, ENDS, vocab_size=49_152, hidden_size=16, num_attention_heads=2)
+    return folder
+
+
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_the_stage_publishes_the_text_part(
+    place: str,
+    mistral3: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = {file.name: file.read_bytes() for file in mistral3.iterdir()}
+    if place == "folder":
+        assert run(mistral3, tmp_path / "project") == 0, capsys.readouterr().err
+    else:
+        with hub_here(mistral3, monkeypatch):
+            assert run(REPO, tmp_path / "project", revision=COMMIT) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "mistral3, which reads images or sound too: its text part is trained" in said
+    base = tmp_path / "project/models/base"
+    facts = json.loads((tmp_path / "project/models/base.json").read_text(encoding="utf-8"))
+    assert facts["architecture"] == {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    assert facts["text_part_of"]["architectures"] == ["Mistral3ForConditionalGeneration"]
+    whole, text = load_file(mistral3 / "model.safetensors"), load_file(base / "model.safetensors")
+    assert facts["parameters"] == sum(value.numel() for value in text.values())
+    for name, value in whole.items():
+        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+        short = PREFIXES.get(prefix, "") + name.removeprefix(prefix)
+        assert short not in text or text[short].equal(value)
+    assert not any(file.is_symlink() for file in base.iterdir())
+    assert {file.name: file.read_bytes() for file in mistral3.iterdir()} == before
+
+
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_a_large_one_is_tried_as_the_text_model_that_it_becomes(
+    place: str,
+    mistral3: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "source"
+    shutil.copytree(mistral3, folder)
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('use the processor') }}")
+    monkeypatch.setattr("pipeline.stages.base.chats.EARLY_BYTES", 0)
+    if place == "folder":
+        assert run(folder, tmp_path / "project") == 0, capsys.readouterr().err
+    else:
+        with hub_here(folder, monkeypatch):
+            assert run(REPO, tmp_path / "project", revision=COMMIT) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "If data/raw holds chats, stop here" in said and "text-part-" not in said
+
+
+def test_the_text_of_qwen35_is_split_as_the_whole_models(tools: Toolchain, tmp_path: Path) -> None:
+    """transformers reads the tokenizer of a qwen3_5 by another class than its hub folder names."""
+    folder = qwen35_folder(tmp_path / "source", tools, 2000)
+    wrapper("qwen3_5", folder, ENDS, vocab_size=2100)
+    whole = load_tokenizer(folder)
+    taken(folder)
+    text = load_tokenizer(folder)
+    assert type(text) is type(whole)
+    marks = "नमस्ते दुनिया"
+    assert text(marks)["input_ids"] == whole(marks)["input_ids"] == plain_tokenizer(folder).encode(marks).ids
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a text part that is no causal model": (
+        {"model_type": "clip", "vision_config": {}},
+        "Q-BASE-010",
+        "text-only model of this family",
+    ),
+    "an unknown kind": ({"model_type": "seesall"}, "Q-BASE-010", "seesall"),
+    "quantized": ({"quantization_config": {"quant_method": "awq"}}, "Q-BASE-011", "awq"),
+    "more layers than there are": ({"num_hidden_layers": 9}, "Q-BASE-015", "model.layers."),
+    "another size": ({"intermediate_size": 96}, "Q-BASE-015", "mlp"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_taken_is_said_before_anything_is_copied(
+    name: str,
+    mistral3: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changed, id, word = REFUSED[name]
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for file in mistral3.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = config_of(folder)
+    sizes = {key: value for key, value in changed.items() if isinstance(value, int)}
+    more = {key: value for key, value in changed.items() if key not in sizes}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(
+        json.dumps(config | {"text_config": config["text_config"] | sizes} | more), encoding="utf-8"
+    )
+
+    def no_room(*_: Any) -> None:
+        raise AssertionError("it was about to copy")
+
+    monkeypatch.setattr("pipeline.stages.base.stage.need_disk", no_room)
+    assert run(folder, tmp_path / "project") == 3
+    refusal = capsys.readouterr().err
+    assert id in refusal and word in refusal and str(folder) in refusal
+    assert not (tmp_path / "project/models/base").exists()
+
+
+def test_the_hub_is_asked_for_config_json_first(
+    mistral3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for file in mistral3.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = config_of(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "seesall"}), encoding="utf-8")
+    with hub_here(folder, monkeypatch) as hub:
+        assert run(REPO, tmp_path / "project", revision=COMMIT) == 3
+    assert [name for name, _ in hub.served] == ["config.json"]
+    assert "Q-BASE-010" in capsys.readouterr().err

@@ -1,0 +1,123 @@
+"""Makers of tiny random models with a vision tower, as their makers publish them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+}
+SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+POSITIONS = {"rope_type": "default", "rope_theta": 1e6}
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "text_config": {"head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]},
+        "vision_config": SIGLIP,
+        "mm_tokens_per_image": 4,
+    },
+    "qwen3_5": {
+        "text_config": {
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "tie_word_embeddings": True,
+        },
+        "tie_word_embeddings": True,
+        "vision_config": QWEN | {"num_position_embeddings": 16},
+    },
+    "qwen2_5_vl": {
+        "text_config": {"rope_parameters": POSITIONS | {"mrope_section": [2, 3, 3]}},
+        "vision_config": QWEN | {"fullatt_block_indexes": [0]},
+    },
+    "qwen2_vl": {
+        "text_config": {"rope_parameters": POSITIONS | {"mrope_section": [2, 3, 3]}},
+        "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 1},
+    },
+    "qwen3_vl": {
+        "text_config": {
+            "head_dim": 16,
+            "rope_parameters": POSITIONS | {"mrope_section": [3, 3, 2], "mrope_interleaved": True},
+        },
+        "vision_config": QWEN | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    },
+    "mistral3": {
+        "text_config": {"model_type": "mistral", "head_dim": 16, "tie_word_embeddings": False},
+        "tie_word_embeddings": False,
+        "vision_config": SIGLIP | {"model_type": "pixtral", "head_dim": 16},
+    },
+}
+
+
+def wrapper(kind: str, folder: Path, ends: dict[str, int], *, shards: str = "50GB", **sizes: Any) -> Any:
+    """Write a random model of one of `WRAPPERS` into `folder`, without a tokenizer; return it.
+
+    `sizes` are for its text part; its weights are far enough from zero that no two of its parts look alike.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    settings = WRAPPERS[kind]
+    text = TEXT | settings["text_config"] | ends | sizes
+    config = AutoConfig.for_model(kind, **settings | {"text_config": text} | ends)
+    model = _random(AutoModelForImageTextToText, config)
+    model.save_pretrained(folder, max_shard_size=shards)
+    return model
+
+
+def text_model(kind: str, folder: Path, ends: dict[str, int], **sizes: Any) -> Any:
+    """Write a random text model as it is in a wrapper of `kind` into `folder`; return it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(f"{kind}_text", **TEXT | WRAPPERS[kind]["text_config"] | ends | sizes)
+    model = _random(AutoModelForCausalLM, config)
+    model.save_pretrained(folder)
+    return model
+
+
+def _random(kind: Any, config: Any) -> Any:
+    """Return a model of this kind with weights that are all other than at the beginning of a training."""
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = kind.from_config(config).eval()
+        with torch.no_grad():
+            for tensor in model.parameters():
+                noise = torch.randn_like(tensor) * 0.1
+                tensor.copy_(tensor + noise if tensor.dim() == 1 else noise)
+    return model
+
+
+def renamed(folder: Path, old: str, new: str) -> None:
+    """Give the tensors of a folder's only weights file that begin as `old` another beginning."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    tensors = {
+        name.replace(old, new, 1) if name.startswith(old) else name: value
+        for name, value in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+
+
+def flat(folder: Path) -> None:
+    """Write config.json as Qwen2.5-VL's is published: the text's settings beside the vision tower's."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    text = {key: value for key, value in config.pop("text_config").items() if key != "model_type"}
+    file.write_text(json.dumps(text | config), encoding="utf-8")
