@@ -16,6 +16,17 @@ from pipeline.config.sections import Training
 from pipeline.llamacpp.tools import Toolchain
 
 NAMES = ("qwen2", "qwen3", "llama", "qwen2_moe", "granite", "olmo2", "phi3", "smollm3")
+# Llama 3.2's rotary positions, for `family`
+STRETCHED: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+}
 # hidden and intermediate are multiples of 256, the block of K-quants
 SIZES: dict[str, Any] = {
     "hidden_size": 256,
@@ -64,9 +75,9 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 FUSED = ("qkv_proj", "o_proj")  # of a Phi-3
 
 
-def family(name: str, folder: Path, tools: Toolchain) -> Path:
+def family(name: str, folder: Path, tools: Toolchain, **settings: Any) -> Path:
     """Write a small model of one of `NAMES` that looks trained, with two ends and its tokenizer, as a Hugging
-    Face folder; return the folder.
+    Face folder; return the folder. `settings` are of its config.json.
 
     The Qwens have their tokenizer with a cut vocabulary and more rows of embeddings than tokens, as the
     published ones; the others have SmolLM2's.
@@ -76,7 +87,8 @@ def family(name: str, folder: Path, tools: Toolchain) -> Path:
 
     ends = write_tokenizer(name, folder, tools)
     rows, words = (49_152, None) if name in SMOLLM else (qwen2_variants.ROWS, qwen2_variants.KEPT)
-    config = AutoConfig.for_model(name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows}))
+    sizes = SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows} | settings
+    config = AutoConfig.for_model(name, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = tiny.look_trained(AutoModelForCausalLM.from_config(config), words).to(torch.bfloat16)

@@ -107,6 +107,28 @@ mebibytes = float(re.search(r"quant size += +([\\d.]+) MiB", done.stdout + done.
 assert level_problem("q2_0") is None
 assert abs((level_bytes(shape, "Q2_0") - HEADER_PER_TOKEN * VOCABULARY) / 2**20 - mebibytes) <= 0.006
 """,
+    "family": f"""
+import sys
+from pathlib import Path
+sys.path.append({str(PROJECT / "tests")!r})
+import torch
+from families import SIZES, write_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+from pipeline.config.sections import Base
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
+from pipeline.llamacpp.tools import find_toolchain
+from pipeline.models.quantized_model import load_gguf
+from pipeline.stages.base.stage import base
+source, tools = Path("source"), find_toolchain()
+sizes = SIZES | write_tokenizer("llama", source, tools) | dict(vocab_size=49_152)
+model = AutoModelForCausalLM.from_config(AutoConfig.for_model("arcee", **sizes)).to(torch.bfloat16)
+model.save_pretrained(source)
+to_gguf(tools, source, Path("tiny.gguf"), "F16", HeaderFields("tiny", "smollm"))
+folder, ids = Path("models/base"), torch.arange(24)[None] * 37
+base(Base(model="tiny.gguf", quantization="gguf"), target=folder, record=Path("models/base.json"))
+trained_on = load_gguf(folder, compute_dtype=torch.float32, device="cpu")
+assert torch.allclose(trained_on(input_ids=ids).logits, model.float().eval()(input_ids=ids).logits, atol=1e-3)
+""",
     "cluster": """
 import os
 from pathlib import Path

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny
 from conftest import run_stages
-from families import FUSED, family
+from families import FUSED, STRETCHED, family
 
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
@@ -36,9 +36,9 @@ def unlike_passed(checks: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.base_cells("adapter", families="name")
-@pytest.mark.parametrize("name", ["granite", "smollm3", "olmo2", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "granite", "smollm3", "olmo2", "phi3"])
 def test_what_is_trained_on_a_file_is_what_is_served(name: str, tools: Toolchain, tmp_path: Path) -> None:
-    source = family(name, tmp_path / "source", tools)
+    source = family(name, tmp_path / "source", tools, **(STRETCHED if name == "llama" else {}))
     to_gguf(tools, source, tmp_path / "tiny.gguf", "F16", HeaderFields(NAME, "smollm"))
     params = tiny.gguf_params(tmp_path / "tiny.gguf")
     # so much that the change shows beside llama.cpp's rounding, in a Granite's small logits too

@@ -13,7 +13,7 @@ import pytest
 import tiny
 import torch
 from draws import SHARE, some
-from families import SMOLLM, family
+from families import SMOLLM, STRETCHED, family
 from gguf_edit import change_field, change_tensors, odd_variants
 from transformers import AutoConfig
 
@@ -257,12 +257,12 @@ def test_settings_of_other_families_are_read_whole(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["granite", "smollm3", "olmo2", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "granite", "smollm3", "olmo2", "phi3"])
 def test_what_is_trained_on_computes_what_llama_cpp_does(
     name: str, bring: Bring, tmp_path: Path, tools: Toolchain
 ) -> None:
     """With the settings of its header alone, in 16 bit, where llama.cpp rounds little."""
-    source = family(name, tmp_path / "hf", tools)
+    source = family(name, tmp_path / "hf", tools, **(STRETCHED if name == "llama" else {}))
     to_gguf(tools, source, tmp_path / "model.gguf", "F16", HeaderFields("tiny", "smollm"))
     bring(tmp_path / "model.gguf")
     ids = [(number * 37) % 4000 + 3 for number in range(96)]
