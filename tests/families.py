@@ -14,8 +14,20 @@ from merging import write_adapter
 from pipeline.chat.tokens import load_tokenizer, save_tokenizer
 from pipeline.config.sections import Training
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.base.hf_folder import examine
 
-NAMES = ("qwen2", "qwen3", "llama", "qwen2_moe", "granite", "olmo2", "phi3", "smollm3")
+NAMES = (
+    "qwen2",
+    "qwen3",
+    "llama",
+    "qwen2_moe",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "olmo2",
+    "phi3",
+    "smollm3",
+)
 # Llama 3.2's rotary positions, for `family`
 STRETCHED: dict[str, Any] = {
     "rope_parameters": {
@@ -39,6 +51,11 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
+WINDOWED = {
+    "head_dim": 64,
+    "query_pre_attn_scalar": 64,
+    "sliding_window": 24,
+}
 MORE: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 64},
@@ -49,6 +66,10 @@ MORE: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 256,
         "tie_word_embeddings": False,  # llama.cpp loads no tied head of this family
     },
+    # every second layer of a Gemma 2, and five of six of a Gemma 3, look no further back than the window
+    # With smaller weights attention is so even that a lost q_proj changes little.
+    "gemma2": WINDOWED | {"initializer_range": 0.03},
+    "gemma3_text": WINDOWED | {"initializer_range": 0.022, "num_hidden_layers": 6},
     "granite": {
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.1,
@@ -71,6 +92,7 @@ MORE: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 4},  # every fourth layer has no rotary embedding
 }
 SMOLLM = ("llama", "granite", "olmo2", "phi3", "smollm3")  # families that have SmolLM2's tokenizer here
+GEMMA = ("gemma2", "gemma3_text")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 FUSED = ("qkv_proj", "o_proj")  # of a Phi-3
 
@@ -80,22 +102,35 @@ def family(name: str, folder: Path, tools: Toolchain, **settings: Any) -> Path:
     Face folder; return the folder. `settings` are of its config.json.
 
     The Qwens have their tokenizer with a cut vocabulary and more rows of embeddings than tokens, as the
-    published ones; the others have SmolLM2's.
+    published ones, and so have the Gemmas, whose folders are as stage base leaves them; the others have
+    SmolLM2's.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     ends = write_tokenizer(name, folder, tools)
-    rows, words = (49_152, None) if name in SMOLLM else (qwen2_variants.ROWS, qwen2_variants.KEPT)
+    rows, words = rows_and_words(name)
     sizes = SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows} | settings
     config = AutoConfig.for_model(name, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = tiny.look_trained(AutoModelForCausalLM.from_config(config), words).to(torch.bfloat16)
     end = ends["eos_token_id"]
-    model.generation_config = GenerationConfig(**ends | {"eos_token_id": [end, end - 2]})
+    stops = [end, tokenizer_folders.GEMMA_END] if name in GEMMA else [end, end - 2]
+    model.generation_config = GenerationConfig(**ends | {"eos_token_id": stops})
     model.save_pretrained(folder)
+    if name in GEMMA:
+        examine(folder)  # finds the end of turn, which no published Gemma names
     return folder
+
+
+def rows_and_words(name: str) -> tuple[int, int | None]:
+    """Return how many rows the embeddings of a family have, and how many of these are words, if not all."""
+    if name in SMOLLM:
+        return 49_152, None
+    if name in GEMMA:
+        return tokenizer_folders.GEMMA_WORDS + 256, tokenizer_folders.GEMMA_WORDS
+    return qwen2_variants.ROWS, qwen2_variants.KEPT
 
 
 def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]:
@@ -105,6 +140,9 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
         if name == "phi3":
             name_phi_tokenizer(folder)
         return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    if name in GEMMA:
+        tokenizer_folders.gemma_folder(folder)
+        return {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
     make = tokenizer_folders.qwen3_folder if name == "qwen3" else tokenizer_folders.qwen_folder
     tiny.cut_vocabulary(make(folder, tools) / "tokenizer.json", qwen2_variants.KEPT)
     return {

@@ -85,13 +85,16 @@ def look_trained(model: Any, words: int | None = None) -> Any:
                 values.copy_(normal(values, 0.3))
             elif values.dim() == 1:
                 scale = next((scale for end, scale in scales.items() if name.endswith(end)), 1.0)
-                values.copy_(normal(values, 0.3).exp() * scale)
+                factors = normal(values, 0.3).exp() * scale
+                if name == "model.norm.weight":
+                    factors[MASSIVE] *= 1e-3
+                # Gemma's norms start at 0: they multiply by one more than they hold
+                starts_at_zero = not values.any()
+                values.copy_(factors - 1 if starts_at_zero else factors)
             elif name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
                 values.copy_(normal(values, 0.5))  # else all experts are as likely: near ties change sides
             elif values.dim() == 2 and any(part in name for part in ("gate_proj", "up_proj", "down_proj")):
                 values.mul_(1.5)  # the MLP then adds about as much as the attention
-            if name == "model.norm.weight":
-                values[MASSIVE] *= 1e-3
         table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         head.mul_(normal(head[:, :1], 0.7).exp())  # not all tokens are as likely
         if words:

@@ -1,13 +1,25 @@
-"""Folders with a real tokenizer and chat template, no weights: the demo's base model, Qwen2.5 and Qwen3."""
+"""Folders with a real tokenizer and chat template, no weights: the demo's base model, Qwen2.5 and Qwen3; and
+one of Gemma's kind with a small vocabulary.
+"""
 
 import functools
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import tiny
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from pipeline.gguf.header import read_header
 from pipeline.llamacpp.pretokenizer import QWEN35
@@ -16,6 +28,33 @@ from pipeline.stages.base.stage import find_in_package
 
 CONTROL = 3  # GGUF's type of such tokens
 QWEN3_ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")
+# the first of Gemma's tokens, in their order, and what is written between turns
+GEMMA_CONTROL = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
+GEMMA_END = GEMMA_CONTROL.index("<end_of_turn>")
+GEMMA_PLAIN = ("\n", "\n\n")  # added tokens that are no control tokens
+GEMMA_WORDS = 2_048  # all tokens of `gemma_folder`
+SPACE = "▁"  # what stands for a space in SentencePiece's pieces
+# as Gemma 3 is published: a system turn goes into the first user turn
+GEMMA_TEMPLATE = """\
+{{ bos_token }}
+{%- set ns = namespace(system='', turns=messages) -%}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set ns.system = messages[0]['content'] + '\n\n' -%}
+    {%- set ns.turns = messages[1:] -%}
+{%- endif -%}
+{%- for message in ns.turns -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif -%}
+    {{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}
+    {{- ns.system if loop.first }}
+    {{- message['content'] | trim }}
+    {{- '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<start_of_turn>model\n' }}
+{%- endif -%}
+"""
 
 
 def qwen_folder(folder: Path, tools: Toolchain, words: int | None = None) -> Path:
@@ -61,6 +100,105 @@ def _smollm() -> dict[str, str]:
         "tokenizer_config.json": json.dumps(settings),
         "chat_template.jinja": fields["tokenizer.chat_template"],
     }
+
+
+def gemma_folder(folder: Path) -> Path:
+    """Write a tokenizer of Gemma's kind with `GEMMA_WORDS` tokens and the files that its folders have:
+    tokenizer.json, tokenizer.model, and eos_token `<eos>` beside a template that ends turns in
+    `<end_of_turn>`; return the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in _gemma().items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@functools.cache
+def _gemma() -> dict[str, bytes]:
+    """The folder's files."""
+    added = [*GEMMA_CONTROL, *GEMMA_PLAIN]
+    pieces = _pieces(GEMMA_WORDS - len(added) - 256)
+    words = [*added, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    control = {
+        str(number): {"content": word, "special": word in GEMMA_CONTROL, "normalized": False}
+        for number, word in enumerate(added)
+    }
+    settings = {
+        "tokenizer_class": "GemmaTokenizer",
+        "add_bos_token": True,
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "added_tokens_decoder": control,
+    }
+    return {
+        "tokenizer.json": _gemma_json(words, added).encode(),
+        "tokenizer.model": _sentencepiece_model(words, added),
+        "tokenizer_config.json": json.dumps(settings).encode(),
+        "chat_template.jinja": GEMMA_TEMPLATE.encode(),
+    }
+
+
+def _pieces(count: int) -> list[str]:
+    """Return the first `count` of SmolLM2's tokens that are printable ASCII, as SentencePiece writes them.
+
+    The characters of each are among them.
+    """
+    tokenizer = Tokenizer.from_str(_smollm()["tokenizer.json"])
+    texts = (tokenizer.decode([number]) for number in range(tokenizer.get_vocab_size()))
+    pieces = (text.replace(" ", SPACE) for text in texts if text.isascii() and text.isprintable() and text)
+    return list(islice(pieces, count))
+
+
+def _gemma_json(words: list[str], added: list[str]) -> str:
+    """The tokenizer.json: pieces that come first are merged first, from whatever two pieces make them."""
+    numbers = {word: number for number, word in enumerate(words)}
+    merges = [
+        (word[:place], word[place:])
+        for word in words[len(added) :]
+        for place in range(1, len(word))
+        if word[:place] in numbers and word[place:] in numbers
+    ]
+    unknown = GEMMA_CONTROL[3]
+    tokenizer = Tokenizer(models.BPE(numbers, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", numbers["<bos>"])]
+    )
+    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in GEMMA_CONTROL])
+    tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in GEMMA_PLAIN])
+    return tokenizer.to_str()
+
+
+def _sentencepiece_model(words: list[str], added: list[str]) -> bytes:
+    """The tokenizer.model of the same tokens: the lower its score, the later a piece is merged."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()
+    kinds = model.SentencePiece
+    for number, word in enumerate(words):
+        kind = kinds.NORMAL
+        if word in GEMMA_CONTROL[:3]:
+            kind = kinds.CONTROL
+        elif word == "<unk>":
+            kind = kinds.UNKNOWN
+        elif word in added:
+            kind = kinds.USER_DEFINED
+        elif word.startswith("<0x"):
+            kind = kinds.BYTE
+        model.pieces.add(piece=word, type=kind, score=-float(number) if kind == kinds.NORMAL else 0.0)
+    model.trainer_spec.model_type = model.trainer_spec.BPE
+    model.trainer_spec.vocab_size = len(words)
+    model.trainer_spec.byte_fallback = True
+    model.normalizer_spec.name = "identity"
+    model.normalizer_spec.add_dummy_prefix = False
+    model.normalizer_spec.remove_extra_whitespaces = False
+    return model.SerializeToString()
 
 
 def added_tokens(folder: Path) -> list[str]:

@@ -31,6 +31,8 @@ class Family:
     listed_factors: bool = False
     # fields of its header that llama.cpp doesn't compute with
     ignored: tuple[str, ...] = ()
+    # its norms multiply by one more than they hold; the file has the sum
+    norms_add_one: bool = False
     # factors that its model is computed with: {key of config.json: field of the header}
     factors: Mapping[str, str] = field(default_factory=dict)
 
@@ -46,6 +48,22 @@ FAMILIES = (
     Family("qwen3", ("Qwen3ForCausalLM",), trained_on=True),
     Family("qwen2moe", ("Qwen2MoeForCausalLM",), trained_on=True, experts=True),
     Family("qwen3moe", ("Qwen3MoeForCausalLM",), trained_on=True, experts=True),
+    Family(
+        "gemma2",
+        ("Gemma2ForCausalLM",),
+        norms_add_one=True,
+        factors={
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "sliding_window": "attention.sliding_window",
+        },
+    ),
+    Family(
+        "gemma3",
+        ("Gemma3ForCausalLM",),
+        norms_add_one=True,
+        factors={"sliding_window": "attention.sliding_window"},
+    ),
     Family(
         "granite",
         ("GraniteForCausalLM",),

@@ -2,15 +2,15 @@
 conversion is known.
 
 Names are mapped by the package gguf. What llama.cpp's converter does to values is written again here, from
-its description: it orders the rows of q and k (Llama's and others') for its own rotary embedding, and it
-puts the experts of a layer into one tensor. Mixtral's tensors are called otherwise in its files than in
-transformers' model: `block_sparse_moe` for `mlp`, and an expert's `w1`, `w3` and `w2` for `gate_proj`,
-`up_proj` and `down_proj`.
+its description: it orders the rows of q and k (Llama's and others') for its own rotary embedding, it adds one
+to Gemma's norms, and it puts the experts of a layer into one tensor. Mixtral's tensors are called otherwise
+in its files than in transformers' model: `block_sparse_moe` for `mlp`, and an expert's `w1`, `w3` and `w2`
+for `gate_proj`, `up_proj` and `down_proj`.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ SETTINGS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "num_experts_per_tok": "expert_used_count",
     "rope_theta": "rope.freq_base",
+    "rope_local_base_freq": "rope.freq_base_swa",
 }
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
@@ -58,13 +59,14 @@ def in_model(name: str) -> str:
 @dataclass(frozen=True)
 class Piece:
     """Rows [first, last) of a stored tensor; as `head`, they are one attention head whose rows are to be put
-    in llama.cpp's order.
+    in llama.cpp's order. With `adds_one`, the file holds one more than each value.
     """
 
     entry: Entry
     first: int
     last: int
     head: bool = False
+    adds_one: bool = False
 
     def blocks(self) -> Iterator[Floats]:
         """The rows in llama.cpp's order, flat, in blocks of about `BLOCK` weights."""
@@ -79,7 +81,11 @@ class Piece:
             yield self._read(first, min(first + step, self.last)).reshape(-1)
 
     def _read(self, first: int, last: int) -> Any:
-        return read_rows(self.entry, first, last).float().numpy()
+        rows = read_rows(self.entry, first, last)
+        if self.adds_one:
+            # The converter adds in float16 if the tensor is that, which rounds; others it widens before.
+            rows = (rows if self.entry.dtype == "F16" else rows.float()) + 1
+        return rows.float().numpy()
 
 
 def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list[Piece]]:
@@ -97,6 +103,8 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
         if name.endswith(NOT_CONVERTED):
             continue
         for original, pieces in _parts(name, entries[stored[name]], heads):
+            if family.norms_add_one and original.endswith("norm.weight"):
+                pieces = [replace(piece, adds_one=True) for piece in pieces]
             mapped = names.get_name(original, try_suffixes=(".weight", ".bias")) or original
             by_tensor.setdefault(mapped, []).extend(pieces)
     return by_tensor
@@ -146,7 +154,10 @@ def _expert_number(name: str) -> tuple[str, int]:
 def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
     """{GGUF field: its number by config.json}, of `SETTINGS` and of its family, which is known."""
     family = BY_CLASS[config["architectures"][0]]
-    values = {**config, **(config.get("rope_parameters") or {})}
+    rope = config.get("rope_parameters") or {}
+    values = {**config, **rope.get("full_attention", rope)}
+    if "sliding_attention" in rope:  # published files call it so, transformers writes what is above
+        values["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
     return {
         f"{family.name}.{field}": values[key]
         for key, field in {**SETTINGS, **family.factors}.items()

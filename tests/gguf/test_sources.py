@@ -96,6 +96,45 @@ def test_settings_are_said_by_the_architectures_own_fields() -> None:
     }
 
 
+def test_settings_of_layers_with_a_window_are_their_own() -> None:
+    """Published files of Gemma 3 have the keys of older releases, and transformers writes others."""
+    published: dict[str, Any] = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 512}
+    written = published | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    }
+    published |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
+    for config in (published, written):
+        assert gguf_settings(config) == {
+            "gemma3.attention.sliding_window": 512,
+            "gemma3.rope.freq_base": 1e6,
+            "gemma3.rope.freq_base_swa": 1e4,
+        }
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    assert gguf_settings(caps | {"architectures": ["Gemma2ForCausalLM"]}) == {
+        f"gemma2.{name}": value for name, value in caps.items()
+    }
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_norms_of_a_gemma_hold_one_less_than_the_file(kind: Any, tmp_path: Path) -> None:
+    """The converter adds in the type of the tensor, so the sum with a float16 is rounded to that."""
+    norm, matrix = np.array([0.0, -1.0, 0.1, -0.0371], kind), np.eye(4, dtype=kind)
+    stored = {f"{LAYER}.input_layernorm.weight": norm, f"{LAYER}.self_attn.q_norm.weight": norm}
+    save_file(stored | {f"{LAYER}.self_attn.o_proj.weight": matrix}, tmp_path / "x.safetensors")
+    config = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 1}
+    found = {
+        name: np.concatenate([block for piece in pieces for block in piece.blocks()])
+        for name, pieces in sources(config, read_folder(tmp_path)).items()
+    }
+    assert found.keys() == {f"blk.0.attn_{name}.weight" for name in ("norm", "q_norm", "output")}
+    for name in ("norm", "q_norm"):
+        assert np.array_equal(found[f"blk.0.attn_{name}.weight"], (norm + kind(1)).astype(np.float32))
+    assert np.array_equal(found["blk.0.attn_output.weight"], matrix.reshape(-1))
+
+
 def test_a_longer_context_slows_the_frequencies_that_llama_3_slows(tmp_path: Path) -> None:
     """Eight times those that turn less than once in the old context, not at all those of four turns."""
     config: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}

@@ -274,6 +274,9 @@ def test_the_end_of_turn_that_the_template_writes_is_trained_and_stopped_at(
     ends = ends if isinstance(ends, list) else [ends]
     assert ends[0] == tokenizer.eos_token_id
     assert ends[1:] == ([] if stated is None else stated if isinstance(stated, list) else [stated])
+    config = json.loads((tmp_path / "project/models/base/config.json").read_text(encoding="utf-8"))
+    named = tokenizer.convert_tokens_to_ids("<eos>")
+    assert config["eos_token_id"] == [tokenizer.eos_token_id, named]
     (_, encoded), *_ = encode(tokenizer, [CHAT])
     assert not isinstance(encoded, Unrenderable)
     assert [label for label in encoded[0].labels if label != IGNORED][-1] == tokenizer.eos_token_id

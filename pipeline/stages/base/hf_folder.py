@@ -183,7 +183,8 @@ def need_same_sizes(config: Any, entries: Iterable[Entry], folder: Path) -> None
 
 
 def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
-    """Let the files of `folder` name the end of turn that was found, and generation stop at it.
+    """Let the files of `folder` name the end of turn that was found, and generation stop at it; so does
+    config.json, which some programs go by.
 
     Generation stops at what it stopped at before (config.json's, `stated`, if generation_config.json names
     none), too. Raises `DataError` if neither a chat nor the settings show which token is right, and the
@@ -195,6 +196,10 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
             path = folder / name
             if path.is_file():
                 write_json(path, read_object(path) | {"eos_token": tokenizer.eos_token})
+        path = folder / "config.json"
+        ends = ends_with(tokenizer.eos_token_id, stated)
+        if ends != stated:
+            write_json(path, read_object(path) | {"eos_token_id": ends})
     path = folder / "generation_config.json"
     if not path.exists():
         special = special_ids(tokenizer)
@@ -212,8 +217,13 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
             f"{folder}: generation stops at {listed} (generation_config.json), the tokenizer's end of turn "
             f"is {tokenizer.eos_token_id} ({tokenizer.eos_token}): correct one of them",
         )
-    known = [end for end in listed if end is not None]
-    write_json(path, settings | {"eos_token_id": [tokenizer.eos_token_id, *known]})
+    write_json(path, settings | {"eos_token_id": ends_with(tokenizer.eos_token_id, ends)})
+
+
+def ends_with(token: int, stated: Any) -> Any:
+    """Return the `stated` ends of generation (one, a list, or None), with `token` first if it is not one."""
+    listed = stated if isinstance(stated, list) else [stated]
+    return stated if token in listed else [token, *(end for end in listed if end is not None)]
 
 
 def put_template(folder: Path, template: str) -> None:
