@@ -64,6 +64,11 @@ PUBLISHED: dict[str, tuple[str, tuple[int | bool, ...]]] = {
     "llama-3.2-1b": ("llama", (2_048, 8_192, 16, 32, 8, 64, 131_072, 128_256, True)),
     "llama-3.2-3b": ("llama", (3_072, 8_192, 28, 24, 8, 128, 131_072, 128_256, True)),
     "llama-3.1-8b": ("llama", (4_096, 14_336, 32, 32, 8, 128, 131_072, 128_256, False)),
+    "phi-4-mini": ("phi3", (3_072, 8_192, 32, 24, 8, 128, 131_072, 200_064, True)),
+    "smollm3-3b": ("smollm3", (2_048, 11_008, 36, 16, 4, 128, 65_536, 128_256, True)),
+    "gemma-3-1b-it": ("gemma3_text", (1_152, 6_912, 26, 4, 1, 256, 32_768, 262_144, True)),
+    "granite-3.3-2b": ("granite", (2_048, 8_192, 40, 32, 8, 64, 131_072, 49_159, True)),
+    "olmo-2-0425-1b": ("olmo2", (2_048, 8_192, 16, 16, 16, 128, 4_096, 100_352, False)),
     "mistral-7b-v0.3": ("mistral", (4_096, 14_336, 32, 32, 8, 128, 32_768, 32_768, False)),
 }
 
@@ -99,7 +104,7 @@ def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
         return load_shape(root / "models" / "base" / "config.json", build=build)
     if (file := own_file(base, root)) is not None:
         return gguf_shape(file, unpacked=base.quantization != "gguf" and base.tie == "auto")
-    shape = published_shape(base.model, base.file)
+    shape = published_shape(base.model, base.file, build=build)
     if shape is None:
         raise ConfigError(
             "Q-PLANNING-001",
@@ -109,8 +114,10 @@ def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
     return shape
 
 
-def published_shape(model: str, file: str | None = None) -> Shape | None:
-    """The shape of `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name; None if it is unknown."""
+def published_shape(model: str, file: str | None = None, *, build: bool = True) -> Shape | None:
+    """The shape of `base.model` ("Qwen/Qwen2.5-7B-Instruct") or a GGUF's file name; None if it is unknown.
+    Raises `ConfigError` for one that would have to be built (`read_shape`) unless `build` is set.
+    """
     for name in (file or "", model):
         last = name.rpartition("/")[2].lower().removesuffix(".gguf").removesuffix("-gguf")
         last = last.replace("qwen2.5-coder", "qwen2.5")  # of the same shapes
@@ -118,7 +125,8 @@ def published_shape(model: str, file: str | None = None) -> Shape | None:
         if plain in PUBLISHED:
             kind, values = PUBLISHED[plain]
             config = {"model_type": kind, **dict(zip(KEYS, values[: len(KEYS)], strict=True))}
-            return read_shape(config | dict(zip(MIXTURE_KEYS, values[len(KEYS) :], strict=False)), model)
+            routing = dict(zip(MIXTURE_KEYS, values[len(KEYS) :], strict=False))
+            return read_shape(config | routing, model, build=build)
     return None
 
 

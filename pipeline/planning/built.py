@@ -192,13 +192,23 @@ def _linears(layer: Any, place: str, apart: Container[str]) -> Iterator[Linear]:
     """
     import torch
 
+    from pipeline.models.tuners import bypassed
+
     mixes = any(parameter.dim() > 2 for parameter in layer.parameters())  # a convolution beside attention
+    without = bypassed(layer)
     for path, module in layer.named_modules():
         if isinstance(module, torch.nn.Linear):
             name = path.rpartition(".")[2]
             reads = path if mixes or name in apart else READS.get(name, path)
-            bias = module.bias is not None
-            yield Linear(name, module.in_features, module.out_features, bias, reads, place=f"{place}.{path}")
+            yield Linear(
+                name,
+                module.in_features,
+                module.out_features,
+                module.bias is not None,
+                reads,
+                adapts=path not in without,
+                place=f"{place}.{path}",
+            )
 
 
 def _norms(layer: Any) -> Iterator[tuple[str, int]]:

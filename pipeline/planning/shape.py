@@ -57,6 +57,7 @@ class Linear:
     used: int = 1
     inside: str = ""  # the module of attention or of the MLP that it is in
     ending: str = ""  # of its name in a GGUF
+    adapts: bool = True  # an adapter can be put on it
     # its name in transformers' model with {} for the layer, of an architecture that was built to be planned
     place: str = ""
 
@@ -162,7 +163,7 @@ class Shape:
         quantizes.
         """
         if self.routing is None:
-            return self.by_layer
+            return tuple(tuple(one for one in linears if one.adapts) for linears in self.by_layer)
         router = Linear("gate", self.hidden, self.routing.number, False, "normed again")
         return tuple((*linears, router) for linears in self.by_layer)
 

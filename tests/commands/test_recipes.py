@@ -18,6 +18,8 @@ ALL = sorted((PROJECT / "recipes").glob("*.yaml"))
 LONGEST = 70  # lines of a params.yaml that a recipe is written as
 QWEN = [path for path in ALL if path.stem.startswith("qwen")]
 SEEN = (PROJECT / "benchmarks/results/2026-11-24-qwen-commits.md").read_text(encoding="utf-8").splitlines()
+OTHERS = [path for path in ALL if not path.stem.startswith(("qwen", "demo"))]
+OTHERS_SEEN = (PROJECT / "benchmarks/results/2026-11-30-family-commits.md").read_text(encoding="utf-8")
 KEYS = {".".join(place): field for place, field in keys_of(Params) if not group_of(field)}
 
 
@@ -74,6 +76,17 @@ def test_a_qwen_recipe_names_its_licence_a_commit_that_was_seen_and_a_level_with
     if base.file:
         (sha256,) = re.findall(r" \| ([0-9a-f]{64}) \| ", seen[0])
         assert base.sha256 == (None if "-of-" in base.file else sha256)  # of a joined file nobody names one
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
+def test_a_recipe_of_another_family_names_licence_template_and_a_commit_that_was_seen(path):
+    purpose, notes = path.read_text(encoding="utf-8").splitlines()[:2]
+    assert purpose.endswith(" Not run yet.")
+    base = load_params(path).base
+    (seen,) = (line.split(" | ") for line in OTHERS_SEEN.splitlines() if f"| {base.model} |" in line)
+    assert base.revision == seen[1]
+    licence = seen[3].replace(" (gated)", ", gated")
+    assert re.match(rf"base:  # {re.escape(licence)}; .+thin?k", notes)
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)

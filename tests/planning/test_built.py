@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plans import GIB, demo_training, parts, plan_json, plan_of
+from plans import GIB, demo_training, parts, plan_json, plan_of, published
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned, size
 from test_bytes import TOKENS
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.planning.config_file import load_shape, read_shape
-from pipeline.planning.level_bytes import matrices
+from pipeline.planning.level_bytes import level_bytes, matrices
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": 301}
@@ -104,6 +104,14 @@ def test_a_published_architecture_has_the_published_number_of_parameters() -> No
         assert shape.parameters == count
     # keys and values of Phi-3's attention, which lie in one linear: 32 layers of 32 heads of 96
     assert shape.keys_and_values == 32 * 2 * 32 * 96
+
+
+def test_a_level_has_the_size_of_the_published_file() -> None:
+    """ibm-granite's and allenai's own Q4_K_M files, by their pages' bytes."""
+    files = {"granite-3.3-2b": 1_545_303_328, "olmo-2-0425-1b": 935_515_296}
+    for model, size_published in files.items():
+        computed = level_bytes(published(model), "Q4_K_M")
+        assert computed == pytest.approx(size_published, rel=1e-4)
 
 
 def test_layers_of_unlike_heads_are_counted_one_by_one() -> None:
