@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 
@@ -27,8 +28,6 @@ def gguf_with(folder: Path, control: tuple[str, ...], *, rows: int | None = None
     """A tiny Llama with as many rows of embeddings as it has tokens, or `rows`; the last of the `control`
     tokens ends a turn.
     """
-    import numpy as np
-
     words = [*tiny.BYTE_LETTERS, "he", "ll", *control]
     plain = len(words) - len(control)
     count = rows or len(words)
@@ -90,3 +89,33 @@ def test_a_vocabulary_with_more_tokens_than_rows_is_refused(quantization: str, t
     with pytest.raises(DataError):
         base(chosen, target=tmp_path / "models/base", record=tmp_path / "models/base.json")
     assert not (tmp_path / "models/base").exists()
+
+
+@pytest.mark.parametrize("quantization", ["gguf", "nf4"])
+def test_a_space_that_llama_cpp_alone_puts_behind_special_tokens_is_found(
+    quantization: str, tmp_path: Path
+) -> None:
+    """As in SentencePiece's vocabularies of Llama 2 and Mistral 7B: else parity finds it, after training."""
+    letters = [chr(code) for code in range(33, 127)]
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters]
+    random = np.random.default_rng(0).normal(0, 0.1, (len(words), 32)).astype(np.float16)
+    template = TEMPLATE.replace("OPEN", "<s>").replace("CLOSE", "</s>")
+    file = tiny.tiny_gguf(
+        tmp_path / "model.gguf",
+        tensors={"token_embd.weight": random},
+        llama__vocab_size=len(words),
+        tokenizer__ggml__model="llama",
+        tokenizer__ggml__pre=None,
+        tokenizer__ggml__merges=None,
+        tokenizer__ggml__tokens=words,
+        tokenizer__ggml__scores=[-float(number) for number in range(len(words))],
+        tokenizer__ggml__token_type=[2, 3, 3] + [6] * 256 + [1] * (len(words) - 259),
+        tokenizer__ggml__unknown_token_id=0,
+        tokenizer__ggml__bos_token_id=1,
+        tokenizer__ggml__eos_token_id=2,
+        tokenizer__ggml__padding_token_id=None,
+        tokenizer__chat_template=template,
+    )
+    chosen = Base(model=str(file), quantization=quantization)
+    with pytest.raises(DataError, match=r"Q-BASE-005.*Hello</s>Hello"):
+        base(chosen, target=tmp_path / "models/base", record=tmp_path / "models/base.json")

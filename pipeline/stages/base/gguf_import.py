@@ -59,7 +59,7 @@ def unpack_gguf(
     with redirect_stderr(io.StringIO()):
         model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
-    same_ids_as_llama_cpp(file, folder, tools)
+    same_ids_as_llama_cpp(file, folder, tools, tokenizer.eos_token)
     return tied
 
 
@@ -197,10 +197,14 @@ def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
         )
 
 
-def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain) -> None:
-    """Raise `DataError` unless `tokenizer.json` gives the ids that llama.cpp gives by the GGUF's tokens."""
+def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain, end: str) -> None:
+    """Raise `DataError` unless `tokenizer.json` gives the ids that llama.cpp gives by the GGUF's tokens.
+
+    `end` is the end of turn. llama.cpp puts a space before text that follows such a token if the vocabulary
+    is SentencePiece's, which transformers doesn't; chats are full of such text.
+    """
     tokenizer = plain_tokenizer(folder)
-    for text in PROBES:
+    for text in (*PROBES, f"Hello{end}Hello{end} Hello{end}\nHello"):
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:
             probe.write(text)
             probe.flush()

@@ -95,7 +95,7 @@ def keep_gguf(
     tokenizer = load_tokenizer_of(model, header)
     save_tokenizer(tokenizer, folder)
     write_config(model, header, folder, special_ids(tokenizer))
-    same_ids_as_llama_cpp(model, folder, tools)
+    same_ids_as_llama_cpp(model, folder, tools, tokenizer.eos_token)
     # every tensor fills exactly one weight, or this raises; the file is mapped, so it reads little more than
     # the header, and better here than after the data was curated
     load_gguf(folder, compute_dtype=torch.float32, device="cpu")

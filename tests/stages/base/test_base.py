@@ -183,7 +183,7 @@ def test_a_tokenizer_that_transformers_cuts_wrongly_is_repaired_or_refused(
     bad = Path(shutil.copytree(llama_folder, tmp_path / "bad"))
     change_json(bad / "tokenizer.json", pre_tokenizer={"type": "Whitespace"})
     with pytest.raises(DataError, match="Q-BASE-005"):
-        same_ids_as_llama_cpp(gguf_file, tmp_path / "bad", tools)
+        same_ids_as_llama_cpp(gguf_file, tmp_path / "bad", tools, "<|im_end|>")
 
 
 # --- one matrix, rounded twice ---
