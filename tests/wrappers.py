@@ -67,7 +67,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 def wrapper(kind: str, folder: Path, ends: dict[str, int], *, shards: str = "50GB", **sizes: Any) -> Any:
     """Write a random model of one of `WRAPPERS` into `folder`, without a tokenizer; return it.
 
-    `sizes` are for its text part; its weights are far enough from zero that no two of its parts look alike.
+    `sizes` are for its text part.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -90,7 +90,7 @@ def text_model(kind: str, folder: Path, ends: dict[str, int], **sizes: Any) -> A
 
 
 def _random(kind: Any, config: Any) -> Any:
-    """Return a model of this kind with weights that are all other than at the beginning of a training."""
+    """Return a model of this kind whose norms and factors are not those at the beginning of a training."""
     import torch
 
     with torch.random.fork_rng():
@@ -98,9 +98,35 @@ def _random(kind: Any, config: Any) -> Any:
         model = kind.from_config(config).eval()
         with torch.no_grad():
             for tensor in model.parameters():
-                noise = torch.randn_like(tensor) * 0.1
-                tensor.copy_(tensor + noise if tensor.dim() == 1 else noise)
-    return model
+                if tensor.dim() == 1:
+                    tensor.add_(torch.randn_like(tensor) * 0.1)
+                elif tensor.shape[-1] < 256:
+                    tensor.copy_(torch.randn_like(tensor) * 0.1)  # small ones would compute almost nothing
+    return model.to(getattr(torch, str(config.dtype or "float32").removeprefix("torch.")))
+
+
+def with_drafts(folder: Path) -> dict[str, Any]:
+    """Give a Qwen3.5 its layer for drafting: tensors shaped as those of the last layer; return them."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    last = "model.language_model.layers.1."
+    drafts = {
+        f"mtp.layers.0.{name.removeprefix(last)}": value.flip(0).contiguous()
+        for name, value in tensors.items()
+        if name.startswith(last)
+    }
+    norm = tensors["model.language_model.norm.weight"]
+    drafts |= {
+        f"mtp.{name}.weight": norm + 0.1 for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    }
+    drafts["mtp.fc.weight"] = drafts["mtp.layers.0.mlp.down_proj.weight"][:, : len(norm)].repeat(1, 2)
+    save_file(tensors | drafts, file, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["text_config"]["mtp_num_hidden_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return drafts
 
 
 def renamed(folder: Path, old: str, new: str) -> None:

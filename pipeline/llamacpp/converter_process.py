@@ -25,10 +25,29 @@ def main(argv: list[str]) -> None:
         TextModel.get_vocab_base_pre = lambda _model, _tokenizer: settings["pre"]
     if settings["fields"]:
         write_more(settings["fields"])
+    leave_out_missing_drafts()
     if script.endswith("convert_lora_to_gguf.py"):
         stack_each_projection()
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
+
+
+def leave_out_missing_drafts() -> None:
+    """Convert a Qwen3.5 without its layers for drafting (`mtp.*`) as a model that has none.
+
+    llama.cpp's ends in an assertion, or announces a layer that is not there if config.json does; transformers
+    leaves them out when it saves a model.
+    """
+    from conversion.qwen import _QwenMtpMixin as WithDrafts  # type: ignore[import-not-found]
+
+    index_tensors = WithDrafts.index_tensors
+
+    def look(self: Any, *arguments: Any, **more: Any) -> Any:
+        found = index_tensors(self, *arguments, **more)
+        self.no_mtp = self.no_mtp or type(self).opt_num_mtp_layers == 0
+        return found
+
+    WithDrafts.index_tensors = look
 
 
 def stack_each_projection() -> None:

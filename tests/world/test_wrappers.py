@@ -11,15 +11,18 @@ import pytest
 import torch
 import yaml
 from fake_hub import COMMIT, REPO, hub_here
+from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from tiny import tiny_params
 from tokenizer_folders import qwen35_folder, smollm_folder
-from wrappers import WRAPPERS, flat, renamed, wrapper
+from wrappers import WRAPPERS, flat, renamed, with_drafts, wrapper
+from wrappers import text_model as written_text_model
 
 from pipeline.__main__ import main
 from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.safetensors_rows import INDEX
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.base.text_part import PREFIXES, take_text_part
 
@@ -130,6 +133,55 @@ def test_a_head_that_is_stored_decides_whether_it_is_tied(same: bool, tmp_path: 
     model = text_model(tmp_path)
     assert model.get_output_embeddings().weight.equal(head)
     assert model.get_input_embeddings().weight.equal(table)
+
+
+def converted(folder: Path, tools: Toolchain, pre: str, target: Path) -> GGUFReader:
+    to_gguf(tools, folder, target, "F16", HeaderFields("tiny", pre))
+    return GGUFReader(target)
+
+
+def tensors_of(reader: GGUFReader) -> dict[str, tuple[int, bytes]]:
+    return {tensor.name: (int(tensor.tensor_type), tensor.data.tobytes()) for tensor in reader.tensors}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5", "mistral3"])
+def test_llama_cpp_makes_the_same_of_the_text_part_as_of_the_whole(
+    kind: str, tools: Toolchain, tmp_path: Path
+) -> None:
+    folder = tmp_path / "source"
+    if kind == "qwen3_5":
+        qwen35_folder(folder, tools, 2000)
+        wrapper(kind, folder, ENDS, vocab_size=2100)
+        with_drafts(folder)
+    else:
+        smollm_folder(folder)
+        wrapper(kind, folder, ENDS, vocab_size=49_152)
+    pre = "qwen35" if kind == "qwen3_5" else "smollm"
+    whole = converted(folder, tools, pre, tmp_path / "whole.gguf")
+    taken(folder)
+    text = converted(folder, tools, pre, tmp_path / "text.gguf")
+    assert tensors_of(text) == tensors_of(whole)
+    own = ("GGUF.", "general.", "tokenizer.")
+    fields = [
+        {name: reader.fields[name].contents() for name in reader.fields if not name.startswith(own)}
+        for reader in (text, whole)
+    ]
+    if kind != "mistral3":  # a Llama to llama.cpp, and under another name when it is in the wrapper
+        assert fields[0] == fields[1]
+
+
+@pytest.mark.parametrize("said", [0, 1], ids=["no such layers", "config.json says one"])
+def test_a_qwen35_without_its_layers_for_drafting_is_converted(
+    said: int, tools: Toolchain, tmp_path: Path
+) -> None:
+    """transformers leaves them out when it saves a model, and llama.cpp's converter asserts one."""
+    folder = qwen35_folder(tmp_path / "source", tools, 2000)
+    sizes = {"vocab_size": 2100, "mtp_num_hidden_layers": said}
+    written_text_model("qwen3_5", folder, ENDS, **sizes)
+    reader = converted(folder, tools, "qwen35", tmp_path / "text.gguf")
+    assert reader.fields["qwen35.block_count"].contents() == 2
+    assert "qwen35.nextn_predict_layers" not in reader.fields
 
 
 # --------------------------------------------------------------------- the stage
