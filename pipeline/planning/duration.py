@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hardware import Card, usable_cores
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.planning.setup import Setup
-from pipeline.planning.weights import first_trained, offloaded_bytes, targets
+from pipeline.planning.weights import first_trained, head_trains, offloaded_bytes, targets
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows;
 # NVIDIA's data sheets
@@ -71,9 +71,10 @@ def flops_per_token(setup: Setup) -> float:
     """Floating-point operations a token costs, 42.5 GFLOP for Qwen2.5-7B at 1,024 tokens with checkpointing.
 
     Per weight 2 for the forward, 2 for the gradient of its input (frozen weights have none of their own), 2
-    where the forward is recomputed; the head's is never; layers below the first that trains have the forward
-    alone. The adapter adds 2 for its gradients. Attention: 4 per query width and key, half of them masked, ×2
-    in the backward (Kaplan et al., arXiv:2001.08361, appendix B). `forwards` come on top.
+    where the forward is recomputed; the head's is only if it trains, which has a gradient too; layers below
+    the first that trains have the forward alone. The adapter adds 2 for its gradients. Attention: 4 per query
+    width and key, half of them masked, ×2 in the backward (Kaplan et al., arXiv:2001.08361, appendix
+    B). `forwards` come on top.
     """
     shape, train, trained = setup.shape, setup.train, enumerate(targets(setup))
     back = 1 - first_trained(setup) / shape.layers
@@ -90,7 +91,8 @@ def flops_per_token(setup: Setup) -> float:
     weights = shape.used_weights * (2 + (2 + again) * back)
     scores = attention * (1 + (2 + again / 2) * back)
     forward = 2 * (shape.used_weights + shape.table_weights) + attention
-    return weights + shape.table_weights * 4 + adapter + scores + forwards(train) * forward
+    head = shape.table_weights * (8 if head_trains(setup) else 4)
+    return weights + head + adapter + scores + forwards(train) * forward
 
 
 def forwards(train: Train) -> float:

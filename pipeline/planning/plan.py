@@ -14,8 +14,8 @@ from pipeline.planning.base_kinds import base_kind
 from pipeline.planning.budget import file_bytes
 from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token
 from pipeline.planning.memory import MemoryPlan, made_file, plan_memory
-from pipeline.planning.setup import FLOAT, Setup
-from pipeline.planning.weights import lora_bytes, optimizer_bytes, trained_tensors
+from pipeline.planning.setup import Setup
+from pipeline.planning.weights import adapter_bytes, lora_bytes, optimizer_bytes
 
 STEP = 64  # rows are shortened to a multiple of this
 SHORTEST = 512  # no advice below: chats would hardly fit
@@ -212,7 +212,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
     made. None where the file system shares blocks (Btrfs, XFS).
     """
     shape, quantized = setup.shape, setup.quantized
-    adapter = FLOAT * sum(trained_tensors(setup))
+    adapter = adapter_bytes(setup)
     checkpoint = adapter + optimizer_bytes(setup) + STATE
     sizes = {
         "checkpoints": checkpoint * (setup.train.save_total_limit + 1),

@@ -199,6 +199,14 @@ def trained_tensors(setup: Setup) -> list[int]:
     return [count for name, count in setup.quantized.scales if name in trained]
 
 
+def adapter_bytes(setup: Setup) -> int:
+    """Return the bytes of what was trained as it is saved. PEFT writes a table that is embeddings and head
+    twice.
+    """
+    twice = setup.shape.table_weights if setup.train.saved_tables and setup.shape.tied else 0
+    return FLOAT * (sum(trained_tensors(setup)) + twice)
+
+
 def optimizer_bytes(setup: Setup) -> int:
     """Bytes of the optimizer's states for what trains, as torch's and bitsandbytes' `init_state` allocate
     them.

@@ -219,9 +219,9 @@ def test_what_is_damaged_in_one_linear_is_refused(base: Path, damage: Any, refus
 
 
 @pytest.mark.parametrize("in_4bit", [True, False])
-@pytest.mark.parametrize("norms", [[], ["norm", "input_layernorm"]])
-def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, norms: list[str]) -> None:
-    train = NF4.model_copy(update={"quantization": "nf4" if in_4bit else "none", "modules_to_save": norms})
+@pytest.mark.parametrize("whole", [[], ["norm", "input_layernorm"], ["embed_tokens", "lm_head"]])
+def test_measured_bytes_are_the_planners(base: Path, in_4bit: bool, whole: list[str]) -> None:
+    train = NF4.model_copy(update={"quantization": "nf4" if in_4bit else "none", "modules_to_save": whole})
     measured = measure_training(adapted(base, train), ROWS, 1e-3)
     assert measured == planned_training(load_shape(base / "config.json"), train)
 

@@ -302,3 +302,18 @@ def test_figures_are_those_of_the_code_that_trains() -> None:
     assert base_kinds.BLOCK_WEIGHTS == quantized_linear.BLOCK_WEIGHTS
     assert base_kinds.BLOCK_HEAD == quantized_head.BLOCK_HEAD
     assert base_kinds.CHUNK_LOGITS == chunked_loss.CHUNK_LOGITS
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_tables_that_train_are_told_with_all_that_they_take(base: Callable[[str], Path], kind: str) -> None:
+    shape = load_shape(base(kind) / "config.json")
+    plain = demo_training(loss="chunked", optim="adamw_torch")
+    whole = plain.model_copy(update={"modules_to_save": ["embed_tokens", "lm_head"]})
+    more = shape.table_weights * (1 if shape.tied else 2)
+    before, after = (parts(plan_of(train, shape, device="cpu")) for train in (plain, whole))
+    assert after["trained embeddings and head"] == 4 * more
+    assert after["gradients"] - before["gradients"] == 4 * more
+    states = after["optimizer"] - before["optimizer"]
+    assert 8 * more <= states <= 8 * more + 8  # and a step a tensor
+    assert after["loss"] - before["loss"] == 8 * shape.table_weights
+    assert after["LoRA"] == before["LoRA"]

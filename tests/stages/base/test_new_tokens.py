@@ -3,6 +3,7 @@ and control tokens kept out of chats, and nothing else of the base changes.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 import tiny
 import torch
 from conftest import run_stages
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Base
 from pipeline.core.errors import DataError
+from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.base.stage import base
 
@@ -107,3 +109,51 @@ def test_chats_may_hold_a_text_token_and_no_control_token(
     labels = [number for row in written["labels"] for number in row]
     assert ids.count(new[TEXT]) == 2 * labels.count(new[TEXT]) > 0
     assert new[CONTROL] not in ids
+
+
+def test_a_template_is_written_with_new_control_tokens(
+    tiny_qwen2: Path, tmp_path: Path, taken: Callable[..., tuple[Path, dict[str, Any]]]
+) -> None:
+    template = tmp_path / "own.jinja"
+    turn = "<|turn|>{{ m.role }}\n{{ m.content }}<|done|>\n"
+    prompt = "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+    template.write_text("{% for m in messages %}" + turn + "{% endfor %}" + prompt, encoding="utf-8")
+    folder, facts = taken(tiny_qwen2, new_tokens=["<|turn|>", "<|done|>"], chat_template=str(template))
+    assert (facts["eos_token"], facts["named_end"]) == ("<|done|>", "<|im_end|>")
+    ends = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
+    assert facts["new_tokens"]["<|done|>"] in ends
+    assert "<|turn|>" in facts["added_tokens"] and "no_chats" not in facts
+
+
+@pytest.mark.slow
+def test_a_model_in_several_files_and_one_out_of_a_gguf_get_their_rows(
+    tiny_qwen2: Path,
+    tiny_gguf_base: Path,
+    tmp_path: Path,
+    taken: Callable[..., tuple[Path, dict[str, Any]]],
+) -> None:
+    several = shutil.copytree(tiny_qwen2, tmp_path / "several")
+    weights = load_file(several / "model.safetensors")
+    (several / "model.safetensors").unlink()
+    places = {name: f"model-0000{1 + (name == EMBEDDINGS)}-of-00002.safetensors" for name in weights}
+    for file in sorted(set(places.values())):
+        inside = {name: weight for name, weight in weights.items() if places[name] == file}
+        save_file(inside, several / file, {"format": "pt"})
+    index = {"metadata": {"total_size": sum(one.nbytes for one in weights.values())}, "weight_map": places}
+    (several / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    tokens = [f"<t{number}>" for number in range(200)]  # more than rows that pad the vocabulary
+    folder, facts = taken(several, new_tokens=tokens)
+    rows = facts["vocab_size"]
+    assert rows == facts["new_tokens"][tokens[-1]] + 1 > len(weights[EMBEDDINGS])
+    entries = read_folder(folder)
+    assert entries[EMBEDDINGS].shape[0] == rows
+    written = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    assert written["metadata"]["total_size"] == sum(entry.nbytes for entry in entries.values())
+
+    folder, facts = taken(tiny_gguf_base, new_tokens=[TEXT])
+    table = load_file(folder / "model.safetensors")[EMBEDDINGS]
+    number = facts["new_tokens"][TEXT]
+    torch.testing.assert_close(
+        table[number].float(), table[:number].float().mean(dim=0), rtol=2**-7, atol=1e-6
+    )
+    assert load_tokenizer(folder)(TEXT)["input_ids"] == [number]

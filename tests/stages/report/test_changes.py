@@ -182,6 +182,7 @@ CHANGES: dict[str, Change] = {
     "tied head": report("models/base.json", tied=TIED | {"farthest_row": 0.0608}),
     "dated template": report("models/base.json", template_date="2024-07-26"),
     "text part of a wrapper": report("models/base.json", text_part_of=PART, prompt_ended_in="<think>\n"),
+    "new tokens": report("models/base.json", new_tokens={"<tool>": 8022, "</tool>": 8023}),
     "parity failed": lambda root: put(root / "reports/parity.json", failed_report()),
     "no better": no_better,
     "few marks": few_marks("Q4_K_M", few=3),

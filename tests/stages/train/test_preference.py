@@ -66,6 +66,7 @@ def test_a_run_starts_at_the_closed_form_and_tells_what_it_measures(
     start: dict[str, Any] = {
         "dpo": {"lora_variants": ["gaussian"]},
         "ipo": {"modules_to_save": ["input_layernorm", "norm"]},
+        "kto": {"modules_to_save": ["embed_tokens", "lm_head"]},
     }.get(method, {})
     asked, tokens = settings(method, learning_rate=1e-3, **start), tokens_of(prepared, tmp_path, method)
     report = train_in(prepared, tmp_path, asked, tokens=tokens, resume=True)

@@ -115,3 +115,16 @@ def test_it_learns_on_nf4(changes: dict[str, Any], prepared: Path, tmp_path: Pat
     report = run(prepared, tmp_path, **changes)
     assert report["proven"]["trainable_parameters"] > 0
     assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_embeddings_and_head_go_on_to_the_same_bytes(prepared: Path, tmp_path: Path) -> None:
+    report = goes_on_to_the_same(prepared, tmp_path, modules_to_save=["embed_tokens", "lm_head"])
+    adapter, base = tmp_path / "unbroken/adapter", prepared / "models/base"
+    trained = load_file(adapter / "adapter_model.safetensors")
+    before = load_file(base / "model.safetensors")["model.embed_tokens.weight"].float()
+    for name in ("model.embed_tokens", "lm_head"):  # the base has one table for both
+        after = trained[f"base_model.model.{name}.weight"]
+        assert torch.equal(after, trained["base_model.model.lm_head.weight"])
+        assert not torch.equal(after, before)
+    assert report["memory"]["adapter"] > 4 * before.numel()
