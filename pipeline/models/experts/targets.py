@@ -80,8 +80,8 @@ REFUSED: Sequence[tuple[bool, Callable[[Train], object], str]] = (
     (
         True,
         lambda train: train.modules_to_save,
-        "train.modules_to_save names {0.modules_to_save}, and this base is a mixture of experts, whose norms "
-        "were never trained: set it to []",
+        "train.modules_to_save names {0.modules_to_save}, and this base is a mixture of experts, of which "
+        "nothing was trained whole yet: set it to []",
     ),
     (
         True,
