@@ -20,6 +20,7 @@ from pipeline.chat.selection import why_unanswered
 from pipeline.commands.project import Project
 from pipeline.config.sections import Serve as ServeSettings
 from pipeline.core.errors import ConfigError, MachineError
+from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.devices import placement
 from pipeline.llamacpp.server import Server, connect, start, wait_for_health
 from pipeline.llamacpp.server_command import Served, server_command
@@ -148,12 +149,29 @@ def main(
             return
         if refusal := project.refusal(model):
             _print(refusal)
+        if note := context_note(path, params.serve.ctx_size):
+            _print(note)
         url = f"http://127.0.0.1:{params.serve.port}"
         call = how_to_call(title, url, key_file, log, [adapter.name for adapter in applied])
         try:
             keep_serving(server, call, _print)
         except KeyboardInterrupt:
             _print("\nstopped")
+
+
+def context_note(model: Path, ctx_size: int) -> str | None:
+    """Return a sentence if llama.cpp computes with other rotary factors in so large a context than parity
+    measured with.
+    """
+    from pipeline.gguf.rope import first_context
+
+    context = first_context(check_gguf(model))
+    if context is None or ctx_size <= context:
+        return None
+    return (
+        f"serve.ctx_size is {ctx_size:,}: beyond {context:,} tokens {model.name} takes other rotary "
+        "factors in every answer, which parity did not measure: set it to that, unless chats are longer"
+    )
 
 
 @contextmanager

@@ -71,6 +71,17 @@ def stored_factors(header: Header, file: Path) -> dict[str, Floats]:
     return found
 
 
+def first_context(header: Header) -> int | None:
+    """Return up to which context a file with listed factors has llama.cpp take the short ones; None for a
+    file without such factors.
+    """
+    if LONG not in header.tensors:
+        return None
+    architecture = header.fields["general.architecture"]
+    context = header.fields.get(f"{architecture}.rope.scaling.original_context_length")
+    return context if isinstance(context, int) else None
+
+
 def same_factors(stored: Floats, computed: Floats) -> bool:
     """Return True if the factors of a file are those that were computed."""
     return stored.shape == computed.shape and np.allclose(stored, computed, rtol=TOLERANCE, atol=0)

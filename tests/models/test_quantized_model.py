@@ -228,6 +228,7 @@ def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
         loss = chunked_loss(model.train().get_base_model(), {"input_ids": IDS, "labels": labels})
+        assert model(input_ids=IDS, labels=labels).loss.item() == pytest.approx(loss.item(), rel=1e-5)
         loss.backward()
         trained = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
         learned.append((loss.item(), trained))

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import needed
+import numpy as np
 import pytest
 import tiny
 import yaml
@@ -30,7 +31,7 @@ from rigged import rigged
 
 from pipeline.commands import chat as chatting
 from pipeline.commands.project import Project
-from pipeline.commands.serve import chosen_adapters, how_to_call, serve
+from pipeline.commands.serve import chosen_adapters, context_note, how_to_call, serve
 from pipeline.config.params import Params, load_params
 from pipeline.config.sections import Serve
 from pipeline.core.errors import ConfigError, DataError, GateError, MachineError, ToolError
@@ -591,6 +592,17 @@ def test_a_model_that_the_gate_refuses_is_served_with_a_word(
     assert len(words) == is_refused
     if is_refused:
         assert model in words[0] and "81%" in words[0] and "reports/index.html" in words[0]
+
+
+@pytest.mark.parametrize(("ctx_size", "is_said"), [(4096, False), (4097, True)])
+def test_a_context_with_other_rotary_factors_is_said(ctx_size: int, is_said: bool, tmp_path: Path) -> None:
+    """As of Phi-4-mini, whose file has a set of factors for each."""
+    context = {"llama__rope__scaling__original_context_length": 4096}
+    long = {"rope_factors_long.weight": np.ones(4, np.float32)}
+    phi, other = tmp_path / "phi.gguf", tmp_path / "other.gguf"
+    note = context_note(tiny.tiny_gguf(phi, tensors=long, **context), ctx_size)
+    assert (note is not None and "4,096 tokens phi.gguf" in note) == is_said
+    assert context_note(tiny.tiny_gguf(other, **context), ctx_size) is None
 
 
 def test_lines_that_go_on() -> None:
