@@ -18,7 +18,7 @@ from pipeline.config.sections import Convert
 from pipeline.config.targets import merged_only
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk, publishing, read_json
-from pipeline.gguf.file import is_made, write_not_made
+from pipeline.gguf.file import check_gguf, is_made, write_not_made
 from pipeline.gguf.provenance import Fields, adapter_fields, folder_fields
 from pipeline.llamacpp.converters import HeaderFields, base_fields, lora_to_gguf, to_gguf
 from pipeline.llamacpp.pretokenizer import PreTokenizer, need_convertible
@@ -143,14 +143,18 @@ def convert(
     return pre_tokenizers
 
 
-def remark(pre: PreTokenizer) -> str:
-    """How the pre-tokenizer was found, in a few words."""
+def remark(pre: PreTokenizer, gguf: Path) -> str:
+    """Return how the pre-tokenizer was found, in a few words; if the converter chose it, what `gguf` says."""
     remarks = {
         "hash": f"pre-tokenizer {pre.name}",
         "structure": f"pre-tokenizer {pre.name} (llama.cpp does not list this vocabulary; normalizer, "
         f"patterns and merges are those of {pre.name})",
     }
-    return remarks.get(pre.found_by, "pre-tokenizer as the converter finds it")
+    if pre.found_by in remarks:
+        return remarks[pre.found_by]
+    fields = check_gguf(gguf).fields
+    kind, name = (fields.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    return f"the converter takes the tokenizer for one of kind {kind} with pre-tokenizer {name}"
 
 
 def size(path: Path) -> str:
@@ -178,5 +182,5 @@ def main(params: Params, root: Path) -> None:
     )
     print(
         f"convert: {', '.join(f'{path.name} {size(path)}' for path in files)}; "
-        f"{remark(pre_tokenizers.merged)}{others}"
+        f"{remark(pre_tokenizers.merged, files[0])}{others}"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from qwen2_variants import change_json, cut_models, lineage_of, random_adapter
+from tiny import tiny_gguf
 
 from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Convert
@@ -133,8 +134,10 @@ def test_a_model_that_can_not_be_converted_publishes_nothing(
     [
         (PreTokenizer("qwen2", "hash"), "pre-tokenizer qwen2"),
         (PreTokenizer("qwen2", "structure"), "pre-tokenizer qwen2 (llama.cpp does not list this vocabulary"),
-        (PreTokenizer(None, "converter"), "pre-tokenizer as the converter finds it"),
+        (PreTokenizer(None, "converter"), "the converter takes the tokenizer for one of kind gpt2 with pre-"),
     ],
 )
-def test_the_printed_line_says_how_the_pre_tokenizer_was_found(pre: PreTokenizer, output: str) -> None:
-    assert remark(pre).startswith(output)
+def test_the_printed_line_says_how_the_pre_tokenizer_was_found(
+    pre: PreTokenizer, output: str, tmp_path: Path
+) -> None:
+    assert remark(pre, tiny_gguf(tmp_path / "x.gguf")).startswith(output)
