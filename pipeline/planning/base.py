@@ -103,7 +103,8 @@ def find_shape(params: Params, root: Path, *, build: bool = True) -> Shape:
     if is_here(base, root):
         return load_shape(root / "models" / "base" / "config.json", build=build)
     if (file := own_file(base, root)) is not None:
-        return gguf_shape(file, unpacked=base.quantization != "gguf" and base.tie == "auto")
+        unpacked = base.quantization != "gguf" and base.tie == "auto"
+        return gguf_shape(file, unpacked=unpacked, build=build)
     shape = published_shape(base.model, base.file, build=build)
     if shape is None:
         raise ConfigError(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.gguf.families import BY_NAME
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata, stated_config
 from pipeline.planning.config_file import read_shape
@@ -137,26 +138,32 @@ def _would_be_tied(file: Path, header: Header) -> bool:
     return one_matrix(header, gguf_tensors(file)[1], SAMPLED) is not None
 
 
-def gguf_shape(file: Path, unpacked: bool = False) -> Shape:
+def gguf_shape(file: Path, unpacked: bool = False, *, build: bool = True) -> Shape:
     """The shape of the model in a GGUF, from its header; `unpacked`, with the head that stage `base` would
-    tie, by a sample of its rows. Raises `ConfigError` for another architecture, `DataError` for a damaged
+    tie, by a sample of its rows. Raises `ConfigError` for an architecture whose header alone doesn't say its
+    shape, or that would have to be built (`read_shape`) unless `build` is set, `DataError` for a damaged
     file.
     """
     header = _header(file)
     read_metadata(header, file)
     architecture = header.fields.get("general.architecture")
     biased = "blk.0.attn_q.bias" in header.tensors
+    family = BY_NAME.get(str(architecture))
+    # of a family whose settings are known to follow from its header
+    kind = family.model_type if family else None
+    sizes = {key: header.fields.get(f"{architecture}.{CONFIG_FIELDS[key]}") for key in SIZES}
     config = {
-        "model_type": architecture,
+        "model_type": kind or architecture,
+        "pad_token_id": None,  # some families' default is beyond a small vocabulary
         "attention_bias": biased,
         "qkv_bias": biased,
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
-        **{key: header.fields.get(f"{architecture}.{CONFIG_FIELDS[key]}") for key in SIZES},
+        **{key: value for key, value in sizes.items() if value is not None},
         **stated_config(header),
     }
     if unpacked and not config["tie_word_embeddings"]:
         config["tie_word_embeddings"] = _would_be_tied(file, header)
-    return read_shape(config, str(file), build=False)
+    return read_shape(config, str(file), build=build and kind is not None)
 
 
 def _header(file: Path) -> Header:

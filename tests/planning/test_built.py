@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 from plans import GIB, demo_training, parts, plan_json, plan_of, published
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned, size
 from test_bytes import TOKENS
@@ -15,6 +17,7 @@ from test_bytes import TOKENS
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.planning.config_file import load_shape, read_shape
 from pipeline.planning.level_bytes import level_bytes, matrices
+from pipeline.planning.quantized import gguf_shape
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": 301}
@@ -48,6 +51,9 @@ HYBRIDS: dict[str, tuple[dict[str, Any], Any]] = {
         ".*(in_proj_qkv|q_proj|down_proj)",
     ),
 }
+# the same sizes in the header of a GGUF
+HEADER = {"embedding_length": 64, "feed_forward_length": 128, "block_count": 2, "attention.head_count": 4}
+HEADER |= {"attention.head_count_kv": 2, "context_length": 256}
 FAST = ("gemma3_text", "phi3", "qwen3_5_text")
 
 
@@ -153,6 +159,27 @@ def test_numbers_of_a_header_alone_are_not_built() -> None:
     with pytest.raises(ConfigError, match="Q-PLANNING-005") as refused:
         read_shape({"model_type": "gemma2"}, "model.gguf", build=False)
     assert "snakemake base" in str(refused.value)
+
+
+@pytest.mark.parametrize("family", ["granite", "phi3"])
+def test_the_header_of_a_known_family_is_enough(family: str, tmp_path: Path) -> None:
+    """As of a file that is to be trained on and is not yet the project's base."""
+    writer = GGUFWriter(tmp_path / "a.gguf", family)
+    for field, value in HEADER.items():
+        writer.add_uint32(f"{family}.{field}", value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{number}" for number in range(SIZES["vocab_size"])])
+    writer.add_tensor("token_embd.weight", np.zeros((SIZES["vocab_size"], SIZES["hidden_size"]), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = tmp_path / "a.gguf"
+    config = {"model_type": family, "tie_word_embeddings": True, "pad_token_id": None, **SIZES}
+    assert gguf_shape(file) == read_shape(config)
+    with pytest.raises(ConfigError, match="Q-PLANNING-005"):
+        gguf_shape(file, build=False)
 
 
 def test_the_command_plans_a_family_by_its_config(tmp_path: Path) -> None:

@@ -329,6 +329,15 @@ def test_what_cant_be_planned_is_not_measured_and_never_passed(
     refuse(found)
 
 
+def test_a_family_that_is_planned_by_building_it_has_its_memory_and_disk_planned(
+    tiny_qwen2: Path, tokens: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_qwen2, tmp_path / "base"))
+    change_json(base / "config.json", model_type="granite")
+    verdicts = {check.name: check.verdict for check in preflight(tmp_path, base)}
+    assert {verdicts[name] for name in ("memory plan", "disk")} <= {"pass", "warn"}
+
+
 @pytest.mark.parametrize(
     ("config", "changed", "fault"),
     [
