@@ -17,7 +17,7 @@ from gguf_edit import change_fields, write_gguf
 from make import quench
 from qwen2_variants import change_json
 from rigged import rigged
-from tiny import BYTE_LETTERS, tiny_gguf
+from tiny import BYTE_LETTERS, CHATML, tiny_gguf
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.commands.hand_overs import command, inputs, outputs, text
@@ -131,6 +131,11 @@ def with_the_adapter_beside(base: Path, adapter: Path, merged: Path) -> None:
     change_tensors(merged, lambda tensors: tensors | more)
 
 
+def cut_off(base: Path, adapter: Path, merged: Path) -> None:
+    file = peft_merge(base, adapter, merged) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+
+
 def at_half_strength(base: Path, adapter: Path, merged: Path) -> None:
     peft_merge(base, other_adapter(adapter, merged.with_name("read"), lora_alpha=10), merged)
 
@@ -151,6 +156,7 @@ MERGES: dict[str, tuple[str | None, dict[str, Any], Callable[[Path, Path, Path],
     "another alpha": ("merged.other_strength", {}, at_half_strength),
     "into another base": ("merged.other_base", {}, merged_into_another),
     "another rope": ("merged.settings", {}, with_another_rope),
+    "cut off": ("merged.damaged", {}, cut_off),
     "the adapter beside": ("merged.not_merged", {}, with_the_adapter_beside),
 }
 
@@ -371,6 +377,16 @@ def test_text_in_a_gguf_is_that_of_the_folder(case: str, tools: Toolchain, tmp_p
     checks = judged(need_files(None, None, folder, [gguf]), tools)
     assert failed(checks)[:1] == ([key] if key else []), checks
     assert not any("snakemake" in check.remedy or "stage" in check.remedy for check in checks)
+
+
+def test_a_template_that_prints_the_date_is_a_warning(tools: Toolchain, tmp_path: Path) -> None:
+    """As Llama 3.2's, which takes llama-server's date and has one of its own without."""
+    dated = "{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}\n"
+    template = f"{dated}Today is {{{{ date_string }}}}.\n{CHATML}"
+    folder = byte_folder(tmp_path / "folder", template)
+    gguf = tiny_gguf(tmp_path / "tiny.gguf", tokenizer__chat_template=template)
+    checks = judged(need_files(None, None, folder, [gguf]), tools)
+    assert not failed(checks) and "template.date" in [check.key for check in checks]
 
 
 def renamed(text: str) -> str:

@@ -208,4 +208,6 @@ def last_line(checks: list[Check], first: Check | None) -> str:
         )
     equal = sum(check.verdict in ("pass", "warn") for check in checks)
     open_ = len(checks) - equal
-    return f"No hand-over differs: {equal} equal" + (f", {open_} not measured." if open_ else ".")
+    if open_:
+        return f"No hand-over differs in what was measured: {equal} equal, {open_} not measured."
+    return f"No hand-over differs: {equal} equal."

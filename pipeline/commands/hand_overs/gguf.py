@@ -81,7 +81,7 @@ def model_of(base: Path | None, merged: Path | None, expected: Expected | None) 
     config = read_config(folder) | (expected.plan.config if expected and not merged else {})
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in BY_CLASS:
-        return f"how {architecture} is converted is not known here"
+        return f"how a model of the architecture {architecture} is converted is not known here"
     if merged:
         after = sources(config, read_folder(merged))
         before = after

@@ -68,7 +68,8 @@ def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
     try:
         there = read_folder(merged)
     except DataError as error:
-        return unmeasured(KEY, NAME, error.sentence)
+        sentence, _, remedy = error.sentence.rpartition(": ")
+        return failed(f"{KEY}.damaged", NAME, sentence, remedy.capitalize())
     weights = Weights({job.name: job for job in expected.plan.jobs}, there, expected)
     # the first ends the search: what follows takes for granted that all tensors are there
     for check in chain(names(weights), settings(base, merged, expected)):

@@ -11,6 +11,7 @@ from pipeline.commands.hand_overs.verdicts import failed, passed, unmeasured, wa
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.core.errors import QuenchError
+from pipeline.core.units import memory_gb
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama
@@ -22,6 +23,7 @@ from pipeline.stages.parity.check import CTX_SIZE
 from pipeline.stages.parity.hand_overs import MAX_KLD_EXACT, OVERFLOW
 
 OUTPUTS, ENDS = "outputs", "ends"
+ROOM = 1.3  # of the weights' bytes that running them takes: one tensor is in float32 at a time
 FLOATS = ("F32", "F16", "BF16")
 ASKED = (
     ("Which river is the longest?", "The Nile is usually named first."),
@@ -56,6 +58,18 @@ def reference_of(files: Files) -> tuple[str, AbstractContextManager[Speaker]] | 
     return ("the base", plain_model(files.base)) if files.base else None
 
 
+def too_large(folder: Path | None) -> str:
+    """Why the folder's model can't be run in the memory that is free; empty if it can."""
+    import psutil
+
+    assert folder
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    free = psutil.virtual_memory().available
+    if stored * ROOM < free:
+        return ""
+    return f"takes {memory_gb(stored * ROOM, 1)} of memory to run, and {memory_gb(free, 1)} are free"
+
+
 def prompts_of(tokenizer: Any) -> list[Prompt]:
     """Conversations as tokens, or their answers where the template does not show them."""
     encoded = [row.ids for row in encodable(tokenizer, ROWS, CTX_SIZE)]
@@ -73,6 +87,10 @@ def output_checks(
             yield gguf, unmeasured(OUTPUTS, OUTPUTS, "neither --base nor --merged was named")
         return
     label, model = reference
+    if why := too_large(files.merged or files.base):
+        for gguf in files.ggufs:
+            yield gguf, unmeasured(OUTPUTS, OUTPUTS, f"{label} {why}")
+        return
     prompts = prompts_of(tokenizer)
     try:
         with kept_logits(prompts, model, scratch) as before:

@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.clock import NotFixed, without_clock
 from pipeline.chat.rendering import Unrenderable, render
 from pipeline.chat.trial import QUESTION, end_of_turn
 from pipeline.commands.hand_overs.verdicts import failed, passed, reworded, unmeasured, warned
@@ -166,7 +169,14 @@ def rendered(text: Text, server: Server, same: bool, names: tuple[str, str]) -> 
     texts = served_texts(text.tokenizer, server, chosen([], CONVERSATIONS))
     check = template_text(texts, text.tokenizer, text.gguf)
     ids = token_ids(texts, text.tokenizer, server, text.gguf)
-    if check.verdict == "fail":
+    if check.verdict == "fail" and same and prints_today(text, server):
+        yield warned(
+            f"{TEMPLATE}.date",
+            name,
+            "the template prints a date: llama-server takes today's, and training may have had another",
+            "Serve with a template that has training's date in it (--chat-template-file)",
+        )
+    elif check.verdict == "fail":
         key = "rendered" if same else "other"
         found = reworded(check, f"{TEMPLATE}.{key}", name)
         yield (
@@ -195,6 +205,22 @@ def rendered(text: Text, server: Server, same: bool, names: tuple[str, str]) -> 
             TEMPLATE, name, f"the same, and {len(texts.compared)} conversations have the same text and ids"
         )
     yield bos_check(text, server.tokens, bos)
+
+
+def prints_today(text: Text, server: Server) -> bool:
+    """Whether a conversation comes out alike once the folder's template has today's date in it."""
+    tokenizer = copy(text.tokenizer)
+    templates = tokenizer.chat_template
+    try:
+        tokenizer.chat_template = (
+            {name: without_clock(each, date.today()) for name, each in templates.items()}
+            if isinstance(templates, dict)
+            else without_clock(templates, date.today())
+        )
+    except NotFixed:
+        return False
+    texts = served_texts(tokenizer, server, chosen([], CONVERSATIONS))
+    return not any(each.differs for each in texts.compared)
 
 
 def bos_check(text: Text, tokens: Callable[[str], list[int]], name: str) -> Check:

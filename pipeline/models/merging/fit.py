@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
 
-from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_rows
+from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_rows, same_values
 from pipeline.models.merging.compute import Job, Rows, round_once
 from pipeline.models.merging.nf4 import Nf4
 
@@ -103,6 +103,11 @@ def nearest(fits: Iterable[Fit]) -> Fit:
     return min(fits, key=lambda fit: fit.rest)
 
 
+def same_bytes(entry: Entry, other: Entry) -> bool:
+    """Whether two tensors of one shape hold the same bytes, which is sooner said than how far they are."""
+    return entry.dtype == other.dtype and same_values(entry, other)
+
+
 def merge_fit(job: Job, merged: Entry, nf4: Nf4 | None = None) -> Fit:
     """How near `merged` is to what `job` makes; `nf4`: what the job's source went through if it is
     `quantized`.
@@ -112,6 +117,8 @@ def merge_fit(job: Job, merged: Entry, nf4: Nf4 | None = None) -> Fit:
     """
     import torch
 
+    if job.update is None and not job.quantized and same_bytes(job.source, merged):
+        return Fit(source=1.0, count=job.source.rows * job.source.columns)
     rows = Rows(job, nf4)
     kinds = sorted({merged.dtype, job.source.dtype})
     fits = {kind: Fit() for kind in kinds}
