@@ -3,6 +3,7 @@ one of Gemma's kind with a small vocabulary.
 """
 
 import functools
+import inspect
 import json
 from collections.abc import Iterator
 from itertools import islice
@@ -27,6 +28,11 @@ from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.base.stage import find_in_package
 
 CONTROL = 3  # GGUF's type of such tokens
+LLAMA2_ADDED = ("<unk>", "<s>", "</s>")
+LLAMA2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"
+)
 QWEN3_ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")
 # the first of Gemma's tokens, in their order, and what is written between turns
 GEMMA_CONTROL = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
@@ -199,6 +205,59 @@ def _sentencepiece_model(words: list[str], added: list[str]) -> bytes:
     model.normalizer_spec.add_dummy_prefix = False
     model.normalizer_spec.remove_extra_whitespaces = False
     return model.SerializeToString()
+
+
+def llama2_folder(folder: Path) -> Path:
+    """Write a small SentencePiece tokenizer with the structure of Llama 2's: tokenizer.model, the
+    tokenizer.json that is made of it, a template, and a tiny model's settings; return the folder.
+    """
+    import sentencepiece
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # prose that holds other words than the probes, so that these are put together of several pieces
+    lines = [*inspect.cleandoc(Path.__doc__ or "").splitlines(), *inspect.cleandoc(json.__doc__).splitlines()]
+    with (folder / "tokenizer.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=file,
+            model_type="bpe",
+            vocab_size=500,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            minloglevel=2,
+        )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    words = {pieces.id_to_piece(number): number for number in range(pieces.get_piece_size())}
+    tokenizer = Tokenizer(
+        models.BPE(
+            words, merges_of(words, pieces), unk_token=LLAMA2_ADDED[0], fuse_unk=True, byte_fallback=True
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in LLAMA2_ADDED])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = dict(zip(("unk_token", "bos_token", "eos_token"), LLAMA2_ADDED, strict=True))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, **settings})
+    )
+    (folder / "chat_template.jinja").write_text(LLAMA2)
+    return with_config(folder, architectures=["LlamaForCausalLM"])
+
+
+def merges_of(words: dict[str, int], pieces: Any) -> list[tuple[str, str]]:
+    """Return the merges of a SentencePiece BPE: each way to make a piece of two, the best pieces first."""
+    found = [
+        (-pieces.get_score(number), words[word[:cut]], words[word[cut:]], (word[:cut], word[cut:]))
+        for word, number in words.items()
+        if not (pieces.is_byte(number) or pieces.is_control(number) or pieces.is_unknown(number))
+        for cut in range(1, len(word))
+        if word[:cut] in words and word[cut:] in words
+    ]
+    return [pair for *_, pair in sorted(found)]
 
 
 def added_tokens(folder: Path) -> list[str]:

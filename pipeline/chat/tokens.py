@@ -50,8 +50,9 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder, proven to be the one of its `tokenizer.json`.
 
     transformers 5 picks the tokenizer class by `config.model_type` and can swap the pre-tokenizer in silence;
-    so its ids are compared with those of `plain_tokenizer`. Raises `DataError` on a difference and on a
-    missing end-of-turn token. A chat template may be missing: texts need none, and `render` refuses chats.
+    so its ids are compared with those of the file, which llama.cpp goes by (`go_by_file`). Raises `DataError`
+    on a difference that stays and on a missing end-of-turn token. A chat template may be missing: texts need
+    none, and `render` refuses chats.
     """
     from transformers import AutoTokenizer
 
@@ -63,19 +64,48 @@ def load_tokenizer(folder: Path) -> Any:
             "Q-CHAT-002",
             f"{folder} names no end-of-turn token (eos_token): fix its tokenizer_config.json",
         )
-    plain = plain_tokenizer(folder)
-    for text in PROBES:
-        loaded, expected = (
-            tokenizer(text, add_special_tokens=False)["input_ids"],
-            plain.encode(text, add_special_tokens=False).ids,
-        )
-        if loaded != expected:
-            raise DataError(
-                "Q-CHAT-003",
-                f"{folder}: transformers' tokenizer gives {loaded[:8]} for {text[:30]!r}, its tokenizer.json "
-                f"gives {expected[:8]}: fetch the base again",
-            )
+    go_by_file(tokenizer, folder)
     return tokenizer
+
+
+def go_by_file(tokenizer: Any, folder: Path) -> None:
+    """Let `tokenizer` split text as the tokenizer.json of `folder` says, if transformers' class for it does
+    otherwise: by another pattern, or with no space behind a control token (Llama 2's).
+
+    Raises `DataError` if its tokens are not the file's.
+    """
+    plain = plain_tokenizer(folder)
+    if first_difference(tokenizer, plain) is None:
+        return
+    known = {token.content for token in plain.get_added_tokens_decoder().values()}
+    if tokenizer.get_added_vocab().keys() <= known:
+        if plain.post_processor is None:  # then tokenizer_config.json says what is added to a text
+            plain.post_processor = tokenizer._tokenizer.post_processor
+        tokenizer._tokenizer = plain
+    if different := first_difference(tokenizer, plain):
+        text, loaded, expected = different
+        raise DataError(
+            "Q-CHAT-003",
+            f"{folder}: transformers' tokenizer gives {loaded[:8]} for {text[:30]!r}, its tokenizer.json "
+            f"gives {expected[:8]}: fetch the base again",
+        )
+
+
+def first_difference(tokenizer: Any, plain: Any) -> tuple[str, list[int], list[int]] | None:
+    """Return the first probe that two tokenizers give other ids for, and both; None if there is none."""
+    for text in probes(tokenizer):
+        loaded = tokenizer(text, add_special_tokens=False)["input_ids"]
+        expected = plain.encode(text, add_special_tokens=False).ids
+        if loaded != expected:
+            return text, loaded, expected
+    return None
+
+
+def probes(tokenizer: Any) -> Iterator[str]:
+    """Yield texts on which tokenizers differ: `PROBES`, and text around control tokens."""
+    yield from PROBES
+    for token in dict.fromkeys(filter(None, (tokenizer.bos_token, tokenizer.eos_token))):
+        yield f"{token}[INST] Which {token} river?{token}\nThe Nile"
 
 
 def template_of(tokenizer: Any) -> str:

@@ -64,7 +64,7 @@ def try_liger(folder: Path) -> str:
         # the fused loss is called by the trainer itself, at the trained positions only
         apply(rope=True, rms_norm=True, swiglu=True, fused_linear_cross_entropy=False, cross_entropy=False)
         check_liger(empty_model(folder))
-    except (NotImplementedError, ToolError) as error:
+    except Exception as error:  # Liger raises what it stumbles over in an architecture that it half knows
         # Parts that were swapped before the failure would be in the model all the same.
         vars(code).update(before)
         return f"Liger has not all kernels for {model_type} ({' '.join(str(error).split())[:200]})"

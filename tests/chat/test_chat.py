@@ -15,12 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from qwen2_variants import change_json
 from tiny import CHATML, QWEN_ADDED
-from tokenizer_folders import smollm_folder, with_config
+from tokenizer_folders import llama2_folder, smollm_folder, with_config
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from pipeline.chat import tokens
 from pipeline.chat.rendering import Unrenderable, render, renderings
 from pipeline.chat.rows import edit_texts, texts
-from pipeline.chat.tokens import IGNORED, Encoded, chat_request, encode, load_tokenizer
+from pipeline.chat.tokenizer_file import PROBES
+from pipeline.chat.tokens import IGNORED, Encoded, chat_request, encode, load_tokenizer, save_tokenizer
 from pipeline.core.errors import DataError
 
 
@@ -309,20 +312,37 @@ def test_a_request_says_the_same_as_the_row(tokenizer: Any) -> None:
     assert render(tokenizer, TURNS, [TOOL]) != render(tokenizer, TURNS)
 
 
-@pytest.mark.parametrize(
-    ("file", "changed", "problem"),
-    [
-        # by config.model_type transformers picks, in silence, a class that cuts text by another rule
-        ("config.json", {"model_type": "qwen2"}, "Q-CHAT-003"),
-        ("tokenizer_config.json", {"eos_token": None}, "Q-CHAT-002"),
-    ],
-)
-def test_a_folder_that_lacks_something_is_refused(
-    tmp_path: Path, file: str, changed: dict[str, Any], problem: str
-) -> None:
+def test_a_folder_without_an_end_of_turn_is_refused(tmp_path: Path) -> None:
     folder = with_config(smollm_folder(tmp_path / "model"))
-    change_json(folder / file, **changed)
-    with pytest.raises(DataError, match=problem):
+    change_json(folder / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(DataError, match="Q-CHAT-002"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("kind", ["another pattern", "no space behind a control token"])
+def test_text_is_split_as_tokenizer_json_says(kind: str, tmp_path: Path) -> None:
+    """By config.model_type transformers picks, in silence, a class that cuts text by another rule."""
+    if kind == "another pattern":
+        folder = with_config(smollm_folder(tmp_path / "model"))
+        change_json(folder / "config.json", model_type="qwen2")
+    else:
+        folder = llama2_folder(tmp_path / "model")
+    text = f"{''.join(PROBES)}<s>[INST] Which river? [/INST] The Nile.</s>And"
+    loaded = load_tokenizer(folder)
+    file = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    expected = file.encode(text, add_special_tokens=False).ids
+    assert loaded(text, add_special_tokens=False)["input_ids"] == expected
+    assert AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"] != expected
+    save_tokenizer(loaded, tmp_path / "saved")
+    saved = Tokenizer.from_file(str(tmp_path / "saved/tokenizer.json"))
+    assert saved.encode(text, add_special_tokens=False).ids == expected
+
+
+def test_a_token_that_the_file_has_not_is_refused(tmp_path: Path) -> None:
+    folder = with_config(smollm_folder(tmp_path / "model"))
+    change_json(folder / "config.json", model_type="qwen2")
+    change_json(folder / "tokenizer_config.json", pad_token="<|nowhere|>")  # noqa: S106
+    with pytest.raises(DataError, match="Q-CHAT-003"):
         load_tokenizer(folder)
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 from tiny import CHATML, WORDS, tiny_params
-from tokenizer_folders import qwen_folder, smollm_folder, with_config
+from tokenizer_folders import llama2_folder, qwen_folder, smollm_folder, with_config
 from tokenizers import AddedToken, Tokenizer
 
 from pipeline.__main__ import main
@@ -493,3 +493,22 @@ def test_head_sizes_that_differ_by_layer_are_read(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     assert run(folder, tmp_path / "project") == 0
     assert not made(tmp_path / "project")[2].keys() & {"never_packed", "default_targets"}
+
+
+@pytest.mark.parametrize("has_model", [True, False], ids=["with tokenizer.model", "without it"])
+def test_a_sentencepiece_tokenizer_is_read_as_llama_cpp_will_or_refused(
+    has_model: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Llama 2: of the file the converter takes scores and kinds of tokens, which tokenizer.json has not."""
+    folder = llama2_folder(tmp_path / "source")
+    with_weights(folder)
+    if not has_model:
+        (folder / "tokenizer.model").unlink()
+    (tmp_path / "project").mkdir()
+    code = run(folder, tmp_path / "project")
+    said = capsys.readouterr().err
+    if has_model:
+        assert code == 0, said
+    else:
+        assert code == 3 and ("Q-BASE-053" in said or "Q-BASE-054" in said), said
+        assert "tokenizer.model" in said and str(folder) in said

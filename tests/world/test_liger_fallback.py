@@ -46,6 +46,7 @@ FAMILIES = (
     "glm4",
     "falcon_h1",
     "qwen3_5_text",
+    "gemma2",
     "gemma3_text",
     "lfm2",
     "granitemoehybrid",

@@ -205,23 +205,7 @@ def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain, end: str) 
     """
     tokenizer = plain_tokenizer(folder)
     for text in (*PROBES, f"Hello{end}Hello{end} Hello{end}\nHello"):
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:
-            probe.write(text)
-            probe.flush()
-            printed = run_tool(
-                [
-                    tools.tool("llama-tokenize"),
-                    "-m",
-                    file,
-                    "-f",
-                    probe.name,
-                    "--ids",
-                    "--no-bos",
-                    "--log-disable",
-                ]
-            )
-        match = re.search(r"^\[[0-9, ]*\]", printed, re.MULTILINE)
-        theirs = json.loads(match[0]) if match else None
+        theirs = ids_by_llama_cpp(file, text, tools)
         ours = tokenizer.encode(text, add_special_tokens=False).ids
         if ours != theirs:
             raise DataError(
@@ -229,3 +213,14 @@ def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain, end: str) 
                 f"{file}: transformers' tokenizer gives {ours[:8]} for {text[:30]!r}, llama.cpp's gives "
                 f"{theirs and theirs[:8]}: take this model from the hub instead",
             )
+
+
+def ids_by_llama_cpp(file: Path, text: str, tools: Toolchain) -> list[int] | None:
+    """Return the ids that llama.cpp gives a text by the tokens of a GGUF, nothing added; None if it fails."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:
+        probe.write(text)
+        probe.flush()
+        shown = ("--ids", "--no-bos", "--log-disable")
+        printed = run_tool([tools.tool("llama-tokenize"), "-m", file, "-f", probe.name, *shown])
+    match = re.search(r"^\[[0-9, ]*\]", printed, re.MULTILINE)
+    return json.loads(match[0]) if match else None

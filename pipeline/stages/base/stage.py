@@ -33,6 +33,7 @@ from pipeline.llamacpp.pretokenizer import need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
 from pipeline.stages.base.chats import ChatSettings, chosen_chats, try_early
+from pipeline.stages.base.converted_vocabulary import same_ids_when_converted
 from pipeline.stages.base.file_choice import choose_files, no_such_file
 from pipeline.stages.base.gguf_import import unpack_gguf
 from pipeline.stages.base.hf_folder import check_config, examine, read_object
@@ -157,7 +158,9 @@ def base(
             if stays_gguf and "prompt_ended_in" in facts:
                 header = take_template(aside)
             if not stays_gguf:
-                need_convertible(aside, find_toolchain(llamacpp_home))
+                tools = find_toolchain(llamacpp_home)
+                if need_convertible(aside, tools).name is None:
+                    same_ids_when_converted(aside, tools)
         except DataError as error:  # the user knows the source, not what is not published yet
             sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)
             raise DataError(error.id, sentence.replace(str(aside), chosen.model)) from error
