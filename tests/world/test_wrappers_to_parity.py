@@ -1,0 +1,75 @@
+"""A small Qwen3.5 that reads images too, and its text model, from the folder to the proofs of the GGUF."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from tokenizer_folders import qwen35_folder
+from wrappers import text_model, with_drafts, wrapper
+
+from pipeline.__main__ import main
+from pipeline.chat.rendering import render
+from pipeline.chat.tokens import load_tokenizer
+from pipeline.gguf.header import read_header
+from pipeline.llamacpp.tools import Toolchain
+
+STAGES = ("base", "curate", "preprocess", "train", "merge", "convert", "imatrix", "quantize@Q4_K_M", "parity")
+WORDS = 8000
+THOUGHT = "I add the two numbers."
+# hidden is a multiple of 256, the block of K-quants
+SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+DELTA = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+# the architecture in the GGUF, and whether its rows have reasoning
+ROUTES = {"qwen3_5": ("qwen35", True), "qwen3_5_text": ("qwen35", True)}
+
+TEXT_PARTS = {"qwen3_5": "qwen3_5_text"}
+
+
+def source(kind: str, folder: Path, tools: Toolchain) -> Path:
+    """Write a small model of this kind with its tokenizer; return its folder."""
+    qwen35_folder(folder, tools, WORDS)
+    ends = {"bos_token_id": WORDS, "eos_token_id": WORDS + 2, "pad_token_id": WORDS}
+    sizes = SIZES | DELTA | {"vocab_size": 8192}
+    if kind == "qwen3_5":
+        wrapper(kind, folder, ends, **sizes)
+        with_drafts(folder)
+        return folder
+    text_model("qwen3_5", folder, ends, **sizes)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["tokenizer_class"] = "TokenizersBackend"  # as transformers saves it
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.base_cells("NF4", "merged", "levels", "served", families="kind", called=TEXT_PARTS)
+@pytest.mark.parametrize("kind", ROUTES)
+def test_it_is_trained_converted_and_proven(kind: str, tools: Toolchain, tmp_path: Path) -> None:
+    architecture, reasons = ROUTES[kind]
+    params = tiny.tiny_params(source(kind, tmp_path / "source", tools))
+    params["quantize"]["levels"] = ["Q4_K_M"]
+    params["evaluate"]["models"] = ["base-F16", "F16", "Q4_K_M"]
+    params["preprocess"]["max_length"] = 320
+    params["train"]["target_modules"] = r".*\.(q_proj|v_proj|down_proj)"
+    root = tiny.write_project(tmp_path / "project", params, rows=24)
+    if reasons:
+        file = root / "data/raw/chats.jsonl"
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for row in rows[::2]:
+            row["messages"][-1]["reasoning_content"] = THOUGHT
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    for stage in STAGES:
+        assert main([stage, "--root", str(root)]) == 0, stage
+    tokenizer = load_tokenizer(root / "models/merged")
+    question = [{"role": "user", "content": "hi"}]
+    assert render(tokenizer, question, add_generation_prompt=True).endswith("assistant\n")
+    stats = json.loads((root / "reports/labels.json").read_text(encoding="utf-8"))
+    assert "token_across_turns" not in json.dumps(stats)
+    header = read_header(root / "models/gguf/tiny-F16.gguf")
+    assert header.fields["general.architecture"] == architecture
+    assert header.fields.get(f"{architecture}.nextn_predict_layers", 0) == (kind == "qwen3_5")
+    report = json.loads((root / "reports/parity.json").read_text(encoding="utf-8"))
+    odd = {name: check for name, check in report["checks"].items() if check["verdict"] == "fail"}
+    assert report["verdict"] == "pass", odd
