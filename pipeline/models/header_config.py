@@ -47,8 +47,8 @@ class Stated:
         """Return the error for a header that can't be trained on."""
         return DataError(
             "Q-MODELS-028",
-            f"{self.file} {why}, so no adapter can be trained on it: set base.quantization to nf4, with the "
-            "model's Hugging Face folder",
+            f"{self.file} {why}, so training would not compute what llama.cpp does: take the model's Hugging "
+            "Face folder, with base.quantization nf4",
         )
 
 

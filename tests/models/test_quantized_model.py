@@ -30,6 +30,7 @@ from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from pipeline.models.quantized_model import load_gguf
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
 from pipeline.models.tuners.lora import check_adapter, lora_config
+from pipeline.models.unpacked_model import unpacked_model
 
 LEVELS = ("F16", "Q8_0", "Q4_K_M")
 IDS = torch.arange(48).reshape(2, 24) * 37 % 2000
@@ -186,6 +187,18 @@ def test_logits_are_transformers_own_of_the_same_file(levels: dict[str, Path], l
     assert float((in_bfloat16 - expected).pow(2).mean() / expected.pow(2).mean()) <= 1e-3
     for (name, ours), (_, other) in zip(model.named_buffers(), theirs.named_buffers(), strict=True):
         assert torch.equal(ours, other), name
+
+
+@pytest.mark.parametrize("level", ["F16", "Q4_K_M"])
+def test_unpacked_it_has_transformers_names_and_the_files_values(levels: dict[str, Path], level: str) -> None:
+    file = levels[level] / "model.gguf"
+    found = unpacked_model(file, AutoConfig.from_pretrained(levels[level]), torch.float16).state_dict()
+    wanted = dequantized(levels[level]).to(torch.float16).state_dict()
+    source = AutoModelForCausalLM.from_pretrained(levels[level].parent / "source", dtype=torch.float16)
+    assert found.keys() == wanted.keys() == source.state_dict().keys()
+    for name, values in found.items():
+        assert torch.equal(values, wanted[name]), name
+        assert level != "F16" or torch.equal(values, source.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("level", LEVELS)

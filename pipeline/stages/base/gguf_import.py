@@ -15,12 +15,13 @@ from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.families import BY_NAME, TRAINED_ON
 from pipeline.gguf.header import Header
-from pipeline.gguf.rope import LLAMA3, published_settings
+from pipeline.gguf.rope import TENSORS, published_settings
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.gguf.tied import HEAD, OneMatrix, one_matrix
 from pipeline.llamacpp.quick_reader import quick_reader
 from pipeline.llamacpp.tools import Toolchain, run_tool
-from pipeline.models.base_header import is_mixture, named_templates
+from pipeline.models.base_header import is_mixture, named_templates, stated_config
+from pipeline.models.header_config import header_config
 from pipeline.models.tensors import all_finite
 from pipeline.stages.base.chats import need_compiled
 from pipeline.stages.base.hf_folder import special_ids
@@ -36,8 +37,8 @@ def unpack_gguf(
     template; the matrix that head and embeddings share there though `file` stores two, if they do.
 
     bfloat16 stays bfloat16; every other type becomes float16. `tie` is whether to look for such a matrix.
-    Raises `DataError` if transformers doesn't know the architecture, a weight is left over, missing or too
-    large, or the tokenizer gives other ids than llama.cpp's.
+    Raises `DataError` if the architecture is not known, a weight is left over, missing or too large, or the
+    tokenizer gives other ids than llama.cpp's.
     """
     if is_mixture(header):
         raise DataError(
@@ -45,9 +46,24 @@ def unpack_gguf(
             f"{file} is a mixture of experts, whose 16-bit weights can't be taken out of a GGUF: set "
             "base.quantization to gguf, or take its Hugging Face folder",
         )
+    import torch
+    from gguf import GGMLQuantizationType
     from transformers import GenerationConfig
 
-    tokenizer, model = load_tokenizer_of(file, header), load_gguf(file, header)
+    from pipeline.models.unpacked_model import unpacked_model
+
+    tokenizer = load_tokenizer_of(file, header)
+    kinds = {kind for _, kind in header.tensors.values()}
+    dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
+    family = BY_NAME.get(header.fields["general.architecture"])
+    if family and family.model_type:
+        config = header_config(header, family, file)
+        config.update(
+            {"architectures": [family.classes[0]], **stated_config(header), **special_ids(tokenizer)}
+        )
+        model = unpacked_model(file, config, dtype)
+    else:
+        model = load_gguf(file, header, dtype)
     check_weights(model, header, file)
     tied = one_matrix(header, gguf_tensors(file)[1]) if tie else None
     if tied:
@@ -132,14 +148,12 @@ def drop_defaults(tokenizer: Any, words: Sequence[str]) -> None:
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state | {"added_tokens": kept}))
 
 
-def load_gguf(file: Path, header: Header) -> Any:
-    """The model, dequantized to 16 bit. Raises `DataError` if transformers can't or leaves out a tensor."""
-    import torch
-    from gguf import GGMLQuantizationType
+def load_gguf(file: Path, header: Header, dtype: Any) -> Any:
+    """The model, dequantized to the torch type `dtype`. Raises `DataError` if transformers can't or leaves
+    out a tensor.
+    """
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    kinds = {kind for _, kind in header.tensors.values()}
-    dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
     model, loaded = from_gguf(
         AutoModelForCausalLM,
         file,
@@ -161,8 +175,9 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     """Raise `DataError` unless the model has as many weights as the GGUF, all of them finite."""
     # a tied head counts once
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
-    # rotary factors are settings, see `published_settings`
-    held = header.parameters - math.prod(header.tensors.get(LLAMA3, ((0,), 0))[0])
+    # rotary factors are settings
+    factors = (header.tensors[name][0] for name in TENSORS if name in header.tensors)
+    held = header.parameters - sum(map(math.prod, factors))
     if taken != held:
         raise DataError(
             "Q-BASE-003",

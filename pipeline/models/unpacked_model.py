@@ -1,0 +1,47 @@
+"""A model whose weights are taken out of a GGUF of a known family, for files that transformers can't read."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from pipeline.gguf.dequantize import dequantize
+from pipeline.models.loading import class_for
+from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
+from pipeline.models.quantized_model import load_gguf
+
+
+def unpacked_model(file: Path, config: Any, dtype: torch.dtype) -> Any:
+    """Return transformers' model of `config` with the weights of `file`, each computed in float32 and rounded
+    once to `dtype`.
+
+    Raises `DataError` if the tensors of the file and the weights of the model are not one to one.
+    """
+    with TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        # a path of its own replaces the folder's
+        quantized = load_gguf(
+            Path(folder), compute_dtype=torch.float32, device="cpu", name=str(file.absolute())
+        )
+    with torch.device("meta"):
+        model = class_for(config)._from_config(config, dtype=dtype)
+    model.load_state_dict(stored_weights(quantized, dtype), assign=True)
+    model.tie_weights()
+    return model.requires_grad_(False).eval()
+
+
+def stored_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the values of a model of `load_gguf` by the parameters' names; those that are one stay one."""
+    weights: dict[str, torch.Tensor] = {}
+    # by the stored bytes: a tied head has its embeddings' very ones
+    made: dict[int, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if leaf == "weight" and isinstance(module, QuantizedLinear | QuantizedEmbedding):
+                if id(parameter) not in made:
+                    made[id(parameter)] = dequantize(parameter.data, module.ggml_type, dtype)
+                weights[f"{path}.{leaf}"] = made[id(parameter)]
+            else:
+                weights[f"{path}.{leaf}"] = parameter.data.to(dtype)
+    return weights
