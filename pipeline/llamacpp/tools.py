@@ -23,6 +23,7 @@ from pipeline.core.rights import changed_by_others
 if TYPE_CHECKING:  # `make setup` asks for a compiler before pydantic is installed
     from pipeline.config.sections import Evaluate, Machine, Serve
 
+SHOWN = 60  # characters of an object of JSON in a command line that is shown
 VERSION = "0.3.36"  # of the llama-cpp-python source distribution whose llama.cpp is used
 DEFAULT_HOME = own_folder() / (".tools/llama.cpp" if IS_CHECKOUT else "llama.cpp") / VERSION
 TOOLS = (
@@ -146,11 +147,19 @@ def run_tool(
     )
     if done.returncode != 0:
         last = last_lines(done.stdout + done.stderr, 8)
+        command_line = " ".join(shortened(word) for word in words)
         raise ToolError(
             "Q-LLAMACPP-019",
-            f"{Path(words[0]).name} failed with exit status {done.returncode}: {' '.join(words)}\n{last}",
+            f"{Path(words[0]).name} failed with exit status {done.returncode}: {command_line}\n{last}",
         )
     return done.stdout + done.stderr
+
+
+def shortened(word: str) -> str:
+    """Return a word of a command line as a sentence shows it: of an object of JSON, such as a converter's
+    metadata, the beginning.
+    """
+    return f"{word[:SHOWN]}…" if word.startswith("{") and len(word) > SHOWN else word
 
 
 def last_lines(text: str, lines: int = 12) -> str:

@@ -1,6 +1,7 @@
 """The build of llama.cpp: what makes it reused, what makes it redone, what a user reads if it can't be."""
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -494,3 +495,12 @@ def test_a_home_without_what_is_looked_for_is_refused(
 def test_a_tool_that_fails_says_its_last_lines() -> None:
     with pytest.raises(ToolError, match=r"Q-LLAMACPP-019.*status 7(?s:.*)gone wrong$"):
         run_tool([sys.executable, "-c", "print('gone wrong'); raise SystemExit(7)"])
+
+
+def test_the_metadata_that_a_converter_writes_does_not_hide_why_it_failed() -> None:
+    fields = json.dumps({"fields": {"general.note": "a word " * 300}})
+    with pytest.raises(ToolError) as refusal:
+        run_tool([sys.executable, "-c", "print('gone wrong'); raise SystemExit(7)", fields])
+    sentence = str(refusal.value)
+    assert sentence.endswith("…\ngone wrong")
+    assert '{"fields"' in sentence and len(sentence) < 300 + len(sys.executable)
