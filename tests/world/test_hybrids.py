@@ -117,6 +117,16 @@ def test_several_rows_of_a_hybrid_in_a_batch_are_refused_in_a_sentence(
         run(project, tmp_path / "run", target_modules=r".*\.w1", per_device_train_batch_size=2)
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_several_rows_of_a_hybrid_in_a_batch_are_refused_before_the_rows_are_tokenized(
+    packing: bool, prepared: Path, tmp_path: Path
+) -> None:
+    project = hybrid_project("lfm2", prepared, tmp_path / "project")
+    with pytest.raises(ConfigError, match=r"Q-PREPROCESS-016: .*lfm2.*per_device_train_batch_size to 1"):
+        tokenize(project, packing=packing, train=Train(per_device_train_batch_size=2))
+    assert not (project / "data/tokens").exists()
+
+
 def test_pairs_on_a_hybrid_are_refused_for_the_method_whatever_packing_says(
     prepared: Path, tmp_path: Path
 ) -> None:

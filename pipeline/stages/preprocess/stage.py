@@ -25,7 +25,7 @@ from pipeline.config.methods import METHODS, REWARD, Method, unused_sentences
 from pipeline.config.params import Params
 from pipeline.config.sections import Train
 from pipeline.config.targets import DEFAULT_TARGETS
-from pipeline.core.errors import DataError
+from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.text import most, plural
 from pipeline.models.own_targets import fitted
@@ -71,7 +71,7 @@ def preprocess(
 
     Raises `DataError` where no training row is left, where tokenizer and configuration contradict each other
     and where the proof fails, `ConfigError` if the base has not the targets of `train`, or can't keep rows
-    apart that the method computes together. Rows that it can't keep apart are not packed.
+    apart that the method or a batch computes together. Rows that it can't keep apart are not packed.
     """
     tokenizer = load_tokenizer(base)
     loaded_base = load_base(base, tokenizer)
@@ -83,8 +83,14 @@ def preprocess(
     never_packed = ""
     if learning.answers:
         need_rows_apart(base, train.method)
-    elif packing:
+    elif packing or train.per_device_train_batch_size > 1:
         never_packed = rows_apart(base).reason
+    if never_packed and train.per_device_train_batch_size > 1:
+        raise ConfigError(
+            "Q-PREPROCESS-016",
+            f"a batch of {train.per_device_train_batch_size} rows is computed as one, and {never_packed}: "
+            "set train.per_device_train_batch_size to 1, and raise train.gradient_accumulation_steps instead",
+        )
     packing = packing and not learning.prompts and not never_packed
     to_tokens = Tokenization(loaded_base, max_length, packing, train)
     stats: dict[str, Any] = {
