@@ -5,6 +5,7 @@ or would be trained to write the header of its own turns.
 """
 
 import re
+from collections.abc import Collection
 from itertools import takewhile
 from typing import Any
 
@@ -177,11 +178,10 @@ def _without_end(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
             f"the chat template of {owner} writes nothing after an answer, so a model could not learn to end "
             f"one: let it write {end} there, {ANOTHER}",
         )
-    token = _first_token(tokenizer, written)
-    if token is not None:
+    if tokens := _control_tokens(tokenizer, written):
         return DataError(
             "Q-BASE-039",
-            f"the chat template of {owner} ends a turn with {token}, and its end of turn is {end}: set "
+            f"the chat template of {owner} ends a turn with {tokens[0]}, and its end of turn is {end}: set "
             "base.end_of_turn to null, or to a token that the template writes there",
         )
     return DataError(
@@ -191,9 +191,9 @@ def _without_end(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
     )
 
 
-def end_of_turn(tokenizer: Any) -> str | None:
+def end_of_turn(tokenizer: Any, stops: Collection[int] = ()) -> str | None:
     """Return the control token that the template ends an answer with, if the tokenizer's eos_token is not
-    there.
+    there: of several the first at which generation stops (`stops`), or else the first.
 
     Gemma's tokenizers name the end of a text (`<eos>`) and their templates write `<end_of_turn>`; base models
     that come with ChatML are alike.
@@ -201,7 +201,9 @@ def end_of_turn(tokenizer: Any) -> str | None:
     written = _after_answer(tokenizer)
     if not written or tokenizer.eos_token in written:
         return None
-    return _first_token(tokenizer, written)
+    tokens = _control_tokens(tokenizer, written)
+    stopped_at = [token for token in tokens if tokenizer.convert_tokens_to_ids(token) in stops]
+    return next(iter([*stopped_at, *tokens]), None)
 
 
 def _after_answer(tokenizer: Any) -> str | None:
@@ -214,11 +216,10 @@ def _after_answer(tokenizer: Any) -> str | None:
     return written.strip() if found else None
 
 
-def _first_token(tokenizer: Any, text: str) -> str | None:
-    """Return the first of the tokenizer's added tokens in `text`, the longest of those that begin there."""
+def _control_tokens(tokenizer: Any, text: str) -> list[str]:
+    """Return the tokenizer's added tokens in `text`, in order; the longest of those that begin at a place."""
     words = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
-    found = re.search("|".join(map(re.escape, words)) or "(?!)", text)
-    return found[0] if found else None
+    return re.findall("|".join(map(re.escape, words)) or "(?!)", text)
 
 
 def _opened_and_whole(tokenizer: Any) -> tuple[str, str] | None:

@@ -21,6 +21,7 @@ from pipeline.chat.tokens import IGNORED, encode, load_tokenizer
 from pipeline.chat.trial import CHATS, QUESTION, TOOL
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.stages.curate.rules.template import ChatTemplate
+from pipeline.stages.preprocess.proof import load_base
 
 Bend = Callable[[Path], None]
 HIDDEN, LAYERS = 64, 2  # of `with_config`
@@ -426,6 +427,37 @@ def test_a_chosen_end_of_turn_is_trained_though_the_template_writes_another_firs
     assert run(with_weights(folder), tmp_path / "project", end_of_turn="<|endoftext|>") == 0
     tokenizer, _, facts = made(tmp_path / "project")
     assert (tokenizer.eos_token, facts["named_end"]) == ("<|endoftext|>", "<|im_start|>")
+
+
+def test_an_end_that_only_the_generation_settings_name_is_trained(tmp_path: Path) -> None:
+    """config.json of many models names the end of a text, and generation_config.json, which wins, the end of
+    a turn.
+    """
+    folder = with_weights(smollm_folder(tmp_path / "source"), eos_token_id=0)
+    project = tmp_path / "project"
+    project.mkdir()
+    assert run(folder, project) == 0
+    tokenizer, settings, _ = made(project)
+    assert settings["eos_token_id"] == [tokenizer.eos_token_id] == [2]
+    load_base(project / "models/base", tokenizer)  # as stage preprocess does, which refuses ends that differ
+    config = json.loads((project / "models/base/config.json").read_text(encoding="utf-8"))
+    assert config["eos_token_id"] == 0
+
+
+@pytest.mark.parametrize("stop", ["<|eom|>", "<|eot|>"])
+def test_of_several_tokens_behind_an_answer_the_end_is_the_one_that_generation_stops_at(
+    stop: str, tmp_path: Path
+) -> None:
+    folder = smollm_folder(tmp_path / "source")
+    turn = "<|im_start|>{{ m.role }}\n{{ m.content }}<|eom|><|eot|>\n"
+    loop(turn, PROMPT)(folder)
+    added("<|eom|>", "<|eot|>", eos="<|endoftext|>")(folder)
+    with_weights(folder)
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, ids.token_to_id(stop)]}))
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 0
+    assert made(tmp_path / "project")[0].eos_token == stop
 
 
 def test_an_adapter_is_no_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ Both are foreign programs, so they are first tried in processes with limits. Not
 so it is known before the weights are fetched or copied.
 """
 
+import json
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -122,7 +123,7 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
         if named:
             need_compiled(named if isinstance(named, dict) else {"default": str(named)}, str(folder))
         named_end = tokenizer.eos_token
-        end = chosen.end_of_turn or end_of_turn(tokenizer)
+        end = chosen.end_of_turn or end_of_turn(tokenizer, generation_ends(folder))
         if end:
             need_token(tokenizer, end, folder)
             tokenizer.eos_token = end
@@ -140,6 +141,19 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
         raise unreadable(folder, error) from error
     other_end = None if tokenizer.eos_token == named_end else named_end
     return Tried(tokenizer, other_end, prompt, no_chats, note)
+
+
+def generation_ends(folder: Path) -> list[Any]:
+    """Return the ids at which generation stops, as the files of `folder` say: generation_config.json, or
+    config.json if that names none.
+    """
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        ends = settings.get("eos_token_id")
+        if ends is not None:
+            return ends if isinstance(ends, list) else [ends]
+    return []
 
 
 def need_token(tokenizer: Any, chosen: str, folder: Path) -> None:
