@@ -460,6 +460,22 @@ def test_of_several_tokens_behind_an_answer_the_end_is_the_one_that_generation_s
     assert made(tmp_path / "project")[0].eos_token == stop
 
 
+def test_a_tokenizer_that_the_converter_cannot_take_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gemma 4's part of the converter wants a tokenizer with bytes as tokens, whatever cuts the text."""
+    folder = with_weights(smollm_folder(tmp_path / "source"))
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    gemma = {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]}
+    sizes = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 64}
+    (folder / "config.json").write_text(json.dumps(settings | gemma | sizes), encoding="utf-8")
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 3
+    said = capsys.readouterr().err
+    assert "Q-BASE-053" in said and "Traceback" not in said
+    assert not (tmp_path / "project/models/base").exists()
+
+
 def test_an_adapter_is_no_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """unslothai/unsloth#421: the folder that training wrote has no config.json."""
     folder = with_weights(smollm_folder(tmp_path / "source"))

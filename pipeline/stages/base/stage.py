@@ -25,6 +25,7 @@ from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.core.text import listed, plural
+from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.tied import OneMatrix
@@ -159,7 +160,9 @@ def base(
                 header = take_template(aside)
             if not stays_gguf:
                 tools = find_toolchain(llamacpp_home)
-                if need_convertible(aside, tools).name is None:
+                is_by_bytes = need_convertible(aside, tools).name is not None
+                # The converter reads the tokenizers of some families (Gemma 4) by rules of their own.
+                if not is_by_bytes or not BY_CLASS.keys() & set(facts["architecture"]["architectures"]):
                     same_ids_when_converted(aside, tools)
         except DataError as error:  # the user knows the source, not what is not published yet
             sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)
