@@ -90,8 +90,14 @@ MORE: dict[str, dict[str, Any]] = {
         },
     },
     "smollm3": {"num_hidden_layers": 4},  # every fourth layer has no rotary embedding
+    "lfm2": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "conv", "full_attention"],
+        "block_auto_adjust_ff_dim": False,
+    },
 }
-SMOLLM = ("llama", "granite", "olmo2", "phi3", "smollm3")  # families that have SmolLM2's tokenizer here
+# families that have SmolLM2's tokenizer here
+SMOLLM = ("llama", "granite", "olmo2", "phi3", "smollm3", "lfm2")
 GEMMA = ("gemma2", "gemma3_text")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 FUSED = ("qkv_proj", "o_proj")  # of a Phi-3

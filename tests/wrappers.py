@@ -79,7 +79,7 @@ def wrapper(kind: str, folder: Path, ends: dict[str, int], *, shards: str = "50G
     settings = WRAPPERS[kind]
     text = TEXT | settings["text_config"] | ends | sizes
     config = AutoConfig.for_model(kind, **settings | {"text_config": text} | ends)
-    model = _random(AutoModelForImageTextToText, config)
+    model = random_model(AutoModelForImageTextToText, config)
     model.save_pretrained(folder, max_shard_size=shards)
     return model
 
@@ -89,12 +89,12 @@ def text_model(kind: str, folder: Path, ends: dict[str, int], **sizes: Any) -> A
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(f"{kind}_text", **TEXT | WRAPPERS[kind]["text_config"] | ends | sizes)
-    model = _random(AutoModelForCausalLM, config)
+    model = random_model(AutoModelForCausalLM, config)
     model.save_pretrained(folder)
     return model
 
 
-def _random(kind: Any, config: Any) -> Any:
+def random_model(kind: Any, config: Any) -> Any:
     """Return a model of this kind whose norms and factors are not those at the beginning of a training."""
     import torch
 

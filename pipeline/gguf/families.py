@@ -33,6 +33,8 @@ class Family:
     ignored: tuple[str, ...] = ()
     # its norms multiply by one more than they hold; the file has the sum
     norms_add_one: bool = False
+    # endings of the names, in the file, of those that don't
+    plain_norms: tuple[str, ...] = ()
     # factors that its model is computed with: {key of config.json: field of the header}
     factors: Mapping[str, str] = field(default_factory=dict)
 
@@ -88,6 +90,23 @@ FAMILIES = (
         ignored=("attention.sliding_window",),
     ),
     Family("smollm3", ("SmolLM3ForCausalLM",), trained_on=True, turns_neighbors=True, model_type="smollm3"),
+    Family(
+        "lfm2",
+        ("Lfm2ForCausalLM",),
+        factors={"norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache"},
+    ),
+    Family(
+        "qwen35",
+        ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+        norms_add_one=True,
+        plain_norms=(".ssm_norm.weight",),
+        factors={
+            "linear_conv_kernel_dim": "ssm.conv_kernel",
+            "linear_key_head_dim": "ssm.state_size",
+            "linear_num_key_heads": "ssm.group_count",
+            "linear_num_value_heads": "ssm.time_step_rank",
+        },
+    ),
 )
 # by the class in config.json
 BY_CLASS = {name: family for family in FAMILIES for name in family.classes}

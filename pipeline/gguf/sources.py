@@ -3,20 +3,23 @@ conversion is known.
 
 Names are mapped by the package gguf. What llama.cpp's converter does to values is written again here, from
 its description: it orders the rows of q and k (Llama's and others') for its own rotary embedding, it adds one
-to Gemma's norms, and it puts the experts of a layer into one tensor. Mixtral's tensors are called otherwise
-in its files than in transformers' model: `block_sparse_moe` for `mlp`, and an expert's `w1`, `w3` and `w2`
-for `gate_proj`, `up_proj` and `down_proj`.
+to Gemma's norms, it puts the experts of a layer into one tensor, it orders the value heads of Qwen3.5's delta
+nets (`pipeline.gguf.delta_heads`) and counts its layers for drafting among the others. Mixtral's tensors are
+called otherwise in its files than in transformers' model: `block_sparse_moe` for `mlp`, and an expert's `w1`,
+`w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.core.publish import read_json
+from pipeline.gguf.delta_heads import DeltaHeads, delta_heads
 from pipeline.gguf.families import BY_CLASS, Family
 from pipeline.gguf.header import CONFIG_FIELDS
 from pipeline.gguf.rope import factors_of
@@ -47,6 +50,17 @@ SETTINGS = {
     "rope_local_base_freq": "rope.freq_base_swa",
 }
 NOT_CONVERTED = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+# beginnings of names in a model with a vision tower: its text part, and what the text's GGUF hasn't
+TEXT_PART = "model.language_model."
+VISION_PART = "model.visual."
+# a layer for drafting (MTP), which follows the others in the file, and what is beside its layer
+DRAFT_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(.+)")
+DRAFTS = {
+    "mtp.fc.weight": "nextn.eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "nextn.enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
+    "mtp.norm.weight": "nextn.shared_head_norm.weight",
+}
 
 
 def in_model(name: str) -> str:
@@ -56,17 +70,28 @@ def in_model(name: str) -> str:
     return name
 
 
+def plus_one(rows: Any) -> Any:
+    """Return one more than each value, as the file holds it."""
+    return rows + 1
+
+
+def minus_exp(rows: Any) -> Any:
+    """Return what a state decays by, of its stored logarithm."""
+    return -rows.exp()
+
+
 @dataclass(frozen=True)
 class Piece:
     """Rows [first, last) of a stored tensor; as `head`, they are one attention head whose rows are to be put
-    in llama.cpp's order. With `adds_one`, the file holds one more than each value.
+    in llama.cpp's order. The file holds `change` of each value, and the columns in the order of `columns`.
     """
 
     entry: Entry
     first: int
     last: int
     head: bool = False
-    adds_one: bool = False
+    change: Callable[[Any], Any] | None = None
+    columns: tuple[int, ...] = ()
 
     def blocks(self) -> Iterator[Floats]:
         """The rows in llama.cpp's order, flat, in blocks of about `BLOCK` weights."""
@@ -81,11 +106,16 @@ class Piece:
             yield self._read(first, min(first + step, self.last)).reshape(-1)
 
     def _read(self, first: int, last: int) -> Any:
-        rows = read_rows(self.entry, first, last)
-        if self.adds_one:
-            # The converter adds in float16 if the tensor is that, which rounds; others it widens before.
-            rows = (rows if self.entry.dtype == "F16" else rows.float()) + 1
-        return rows.float().numpy()
+        rows = self.stored(first, last)
+        if self.change:
+            # The converter computes in float16 if the tensor is that, which rounds; others it widens before.
+            rows = self.change(rows if self.entry.dtype == "F16" else rows.float())
+        values = rows.float().numpy()
+        return values[:, list(self.columns)] if self.columns else values
+
+    def stored(self, first: int, last: int) -> Any:
+        """Return rows [first, last) as the folder has them, a torch tensor."""
+        return read_rows(self.entry, first, last)
 
 
 def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list[Piece]]:
@@ -94,20 +124,53 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
 
     A tensor whose name has no place in this architecture is under its own name.
     """
-    family = BY_CLASS[config["architectures"][0]]
-    names = name_map(family, config["num_hidden_layers"])
-    heads = reordered_heads(family, config)
+    family, config = BY_CLASS[config["architectures"][0]], text_config(config)
+    layers = config["num_hidden_layers"]
+    drafts = {int(match[1]) + 1 for name in entries if (match := DRAFT_LAYER.fullmatch(name))}
+    names = name_map(family, layers + max(drafts, default=0))
+    heads, delta = reordered_heads(family, config), delta_heads(config)
     by_tensor: dict[str, list[Piece]] = {}
     stored = {in_model(name): name for name in entries}
     for name in sorted(stored, key=_expert_number):
-        if name.endswith(NOT_CONVERTED):
+        if name.endswith(NOT_CONVERTED) or name.startswith(VISION_PART):
             continue
-        for original, pieces in _parts(name, entries[stored[name]], heads):
-            if family.norms_add_one and original.endswith("norm.weight"):
-                pieces = [replace(piece, adds_one=True) for piece in pieces]
-            mapped = names.get_name(original, try_suffixes=(".weight", ".bias")) or original
-            by_tensor.setdefault(mapped, []).extend(pieces)
+        for original, pieces in _parts(name, entries[stored[name]], heads, delta):
+            tensor = _name_in_file(original, names, layers)
+            change = _change(tensor, family)
+            changed = [replace(piece, change=change) for piece in pieces] if change else pieces
+            by_tensor.setdefault(tensor, []).extend(changed)
     return by_tensor
+
+
+def _change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
+    """Return what the converter makes of the values of a tensor of the GGUF; None if they stay."""
+    if tensor.endswith(".ssm_a"):
+        return minus_exp
+    if family.norms_add_one and tensor.endswith("norm.weight") and not tensor.endswith(family.plain_norms):
+        return plus_one
+    return None
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json's settings of the language model, which a model with a vision tower has apart."""
+    apart = config.get("text_config")
+    if not isinstance(apart, Mapping):
+        return dict(config)
+    whole = {key: config[key] for key in ("architectures", "tie_word_embeddings") if key in config}
+    return {**apart, **whole}
+
+
+def _name_in_file(original: str, names: Any, layers: int) -> str:
+    """Return the GGUF's name of a tensor; its own if it has none there."""
+    if original in DRAFTS:
+        return f"blk.{layers}.{DRAFTS[original]}"
+    name = original.replace(TEXT_PART, "model.", 1)
+    if match := DRAFT_LAYER.fullmatch(original):
+        name = f"model.layers.{layers + int(match[1])}.{match[2]}"
+    if name.endswith(".dt_bias"):  # the name that the map has is of other models' linear
+        name = name.replace(".dt_bias", ".dt_proj.bias")
+    mapped: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    return mapped or original
 
 
 def name_map(family: Family, layers: int) -> Any:
@@ -126,13 +189,21 @@ def reordered_heads(family: Family, config: Mapping[str, Any]) -> dict[str, int]
     return {"q_proj": count, "k_proj": config.get("num_key_value_heads") or count}
 
 
-def _parts(name: str, entry: Entry, heads: dict[str, int]) -> Iterator[tuple[str, list[Piece]]]:
+def _parts(
+    name: str, entry: Entry, heads: dict[str, int], delta: DeltaHeads | None
+) -> Iterator[tuple[str, list[Piece]]]:
     """What a stored tensor becomes: (Hugging Face's name for all experts together, its pieces)."""
     module = name.rpartition(".")[0]
+    order = delta.rows(name) if delta else None
+    columns = delta.columns(name) if delta else None
     count = heads.get(module.rpartition(".")[2])
     if count and entry.rows % (2 * count) == 0:
         size = entry.rows // count
         yield name, [Piece(entry, head * size, (head + 1) * size, head=True) for head in range(count)]
+    elif order is not None:
+        yield name, [Piece(entry, first, last) for first, last in _runs(order)]
+    elif columns is not None:
+        yield name, [Piece(entry, 0, entry.rows, columns=tuple(columns))]
     elif match := ONE_EXPERT.fullmatch(name):
         yield f"{match[1]}.{match[3]}.weight", [Piece(entry, 0, entry.rows)]
     elif match := FUSED_EXPERTS.fullmatch(name):
@@ -145,6 +216,13 @@ def _parts(name: str, entry: Entry, heads: dict[str, int]) -> Iterator[tuple[str
         yield name, [Piece(entry, 0, entry.rows)]
 
 
+def _runs(order: Any) -> Iterator[tuple[int, int]]:
+    """Yield [first, last) of numbers that follow each other in `order`."""
+    starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), len(order)]
+    for begin, end in pairwise(starts):
+        yield int(order[begin]), int(order[begin]) + end - begin
+
+
 def _expert_number(name: str) -> tuple[str, int]:
     """Sorts the experts of a layer by their number, not as text."""
     match = ONE_EXPERT.fullmatch(name)
@@ -153,7 +231,7 @@ def _expert_number(name: str) -> tuple[str, int]:
 
 def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
     """{GGUF field: its number by config.json}, of `SETTINGS` and of its family, which is known."""
-    family = BY_CLASS[config["architectures"][0]]
+    family, config = BY_CLASS[config["architectures"][0]], text_config(config)
     rope = config.get("rope_parameters") or {}
     values = {**config, **rope.get("full_attention", rope)}
     if "sliding_attention" in rope:  # published files call it so, transformers writes what is above

@@ -18,7 +18,7 @@ from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import TENSORS
 from pipeline.gguf.safetensors_rows import read_folder
-from pipeline.gguf.sources import Piece, gguf_settings, read_config, sources
+from pipeline.gguf.sources import Piece, gguf_settings, read_config, sources, text_config
 from pipeline.gguf.tensors import NOISE, Floats, GgufTensor, gguf_tensors
 from pipeline.gguf.tied import EMBEDDINGS, HEAD
 from pipeline.models.merging.compute import Job, Rows
@@ -39,12 +39,13 @@ class Planned(Piece):
     rows: Rows | None = None
     start: bool = False
 
-    def _read(self, first: int, last: int) -> Any:
+    def stored(self, first: int, last: int) -> Any:
+        """Return rows [first, last) as the merged folder would have them."""
         assert self.rows is not None
         values = self.rows.start(first, last)
         if not self.start and self.rows.job.update:
             values = self.rows.total(values, first, last)
-        return values.float().numpy()
+        return values
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Model:
     @property
     def tied(self) -> bool:
         """Whether config.json says that head and embeddings are one."""
-        return bool(self.config.get("tie_word_embeddings"))
+        return bool(text_config(self.config).get("tie_word_embeddings"))
 
 
 def model_of(base: Path | None, merged: Path | None, expected: Expected | None) -> Model | str:

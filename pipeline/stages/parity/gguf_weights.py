@@ -15,7 +15,7 @@ from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import TENSORS, same_factors
 from pipeline.gguf.safetensors_rows import read_folder
-from pipeline.gguf.sources import Piece, gguf_settings, read_config, rope_factors, sources
+from pipeline.gguf.sources import Piece, gguf_settings, read_config, rope_factors, sources, text_config
 from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
 from pipeline.gguf.tied import EMBEDDINGS, HEAD
 from pipeline.models.runtime import side_by_side
@@ -59,7 +59,7 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
             what=what,
         )
     source = sources(config, read_folder(merged))
-    names = names_faults(source, tensors, merged, tied=bool(config.get("tie_word_embeddings")))
+    names = names_faults(source, tensors, merged, tied=bool(text_config(config).get("tie_word_embeddings")))
     same = sorted(source.keys() & tensors.keys())
     settings = settings_faults(gguf_settings(config), header.fields)
     faults = [*names, *settings, *side_by_side(lambda name: tensor_fault(tensors[name], source[name]), same)]

@@ -1,0 +1,65 @@
+"""The order of the value heads of gated delta nets (arXiv:2412.06464), which llama.cpp lays otherwise.
+
+Several value heads may share a key head. transformers has those of one key head side by side; the converter
+puts the first of every key head first, then the second ones, so that llama.cpp repeats the keys as a whole.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+INSIDE = ".linear_attn."
+BY_WIDTH = ("in_proj_z",)  # rows: each value head's
+BY_HEAD = ("in_proj_a", "in_proj_b", "A_log", "dt_bias")  # rows: one of each value head
+BEHIND_KEYS = ("in_proj_qkv", "conv1d")  # rows: queries and keys, then each value head's
+COLUMNS = ("out_proj",)
+
+
+@dataclass(frozen=True)
+class DeltaHeads:
+    """How many heads of queries (and keys) and of values there are, and how wide one is."""
+
+    keys: int
+    values: int
+    key_width: int
+    value_width: int
+
+    def rows(self, parameter: str) -> Any:
+        """Return transformers' row number of each row in the file; None if the order is the same."""
+        part = self._part(parameter)
+        if part in BY_HEAD:
+            return self._order(1)
+        if part in BY_WIDTH:
+            return self._order(self.value_width)
+        if part not in BEHIND_KEYS:
+            return None
+        before = 2 * self.keys * self.key_width
+        return np.concatenate([np.arange(before), before + self._order(self.value_width)])
+
+    def columns(self, parameter: str) -> Any:
+        """Return transformers' column number of each column in the file; None if the order is the same."""
+        return self._order(self.value_width) if self._part(parameter) in COLUMNS else None
+
+    def _part(self, parameter: str) -> str:
+        """Return the linear, or other part of a delta net, that a parameter is; empty if all stays."""
+        if self.keys == self.values:
+            return ""
+        return parameter.partition(INSIDE)[2].removesuffix(".weight")
+
+    def _order(self, width: int) -> Any:
+        places = np.arange(self.values * width).reshape(self.keys, -1, width)
+        return places.transpose(1, 0, 2).reshape(-1)
+
+
+def delta_heads(config: Mapping[str, Any]) -> DeltaHeads | None:
+    """Return the heads of the delta nets of a model; None if it has none."""
+    if "linear_num_value_heads" not in config:
+        return None
+    return DeltaHeads(
+        config["linear_num_key_heads"],
+        config["linear_num_value_heads"],
+        config["linear_key_head_dim"],
+        config["linear_value_head_dim"],
+    )

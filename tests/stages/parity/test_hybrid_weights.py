@@ -1,0 +1,75 @@
+"""Weights of models whose layers are not attention alone, merged and in their GGUF: equal, or named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import MORE
+from gguf_edit import change_rows
+from tokenizer_folders import qwen35_folder
+from wrappers import TEXT, random_model, text_model, with_drafts, wrapper
+
+from pipeline.llamacpp.converters import HeaderFields, to_gguf
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.parity.gguf_weights import gguf_weights
+
+WORDS = 2000
+ENDS = {"bos_token_id": WORDS, "eos_token_id": WORDS + 2, "pad_token_id": WORDS}
+SIZES: dict[str, Any] = {"vocab_size": 2100, "dtype": "bfloat16"}
+
+
+def short_convolutions(folder: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("lfm2", **TEXT | MORE["lfm2"] | ENDS | SIZES)
+    random_model(AutoModelForCausalLM, config).save_pretrained(folder)
+
+
+def delta_nets(folder: Path) -> None:
+    text_model("qwen3_5", folder, ENDS, **SIZES, linear_num_value_heads=6)
+
+
+def delta_nets_of_pairs(folder: Path) -> None:
+    """As the smallest ones that are published: as many value heads as key heads."""
+    text_model("qwen3_5", folder, ENDS, **SIZES, linear_num_value_heads=2)
+
+
+def delta_nets_beside_a_tower(folder: Path) -> None:
+    wrapper("qwen3_5", folder, ENDS, **SIZES)
+    with_drafts(folder)
+
+
+Make = Callable[[Path], None]
+# (maker, tensors whose values or order the converter changes)
+MODELS = [
+    pytest.param(short_convolutions, ("blk.0.shortconv.conv.weight", "token_embd_norm.weight"), id="lfm2"),
+    pytest.param(
+        delta_nets_beside_a_tower,
+        ("blk.0.ssm_a", "blk.0.ssm_out.weight", "blk.2.nextn.eh_proj.weight"),
+        id="qwen3.5",
+    ),
+    pytest.param(
+        delta_nets,
+        ("blk.0.ssm_dt.bias", "blk.0.attn_qkv.weight", "blk.0.ssm_conv1d.weight", "blk.0.ssm_norm.weight"),
+        id="qwen3.5-text",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(delta_nets_of_pairs, ("blk.0.ssm_a",), id="qwen3.5-pairs", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("make", "changed"), MODELS)
+def test_they_are_equal_bit_for_bit_and_a_changed_one_is_named(
+    make: Make, changed: tuple[str, ...], tools: Toolchain, tmp_path: Path
+) -> None:
+    folder, gguf = qwen35_folder(tmp_path / "merged", tools, WORDS), tmp_path / "tiny-F16.gguf"
+    make(folder)
+    to_gguf(tools, folder, gguf, "F16", HeaderFields("tiny", "qwen35"))
+    check = gguf_weights(folder, gguf)
+    assert check.verdict == "pass", check.sentence
+    for tensor in changed:
+        change_rows(gguf, tensor, lambda rows: rows ^ 1)
+        check = gguf_weights(folder, gguf)
+        assert check.verdict == "fail" and f"{tensor}:" in check.sentence
+        change_rows(gguf, tensor, lambda rows: rows ^ 1)
