@@ -4,9 +4,12 @@ Only of tokenizers that are no byte-level BPE (SentencePiece's): of those the co
 training, and llama.cpp has rules of its own for spaces.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from pipeline.chat.rendering import Unrenderable, render
 from pipeline.chat.tokens import load_tokenizer, probes
@@ -14,6 +17,9 @@ from pipeline.chat.trial import ANSWER, QUESTION
 from pipeline.core.errors import DataError, ToolError
 from pipeline.llamacpp.tools import Toolchain, run_converter
 from pipeline.stages.base.gguf_import import ids_by_llama_cpp
+
+SHOWN = 4  # tokens in a sentence
+CONTEXT = 20  # characters before them
 
 
 def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
@@ -38,9 +44,19 @@ def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
             ours = tokenizer(text, add_special_tokens=False)["input_ids"]
             theirs = ids_by_llama_cpp(vocabulary, text, tools)
             if ours != theirs:
+                differ = first_difference(tokenizer, ours, theirs or [])
                 raise DataError(
                     "Q-BASE-054",
-                    f"{folder}: training would give {ours[:8]} for {text[:30]!r}, and llama.cpp gives "
-                    f"{theirs and theirs[:8]} by the converted tokenizer: complete the folder "
+                    f"{folder}: {differ} by the converted tokenizer: complete the folder "
                     "(tokenizer.model), or take another model",
                 )
+
+
+def first_difference(tokenizer: Any, ours: Sequence[int], theirs: Sequence[int]) -> str:
+    """Return the words that say where two encodings of a text part, and into what."""
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+    words = [tokenizer.convert_ids_to_tokens(list(ids[same : same + SHOWN])) for ids in (ours, theirs)]
+    return (
+        f"behind {tokenizer.decode(ours[:same])[-CONTEXT:]!r} training would give {words[0]}, and llama.cpp "
+        f"gives {words[1]}"
+    )

@@ -24,6 +24,7 @@ from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
 from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
 from pipeline.stages.base.model_trial import trained_by_default, tried_model
+from pipeline.stages.base.rowless_tokens import drop_tokens, rowless_tokens
 from pipeline.stages.base.text_part import is_wrapper, text_config
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
@@ -86,6 +87,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     architecture has not the usual linears. `named_end` is
     the eos_token that the folder had, if a turn ends in another, which is then written into its files.
     `prompt_ended_in` is there if the generation prompt had to be changed: what was taken off its end.
+    `rowless_tokens` are those that had no row of embeddings, and were taken out of its tokenizer.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -106,6 +108,13 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     # untrusted files: the libraries raise what they stumble over
     except Exception as error:
         raise unreadable(folder, error) from error
+    # A GGUF that is trained on keeps the list of tokens that it has.
+    quantized = folder / MODEL_FILE
+    rowless = [] if quantized.is_file() else rowless_tokens(tokenizer, text_config.vocab_size)
+    if rowless:
+        drop_tokens(folder, rowless)
+        tried = tried_tokenizer(folder, chats)
+        tokenizer = tried.tokenizer
     if len(tokenizer) > text_config.vocab_size:
         raise DataError(
             "Q-BASE-013",
@@ -117,7 +126,6 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     if tried.prompt:
         put_template(folder, tried.prompt.template)
     settle_bos_and_pad(folder, tokenizer)
-    quantized = folder / MODEL_FILE
     parameters, dtype = (
         count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
     )
@@ -136,6 +144,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         "parameters": parameters,
         "dtype": dtype,
     }
+    if rowless:
+        facts["rowless_tokens"] = rowless
     if tried.named_end:
         facts["named_end"] = tried.named_end
     if tried.prompt:

@@ -42,6 +42,7 @@ from pipeline.stages.base.hub import download
 from pipeline.stages.base.named_file import NamedFile
 from pipeline.stages.base.new_tokens import add_new_tokens
 from pipeline.stages.base.quantized_gguf import end_turns_with, joined, keep_gguf, take_template
+from pipeline.stages.base.rowless_tokens import drop_rowless
 from pipeline.stages.base.template_files import settle_in_folder
 from pipeline.stages.base.text_part import is_wrapper, take_text_part, text_part, text_tensors
 
@@ -149,11 +150,15 @@ def base(
                     if whole.parent == aside:
                         whole.unlink()  # a download
             wrapper = _unwrapped(aside, chosen.model)
+            rowless: list[str] = []
             new_tokens = {}
             if chosen.new_tokens:
+                rowless = drop_rowless(aside)  # the new ones get their ids
                 new_tokens = add_new_tokens(aside, chosen.new_tokens, chosen.end_of_turn)
             is_dated |= settle_in_folder(aside, chats)
             facts, note = examine(aside, chats)
+            if rowless:
+                facts["rowless_tokens"] = rowless
             if stays_gguf and "named_end" in facts:
                 header = end_turns_with(facts["eos_token"], aside)
             if stays_gguf and "prompt_ended_in" in facts:
@@ -216,6 +221,11 @@ def base(
         print(
             f"base: the chat template's generation prompt is changed, it {now}: so every answer follows the "
             "prompt that is served, and the model itself writes where it begins to reason"
+        )
+    if "rowless_tokens" in facts:
+        print(
+            f"base: {plural(len(facts['rowless_tokens']), 'token')} without a row of embeddings left out of "
+            f"the tokenizer: {listed(facts['rowless_tokens'])}"
         )
     if new_tokens:
         print(
