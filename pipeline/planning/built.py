@@ -72,6 +72,8 @@ def _built(text: str) -> Shape | str:
         return f"transformers does not take its settings ({_first_line(error)})"
     if config.model_type in KNOWN:
         return known_shape(config.to_dict(), "its text part")
+    if config.is_encoder_decoder:  # of some, transformers has the decoder as a language model too
+        return "it is an encoder and a decoder"
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "transformers has no causal language model of it"
     try:

@@ -142,6 +142,7 @@ def test_of_a_model_that_sees_the_text_part_is_planned() -> None:
     [
         ({"model_type": "nothing"}, "Q-PLANNING-005", "no such type"),
         ({"model_type": "gpt2"}, "Q-PLANNING-005", "layers"),
+        ({"model_type": "whisper"}, "Q-PLANNING-005", "an encoder and a decoder"),
         ({"model_type": "qwen2_5_vl"}, "Q-PLANNING-005", "no causal language model"),
         ({"model_type": "gemma2", "num_hidden_layers": 0}, "Q-PLANNING-006", "num_hidden_layers"),
         ({"model_type": "gemma2", "hidden_size": "wide"}, "Q-PLANNING-005", "hidden_size"),
