@@ -24,7 +24,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.safetensors_rows import INDEX
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.base.text_part import PREFIXES, take_text_part
+from pipeline.stages.base.text_part import PREFIXES, take_text_part, text_part
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 IDS = torch.arange(40).reshape(2, 20) * 7
@@ -133,6 +133,15 @@ def test_a_head_that_is_stored_decides_whether_it_is_tied(same: bool, tmp_path: 
     model = text_model(tmp_path)
     assert model.get_output_embeddings().weight.equal(head)
     assert model.get_input_embeddings().weight.equal(table)
+
+
+def test_settings_that_say_nothing_of_a_tied_head_are_read() -> None:
+    """mistralai/Voxtral-Mini-3B-2507: transformers' settings of it have no tie_word_embeddings."""
+    text = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+    sound = {"model_type": "voxtral_encoder", "hidden_size": 64, "num_hidden_layers": 1}
+    part = text_part({"model_type": "voxtral", "audio_config": sound, "text_config": text}, "the source")
+    assert part.config.architectures == ["LlamaForCausalLM"]
+    assert part.config.tie_word_embeddings is False
 
 
 def converted(folder: Path, tools: Toolchain, pre: str, target: Path) -> GGUFReader:

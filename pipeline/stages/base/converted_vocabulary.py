@@ -6,13 +6,12 @@ training, and llama.cpp has rules of its own for spaces.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.chat.rendering import Unrenderable, render
-from pipeline.chat.tokens import load_tokenizer, probes
+from pipeline.chat.tokens import load_tokenizer, probes, same_at_start
 from pipeline.chat.trial import ANSWER, QUESTION
 from pipeline.core.errors import DataError, ToolError
 from pipeline.llamacpp.tools import Toolchain, run_converter
@@ -54,7 +53,7 @@ def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
 
 def first_difference(tokenizer: Any, ours: Sequence[int], theirs: Sequence[int]) -> str:
     """Return the words that say where two encodings of a text part, and into what."""
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+    same = same_at_start(ours, theirs)
     words = [tokenizer.convert_ids_to_tokens(list(ids[same : same + SHOWN])) for ids in (ours, theirs)]
     return (
         f"behind {tokenizer.decode(ours[:same])[-CONTEXT:]!r} training would give {words[0]}, and llama.cpp "

@@ -96,7 +96,9 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
     for key in ENDS:
         if config.get(key) is not None:
             setattr(text, key, config[key])
-    text.tie_word_embeddings = bool(whole.tie_word_embeddings or text.tie_word_embeddings)
+    # some wrappers' settings say nothing of it
+    tied = getattr(whole, "tie_word_embeddings", False) or getattr(text, "tie_word_embeddings", False)
+    text.tie_word_embeddings = bool(tied)
     return TextPart(str(kind), text, chosen == named)
 
 
