@@ -100,7 +100,12 @@ def write_more(fields: dict[str, str | int | float]) -> None:
     def with_fields(writer: Any, path: Any = None) -> None:
         for key, value in fields.items():
             writer.remove_key(key)
-            kinds = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+            kinds = {
+                str: writer.add_string,
+                bool: writer.add_bool,
+                int: writer.add_uint32,
+                float: writer.add_float32,
+            }
             kinds[type(value)](key, value)
         write_header(writer, path)
 

@@ -21,6 +21,7 @@ from pipeline.core.publish import need_disk, publishing, read_json
 from pipeline.gguf.file import check_gguf, is_made, write_not_made
 from pipeline.gguf.provenance import Fields, adapter_fields, folder_fields
 from pipeline.llamacpp.converters import HeaderFields, base_fields, lora_to_gguf, to_gguf
+from pipeline.llamacpp.ends import beginning_fields, end_fields
 from pipeline.llamacpp.pretokenizer import PreTokenizer, need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.stages.convert.consistency import contradictions
@@ -116,7 +117,14 @@ def convert(
             header=HeaderFields(
                 target.removesuffix(f"-{type}"),
                 pre.name,
-                {**shared, **more, **folder_fields(source), "quench.tokenizer.found_by": pre.found_by},
+                {
+                    **shared,
+                    **more,
+                    **folder_fields(source),
+                    **end_fields(source),
+                    **beginning_fields(source),
+                    "quench.tokenizer.found_by": pre.found_by,
+                },
             ),
         )
         for source, target, pre, more in written

@@ -1,0 +1,80 @@
+"""Metadata of a GGUF on what begins a text and what ends an answer, where llama.cpp's converter writes none.
+
+llama.cpp ends answers at tokens with certain spellings, and at up to three that a GGUF names.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.chat.tokenizer_file import plain_tokenizer
+from pipeline.core.errors import DataError
+from pipeline.core.text import listed
+
+# src/llama-vocab.cpp: what it puts into special_eog_ids by its spelling
+SPELLINGS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+        *("<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+        *("<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~["),
+        "<｜end▁of▁sentence｜>",
+    )
+)
+PROBE = "a"  # a text to which nothing but a beginning and an end can be added
+# fields for ends beside eos_token_id, which is the tokenizer's
+FIELDS = ("tokenizer.ggml.eom_token_id", "tokenizer.ggml.eot_token_id")
+
+
+def end_fields(folder: Path) -> dict[str, int]:
+    """Return the fields that let llama.cpp end an answer at every token at which generation stops by the
+    generation_config.json of `folder`; none if it does so by the spelling of each.
+
+    GLM-4's `<|observation|>`, behind a call of a tool, is such a token. Raises `DataError` if a GGUF can't
+    name all of them.
+    """
+    stated = _object(folder / "generation_config.json").get("eos_token_id")
+    listed_ends = stated if isinstance(stated, list) else []
+    named = _text(_object(folder / "tokenizer_config.json").get("eos_token"))
+    spelled = {
+        token["id"]: token["content"] for token in _object(folder / "tokenizer.json").get("added_tokens", [])
+    }
+    others = {
+        number: spelled[number]
+        for number in listed_ends
+        if isinstance(number, int)
+        and number in spelled
+        and spelled[number] != named
+        and spelled[number] not in SPELLINGS
+    }
+    if len(others) > len(FIELDS):
+        raise DataError(
+            "Q-LLAMACPP-030",
+            f"generation stops at {listed(list(others.values()))} by {folder / 'generation_config.json'}, "
+            f"and a GGUF can name {len(FIELDS)} such tokens: take out of its eos_token_id what ends no "
+            "answer",
+        )
+    return dict(zip(FIELDS, others, strict=False))
+
+
+def beginning_fields(folder: Path) -> dict[str, bool]:
+    """Return the field that says whether the SentencePiece tokenizer of `folder` puts its beginning of text
+    before every text; none for another tokenizer.
+
+    llama.cpp does so for SentencePiece if the field is missing, and the converter writes none if
+    tokenizer.json adds nothing.
+    """
+    if not (folder / "tokenizer.model").is_file():
+        return {}
+    tokenizer = plain_tokenizer(folder)
+    named = _text(_object(folder / "tokenizer_config.json").get("bos_token"))
+    return {"tokenizer.ggml.add_bos_token": tokenizer.encode(PROBE).tokens[0] == named}
+
+
+def _text(token: Any) -> Any:
+    """Return the text of a token, which some files have as an object."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if there is no file."""
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
