@@ -206,6 +206,25 @@ def end_of_turn(tokenizer: Any, stops: Collection[int] = ()) -> str | None:
     return next(iter([*stopped_at, *tokens]), None)
 
 
+def with_beginning(tokenizer: Any) -> str | None:
+    """Return the tokenizer's template with the beginning of text in front, if the tokenizer puts that before
+    every text and the template does not write it; else None.
+
+    llama-server puts it before every prompt, so the model would be served what it was not trained on: ChatML
+    on a Llama 3 or a Mistral.
+    """
+    begin = tokenizer.bos_token
+    template = tokenizer.chat_template
+    adds = begin and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    if not adds or not isinstance(template, str):
+        return None
+    try:
+        text = render(tokenizer, [QUESTION, ANSWER])
+    except Unrenderable:
+        return None
+    return None if begin in text else "{{ bos_token }}" + template
+
+
 def _after_answer(tokenizer: Any) -> str | None:
     """Return what the template writes after an answer; None if it does not show one."""
     try:

@@ -3,6 +3,7 @@ sentence before any data is curated. Sound ones pass.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,19 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 from tiny import CHATML, WORDS, tiny_params
-from tokenizer_folders import llama2_folder, qwen_folder, smollm_folder, with_config
+from tokenizer_folders import gemma_folder, llama2_folder, qwen_folder, smollm_folder, with_config
 from tokenizers import AddedToken, Tokenizer
 
 from pipeline.__main__ import main
 from pipeline.chat.rendering import Unrenderable, render
-from pipeline.chat.tokens import IGNORED, encode, load_tokenizer
+from pipeline.chat.tokens import IGNORED, encode, load_tokenizer, save_tokenizer
 from pipeline.chat.trial import CHATS, QUESTION, TOOL
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.ends import beginning_fields
+from pipeline.llamacpp.tools import Toolchain, run_converter
+from pipeline.stages.base.hf_folder import examine
 from pipeline.stages.curate.rules.template import ChatTemplate
+from pipeline.stages.parity.special_tokens import added as added_tokens
+from pipeline.stages.parity.tokens import open_vocabulary
 from pipeline.stages.preprocess.proof import load_base
 
 Bend = Callable[[Path], None]
@@ -442,6 +447,49 @@ def test_an_end_that_only_the_generation_settings_name_is_trained(tmp_path: Path
     load_base(project / "models/base", tokenizer)  # as stage preprocess does, which refuses ends that differ
     config = json.loads((project / "models/base/config.json").read_text(encoding="utf-8"))
     assert config["eos_token_id"] == 0
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["without it", "with it"])
+def test_a_beginning_of_text_that_the_tokenizer_adds_is_in_every_chat(writes: bool, tmp_path: Path) -> None:
+    """teknium/OpenHermes-2.5-Mistral-7B has such a template. llama-server puts the token before every prompt,
+    so parity found other ids in every conversation, after training.
+    """
+    folder = with_weights(gemma_folder(tmp_path))
+    (folder / TEMPLATE).write_text("{{ bos_token }}" * writes + GEMMA, encoding="utf-8")
+    facts, note = examine(folder)
+    loaded = load_tokenizer(folder)
+    text = render(loaded, [QUESTION])
+    assert text.startswith("<bos><start_of_turn>user") and text.count("<bos>") == 1
+    assert ChatTemplate(folder).render([QUESTION]) == text
+    assert facts.get("template_begun", False) is not writes
+    assert note is None and "no_chats" not in facts
+
+
+@pytest.mark.parametrize("says", [True, None, False], ids=["said", "not said", "denied"])
+def test_what_a_sentencepiece_folder_says_of_the_beginning_of_text_is_trained_and_converted(
+    says: bool | None, tools: Toolchain, tmp_path: Path
+) -> None:
+    """Its tokenizer.json adds nothing, tokenizer_config.json may say that something is: transformers and
+    llama.cpp go by one each.
+    """
+    folder = with_weights(llama2_folder(tmp_path))
+    file = folder / "tokenizer_config.json"
+    named = json.loads(file.read_text(encoding="utf-8")) | {"add_bos_token": says}
+    file.write_text(json.dumps({key: value for key, value in named.items() if value is not None}))
+    examine(folder)
+    tokenizer = load_tokenizer(folder)
+    added_ids = [] if says is False else [tokenizer.bos_token_id]
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    save_tokenizer(tokenizer, trained)
+    for name in ("config.json", "tokenizer.model"):
+        shutil.copyfile(folder / name, trained / name)
+    vocabulary_file = tmp_path / "vocabulary.gguf"
+    arguments = [trained, "--vocab-only", "--outfile", vocabulary_file]
+    run_converter(tools, "convert_hf_to_gguf.py", arguments, None, beginning_fields(trained))
+    with open_vocabulary(tools, vocabulary_file) as vocabulary:
+        assert list(added_tokens(tokenizer, vocabulary_file, vocabulary)) == [""]
+        assert vocabulary.ids("", add_special=True) == added_ids
 
 
 @pytest.mark.parametrize("stop", ["<|eom|>", "<|eot|>"])

@@ -15,7 +15,7 @@ from pipeline.chat.template import try_templates
 from pipeline.chat.thinking import FreePrompt, free_prompt
 from pipeline.chat.tokenizer_file import try_tokenizer
 from pipeline.chat.tokens import load_tokenizer
-from pipeline.chat.trial import end_of_turn, need_trainable, why_no_chats
+from pipeline.chat.trial import end_of_turn, need_trainable, why_no_chats, with_beginning
 from pipeline.config.sections import Base
 from pipeline.config.sections.base import TEMPLATE_DATE
 from pipeline.core.errors import DataError, QuenchError
@@ -94,7 +94,8 @@ class Tried:
     or with `note`, a sentence if that is so of a usual kind of chats.
 
     Its eos_token is the end of turn. `named_end` is the one that the folder names, if that is another. Its
-    template is `prompt`'s, if the generation prompt of the folder's had to be changed.
+    template is `prompt`'s, if the generation prompt of the folder's had to be changed, and `is_begun` if the
+    beginning of text had to be put in front.
     """
 
     tokenizer: Any
@@ -102,6 +103,7 @@ class Tried:
     prompt: FreePrompt | None = None
     no_chats: str | None = None
     note: str | None = None
+    is_begun: bool = False
 
 
 def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
@@ -127,6 +129,9 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
         if end:
             need_token(tokenizer, end, folder)
             tokenizer.eos_token = end
+        beginning = with_beginning(tokenizer)
+        if beginning:
+            tokenizer.chat_template = beginning
         prompt = free_prompt(tokenizer)
         if prompt:
             tokenizer.chat_template = prompt.template
@@ -140,7 +145,7 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
     except Exception as error:
         raise unreadable(folder, error) from error
     other_end = None if tokenizer.eos_token == named_end else named_end
-    return Tried(tokenizer, other_end, prompt, no_chats, note)
+    return Tried(tokenizer, other_end, prompt, no_chats, note, is_begun=beginning is not None)
 
 
 def generation_ends(folder: Path) -> list[Any]:

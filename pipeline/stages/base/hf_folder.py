@@ -86,13 +86,15 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     says why rows can't share a sequence, if that is so, `default_targets` what trains by default if the
     architecture has not the usual linears. `named_end` is
     the eos_token that the folder had, if a turn ends in another, which is then written into its files.
-    `prompt_ended_in` is there if the generation prompt had to be changed: what was taken off its end.
-    `rowless_tokens` are those that had no row of embeddings, and were taken out of its tokenizer.
+    `prompt_ended_in` is there if the generation prompt had to be changed: what was taken off its end;
+    `template_begun` if the template had to be given the tokenizer's beginning of text. `rowless_tokens` are
+    those that had no row of embeddings, and were taken out of its tokenizer.
     """
     from transformers import AutoConfig, GenerationConfig
 
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
+    settle_beginning(folder)
     tried = tried_tokenizer(folder, chats)
     tokenizer = tried.tokenizer
     template = template_of(tokenizer)
@@ -123,8 +125,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         )
     never_packed = tried_model(folder).never_packed
     settle_end_of_turn(folder, tried, config.get("eos_token_id"))
-    if tried.prompt:
-        put_template(folder, tried.prompt.template)
+    if tried.prompt or tried.is_begun:
+        put_template(folder, template)
     settle_bos_and_pad(folder, tokenizer)
     parameters, dtype = (
         count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
@@ -150,6 +152,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         facts["named_end"] = tried.named_end
     if tried.prompt:
         facts["prompt_ended_in"] = tried.prompt.removed
+    if tried.is_begun:
+        facts["template_begun"] = True
     if tried.no_chats:
         facts["no_chats"] = tried.no_chats
     if never_packed:
@@ -247,6 +251,49 @@ def put_template(folder: Path, template: str) -> None:
             settings = read_object(folder / name)
             if settings.pop(KEY, None) is not None:
                 write_text(folder / name, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
+def settle_beginning(folder: Path) -> None:
+    """Let a SentencePiece tokenizer.json without a post-processor say itself that the beginning of text is
+    put before every text, unless tokenizer_config.json says that it is not.
+
+    Such files are made by hand, and the model was trained with it. transformers reads `add_bos_token` only
+    from folders without a tokenizer.json, and llama.cpp's converter from all.
+    """
+    file = folder / "tokenizer.json"
+    if not (file.is_file() and (folder / "tokenizer.model").is_file()):
+        return
+    content = read_object(file)
+    path = folder / "tokenizer_config.json"
+    settings = read_object(path) if path.is_file() else {}
+    begin = settings.get("bos_token")
+    begin = begin.get("content") if isinstance(begin, dict) else begin
+    tokens = content.get("added_tokens")
+    number = next(
+        (
+            token.get("id")
+            for token in (tokens if isinstance(tokens, list) else [])
+            if isinstance(begin, str) and isinstance(token, dict) and token.get("content") == begin
+        ),
+        None,
+    )
+    if content.get("post_processor") is not None or settings.get("add_bos_token") is False or number is None:
+        return
+    special, first, second = (
+        {kind: {"id": name, "type_id": type_id}}
+        for kind, name, type_id in (
+            ("SpecialToken", begin, 0),
+            ("Sequence", "A", 0),
+            ("Sequence", "B", 1),
+        )
+    )
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [special, first],
+        "pair": [special, first, special, second],
+        "special_tokens": {begin: {"id": begin, "ids": [number], "tokens": [begin]}},
+    }
+    write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def settle_bos_and_pad(folder: Path, tokenizer: Any) -> None:

@@ -30,6 +30,7 @@ from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import NO_TYPES
+from pipeline.llamacpp.ends import end_fields
 from pipeline.llamacpp.pretokenizer import need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
@@ -161,9 +162,10 @@ def base(
                 facts["rowless_tokens"] = rowless
             if stays_gguf and "named_end" in facts:
                 header = end_turns_with(facts["eos_token"], aside)
-            if stays_gguf and "prompt_ended_in" in facts:
+            if stays_gguf and facts.keys() & {"prompt_ended_in", "template_begun"}:
                 header = take_template(aside)
             if not stays_gguf:
+                end_fields(aside)  # raises if a GGUF could not name all ends of generation
                 tools = find_toolchain(llamacpp_home)
                 is_by_bytes = need_convertible(aside, tools).name is not None
                 # The converter reads the tokenizers of some families (Gemma 4) by rules of their own.
@@ -214,6 +216,11 @@ def base(
         print(
             f"base: {chosen.model} is a {wrapper['model_type']}, which reads images or sound too: its text "
             f"part is trained, {plural(wrapper['tensors_left_out'], 'tensor')} left out"
+        )
+    if "template_begun" in facts:
+        print(
+            f"base: the chat template writes {facts['bos_token']} first from now on: the tokenizer puts it "
+            "before every text, and llama-server before every chat"
         )
     if "prompt_ended_in" in facts:
         removed = facts["prompt_ended_in"]
