@@ -23,7 +23,11 @@ def dense_model(model: Any) -> Any:
             model.set_submodule(path, dense(module))
         elif isinstance(module, QuantizedEmbedding):
             table = dequantize(module.weight, module.ggml_type, module.compute_dtype)
-            model.set_submodule(path, torch.nn.Embedding(*table.shape, module.padding_idx, _weight=table))
+            plain = torch.nn.Embedding(*table.shape, module.padding_idx, _weight=table)
+            if module.embed_scale is not None:
+                factor = module.embed_scale.to(module.compute_dtype)
+                plain.register_forward_hook(lambda _, ids, rows, factor=factor: rows * factor)
+            model.set_submodule(path, plain)
             model.get_input_embeddings().requires_grad_(False)
     if tied:
         head = torch.nn.Linear(1, 1, bias=False, device="meta")

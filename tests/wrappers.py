@@ -24,9 +24,11 @@ QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, 
 POSITIONS = {"rope_type": "default", "rope_theta": 1e6}
 WRAPPERS: dict[str, dict[str, Any]] = {
     "gemma3": {
-        # llama.cpp takes every sixth layer for one without a window, whatever config.json says
+        # llama.cpp takes every sixth layer for one without a window, and the scale from the width of a head,
+        # whatever config.json says
         "text_config": {
             "head_dim": 16,
+            "query_pre_attn_scalar": 16,
             "num_hidden_layers": 6,
             "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
         },

@@ -35,8 +35,20 @@ class Family:
     norms_add_one: bool = False
     # endings of the names, in the file, of those that don't
     plain_norms: tuple[str, ...] = ()
+    # every so-many-th of its layers looks back to the beginning, the others no further than a window
+    # (`pipeline.gguf.attention`)
+    full_every: int = 0
+    # the count of layers of its largest model, whose scores are scaled in another way
+    largest: int | None = None
+    # its layers with a window have a rotary base of their own
+    local_rotary: bool = False
     # factors that its model is computed with: {key of config.json: field of the header}
     factors: Mapping[str, str] = field(default_factory=dict)
+
+    def adds_one(self, tensor: str) -> bool:
+        """Return True if this tensor of its GGUF holds one more than the model's."""
+        is_norm = tensor.endswith("norm.weight") and not tensor.endswith(self.plain_norms)
+        return self.norms_add_one and is_norm
 
 
 FAMILIES = (
@@ -53,7 +65,11 @@ FAMILIES = (
     Family(
         "gemma2",
         ("Gemma2ForCausalLM",),
+        trained_on=True,
+        model_type="gemma2",
         norms_add_one=True,
+        full_every=2,
+        largest=46,
         factors={
             "attn_logit_softcapping": "attn_logit_softcapping",
             "final_logit_softcapping": "final_logit_softcapping",
@@ -63,7 +79,12 @@ FAMILIES = (
     Family(
         "gemma3",
         ("Gemma3ForCausalLM",),
+        trained_on=True,
+        model_type="gemma3_text",
         norms_add_one=True,
+        full_every=6,
+        largest=62,
+        local_rotary=True,
         factors={"sliding_window": "attention.sliding_window"},
     ),
     Family(

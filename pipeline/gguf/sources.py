@@ -146,7 +146,7 @@ def _change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
     """Return what the converter makes of the values of a tensor of the GGUF; None if they stay."""
     if tensor.endswith(".ssm_a"):
         return minus_exp
-    if family.norms_add_one and tensor.endswith("norm.weight") and not tensor.endswith(family.plain_norms):
+    if family.adds_one(tensor):
         return plus_one
     return None
 

@@ -16,6 +16,7 @@ import torch
 
 from pipeline.config.targets import is_router, part_of, together
 from pipeline.core.errors import DataError
+from pipeline.gguf.families import Family
 from pipeline.gguf.tensors import GgufTensor
 
 LISTED = 3  # names in an error
@@ -37,6 +38,7 @@ class Names:
     file: Path
     map: Any  # gguf's TensorNameMap
     heads: dict[str, int]  # attention heads by linear whose rows are reordered
+    family: Family
 
     def of(self, parameter: str) -> str:
         """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` for none."""

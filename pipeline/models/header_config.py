@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
+from pipeline.gguf.attention import FULL, WINDOWED, assumed_settings
 from pipeline.gguf.families import Family
 from pipeline.gguf.header import CONFIG_FIELDS, USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import LONG, SHORT, stored_factors
@@ -18,6 +19,7 @@ from pipeline.gguf.tensors import Floats
 EPSILON = "attention.layer_norm_rms_epsilon"
 VALUE_WIDTH = "attention.value_length"
 ROPE_BASE = "rope.freq_base"
+LOCAL_ROPE_BASE = "rope.freq_base_swa"
 ROPE_WIDTH = "rope.dimension_count"
 # of rope_type longrope: the context that the model was trained with at first, and a factor of cos and sin
 ROPE_CONTEXT = "rope.scaling.original_context_length"
@@ -69,7 +71,7 @@ def header_config(header: Header, family: Family, file: Path) -> Any:
         settings["original_max_position_embeddings"] = values.get(
             ROPE_CONTEXT, settings["max_position_embeddings"]
         )
-    return AutoConfig.for_model(family.model_type, **settings)
+    return AutoConfig.for_model(family.model_type, **settings, **assumed_settings(family, settings))
 
 
 def sizes(stated: Stated) -> dict[str, Any]:
@@ -81,6 +83,8 @@ def sizes(stated: Stated) -> dict[str, Any]:
     known = {*fields.values(), *CHECKED, *family.ignored}
     if family.listed_factors:
         known |= {ROPE_CONTEXT, ROPE_ATTENTION}
+    if family.local_rotary:
+        known.add(LOCAL_ROPE_BASE)
     if unknown := sorted(stated.values.keys() - known):
         raise stated.untrainable(
             f"has {family.name}.{unknown[0]}, which is not known to be the same in training"
@@ -114,6 +118,8 @@ def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Fl
     listed = {name: factors[name].tolist() for name in (LONG, SHORT) if name in factors}
     attention = values.get(ROPE_ATTENTION, 1.0)
     if not listed and attention == 1.0:
+        if stated.family.local_rotary:
+            return {FULL: rope, WINDOWED: rope | {"rope_theta": values.get(LOCAL_ROPE_BASE, USUAL_ROPE_BASE)}}
         return rope
     if not stated.family.listed_factors or len(listed) < 2 or ROPE_CONTEXT not in values:
         raise stated.untrainable("has only some of the settings of rotary positions with listed factors")

@@ -145,7 +145,7 @@ class QuantizedLinear(torch.nn.Linear):
 
 class QuantizedEmbedding(torch.nn.Embedding):
     """nn.Embedding with `weight` uint8 (num_embeddings, row_bytes), frozen: the rows that are looked up are
-    dequantized, no others.
+    dequantized, no others, and multiplied by `scale`, rounded to the compute type as transformers does.
 
     A head tied to it takes this very parameter, so that the table is held once.
     """
@@ -160,16 +160,23 @@ class QuantizedEmbedding(torch.nn.Embedding):
         padding_idx: int | None = None,
         *,
         compute_dtype: torch.dtype,
+        scale: float | None = None,
     ) -> None:
         torch.nn.Module.__init__(self)
         self.num_embeddings, self.embedding_dim = len(quantized), columns_of(ggml_type, quantized.shape[1])
         self.padding_idx, self.ggml_type, self.compute_dtype = padding_idx, ggml_type, compute_dtype
         self.weight = frozen(quantized)
+        factor = None if scale is None else torch.tensor(scale, device=quantized.device)
+        self.embed_scale: torch.Tensor | None
+        self.register_buffer("embed_scale", factor, persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Rows (…, embedding_dim) in the compute type for ids (…)."""
         rows = self.weight.index_select(0, input.reshape(-1))
-        return dequantize(rows, self.ggml_type, self.compute_dtype).reshape(*input.shape, self.embedding_dim)
+        values = dequantize(rows, self.ggml_type, self.compute_dtype)
+        if self.embed_scale is not None:
+            values = values * self.embed_scale.to(self.compute_dtype)
+        return values.reshape(*input.shape, self.embedding_dim)
 
     @property
     def logical(self) -> int:

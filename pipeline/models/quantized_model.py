@@ -77,7 +77,7 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
             "--force base`",
         )
     heads = reordered_heads(family, config.to_dict())
-    return Names(file, name_map(family, config.num_hidden_layers), heads)
+    return Names(file, name_map(family, config.num_hidden_layers), heads, family)
 
 
 def check_rope(config: Any, header: Header, file: Path) -> None:
@@ -125,7 +125,7 @@ def fill(
             if leaf == "weight" and is_matrix(path, module):
                 continue  # below
             name = f"{path}.{leaf}"
-            values = vector(find(tensors, names, name, parameter), names.reordered(name), dtype)
+            values = vector(find(tensors, names, name, parameter), names, name, dtype)
             setattr(module, leaf, torch.nn.Parameter(values.to(device), requires_grad=False))
     tied = model.config.tie_word_embeddings
     for path, module in list(model.named_modules()):
@@ -138,7 +138,14 @@ def fill(
         matrix = (
             QuantizedLinear(quantized, tensor.ggml_type, module.bias, compute_dtype=dtype)
             if isinstance(module, torch.nn.Linear)
-            else QuantizedEmbedding(quantized, tensor.ggml_type, module.padding_idx, compute_dtype=dtype)
+            else QuantizedEmbedding(
+                quantized,
+                tensor.ggml_type,
+                module.padding_idx,
+                compute_dtype=dtype,
+                # Gemma's, whose own tensor of it is as empty as the table
+                scale=getattr(module, "scalar_embed_scale", None),
+            )
         )
         model.set_submodule(path, matrix)
     if tied:
@@ -166,9 +173,9 @@ def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: tor
     return tensor
 
 
-def vector(tensor: GgufTensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """A norm, bias or router in transformers' order and the compute type. Raises `DataError` if that can't
-    hold one of its values, or it is stored in blocks, which no file of llama.cpp's tools has.
+def vector(tensor: GgufTensor, names: Names, parameter: str, dtype: torch.dtype) -> torch.Tensor:
+    """A norm, bias or router as transformers' model has it, in the compute type. Raises `DataError` if that
+    can't hold one of its values, or it is stored in blocks, which no file of llama.cpp's tools has.
     """
     if tensor.type not in FLOATS:
         raise DataError(
@@ -177,7 +184,11 @@ def vector(tensor: GgufTensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
             "another file of this model",
         )
     stored = torch.from_numpy(tensor.values(0, tensor.rows).copy())
-    values = (stored if tensor.rows > 1 else in_order(stored.reshape(-1, 1), heads)[:, 0]).to(dtype)
+    if tensor.rows == 1:
+        stored = in_order(stored.reshape(-1, 1), names.reordered(parameter))[:, 0]
+    if names.family.adds_one(tensor.name):
+        stored = stored - 1
+    values = stored.to(dtype)
     if not bool(values.isfinite().all()):
         raise DataError(
             "Q-MODELS-031",

@@ -24,15 +24,63 @@ SIZES = {
     "rope.dimension_count": 16,
     "vocab_size": 100,
 }
-FACTORS = {"attention.scale": 0.015625, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0}
+# the same in config.json
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6},
+}
+WINDOW = {"attention.sliding_window": 512, "attention.key_length": 32, "attention.value_length": 32}
+# fields that a family has beside those
+OWN = {
+    "granite": {
+        "attention.scale": 0.015625,
+        "embedding_scale": 12.0,
+        "residual_scale": 0.22,
+        "logit_scale": 8.0,
+    },
+    "gemma2": WINDOW | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3": WINDOW,
+}
+LOCAL, ALL = "sliding_attention", "full_attention"
 
 
 def header(name: str, **changed: Any) -> Header:
     """A header of the family `name`; "__" stands for a dot, and None leaves a field out."""
-    values = SIZES | (FACTORS if name == "granite" else {})
+    values = SIZES | OWN.get(name, {})
     values |= {field.replace("__", "."): value for field, value in changed.items()}
     fields = {f"{name}.{field}": value for field, value in values.items() if value is not None}
     return Header({"general.architecture": name} | fields, {})
+
+
+def test_a_gemma_has_the_layers_and_the_scale_that_llama_cpp_takes_for_granted() -> None:
+    """By the count of its layers and their widths; the published 27B is the one with another scale."""
+    windows = [LOCAL, ALL, LOCAL, ALL, LOCAL]
+    own: dict[str, Any] = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    own |= {"sliding_window": 512, "head_dim": 32, "query_pre_attn_scalar": 32, "layer_types": windows}
+    found = header_config(header("gemma2", rope__dimension_count=None), BY_NAME["gemma2"], FILE)
+    assert found.to_dict() == AutoConfig.for_model("gemma2", **COMMON, **own).to_dict()
+    largest = header_config(
+        header("gemma2", rope__dimension_count=None, block_count=46), BY_NAME["gemma2"], FILE
+    )
+    assert largest.query_pre_attn_scalar == 16
+
+
+@pytest.mark.parametrize(("stored", "base"), [(20_000.0, 20_000.0), (None, 10_000.0)])
+def test_layers_with_a_window_have_their_own_rotary_base(stored: float | None, base: float) -> None:
+    changed = {"rope__freq_base_swa": stored, "rope__dimension_count": None, "block_count": 7}
+    found = header_config(header("gemma3", **changed), BY_NAME["gemma3"], FILE)
+    assert found.rope_parameters == {
+        ALL: {"rope_type": "default", "rope_theta": 5e6},
+        LOCAL: {"rope_type": "default", "rope_theta": base},
+    }
+    assert found.layer_types == [LOCAL] * 5 + [ALL, LOCAL]
+    assert (found.model_type, found.query_pre_attn_scalar, found.sliding_window) == ("gemma3_text", 32, 512)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +102,7 @@ def header(name: str, **changed: Any) -> Header:
 )
 def test_it_is_the_config_of_the_model(name: str, own: dict[str, Any]) -> None:
     found = header_config(header(name), BY_NAME[name], FILE)
-    wanted = AutoConfig.for_model(
-        name,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 5e6},
-        **own,
-    )
-    assert found.to_dict() == wanted.to_dict()
+    assert found.to_dict() == AutoConfig.for_model(name, **COMMON, **own).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +113,9 @@ def test_it_is_the_config_of_the_model(name: str, own: dict[str, Any]) -> None:
         ("smollm3", {"rope__dimension_count": 8}, "turns 8 of 16 dimensions"),
         ("smollm3", {"attention__head_count_kv": [2, 2, 2, 2, 1]}, "head_count_kv by layer"),
         ("olmo2", {"attention__sliding_window": 4096}, "olmo2.attention.sliding_window"),
+        ("gemma2", {"rope__freq_base_swa": 1e4}, "gemma2.rope.freq_base_swa"),
+        ("gemma3", {"attention__sliding_window": None}, "no gemma3.attention.sliding_window"),
+        ("gemma3", {"attention__sliding_window_pattern": 2}, "gemma3.attention.sliding_window_pattern"),
         ("phi3", {"rope__scaling__attn_factor": 1.2}, "listed factors"),
         ("phi3", {"rope__dimension_count": 20}, "turns 20 of 16 dimensions"),
     ],

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from dense import dense_model
-from families import MORE, SIZES, name_phi_tokenizer, write_tokenizer
+from families import GEMMA, MORE, SIZES, name_phi_tokenizer, rows_and_words, write_tokenizer
 from gguf_edit import Tensors, change_tensors
 from peft import get_peft_model
-from qwen2_variants import ROWS, change_json
+from qwen2_variants import change_json
 from tiny import tiny_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 from tuned_by_hand import write_config
@@ -38,11 +38,14 @@ IDS = torch.arange(48).reshape(2, 24) * 37 % 2000
 
 def write_model(name: str, folder: Path, tools: Toolchain, tied: bool) -> Path:
     """A random two-layer model (norms and biases random too) as a Hugging Face folder; the folder."""
-    ends = write_tokenizer("qwen2", folder, tools)  # the same small vocabulary for all
+    # the same small vocabulary for all whose converter takes it
+    tokenizer = name if name in GEMMA else "qwen2"
+    ends = write_tokenizer(tokenizer, folder, tools)
     if name == "phi3":
         name_phi_tokenizer(folder)
+    rows, _ = rows_and_words(tokenizer)
     config = AutoConfig.for_model(
-        name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": ROWS, "tie_word_embeddings": tied})
+        name, **(SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows, "tie_word_embeddings": tied})
     )
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -86,6 +89,8 @@ def levels_of(
         pytest.param(("qwen2", False), marks=pytest.mark.slow),
         ("qwen3", False),
         ("granite", True),
+        ("gemma2", True),
+        pytest.param(("gemma3_text", True), marks=pytest.mark.slow),
         pytest.param(("smollm3", True), marks=pytest.mark.slow),
         pytest.param(("olmo2", False), marks=pytest.mark.slow),
         pytest.param(("phi3", True), marks=pytest.mark.slow),
@@ -129,7 +134,11 @@ PARTS = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+BEHIND = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 TURNED = ("granite", "smollm3")  # the rows of the halves of a head of q and k lie in turns
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -147,7 +156,7 @@ def dequantized(folder: Path) -> Any:
         )
     model = AutoModelForCausalLM.from_config(config).float()
     tensors = gguf_tensors(folder / "model.gguf")[1]
-    parts = PARTS | (BEHIND if config.model_type == "olmo2" else {})
+    parts = PARTS | (BEHIND if config.model_type in ("olmo2", *GEMMA) else {})
     for name, parameter in model.named_parameters():
         module = name.removesuffix(".weight")
         number, _, part = module.removeprefix("model.layers.").partition(".")
@@ -156,6 +165,8 @@ def dequantized(folder: Path) -> Any:
         if part in ("self_attn.q_proj", "self_attn.k_proj") and config.model_type in TURNED:
             halves = values.reshape(-1, config.hidden_size // config.num_attention_heads // 2, 2, 256)
             values = halves.transpose(1, 2).reshape(parameter.shape)
+        if name.endswith("norm.weight") and config.model_type in GEMMA:
+            values = values - 1
         parameter.data.copy_(values)
     assert all(name.startswith("rope_factors") for name in tensors)
     return model
@@ -222,7 +233,8 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
 
 
 @pytest.mark.base_cells(
-    "adapter", families=("llama", "qwen2", "qwen3", "granite", "smollm3", "olmo2", "phi3")
+    "adapter",
+    families=("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "phi3"),
 )
 def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(
     levels: dict[str, Path], tiny_params: dict[str, Any]

@@ -5,6 +5,7 @@ sentence before any data is curated. Sound ones pass.
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from pipeline.__main__ import main
 from pipeline.chat.rendering import Unrenderable, render
 from pipeline.chat.tokens import IGNORED, encode, load_tokenizer, save_tokenizer
 from pipeline.chat.trial import CHATS, QUESTION, TOOL
+from pipeline.core.errors import DataError
 from pipeline.llamacpp.ends import beginning_fields
 from pipeline.llamacpp.tools import Toolchain, run_converter
+from pipeline.models.small_model import text_config
 from pipeline.stages.base.hf_folder import examine
+from pipeline.stages.base.model_trial import need_assumed_settings
 from pipeline.stages.curate.rules.template import ChatTemplate
 from pipeline.stages.parity.special_tokens import added as added_tokens
 from pipeline.stages.parity.tokens import open_vocabulary
@@ -161,7 +165,7 @@ SOUND: dict[str, tuple[Bend, str]] = {
 
 def with_weights(folder: Path, **config: Any) -> Path:
     """Return the folder with a config and the few tensors that say how large its model is."""
-    with_config(folder, architectures=["LlamaForCausalLM"], **config)
+    with_config(folder, **{"architectures": ["LlamaForCausalLM"]} | config)
     words = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     tensors = {f"model.layers.{layer}.x": np.zeros(1, np.float16) for layer in range(LAYERS)}
     tensors["model.embed_tokens.weight"] = np.zeros((words, HIDDEN), np.float16)
@@ -569,6 +573,40 @@ def test_a_model_that_cannot_be_trained_here_is_refused_by_a_small_one(
     assert run(folder, tmp_path / "project") == 3
     said = capsys.readouterr().err
     assert id in said and word in said and str(folder) in said and "Traceback" not in said
+
+
+LOCAL, ALL = "sliding_attention", "full_attention"
+SCALED = {"head_dim": 16, "query_pre_attn_scalar": 16}
+GEMMA3 = {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+
+
+@pytest.mark.base_refused("A Gemma 2 or 3 whose attention llama.cpp computes otherwise", "Q-BASE-055")
+def test_a_gemma_with_another_scale_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """transformers takes 256 by default, llama.cpp the width of a head."""
+    gemma2 = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "head_dim": 16}
+    folder = with_weights(smollm_folder(tmp_path / "source"), **gemma2)
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 3
+    said = capsys.readouterr().err
+    assert "Q-BASE-055" in said and str(folder) in said
+    assert "query_pre_attn_scalar 256, and llama.cpp" in said and "with 16" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (SCALED, None),
+        ({"head_dim": 16}, "query_pre_attn_scalar 256, .* with 16"),
+        (SCALED | {"layer_types": [LOCAL, ALL]}, rf"layer_types\[1\] '{ALL}', .* with '{LOCAL}'"),
+    ],
+)
+def test_every_sixth_layer_of_a_gemma_3_has_no_window(
+    changed: dict[str, Any], words: str | None, tmp_path: Path
+) -> None:
+    """So llama.cpp takes it, whatever config.json says."""
+    folder = with_config(smollm_folder(tmp_path), **GEMMA3, **changed)
+    with pytest.raises(DataError, match=f"Q-BASE-055.*{words}") if words else nullcontext():
+        need_assumed_settings(text_config(folder), folder)
 
 
 def test_a_base_that_cannot_keep_rows_apart_says_so(

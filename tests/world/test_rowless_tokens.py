@@ -52,7 +52,7 @@ def gemma(folder: Path) -> Path:
         },
         folder / "model.safetensors",
     )
-    sizes = {"vocab_size": GEMMA_WORDS, "head_dim": 16, "sliding_window": 16}
+    sizes = {"vocab_size": GEMMA_WORDS, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
     ends = {"eos_token_id": [1, GEMMA_END], "bos_token_id": 2, "pad_token_id": 0}
     return with_config(folder, "gemma3_text", architectures=["Gemma3ForCausalLM"], **sizes, **ends)
 

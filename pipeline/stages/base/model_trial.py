@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError, ToolError
+from pipeline.core.text import quoted
+from pipeline.gguf.attention import assumed_settings
+from pipeline.gguf.families import BY_CLASS
 from pipeline.models.own_targets import default_targets
 from pipeline.models.packed_rows import measure, said
 from pipeline.models.small_model import TooLarge, cut_config, empty, small_model, text_config
@@ -22,11 +25,12 @@ class TriedModel:
 def tried_model(folder: Path) -> TriedModel:
     """Return what a model by the config.json in `folder` can do.
 
-    Raises `DataError` if it can't be built or computed, if its layers are not where training looks for them,
-    or if its logits are made in a way that no loss here knows.
+    Raises `DataError` if it can't be built or computed, if llama.cpp would compute it otherwise, if its
+    layers are not where training looks for them, or if its logits are made in a way that no loss here knows.
     """
     try:
         config = text_config(folder)
+        need_assumed_settings(config, folder)
         need_layers(empty(cut_config(config)), folder)
         model = small_model(config)
     except DataError:
@@ -57,6 +61,28 @@ def unusable(folder: Path, error: Exception) -> DataError:
         f"transformers can't build or compute the model that {folder / 'config.json'} describes "
         f"({said(error)}): fetch it again, or take another model",
     )
+
+
+def need_assumed_settings(config: Any, folder: Path) -> None:
+    """Raise `DataError` if config.json differs from what llama.cpp takes for granted about its family."""
+    name = (config.architectures or [""])[0]
+    family = BY_CLASS.get(name)
+    settings = config.to_dict()
+    for key, assumed in (assumed_settings(family, settings) if family else {}).items():
+        stated = settings.get(key)
+        if stated == assumed:
+            continue
+        place = key
+        if isinstance(assumed, list):
+            layer = next(number for number, kind in enumerate(assumed) if stated[number] != kind)
+            place = f"{key}[{layer}]"
+            stated = stated[layer]
+            assumed = assumed[layer]
+        raise DataError(
+            "Q-BASE-055",
+            f"{folder / 'config.json'} has {place} {quoted(stated)}, and llama.cpp computes every {name} of "
+            f"these sizes with {quoted(assumed)}, so its GGUF would be another model: take another base",
+        )
 
 
 def need_layers(model: Any, folder: Path) -> None:

@@ -1,0 +1,27 @@
+"""What llama.cpp takes for granted about a family's attention: no field of a GGUF holds it, so that a model
+whose config.json says otherwise is another model there.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.gguf.families import Family
+
+WINDOWED, FULL = "sliding_attention", "full_attention"  # entries of layer_types in config.json
+
+
+def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of config.json that llama.cpp knows by the family, with the values that it computes
+    with for a model of the sizes in `config`.
+
+    The scores of Gemma's attention are divided by the root of `query_pre_attn_scalar`. llama.cpp takes the
+    width of a head, but for the largest model, which it knows by the count of its layers.
+    """
+    if not family.full_every:
+        return {}
+    layers = config["num_hidden_layers"]
+    share = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "query_pre_attn_scalar": share if layers == family.largest else config.get("head_dim", share),
+        "layer_types": [WINDOWED if number % family.full_every else FULL for number in range(1, layers + 1)],
+    }
