@@ -214,9 +214,15 @@ def settings(conversation: Conversation) -> dict[str, bool]:
 
 
 def trainable(tokenizer: Any, conversation: Conversation) -> bool:
-    """Whether training would take such turns: the template shows all of them."""
+    """Return True if training would take such turns: the template shows all of them, and the reasoning of an
+    answer at least when that answer is the last.
+    """
+    messages = conversation.messages
     try:
-        implied_ids(tokenizer, conversation.messages, conversation.tools, len(conversation.messages))
+        for turn, message in enumerate(messages):
+            if message.get("reasoning_content"):
+                implied_ids(tokenizer, messages[: turn + 1], conversation.tools, turn)
+        implied_ids(tokenizer, messages, conversation.tools, len(messages))
     except Unrenderable:
         return False
     return True

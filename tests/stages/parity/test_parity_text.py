@@ -53,6 +53,17 @@ def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolc
     assert "3 with numbers" in check.sentence and "4 with a tool" in check.sentence
 
 
+def test_reasoning_that_is_never_trained_is_not_compared(measure: Measure, tools: Toolchain) -> None:
+    """Ministral 3's template reads reasoning in parts of the content, which llama-server alone writes."""
+    name = "mistralai-Ministral-3-14B-Reasoning-2512.jinja"
+    template = (tools.source / "models" / "templates" / name).read_text(encoding="utf-8")
+    thought = [user("a"), {"role": "assistant", "content": "b", "reasoning_content": "hm"}, user("c")]
+    plain = [user("a"), {"role": "assistant", "content": "b"}, user("c")]
+    check = measure(template, conversations=[Conversation(thought), Conversation(plain)])
+    assert check.verdict == "pass", check.sentence
+    assert check.figures["left_out"] == 2 and check.figures["compared"] == 2
+
+
 SPACED = tiny.CHATML.replace("<|im_end|>\\n", "<|im_end|> \\n")
 NO_SYSTEM = tiny.CHATML.replace("{% if loop.first", "{% if false")
 OTHER = "is not the one of training"
