@@ -14,6 +14,7 @@ from merging import write_adapter
 from pipeline.chat.tokens import load_tokenizer, save_tokenizer
 from pipeline.config.sections import Training
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.models.own_targets import default_targets
 from pipeline.stages.base.hf_folder import examine
 
 NAMES = (
@@ -27,6 +28,12 @@ NAMES = (
     "olmo2",
     "phi3",
     "smollm3",
+    "mistral",
+    "glm4",
+    "lfm2",
+    "falcon_h1",
+    "granitemoehybrid",
+    "granite4_dense",
 )
 # Llama 3.2's rotary positions, for `family`
 STRETCHED: dict[str, Any] = {
@@ -56,6 +63,12 @@ WINDOWED = {
     "query_pre_attn_scalar": 64,
     "sliding_window": 24,
 }
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
 MORE: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 64},
@@ -70,12 +83,7 @@ MORE: dict[str, dict[str, Any]] = {
     # With smaller weights attention is so even that a lost q_proj changes little.
     "gemma2": WINDOWED | {"initializer_range": 0.03},
     "gemma3_text": WINDOWED | {"initializer_range": 0.022, "num_hidden_layers": 6},
-    "granite": {
-        "embedding_multiplier": 12.0,
-        "attention_multiplier": 0.1,
-        "residual_multiplier": 0.5,
-        "logits_scaling": 4.0,
-    },
+    "granite": GRANITE,
     "olmo2": {"tie_word_embeddings": False},
     "phi3": {  # as Phi-4-mini: a part of each head turns, by listed factors
         "max_position_embeddings": 4096,
@@ -90,17 +98,98 @@ MORE: dict[str, dict[str, Any]] = {
         },
     },
     "smollm3": {"num_hidden_layers": 4},  # every fourth layer has no rotary embedding
+    "mistral": {"head_dim": 128, "sliding_window": None, "tie_word_embeddings": False},  # as Nemo
+    "ministral3": {
+        "head_dim": 128,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "olmo3": {
+        "initializer_range": 0.012,  # with larger logits the level costs more than it may
+        # most layers look no further back than the window; the others' positions are stretched
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 24,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500_000.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 1024,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
+        },
+        "tie_word_embeddings": False,
+    },
+    "glm4": {"head_dim": 64, "partial_rotary_factor": 0.5, "tie_word_embeddings": False},
     "lfm2": {
-        "num_hidden_layers": 3,
-        "layer_types": ["conv", "conv", "full_attention"],
+        "layer_types": ["conv", "full_attention"],
+        "rms_norm_eps": None,
+        "norm_eps": 1e-6,
         "block_auto_adjust_ff_dim": False,
     },
+    "falcon_h1": {
+        "head_dim": 64,
+        "mamba_d_ssm": 512,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+        "tie_word_embeddings": False,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.9,
+        "key_multiplier": 0.8,
+        "embedding_multiplier": 5.6,
+        "lm_head_multiplier": 0.4,
+        "mlp_multipliers": [0.9, 0.7],
+        "ssm_in_multiplier": 1.25,
+        "ssm_out_multiplier": 0.4,
+        "ssm_multipliers": [0.7, 0.8, 0.9, 0.6, 1.1],
+    },
+    "granitemoehybrid": GRANITE
+    | {
+        "layer_types": ["mamba", "attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 256,
+    },
+    "granite4_dense": GRANITE
+    | {
+        "layer_types": ["attention", "attention"],
+        "position_embedding_type": "rope",
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 256,
+    },
 }
-# families that have SmolLM2's tokenizer here
-SMOLLM = ("llama", "granite", "olmo2", "phi3", "smollm3", "lfm2")
 GEMMA = ("gemma2", "gemma3_text")
+QWEN = ("qwen2", "qwen3", "qwen2_moe")
+# families that have SmolLM2's tokenizer here
+SMOLLM = tuple(name for name in NAMES if name not in (*GEMMA, *QWEN))
+MODEL_TYPES = {"granite4_dense": "granitemoehybrid"}  # of those that are called otherwise here
+GLM_TURNS = ("<|user|>", "<|assistant|>", "<|system|>")
+GLM_USER = 3  # the id of the first one
+GLM_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 FUSED = ("qkv_proj", "o_proj")  # of a Phi-3
+# model types with other layers than attention, whose own linears train
+HYBRIDS = ("lfm2", "falcon_h1", "granitemoehybrid")
 
 
 def family(name: str, folder: Path, tools: Toolchain, **settings: Any) -> Path:
@@ -117,13 +206,13 @@ def family(name: str, folder: Path, tools: Toolchain, **settings: Any) -> Path:
     ends = write_tokenizer(name, folder, tools)
     rows, words = rows_and_words(name)
     sizes = SIZES | MORE.get(name, {}) | ends | {"vocab_size": rows} | settings
-    config = AutoConfig.for_model(name, **sizes)
+    config = AutoConfig.for_model(MODEL_TYPES.get(name, name), **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = tiny.look_trained(AutoModelForCausalLM.from_config(config), words).to(torch.bfloat16)
     end = ends["eos_token_id"]
-    stops = [end, tokenizer_folders.GEMMA_END] if name in GEMMA else [end, end - 2]
-    model.generation_config = GenerationConfig(**ends | {"eos_token_id": stops})
+    turns = {**dict.fromkeys(GEMMA, tokenizer_folders.GEMMA_END), "glm4": GLM_USER}
+    model.generation_config = GenerationConfig(**ends | {"eos_token_id": [end, turns.get(name, end - 2)]})
     model.save_pretrained(folder)
     if name in GEMMA:
         examine(folder)  # finds the end of turn, which no published Gemma names
@@ -145,6 +234,9 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
         tokenizer_folders.smollm_folder(folder)
         if name == "phi3":
             name_phi_tokenizer(folder)
+        if name == "glm4":
+            glm_tokens(folder)
+            return {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
         return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     if name in GEMMA:
         tokenizer_folders.gemma_folder(folder)
@@ -165,6 +257,22 @@ def name_phi_tokenizer(folder: Path) -> None:
     file.write_text(json.dumps(settings | {"tokenizer_class": "GPT2Tokenizer"}), encoding="utf-8")
 
 
+def glm_tokens(folder: Path) -> None:
+    """Give SmolLM2's tokenizer the tokens that begin turns of a GLM-4, and a template that ends an answer in
+    `<|endoftext|>`, which GLM-4's own does not.
+    """
+    file = folder / "tokenizer.json"
+    text = file.read_text(encoding="utf-8")
+    for old, new in zip(("<repo_name>", "<reponame>", "<file_sep>"), GLM_TURNS, strict=True):
+        text = text.replace(json.dumps(old), json.dumps(new))
+    file.write_text(text, encoding="utf-8")
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    ends = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|endoftext|>")
+    file.write_text(json.dumps(settings | ends), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(GLM_TEMPLATE, encoding="utf-8")
+
+
 def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
     """A random LoRA adapter on the attention of `base`, with tokenizer and record as stage train leaves them;
     the folder.
@@ -172,7 +280,7 @@ def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
     `settings` are what it was trained with.
     """
     kind = json.loads((base / "config.json").read_text(encoding="utf-8"))["model_type"]
-    targets = list(FUSED if kind == "phi3" else TARGETS)
+    targets = default_targets(base) if kind in HYBRIDS else list(FUSED if kind == "phi3" else TARGETS)
     write_adapter(base, folder, target_modules=targets, lora_alpha=2)  # half as large as the base
     save_tokenizer(load_tokenizer(base), folder)
     output = settings.model_dump(mode="json") | {"target_modules": targets, "r": 4, "lora_alpha": 2}

@@ -71,7 +71,8 @@ def look_trained(model: Any, words: int | None = None) -> Any:
     config, random = model.config, torch.Generator().manual_seed(1)
     heads = config.hidden_size // config.num_attention_heads
     pairs = (getattr(config, "head_dim", None) or heads) // 2
-    scales = {"q_norm.weight": 1.2, "k_norm.weight": 1.2, "model.norm.weight": 1.5}
+    last_norms = ("model.norm.weight", "model.embedding_norm.weight")  # the second one is LFM2's
+    scales = {"q_norm.weight": 1.2, "k_norm.weight": 1.2, **dict.fromkeys(last_norms, 1.5)}
 
     def normal(values: Any, std: float) -> Any:
         return torch.randn(values.shape, generator=random) * std
@@ -86,7 +87,7 @@ def look_trained(model: Any, words: int | None = None) -> Any:
             elif values.dim() == 1:
                 scale = next((scale for end, scale in scales.items() if name.endswith(end)), 1.0)
                 factors = normal(values, 0.3).exp() * scale
-                if name == "model.norm.weight":
+                if name in last_norms:
                     factors[MASSIVE] *= 1e-3
                 # Gemma's norms start at 0: they multiply by one more than they hold
                 starts_at_zero = not values.any()

@@ -6,6 +6,7 @@ trained on its GGUF if the record says so.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Family:
     largest: int | None = None
     # its layers with a window have a rotary base of their own
     local_rotary: bool = False
+    # what its file is called if all layers are attention
+    attention_only: str | None = None
+    # its activations are multiplied by settings of config.json; the file has the products with the weights
+    # (`pipeline.gguf.multipliers`)
+    multiplied: bool = False
     # factors that its model is computed with: {key of config.json: field of the header}
     factors: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,6 +57,20 @@ class Family:
         return self.norms_add_one and is_norm
 
 
+GRANITE = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+STATE_SPACE = {
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_n_heads": "ssm.time_step_rank",
+}
+# attention in layer_types of config.json: as published, and as transformers saves it
+ATTENTION = {"attention", "full_attention"}
 FAMILIES = (
     Family(
         "llama",
@@ -93,12 +113,7 @@ FAMILIES = (
         trained_on=True,
         turns_neighbors=True,
         model_type="granite",
-        factors={
-            "attention_multiplier": "attention.scale",
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logit_scale",
-        },
+        factors=GRANITE,
     ),
     Family("olmo2", ("Olmo2ForCausalLM",), trained_on=True, model_type="olmo2"),
     Family(
@@ -111,6 +126,18 @@ FAMILIES = (
         ignored=("attention.sliding_window",),
     ),
     Family("smollm3", ("SmolLM3ForCausalLM",), trained_on=True, turns_neighbors=True, model_type="smollm3"),
+    # OLMo 3, whose file is called as OLMo 2's, and has windows
+    Family("olmo2", ("Olmo3ForCausalLM",), factors={"sliding_window": "attention.sliding_window"}),
+    Family("mistral3", ("Ministral3ForCausalLM",), turns_neighbors=True),
+    Family("glm4", ("Glm4ForCausalLM",)),
+    Family(
+        "granitehybrid",
+        ("GraniteMoeHybridForCausalLM",),
+        turns_neighbors=True,
+        attention_only="granite",
+        factors=GRANITE | STATE_SPACE,
+    ),
+    Family("falcon-h1", ("FalconH1ForCausalLM",), multiplied=True, factors=STATE_SPACE),
     Family(
         "lfm2",
         ("Lfm2ForCausalLM",),
@@ -131,8 +158,16 @@ FAMILIES = (
 )
 # by the class in config.json
 BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
-# by general.architecture
-BY_NAME = {family.name: family for family in FAMILIES}
+# by general.architecture; a file without further signs is the first one's
+BY_NAME = {family.name: family for family in reversed(FAMILIES)}
 # the names of those whose GGUF an adapter can be trained on, and of those without experts
 TRAINED_ON = tuple(family.name for family in FAMILIES if family.trained_on)
 DENSE = tuple(family.name for family in FAMILIES if family.trained_on and not family.experts)
+
+
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the family whose GGUF the model of a config.json becomes; None for one that is not known."""
+    family = BY_CLASS.get((config.get("architectures") or ["none"])[0])
+    if family and family.attention_only and ATTENTION.issuperset(config["layer_types"]):
+        return BY_NAME[family.attention_only]
+    return family

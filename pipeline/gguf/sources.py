@@ -3,10 +3,12 @@ conversion is known.
 
 Names are mapped by the package gguf. What llama.cpp's converter does to values is written again here, from
 its description: it orders the rows of q and k (Llama's and others') for its own rotary embedding, it adds one
-to Gemma's norms, it puts the experts of a layer into one tensor, it orders the value heads of Qwen3.5's delta
-nets (`pipeline.gguf.delta_heads`) and counts its layers for drafting among the others. Mixtral's tensors are
-called otherwise in its files than in transformers' model: `block_sparse_moe` for `mlp`, and an expert's `w1`,
-`w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`.
+to Gemma's norms, it puts the experts of a layer into one tensor, it splits Granite 4's feed-forward layers,
+it multiplies Falcon-H1's weights (`pipeline.gguf.multipliers`), it orders the value heads of Qwen3.5's delta
+nets (`pipeline.gguf.delta_heads`) and counts its layers for drafting among the others.
+
+Mixtral's tensors are called otherwise in its files than in transformers' model: `block_sparse_moe` for `mlp`,
+and an expert's `w1`, `w3` and `w2` for `gate_proj`, `up_proj` and `down_proj`.
 """
 
 import re
@@ -20,10 +22,12 @@ import numpy as np
 
 from pipeline.core.publish import read_json
 from pipeline.gguf.delta_heads import DeltaHeads, delta_heads
-from pipeline.gguf.families import BY_CLASS, Family
+from pipeline.gguf.families import Family, family_of
 from pipeline.gguf.header import CONFIG_FIELDS
+from pipeline.gguf.multipliers import input_products, products
 from pipeline.gguf.rope import factors_of
 from pipeline.gguf.safetensors_rows import Entry, read_rows
+from pipeline.gguf.state_spaces import stored_shape
 from pipeline.gguf.tensors import BLOCK, Floats
 
 STORED = re.compile(r"\.block_sparse_moe\.(?:gate\.|experts\.\d+\.w[123]\.)")
@@ -40,6 +44,9 @@ ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_pro
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
 # parameters that hold a linear of each of a layer's experts: the linears whose rows follow each other in one
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+# Granite 4's feed-forward linears: those of a dense layer whose rows follow each other in one
+SHARED = re.compile(r"(.*)\.shared_mlp\.(input_linear|output_linear)\.weight")
+SHARED_PARTS = {"input_linear": ("gate_proj", "up_proj"), "output_linear": ("down_proj",)}
 # keys of config.json that a model is computed with and no tensor's shape proves, as a family's `factors`: the
 # field of a GGUF's header
 SETTINGS = {
@@ -124,7 +131,7 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
 
     A tensor whose name has no place in this architecture is under its own name.
     """
-    family, config = BY_CLASS[config["architectures"][0]], text_config(config)
+    family, config = known_family(config), text_config(config)
     layers = config["num_hidden_layers"]
     drafts = {int(match[1]) + 1 for name in entries if (match := DRAFT_LAYER.fullmatch(name))}
     names = name_map(family, layers + max(drafts, default=0))
@@ -134,12 +141,34 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
     for name in sorted(stored, key=_expert_number):
         if name.endswith(NOT_CONVERTED) or name.startswith(VISION_PART):
             continue
-        for original, pieces in _parts(name, entries[stored[name]], heads, delta):
+        entry = entries[stored[name]]
+        entry = replace(entry, shape=stored_shape(entry, config))
+        for original, pieces in _parts(name, entry, heads, delta):
             tensor = _name_in_file(original, names, layers)
             change = _change(tensor, family)
             changed = [replace(piece, change=change) for piece in pieces] if change else pieces
+            if family.multiplied:
+                changed = _multiplied(original, changed, config)
             by_tensor.setdefault(tensor, []).extend(changed)
     return by_tensor
+
+
+def known_family(config: Mapping[str, Any]) -> Family:
+    """Return the family of a config.json that is known to have one. Raises `KeyError` otherwise."""
+    family = family_of(config)
+    if family is None:
+        raise KeyError(config.get("architectures"))
+    return family
+
+
+def _multiplied(name: str, pieces: list[Piece], config: Mapping[str, Any]) -> list[Piece]:
+    """Return the pieces of a tensor with the factors that the file has in its values."""
+    linear = name.removesuffix(".weight").rpartition(".")[2]
+    if linear == "in_proj":
+        parts = input_products(config)
+        return [replace(pieces[0], first=first, last=last, change=product) for first, last, product in parts]
+    product = products(config).get(linear)
+    return [replace(piece, change=product) for piece in pieces] if product else pieces
 
 
 def _change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
@@ -212,6 +241,11 @@ def _parts(
         for place, part in enumerate(FUSED[match[2]]):
             starts = range(place * rows, entry.rows, together)
             yield f"{match[1]}.{part}.weight", [Piece(entry, start, start + rows) for start in starts]
+    elif match := SHARED.fullmatch(name):
+        parts = SHARED_PARTS[match[2]]
+        rows = entry.rows // len(parts)
+        for place, part in enumerate(parts):
+            yield f"{match[1]}.mlp.{part}.weight", [Piece(entry, place * rows, (place + 1) * rows)]
     else:
         yield name, [Piece(entry, 0, entry.rows)]
 
@@ -231,7 +265,7 @@ def _expert_number(name: str) -> tuple[str, int]:
 
 def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
     """{GGUF field: its number by config.json}, of `SETTINGS` and of its family, which is known."""
-    family, config = BY_CLASS[config["architectures"][0]], text_config(config)
+    family, config = known_family(config), text_config(config)
     rope = config.get("rope_parameters") or {}
     values = {**config, **rope.get("full_attention", rope)}
     if "sliding_attention" in rope:  # published files call it so, transformers writes what is above

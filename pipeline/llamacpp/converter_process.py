@@ -26,8 +26,10 @@ def main(argv: list[str]) -> None:
     if settings["fields"]:
         write_more(settings["fields"])
     leave_out_missing_drafts()
+    know_attention_by_both_names()
     if script.endswith("convert_lora_to_gguf.py"):
         stack_each_projection()
+        name_ministral()
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
 
@@ -50,6 +52,24 @@ def leave_out_missing_drafts() -> None:
     WithDrafts.index_tensors = look
 
 
+def know_attention_by_both_names() -> None:
+    """Find the attention layers of a Granite 4 whose config.json transformers saved.
+
+    It calls them `full_attention`; the published files say `attention`, as llama.cpp's expects, which takes
+    all layers for state spaces otherwise.
+    """
+    from conversion.granite import GraniteHybridModel  # type: ignore[import-not-found]
+
+    find = GraniteHybridModel.get_attn_layers
+
+    def attention_layers(self: Any) -> Any:
+        types = self.hparams.get("layer_types") or []
+        found = [number for number, kind in enumerate(types) if kind in ("attention", "full_attention")]
+        return found or find(self)
+
+    GraniteHybridModel.get_attn_layers = attention_layers
+
+
 def stack_each_projection() -> None:
     """Put a layer's experts into one tensor as soon as all of one projection are there, in the order of their
     numbers.
@@ -62,6 +82,17 @@ def stack_each_projection() -> None:
 
     for kind in (LlamaModel, Qwen2MoeModel):
         stack_experts_of(kind)
+
+
+def name_ministral() -> None:
+    """Convert the adapter of a Ministral 3 by the class of its text model.
+
+    llama.cpp's hands everything to an inner converter, which writes the base in place of the adapter.
+    """
+    from conversion.base import ModelBase  # type: ignore[import-not-found]
+    from conversion.mistral3 import Mistral3Model  # type: ignore[import-not-found]
+
+    ModelBase.register("Ministral3ForCausalLM")(Mistral3Model.Ministral3Model)
 
 
 def stack_experts_of(kind: Any) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.gguf.base_files import file_trained_on
+from pipeline.gguf.families import family_of
 from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.sources import gguf_settings, rope_factors, sources
 
@@ -25,6 +27,28 @@ def numbers(*shape: int) -> Any:
 TALL, WIDE, EXPERTS = numbers(8, 6), numbers(3, 30_000), numbers(11, 4, 6)
 TURNED = TALL[[0, 2, 1, 3, 4, 6, 5, 7]]
 LAYER = "model.layers.0"
+
+
+# two rows each of the gate, the input, the two projections of the state; one of the steps
+FALCON: dict[str, Any] = {
+    "architectures": ["FalconH1ForCausalLM"],
+    "mamba_d_ssm": 2,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 2,
+    "mamba_n_heads": 1,
+    "attention_in_multiplier": 1.5,
+    "attention_out_multiplier": 1.0,
+    "key_multiplier": 0.7,
+    "embedding_multiplier": 1.0,
+    "lm_head_multiplier": 1.0,
+    "mlp_multipliers": [2.0, 3.0],
+    "ssm_in_multiplier": 0.3,
+    "ssm_out_multiplier": 0.25,
+    "ssm_multipliers": [0.1, 0.2, 0.3, 0.4, 0.5],
+}
+PRODUCTS = WIDE.reshape(9, -1) * np.float32(0.3)
+for place, factor in enumerate(FALCON["ssm_multipliers"]):
+    PRODUCTS[2 * place : 2 * place + 2] *= np.float32(factor)
 
 
 def single(stored: str, part: str) -> list[tuple[str, Any, str, Any]]:
@@ -68,8 +92,36 @@ def single(stored: str, part: str) -> list[tuple[str, Any, str, Any]]:
                 ("mlp.experts.down_proj", EXPERTS[:5], "ffn_down_exps.weight", EXPERTS[:5]),
             ],
         ),
+        (
+            {
+                "architectures": ["GraniteMoeHybridForCausalLM"],
+                "layer_types": ["mamba"],
+                "mamba_n_groups": 2,
+                "num_attention_heads": 2,
+            },
+            [
+                ("mamba.A_log", TALL[:, 0], "ssm_a", -torch.tensor(TALL[:, 0]).exp().numpy()),
+                ("mamba.D", TALL[:, 1], "ssm_d", TALL[:, 1]),
+                ("mamba.dt_bias", TALL[:, 2], "ssm_dt.bias", TALL[:, 2]),
+                ("mamba.conv1d.weight", TALL.reshape(8, 1, 6), "ssm_conv1d.weight", TALL),
+                ("mamba.norm.weight", TALL[:, 3], "ssm_norm.weight", TALL[:, 3].reshape(2, 4)),
+                ("shared_mlp.input_linear.weight", TALL, "ffn_gate.weight", TALL[:4]),
+                ("shared_mlp.input_linear.weight", TALL, "ffn_up.weight", TALL[4:]),
+                ("shared_mlp.output_linear.weight", TALL, "ffn_down.weight", TALL),
+            ],
+        ),
+        (
+            FALCON,
+            [
+                ("mamba.in_proj.weight", WIDE.reshape(9, -1), "ssm_in.weight", PRODUCTS),
+                ("mamba.out_proj.weight", TALL, "ssm_out.weight", TALL * np.float32(0.25)),
+                ("self_attn.k_proj.weight", TALL, "attn_k.weight", TALL * np.float32(0.7) * np.float32(1.5)),
+                ("feed_forward.down_proj.weight", TALL, "ffn_down.weight", TALL * np.float32(3.0)),
+                ("input_layernorm.weight", WIDE[0], "attn_norm.weight", WIDE[0]),
+            ],
+        ),
     ],
-    ids=["Llama", "Mixtral", "fused experts"],
+    ids=["Llama", "Mixtral", "fused experts", "Granite 4", "Falcon-H1"],
 )
 def test_tensors_hold_the_rows_that_the_conversion_puts_there(
     config: dict[str, Any], tensors: list[tuple[str, Any, str, Any]], tmp_path: Path
@@ -84,6 +136,15 @@ def test_tensors_hold_the_rows_that_the_conversion_puts_there(
         blocks = list(chain.from_iterable(piece.blocks() for piece in pieces))
         assert np.array_equal(np.concatenate(blocks), wanted[name].reshape(-1)), name
         assert max(map(len, blocks)) <= 1 << 16
+
+
+def test_a_granite_4_without_state_spaces_becomes_the_gguf_of_a_granite() -> None:
+    """By the names of layers in published files, and by those that transformers writes."""
+    config: dict[str, Any] = {"architectures": ["GraniteMoeHybridForCausalLM"]}
+    for attention, other in (("attention", "mamba"), ("full_attention", "linear_attention")):
+        for types, name in (([attention] * 2, "granite"), ([other, attention], "granitehybrid")):
+            family = family_of(config | {"layer_types": types})
+            assert family and family.name == name
 
 
 def test_settings_are_said_by_the_architectures_own_fields() -> None:

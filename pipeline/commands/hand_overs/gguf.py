@@ -14,11 +14,11 @@ from pipeline.commands.hand_overs.verdicts import failed, passed, plain, unmeasu
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
-from pipeline.gguf.families import BY_CLASS
+from pipeline.gguf.families import family_of
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import TENSORS
 from pipeline.gguf.safetensors_rows import read_folder
-from pipeline.gguf.sources import Piece, gguf_settings, read_config, sources, text_config
+from pipeline.gguf.sources import Piece, gguf_settings, known_family, read_config, sources, text_config
 from pipeline.gguf.tensors import NOISE, Floats, GgufTensor, gguf_tensors
 from pipeline.gguf.tied import EMBEDDINGS, HEAD
 from pipeline.models.merging.compute import Job, Rows
@@ -62,11 +62,6 @@ class Model:
     exact: bool
 
     @property
-    def architecture(self) -> str:
-        """The class that config.json names."""
-        return str((self.config.get("architectures") or ["none"])[0])
-
-    @property
     def tied(self) -> bool:
         """Whether config.json says that head and embeddings are one."""
         return bool(text_config(self.config).get("tie_word_embeddings"))
@@ -80,8 +75,8 @@ def model_of(base: Path | None, merged: Path | None, expected: Expected | None) 
     if merged is None and expected is None:
         return "it is not known what base and adapter make together"
     config = read_config(folder) | (expected.plan.config if expected and not merged else {})
-    architecture = (config.get("architectures") or ["none"])[0]
-    if architecture not in BY_CLASS:
+    if family_of(config) is None:
+        architecture = (config.get("architectures") or ["none"])[0]
         return f"how a model of the architecture {architecture} is converted is not known here"
     if merged:
         after = sources(config, read_folder(merged))
@@ -149,7 +144,7 @@ def weights_check(gguf: Path, model: Model, name: str) -> Check:
 
 def names(header: Header, tensors: dict[str, GgufTensor], model: Model, name: str) -> Iterator[Check]:
     """Another architecture; tensors that the GGUF lacks or adds, or has in another shape."""
-    kind, wanted = header.fields.get("general.architecture"), BY_CLASS[model.architecture].name
+    kind, wanted = header.fields.get("general.architecture"), known_family(model.config).name
     if kind != wanted:
         yield failed(
             f"{WEIGHTS}.other_model",
@@ -297,7 +292,7 @@ def settings_check(gguf: Path, model: Model, header: Header, name: str) -> Check
 
 def different_settings(model: Model, header: Header, name: str) -> Iterator[Check]:
     """Settings that are another in the GGUF than by config.json."""
-    stored, kind = header.fields, BY_CLASS[model.architecture].name
+    stored, kind = header.fields, known_family(model.config).name
     for fault in settings_faults(gguf_settings(model.config), stored):
         key = "rope" if ".rope." in fault.tensor else "other"
         yield failed(f"{SETTINGS}.{key}", name, f"{fault.tensor} {fault.seen}", plain(fault.cause))

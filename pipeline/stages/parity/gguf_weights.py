@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.checks import Check
-from pipeline.gguf.families import BY_CLASS
+from pipeline.gguf.families import family_of
 from pipeline.gguf.header import USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import TENSORS, same_factors
 from pipeline.gguf.safetensors_rows import read_folder
@@ -45,11 +45,12 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
     header, tensors = gguf_tensors(gguf)
     config = read_config(merged)
     architecture = (config.get("architectures") or ["none"])[0]
-    if architecture not in BY_CLASS:
+    family = family_of(config)
+    if family is None:
         contents = f"{len(tensors)} tensors ({', '.join(sorted(tensors)[:3])} …)"
         why = f"how {architecture} is converted is not known here: {contents}"
         return Check(title, "not measured", why, what=what)
-    if other := another_kind(header, tensors, architecture):
+    if other := another_kind(header, tensors, architecture, family.name):
         return exact(
             title,
             count=len(tensors),
@@ -66,10 +67,12 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
     return weights_check(title, what, list(filter(None, faults)), tensors)
 
 
-def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str) -> str:
-    """How a complete file is not what its name says: another architecture, or quantized; else empty."""
+def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str, name: str) -> str:
+    """How a complete file is not what its name says: another architecture than `name`, or quantized; else
+    empty.
+    """
     stored = header.fields.get("general.architecture")
-    if stored != BY_CLASS[architecture].name:
+    if stored != name:
         return f"the GGUF is a {stored}, the merged model a {architecture}"
     quantized = Counter(tensor.type for tensor in tensors.values() if tensor.type not in FLOAT_BYTES)
     ggml_types = ", ".join(f"{count} {ggml_type}" for ggml_type, count in sorted(quantized.items()))

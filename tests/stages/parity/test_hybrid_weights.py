@@ -20,9 +20,23 @@ SIZES: dict[str, Any] = {"vocab_size": 2100, "dtype": "bfloat16"}
 
 
 def short_convolutions(folder: Path) -> None:
+    random_family("lfm2", folder)
+
+
+def state_spaces(folder: Path) -> None:
+    """As layers of their own, between layers of attention."""
+    random_family("granitemoehybrid", folder, mamba_n_heads=4, mamba_d_head=32, mamba_n_groups=2)
+
+
+def state_spaces_beside_attention(folder: Path) -> None:
+    """In each layer, with factors that become part of the weights."""
+    random_family("falcon_h1", folder, mamba_n_groups=2, mamba_rms_norm=True)
+
+
+def random_family(kind: str, folder: Path, **settings: Any) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model("lfm2", **TEXT | MORE["lfm2"] | ENDS | SIZES)
+    config = AutoConfig.for_model(kind, **TEXT | MORE[kind] | ENDS | SIZES | settings)
     random_model(AutoModelForCausalLM, config).save_pretrained(folder)
 
 
@@ -44,6 +58,18 @@ Make = Callable[[Path], None]
 # (maker, tensors whose values or order the converter changes)
 MODELS = [
     pytest.param(short_convolutions, ("blk.0.shortconv.conv.weight", "token_embd_norm.weight"), id="lfm2"),
+    pytest.param(
+        state_spaces,
+        ("blk.0.ssm_a", "blk.0.ssm_dt.bias", "blk.0.ssm_norm.weight", "blk.1.ffn_up.weight"),
+        id="granite4",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        state_spaces_beside_attention,
+        ("blk.0.ssm_in.weight", "blk.0.attn_k.weight", "blk.1.ssm_norm.weight", "token_embd.weight"),
+        id="falcon_h1",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(
         delta_nets_beside_a_tower,
         ("blk.0.ssm_a", "blk.0.ssm_out.weight", "blk.2.nextn.eh_proj.weight"),

@@ -1,0 +1,19 @@
+"""The shapes in which llama.cpp's converter stores the tensors of state spaces (Mamba 2)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.gguf.safetensors_rows import Entry
+
+COLUMNS = (".mamba.A_log", ".mamba.D")
+NORM = ".mamba.norm.weight"
+
+
+def stored_shape(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a tensor in the file; of tensors that are no state space's, their own."""
+    if entry.name.endswith(COLUMNS):
+        return (*entry.shape, 1)
+    if entry.name.endswith(NORM):
+        groups = config["mamba_n_groups"]
+        return (groups, entry.shape[0] // groups)
+    return entry.shape
