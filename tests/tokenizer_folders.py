@@ -207,9 +207,10 @@ def _sentencepiece_model(words: list[str], added: list[str]) -> bytes:
     return model.SerializeToString()
 
 
-def llama2_folder(folder: Path) -> Path:
+def llama2_folder(folder: Path, control: tuple[str, ...] = ()) -> Path:
     """Write a small SentencePiece tokenizer with the structure of Llama 2's: tokenizer.model, the
-    tokenizer.json that is made of it, a template, and a tiny model's settings; return the folder.
+    tokenizer.json that is made of it, a template, and a tiny model's settings; return the folder. `control`
+    are further control tokens.
     """
     import sentencepiece
 
@@ -224,6 +225,7 @@ def llama2_folder(folder: Path) -> Path:
             vocab_size=500,
             hard_vocab_limit=False,
             byte_fallback=True,
+            control_symbols=list(control),
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             minloglevel=2,
@@ -238,7 +240,8 @@ def llama2_folder(folder: Path) -> Path:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(parts)
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in LLAMA2_ADDED])
+    special = [*LLAMA2_ADDED, *control]
+    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = dict(zip(("unk_token", "bos_token", "eos_token"), LLAMA2_ADDED, strict=True))
     (folder / "tokenizer_config.json").write_text(

@@ -13,6 +13,8 @@ import tiny
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Base
 from pipeline.core.errors import DataError
+from pipeline.llamacpp.tools import Toolchain
+from pipeline.stages.base.gguf_import import ids_by_llama_cpp
 from pipeline.stages.base.stage import base
 
 DEFAULT = "<|endoftext|>"  # which transformers adds to what it reads of a GGUF
@@ -92,8 +94,8 @@ def test_a_vocabulary_with_more_tokens_than_rows_is_refused(quantization: str, t
 
 
 @pytest.mark.parametrize("quantization", ["gguf", "nf4"])
-def test_a_space_that_llama_cpp_alone_puts_behind_special_tokens_is_found(
-    quantization: str, tmp_path: Path
+def test_a_space_is_put_behind_special_tokens_as_llama_cpp_does(
+    quantization: str, tools: Toolchain, tmp_path: Path
 ) -> None:
     """As in SentencePiece's vocabularies of Llama 2 and Mistral 7B: else parity finds it, after training."""
     letters = [chr(code) for code in range(33, 127)]
@@ -117,5 +119,10 @@ def test_a_space_that_llama_cpp_alone_puts_behind_special_tokens_is_found(
         tokenizer__chat_template=template,
     )
     chosen = Base(model=str(file), quantization=quantization)
-    with pytest.raises(DataError, match=r"Q-BASE-005.*Hello</s>Hello"):
-        base(chosen, target=tmp_path / "models/base", record=tmp_path / "models/base.json")
+    folder = tmp_path / "models/base"
+    base(chosen, target=folder, record=tmp_path / "models/base.json")
+    text = "<s>Hello</s>Hello </s>\n<s> Hé"
+    found = load_tokenizer(folder)(text, add_special_tokens=False)["input_ids"]
+    assert found == ids_by_llama_cpp(file, text, tools)
+    pieces = [words[number] for number in found]
+    assert pieces[:3] == ["<s>", "\u2581", "H"] and pieces[-2:] == ["<0xC3>", "<0xA9>"]

@@ -25,7 +25,9 @@ from pipeline.models.header_config import header_config
 from pipeline.models.tensors import all_finite
 from pipeline.stages.base.chats import need_compiled
 from pipeline.stages.base.hf_folder import special_ids
+from pipeline.stages.base.sentencepiece_file import puts_spaces, write_pieces
 
+SPACE = "\u2581"  # which SentencePiece writes for a space
 # tokenizer.ggml.pre of vocabularies of GPT-2's kind with single digits: SmolLM 1 and 2, Granite 3
 SINGLE_DIGITS = ("smollm", "refact")
 
@@ -75,6 +77,8 @@ def unpack_gguf(
     with redirect_stderr(io.StringIO()):
         model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
+    if puts_spaces(header):
+        write_pieces(header, folder)
     same_ids_as_llama_cpp(file, folder, tools, tokenizer.eos_token)
     return tied
 
@@ -119,6 +123,8 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     tokenizer = from_gguf(kind, file, header)
     drop_defaults(tokenizer, header.fields["tokenizer.ggml.tokens"])
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
+    if puts_spaces(header):
+        put_spaces(tokenizer)
     templates = named_templates(header.fields)
     need_compiled(templates, str(file))
     tokenizer.chat_template = templates if len(templates) > 1 else templates.get("default")
@@ -212,11 +218,25 @@ def set_pre_tokenizer(tokenizer: Any, kind: str | None) -> None:
         )
 
 
+def put_spaces(tokenizer: Any) -> None:
+    """Let `tokenizer` put a space before every text that is not split further: the first one, and each that
+    follows a special token, as the published tokenizer.json of Llama 2 and Mistral and llama.cpp do.
+
+    transformers 5.23 puts one only before the first.
+    """
+    from tokenizers import normalizers
+
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+    )
+    tokenizer.backend_tokenizer.pre_tokenizer = None
+
+
 def same_ids_as_llama_cpp(file: Path, folder: Path, tools: Toolchain, end: str) -> None:
     """Raise `DataError` unless `tokenizer.json` gives the ids that llama.cpp gives by the GGUF's tokens.
 
-    `end` is the end of turn. llama.cpp puts a space before text that follows such a token if the vocabulary
-    is SentencePiece's, which transformers doesn't; chats are full of such text.
+    `end` is the end of turn: chats are full of text that follows such a token, before which llama.cpp puts a
+    space if the vocabulary is SentencePiece's.
     """
     tokenizer = plain_tokenizer(folder)
     for text in (*PROBES, f"Hello{end}Hello{end} Hello{end}\nHello"):
@@ -235,7 +255,7 @@ def ids_by_llama_cpp(file: Path, text: str, tools: Toolchain) -> list[int] | Non
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".txt") as probe:
         probe.write(text)
         probe.flush()
-        shown = ("--ids", "--no-bos", "--log-disable")
+        shown = ("--ids", "--no-bos", "--no-escape", "--log-disable")
         printed = run_tool([tools.tool("llama-tokenize"), "-m", file, "-f", probe.name, *shown])
     match = re.search(r"^\[[0-9, ]*\]", printed, re.MULTILINE)
     return json.loads(match[0]) if match else None
