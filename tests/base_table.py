@@ -25,6 +25,7 @@ COLUMNS = ("NF4", "merged", "levels", "adapter", "scales", "parity", "served", "
 FAMILIES: Mapping[str, str] = {
     "llama": "Llama 3, 3.1, 3.2, 3.3, SmolLM2",
     "mistral": "Mistral Nemo",
+    "ministral3": "Ministral 3, its text part",
     "qwen2": "Qwen2, Qwen2.5",
     "qwen3": "Qwen3",
     "qwen2_moe": "Qwen1.5-MoE, Qwen2-MoE",
@@ -37,6 +38,7 @@ FAMILIES: Mapping[str, str] = {
     "phi3": "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
     "smollm3": "SmolLM3",
     "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
     "glm4": "GLM-4, with a template that ends answers",
     "lfm2": "LFM2",
     "falcon_h1": "Falcon-H1",

@@ -30,6 +30,8 @@ NAMES = (
     "smollm3",
     "mistral",
     "glm4",
+    "ministral3",
+    "olmo3",
     "lfm2",
     "falcon_h1",
     "granitemoehybrid",
@@ -100,6 +102,7 @@ MORE: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 4},  # every fourth layer has no rotary embedding
     "mistral": {"head_dim": 128, "sliding_window": None, "tie_word_embeddings": False},  # as Nemo
     "ministral3": {
+        "initializer_range": 0.014,
         "head_dim": 128,
         "rope_parameters": {
             "rope_type": "yarn",
@@ -114,7 +117,7 @@ MORE: dict[str, dict[str, Any]] = {
         },
     },
     "olmo3": {
-        "initializer_range": 0.012,  # with larger logits the level costs more than it may
+        "initializer_range": 0.013,  # with larger logits the level costs more than it may
         # most layers look no further back than the window; the others' positions are stretched
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 24,
