@@ -48,6 +48,10 @@ class Family:
     # its activations are multiplied by settings of config.json; the file has the products with the weights
     # (`pipeline.gguf.multipliers`)
     multiplied: bool = False
+    # type of a layer that has no heads of keys by its header, beside those of full attention
+    without_heads: str | None = None
+    # settings of config.json that are the same for every file of the family
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     # factors that its model is computed with: {key of config.json: field of the header}
     factors: Mapping[str, str] = field(default_factory=dict)
 
@@ -141,6 +145,11 @@ FAMILIES = (
     Family(
         "lfm2",
         ("Lfm2ForCausalLM",),
+        trained_on=True,
+        model_type="lfm2",
+        without_heads="conv",
+        # its header has the width after the adjustment
+        fixed={"block_auto_adjust_ff_dim": False},
         factors={"norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache"},
     ),
     Family(

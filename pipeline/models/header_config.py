@@ -17,6 +17,7 @@ from pipeline.gguf.rope import LONG, SHORT, stored_factors
 from pipeline.gguf.tensors import Floats
 
 EPSILON = "attention.layer_norm_rms_epsilon"
+KEY_HEADS = "attention.head_count_kv"
 VALUE_WIDTH = "attention.value_length"
 ROPE_BASE = "rope.freq_base"
 LOCAL_ROPE_BASE = "rope.freq_base_swa"
@@ -65,7 +66,7 @@ def header_config(header: Header, family: Family, file: Path) -> Any:
         name.removeprefix(prefix): value for name, value in header.fields.items() if name.startswith(prefix)
     }
     stated = Stated(family, values, file)
-    settings = sizes(stated)
+    settings = {**sizes(stated), **layer_types(stated), **family.fixed}
     settings["rope_parameters"] = rotary(stated, settings, stored_factors(header, file))
     if family.listed_factors:
         settings["original_max_position_embeddings"] = values.get(
@@ -79,7 +80,9 @@ def sizes(stated: Stated) -> dict[str, Any]:
     place in config.json.
     """
     family = stated.family
-    fields = {**CONFIG_FIELDS, "rms_norm_eps": EPSILON, **family.factors}
+    fields = {**CONFIG_FIELDS, **family.factors}
+    if EPSILON not in family.factors.values():
+        fields["rms_norm_eps"] = EPSILON
     known = {*fields.values(), *CHECKED, *family.ignored}
     if family.listed_factors:
         known |= {ROPE_CONTEXT, ROPE_ATTENTION}
@@ -89,16 +92,37 @@ def sizes(stated: Stated) -> dict[str, Any]:
         raise stated.untrainable(
             f"has {family.name}.{unknown[0]}, which is not known to be the same in training"
         )
-    settings = {}
+    settings: dict[str, Any] = {}
     for key, field in fields.items():
         value = stated.values.get(field)
-        if isinstance(value, int | float):
+        if field == KEY_HEADS and family.without_heads:
+            settings[key] = heads_by_layer(stated)
+        elif isinstance(value, int | float):
             settings[key] = value
         elif value is not None:
             raise stated.untrainable(f"has {family.name}.{field} by layer, and training has one for all")
         elif key not in OPTIONAL:
             raise stated.untrainable(f"has no {family.name}.{field}, which its family is computed with")
     return settings
+
+
+def heads_by_layer(stated: Stated) -> int:
+    """Return how many heads of keys each layer of attention has. Raises `DataError` unless all have as many
+    and the header says so of each layer.
+    """
+    by_layer = stated.values.get(KEY_HEADS)
+    counts = set(by_layer) - {0} if isinstance(by_layer, list) else set()
+    if len(counts) != 1:
+        raise stated.untrainable(f"doesn't say which layers attend ({KEY_HEADS}: {by_layer})")
+    return int(counts.pop())
+
+
+def layer_types(stated: Stated) -> dict[str, Any]:
+    """Return the types of layers, of a family that has layers without attention."""
+    if not stated.family.without_heads:
+        return {}
+    by_layer = stated.values[KEY_HEADS]
+    return {"layer_types": ["full_attention" if heads else stated.family.without_heads for heads in by_layer]}
 
 
 def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Floats]) -> dict[str, Any]:

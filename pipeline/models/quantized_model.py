@@ -5,7 +5,7 @@ Norms and biases, which a GGUF holds in float32, are rounded to the compute type
 loads a model in that type.
 """
 
-from itertools import dropwhile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,7 @@ def fill(
                 continue  # below
             name = f"{path}.{leaf}"
             values = vector(find(tensors, names, name, parameter), names, name, dtype)
+            values = values.reshape(parameter.shape)
             setattr(module, leaf, torch.nn.Parameter(values.to(device), requires_grad=False))
     tied = model.config.tie_word_embeddings
     for path, module in list(model.named_modules()):
@@ -163,8 +164,8 @@ def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: tor
             f"{names.file} has no {place.tensor}, which config.json asks for ({parameter}): run `snakemake "
             "--force base`",
         )
-    # llama.cpp's tools leave out a dimension of 1: a shared expert's gate has one output
-    if tensor.shape != tuple(dropwhile(lambda size: size == 1, like.shape)):
+    # llama.cpp's tools leave out a dimension of 1: a shared expert's gate has one output, a filter one input
+    if without_ones(tensor.shape) != without_ones(like.shape):
         raise DataError(
             "Q-MODELS-029",
             f"{names.file}: {place.tensor} is {tensor.shape} and config.json asks for {tuple(like.shape)}: "
@@ -173,15 +174,20 @@ def find(tensors: dict[str, GgufTensor], names: Names, parameter: str, like: tor
     return tensor
 
 
+def without_ones(shape: Iterable[int]) -> list[int]:
+    """Return the sizes of a shape that are not 1."""
+    return [size for size in shape if size != 1]
+
+
 def vector(tensor: GgufTensor, names: Names, parameter: str, dtype: torch.dtype) -> torch.Tensor:
-    """A norm, bias or router as transformers' model has it, in the compute type. Raises `DataError` if that
-    can't hold one of its values, or it is stored in blocks, which no file of llama.cpp's tools has.
+    """A norm, bias, filter or router as transformers' model has it, in the compute type. Raises `DataError`
+    if that can't hold one of its values, or it is stored in blocks, which no file of llama.cpp's tools has.
     """
     if tensor.type not in FLOATS:
         raise DataError(
             "Q-MODELS-030",
-            f"{tensor.file}: {tensor.name} is a vector or router in {tensor.type}, not in floats: take "
-            "another file of this model",
+            f"{tensor.file}: {tensor.name} is a vector, filter or router in {tensor.type}, not in floats: "
+            "take another file of this model",
         )
     stored = torch.from_numpy(tensor.values(0, tensor.rows).copy())
     if tensor.rows == 1:

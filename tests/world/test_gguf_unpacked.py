@@ -15,7 +15,7 @@ from pipeline.llamacpp.tools import Toolchain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["granite", "smollm3", "olmo2", "phi3"])
+@pytest.mark.parametrize("name", ["granite", "smollm3", "olmo2", "phi3", "lfm2"])
 def test_an_unpacked_file_is_the_folder_it_was_made_of(name: str, tools: Toolchain, tmp_path: Path) -> None:
     source = family(name, tmp_path / "source", tools)
     to_gguf(tools, source, tmp_path / "tiny.gguf", "F16", HeaderFields("tiny", "smollm"))

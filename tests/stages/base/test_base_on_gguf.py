@@ -232,7 +232,7 @@ def test_a_hugging_face_folder_as_source_is_a_config_error(tiny_params: dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["qwen2", "qwen3", "gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "phi3"]
+    "name", ["qwen2", "qwen3", "gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "phi3", "lfm2"]
 )
 def test_settings_of_other_families_are_read_whole(
     name: str, bring: Bring, tmp_path: Path, tools: Toolchain
@@ -250,7 +250,9 @@ def test_settings_of_other_families_are_read_whole(
         assert getattr(read, key, None) == getattr(written, key, None), key
     ends = written.eos_token_id
     assert read.eos_token_id == (ends[0] if isinstance(ends, list) else ends)  # a GGUF names one
-    assert read.rms_norm_eps == pytest.approx(written.rms_norm_eps, rel=1e-6)  # a GGUF keeps float32
+    epsilon = "norm_eps" if name == "lfm2" else "rms_norm_eps"
+    # a GGUF keeps float32
+    assert getattr(read, epsilon) == pytest.approx(getattr(written, epsilon), rel=1e-6)
     for key, value in written.rope_parameters.items():
         assert read.rope_parameters[key] == (
             value if isinstance(value, str | dict) else pytest.approx(value, rel=1e-6)
@@ -262,7 +264,9 @@ def test_settings_of_other_families_are_read_whole(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "phi3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "phi3", "lfm2"]
+)
 def test_what_is_trained_on_computes_what_llama_cpp_does(
     name: str, bring: Bring, tmp_path: Path, tools: Toolchain
 ) -> None:

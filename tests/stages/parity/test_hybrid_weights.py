@@ -1,17 +1,22 @@
-"""Weights of models whose layers are not attention alone, merged and in their GGUF: equal, or named."""
+"""Weights of models whose layers are not attention alone, merged and in their GGUF: equal, or named; and
+trained on, they compute the same.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from families import MORE
 from gguf_edit import change_rows
 from tokenizer_folders import qwen35_folder
+from transformers import AutoConfig, AutoModelForCausalLM
 from wrappers import TEXT, random_model, text_model, with_drafts, wrapper
 
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
+from pipeline.models.quantized_model import load_gguf
 from pipeline.stages.parity.gguf_weights import gguf_weights
 
 WORDS = 2000
@@ -34,8 +39,6 @@ def state_spaces_beside_attention(folder: Path) -> None:
 
 
 def random_family(kind: str, folder: Path, **settings: Any) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = AutoConfig.for_model(kind, **TEXT | MORE[kind] | ENDS | SIZES | settings)
     random_model(AutoModelForCausalLM, config).save_pretrained(folder)
 
@@ -84,6 +87,8 @@ MODELS = [
     pytest.param(delta_nets_of_pairs, ("blk.0.ssm_a",), id="qwen3.5-pairs", marks=pytest.mark.slow),
 ]
 
+TRAINED_ON = (short_convolutions,)  # those whose GGUF an adapter can be trained on
+
 
 @pytest.mark.parametrize(("make", "changed"), MODELS)
 def test_they_are_equal_bit_for_bit_and_a_changed_one_is_named(
@@ -94,6 +99,14 @@ def test_they_are_equal_bit_for_bit_and_a_changed_one_is_named(
     to_gguf(tools, folder, gguf, "F16", HeaderFields("tiny", "qwen35"))
     check = gguf_weights(folder, gguf)
     assert check.verdict == "pass", check.sentence
+    if make in TRAINED_ON:
+        ids = torch.arange(24)[None] * 37 % WORDS
+        trained_on = load_gguf(folder, compute_dtype=torch.float32, device="cpu", name=str(gguf))
+        ours, theirs = (
+            model(input_ids=ids, use_cache=False).logits
+            for model in (trained_on, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+        )
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-3
     for tensor in changed:
         change_rows(gguf, tensor, lambda rows: rows ^ 1)
         check = gguf_weights(folder, gguf)
