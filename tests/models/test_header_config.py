@@ -145,6 +145,7 @@ def test_a_setting_that_training_would_not_see_is_named(
 
 
 def test_every_family_has_its_own_names() -> None:
-    names = [family.name for family in FAMILIES]
+    """Only of families that can be trained on a file's name has to tell which it is: OLMo 3's is OLMo 2's."""
+    names = [family.name for family in FAMILIES if family.trained_on]
     classes = [name for family in FAMILIES for name in family.classes]
     assert len(classes) == len(set(classes)) and len(names) == len(set(names))
