@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import sqrt
 from typing import Any, TypeVar
 
+from pipeline.config.sections.adapters import DEFAULT_TARGETS
 from pipeline.config.sections.training import Train
 from pipeline.core.text import plural
 
@@ -18,7 +19,6 @@ ROUTED = re.compile(r"\.experts\.\d+\.")  # in the path of a routed expert's lin
 GATE = "gate"
 ROUTER = re.compile(rf"(?:.*\.)?mlp\.{GATE}")  # the path of what chooses a token's experts
 PARTS = ("gate_proj", "up_proj", "down_proj")  # of an expert
-DEFAULT_TARGETS = list(Train().target_modules)  # the default's: Llama's linears, and of most since
 Settings = TypeVar("Settings", bound=Train)
 
 
@@ -166,18 +166,27 @@ def misfits(train: Train, paths: Iterable[str], layers: int) -> Iterator[str]:
 
 
 def with_own_targets(train: Settings, paths: Iterable[str]) -> Settings:
-    """Return the settings for a dense model with linears at `paths`: as they are, or, if its layers have not
-    all of the default's targets (fused projections, layers of several types), with all linears instead: their
-    names if each layer has all of them, else a pattern of their paths in the layers.
+    """Return the settings for a dense model with linears at `paths`: as they are, or, if they are the
+    default's, with the targets that the default stands for there.
+    """
+    if train.target_modules != DEFAULT_TARGETS:
+        return train
+    return train.model_copy(update={"target_modules": own_targets(paths)})
+
+
+def own_targets(paths: Iterable[str]) -> list[str] | str:
+    """Return what the default of `train.target_modules` stands for on a dense model with linears at `paths`:
+    itself, or, if its layers have not all of it (fused projections, layers of several types), all linears:
+    their names if each layer has all of them, else a pattern of their paths in the layers.
     """
     paths = list(paths)
-    if train.target_modules != DEFAULT_TARGETS or _has_all(DEFAULT_TARGETS, paths):
-        return train
-    own: list[str] | str = list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
-    if not _has_all(own, paths):
-        inside = dict.fromkeys(PLACE.split(path, maxsplit=1)[-1] for path in paths)
-        own = rf"(?:.*\.)?layers\.\d+\.(?:{'|'.join(map(re.escape, inside))})"
-    return train.model_copy(update={"target_modules": own})
+    if _has_all(DEFAULT_TARGETS, paths):
+        return DEFAULT_TARGETS
+    names = list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
+    if _has_all(names, paths):
+        return names
+    inside = dict.fromkeys(PLACE.split(path, maxsplit=1)[-1] for path in paths)
+    return rf"(?:.*\.)?layers\.\d+\.(?:{'|'.join(map(re.escape, inside))})"
 
 
 def _has_all(names: Iterable[str], paths: Iterable[str]) -> bool:

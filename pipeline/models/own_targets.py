@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.config.sections import Train
-from pipeline.config.targets import DEFAULT_TARGETS, layer_of, with_own_targets
+from pipeline.config.sections.adapters import DEFAULT_TARGETS
+from pipeline.config.targets import layer_of, own_targets, with_own_targets
 from pipeline.models.experts.separate import has_experts
 from pipeline.models.qlora import check_layers
 from pipeline.models.small_model import empty, text_config
@@ -37,7 +38,7 @@ def default_targets(base: Path) -> list[str] | str:
     config = text_config(base)
     if has_experts(config):
         return DEFAULT_TARGETS
-    return with_own_targets(Train(), linears(empty(config))).target_modules
+    return own_targets(linears(empty(config)))
 
 
 def linears(model: Any) -> Iterator[str]:

@@ -279,10 +279,6 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         edits("config.json", sets(vocab_size=100)),
         "the base has 100 rows of embeddings",
     ),
-    "pre-tokenizer swapped": (
-        edits("tokenizer_config.json", sets(tokenizer_class="Qwen2Tokenizer")),
-        "its tokenizer.json gives",
-    ),
     "a control token in what is said": (
         says_a_control_token,
         "Q-PREPROCESS-007: row ",

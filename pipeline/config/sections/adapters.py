@@ -77,6 +77,8 @@ def _variants(value: Any) -> Any:
 
 
 Targets = Annotated[list[str] | str, PlainValidator(_targets)]
+# Llama's linears, which most architectures since have
+DEFAULT_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Ranks = Annotated[dict[str, int], PlainValidator(_ranks)]
 TrainedLayers = Annotated[list[int] | str | None, PlainValidator(_layers)]
 Variant = Literal["rslora", "dora", "gaussian", "lora_plus"]

@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from pipeline.config.methods import METHODS, Method
-from pipeline.config.sections.adapters import TABLES, Ranks, Saved, Targets, TrainedLayers, Variants
+from pipeline.config.sections.adapters import (
+    DEFAULT_TARGETS,
+    TABLES,
+    Ranks,
+    Saved,
+    Targets,
+    TrainedLayers,
+    Variants,
+)
 from pipeline.config.sections.method_groups import Grpo, Preference
 from pipeline.config.sections.shipping import Machine
 from pipeline.config.sections.values import (
@@ -66,7 +74,7 @@ class Train(Section):
         None, "lora only: share of LoRA inputs dropped while training, 0 to 1; null: 0.05, grpo 0.0"
     )
     target_modules: Targets = key(
-        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        DEFAULT_TARGETS,
         "linears that get an adapter, or whose scales train (the default stands for a base's own if it has "
         "others); or a regular expression that matches their whole names, e.g. .*self_attn.*_proj",
     )

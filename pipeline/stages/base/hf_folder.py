@@ -12,7 +12,8 @@ import yaml
 
 from pipeline.chat.new_tokens import text_tokens
 from pipeline.chat.tokens import template_of
-from pipeline.config.targets import DEFAULT_TARGETS, layer_of
+from pipeline.config.sections.adapters import DEFAULT_TARGETS
+from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.hashing import file_hash
 from pipeline.core.publish import write_json, write_text

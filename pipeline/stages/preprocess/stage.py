@@ -24,7 +24,7 @@ from pipeline.chat.trial import OF_THE_BASE, USUAL, base_fault, failures
 from pipeline.config.methods import METHODS, REWARD, Method, unused_sentences
 from pipeline.config.params import Params
 from pipeline.config.sections import Train
-from pipeline.config.targets import DEFAULT_TARGETS
+from pipeline.config.sections.adapters import DEFAULT_TARGETS
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.publish import publishing, write_json, write_text
 from pipeline.core.text import most, plural
