@@ -45,6 +45,8 @@ class Family:
     local_rotary: bool = False
     # what its file is called if all layers are attention
     attention_only: str | None = None
+    # the key of config.json that counts experts, of a family whose conversion is known only without any
+    counts_experts: str | None = None
     # its activations are multiplied by settings of config.json; the file has the products with the weights
     # (`pipeline.gguf.multipliers`)
     multiplied: bool = False
@@ -139,6 +141,7 @@ FAMILIES = (
         ("GraniteMoeHybridForCausalLM",),
         turns_neighbors=True,
         attention_only="granite",
+        counts_experts="num_local_experts",
         factors=GRANITE | STATE_SPACE,
     ),
     Family("falcon-h1", ("FalconH1ForCausalLM",), multiplied=True, factors=STATE_SPACE),
@@ -177,6 +180,9 @@ DENSE = tuple(family.name for family in FAMILIES if family.trained_on and not fa
 def family_of(config: Mapping[str, Any]) -> Family | None:
     """Return the family whose GGUF the model of a config.json becomes; None for one that is not known."""
     family = BY_CLASS.get((config.get("architectures") or ["none"])[0])
-    if family and family.attention_only and ATTENTION.issuperset(config["layer_types"]):
+    if family is None or (family.counts_experts and config.get(family.counts_experts)):
+        return None
+    types = config.get("layer_types")  # without it, no layer is attention
+    if family.attention_only and types and ATTENTION.issuperset(types):
         return BY_NAME[family.attention_only]
     return family

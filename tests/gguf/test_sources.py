@@ -145,6 +145,16 @@ def test_a_granite_4_without_state_spaces_becomes_the_gguf_of_a_granite() -> Non
         for types, name in (([attention] * 2, "granite"), ([other, attention], "granitehybrid")):
             family = family_of(config | {"layer_types": types})
             assert family and family.name == name
+    unsaid = family_of(config)
+    assert unsaid and unsaid.name == "granitehybrid"
+
+
+def test_a_granite_4_with_experts_is_not_taken_for_one_without() -> None:
+    """Its experts are split and its shared one is called otherwise: every tensor would seem to be missing."""
+    config: dict[str, Any] = {"architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 64}
+    for types in (["mamba", "attention"], ["attention"] * 2):
+        assert family_of(config | {"layer_types": types}) is None
+        assert family_of(config | {"layer_types": types, "num_local_experts": 0}) is not None
 
 
 def test_settings_are_said_by_the_architectures_own_fields() -> None:
