@@ -17,11 +17,14 @@ def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any
     The scores of Gemma's attention are divided by the root of `query_pre_attn_scalar`. llama.cpp takes the
     width of a head, but for the largest model, which it knows by the count of its layers.
     """
-    if not family.full_every:
-        return {}
     layers = config["num_hidden_layers"]
-    share = config["hidden_size"] // config["num_attention_heads"]
-    return {
-        "query_pre_attn_scalar": share if layers == family.largest else config.get("head_dim", share),
-        "layer_types": [WINDOWED if number % family.full_every else FULL for number in range(1, layers + 1)],
-    }
+    settings: dict[str, Any] = {}
+    if family.largest:
+        share = config["hidden_size"] // config["num_attention_heads"]
+        is_largest = layers == family.largest
+        settings["query_pre_attn_scalar"] = share if is_largest else config.get("head_dim", share)
+    if family.full_every:
+        settings["layer_types"] = [
+            WINDOWED if number % family.full_every else FULL for number in range(1, layers + 1)
+        ]
+    return settings
