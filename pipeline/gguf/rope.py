@@ -21,6 +21,8 @@ LLAMA3 = "rope_freqs.weight"
 LONG = "rope_factors_long.weight"
 SHORT = "rope_factors_short.weight"
 TENSORS = (LLAMA3, LONG, SHORT)
+# the field, after the architecture's name, with the context that a model was first trained with
+FIRST_CONTEXT = "rope.scaling.original_context_length"
 TOLERANCE = 1e-5  # relative; both sides compute the factors in float32
 # rope_parameters of the published config.json: Llama 3.1 and 3.3 have the first factor, Llama 3.2 the second
 PUBLISHED = tuple(
@@ -52,7 +54,7 @@ def factors_of(config: Any) -> dict[str, Floats]:
 
 
 def _llama3_factors(config: Any) -> Floats:
-    # by the function that transformers itself runs with
+    # This is the function that transformers itself runs with.
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     slowed = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
@@ -62,23 +64,23 @@ def _llama3_factors(config: Any) -> Floats:
 
 def stored_factors(header: Header, file: Path) -> dict[str, Floats]:
     """Return the factors in a GGUF by the tensor's name."""
-    found = {}
+    factors = {}
     for name in TENSORS:
         if name in header.tensors:
             shape, ggml_type = header.tensors[name]
             tensor = GgufTensor(name, shape[::-1], ggml_type, file, header.start + header.offsets[name])
-            found[name] = tensor.values(0, tensor.rows).reshape(-1)
-    return found
+            factors[name] = tensor.values(0, tensor.rows).reshape(-1)
+    return factors
 
 
 def first_context(header: Header) -> int | None:
-    """Return up to which context a file with listed factors has llama.cpp take the short ones; None for a
-    file without such factors.
+    """Return the largest context in which llama.cpp takes the short ones of a file's listed factors; None for
+    a file without such factors.
     """
     if LONG not in header.tensors:
         return None
     architecture = header.fields["general.architecture"]
-    context = header.fields.get(f"{architecture}.rope.scaling.original_context_length")
+    context = header.fields.get(f"{architecture}.{FIRST_CONTEXT}")
     return context if isinstance(context, int) else None
 
 

@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.gguf.attention import FULL, WINDOWED, assumed_settings
 from pipeline.gguf.families import Family
 from pipeline.gguf.header import CONFIG_FIELDS, USUAL_ROPE_BASE, Header
-from pipeline.gguf.rope import LONG, SHORT, stored_factors
+from pipeline.gguf.rope import FIRST_CONTEXT, LONG, SHORT, stored_factors
 from pipeline.gguf.tensors import Floats
 
 EPSILON = "attention.layer_norm_rms_epsilon"
@@ -22,9 +22,7 @@ VALUE_WIDTH = "attention.value_length"
 ROPE_BASE = "rope.freq_base"
 LOCAL_ROPE_BASE = "rope.freq_base_swa"
 ROPE_WIDTH = "rope.dimension_count"
-# of rope_type longrope: the context that the model was trained with at first, and a factor of cos and sin
-ROPE_CONTEXT = "rope.scaling.original_context_length"
-ROPE_ATTENTION = "rope.scaling.attn_factor"
+ROPE_ATTENTION = "rope.scaling.attn_factor"  # of rope_type longrope: a factor of cos and sin
 OPTIONAL = ("num_key_value_heads", "head_dim")  # keys of `CONFIG_FIELDS` that a header may leave out
 # fields that are checked here or for every file (`pipeline.models.base_header`), or repeat a tensor's shape
 CHECKED = (
@@ -70,7 +68,7 @@ def header_config(header: Header, family: Family, file: Path) -> Any:
     settings["rope_parameters"] = rotary(stated, settings, stored_factors(header, file))
     if family.listed_factors:
         settings["original_max_position_embeddings"] = values.get(
-            ROPE_CONTEXT, settings["max_position_embeddings"]
+            FIRST_CONTEXT, settings["max_position_embeddings"]
         )
     return AutoConfig.for_model(family.model_type, **settings, **assumed_settings(family, settings))
 
@@ -85,7 +83,7 @@ def sizes(stated: Stated) -> dict[str, Any]:
         fields["rms_norm_eps"] = EPSILON
     known = {*fields.values(), *CHECKED, *family.ignored}
     if family.listed_factors:
-        known |= {ROPE_CONTEXT, ROPE_ATTENTION}
+        known |= {FIRST_CONTEXT, ROPE_ATTENTION}
     if family.local_rotary:
         known.add(LOCAL_ROPE_BASE)
     if unknown := sorted(stated.values.keys() - known):
@@ -118,11 +116,11 @@ def heads_by_layer(stated: Stated) -> int:
 
 
 def layer_types(stated: Stated) -> dict[str, Any]:
-    """Return the types of layers, of a family that has layers without attention."""
+    """Return the setting `layer_types` of a family that has layers without attention; empty for others."""
     if not stated.family.without_heads:
         return {}
     by_layer = stated.values[KEY_HEADS]
-    return {"layer_types": ["full_attention" if heads else stated.family.without_heads for heads in by_layer]}
+    return {"layer_types": [FULL if heads else stated.family.without_heads for heads in by_layer]}
 
 
 def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Floats]) -> dict[str, Any]:
@@ -131,8 +129,9 @@ def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Fl
     width = settings.get("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
     turned = values.get(ROPE_WIDTH, width)
     share = turned / width
-    is_whole = turned == width or (stated.family.partial_rotary and int(width * share) == turned < width)
-    if not is_whole or values.get(VALUE_WIDTH, width) != width:
+    # transformers has the share, and computes the dimensions from it
+    is_part = stated.family.partial_rotary and int(width * share) == turned < width
+    if (turned != width and not is_part) or values.get(VALUE_WIDTH, width) != width:
         raise stated.untrainable(
             f"turns {turned} of {width} dimensions of a head, with values of {values.get(VALUE_WIDTH, width)}"
         )
@@ -145,12 +144,12 @@ def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Fl
         if stated.family.local_rotary:
             return {FULL: rope, WINDOWED: rope | {"rope_theta": values.get(LOCAL_ROPE_BASE, USUAL_ROPE_BASE)}}
         return rope
-    if not stated.family.listed_factors or len(listed) < 2 or ROPE_CONTEXT not in values:
+    if not stated.family.listed_factors or len(listed) < 2 or FIRST_CONTEXT not in values:
         raise stated.untrainable("has only some of the settings of rotary positions with listed factors")
     return rope | {
         "rope_type": "longrope",
         "long_factor": listed[LONG],
         "short_factor": listed[SHORT],
         "attention_factor": attention,
-        "original_max_position_embeddings": values[ROPE_CONTEXT],
+        "original_max_position_embeddings": values[FIRST_CONTEXT],
     }
