@@ -1,5 +1,5 @@
-"""A small random model of a base's own architecture: what can't be computed, or not as training does, is
-found on it in a second, before gigabytes are fetched and data is curated.
+"""A small random model of a base's own architecture. On it one sees in a second what can't be computed, or
+not as training does, before gigabytes are fetched and data is curated.
 """
 
 from pathlib import Path
@@ -36,8 +36,9 @@ def small_model(config: Any) -> Any:
         return checked(build(narrow_config(config)))
     except Exception:  # any architecture may demand sizes of its own
         wide = cut_config(config)
-    if parameters(wide) > MOST_PARAMETERS:
-        raise TooLarge(f"it can't be built narrow, and has {parameters(wide):,} parameters")
+    count = parameters(wide)
+    if count > MOST_PARAMETERS:
+        raise TooLarge(f"it can't be built narrow, and has {count:,} parameters")
     return checked(build(wide))
 
 
