@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pipeline.config.sections import Train
 from pipeline.config.sections.adapters import DEFAULT_TARGETS
-from pipeline.config.targets import layer_of, own_targets, with_own_targets
+from pipeline.config.targets import Settings, layer_of, own_targets, with_own_targets
 from pipeline.models.experts.separate import has_experts
 from pipeline.models.qlora import check_layers
 from pipeline.models.small_model import empty, text_config
 from pipeline.models.tuners import bypassed, check_targets
-
-Settings = TypeVar("Settings", bound=Train)
 
 
 def fitted(train: Settings, base: Path) -> Settings:
