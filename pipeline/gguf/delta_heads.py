@@ -1,4 +1,4 @@
-"""The order of the value heads of gated delta nets (arXiv:2412.06464), which llama.cpp lays otherwise.
+"""The order of the value heads of gated delta nets (arXiv:2412.06464), which is another in llama.cpp.
 
 Several value heads may share a key head. transformers has those of one key head side by side; the converter
 puts the first of every key head first, then the second ones, so that llama.cpp repeats the keys as a whole.

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """A family by its names and traits; what a trait means is in the module that has it to do."""
+    """A family by its names and traits. If a trait has code of its own, the comment names the module."""
 
     # general.architecture of its GGUF
     name: str
@@ -34,12 +34,12 @@ class Family:
     ignored: tuple[str, ...] = ()
     # its norms multiply by one more than they hold; the file has the sum
     norms_add_one: bool = False
-    # endings of the names, in the file, of those that don't
+    # endings of the names, in the file, of norms that multiply by what they hold
     plain_norms: tuple[str, ...] = ()
-    # every so-many-th of its layers looks back to the beginning, the others no further than a window
+    # layers whose number is a multiple of it attend to all tokens before, the others to a window
     # (`pipeline.gguf.attention`)
     full_every: int = 0
-    # the count of layers of its largest model, whose scores are scaled in another way
+    # number of layers of its largest model, whose scores are scaled otherwise (`pipeline.gguf.attention`)
     largest: int | None = None
     # its layers with a window have a rotary base of their own
     local_rotary: bool = False
@@ -50,7 +50,7 @@ class Family:
     # its activations are multiplied by settings of config.json; the file has the products with the weights
     # (`pipeline.gguf.multipliers`)
     multiplied: bool = False
-    # type of a layer that has no heads of keys by its header, beside those of full attention
+    # type of the layers to which its header gives no heads of keys; the others are full attention
     without_heads: str | None = None
     # settings of config.json that are the same for every file of the family
     fixed: Mapping[str, Any] = field(default_factory=dict)

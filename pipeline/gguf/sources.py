@@ -83,7 +83,7 @@ def plus_one(rows: Any) -> Any:
 
 
 def minus_exp(rows: Any) -> Any:
-    """Return what a state decays by, of its stored logarithm."""
+    """Return the decays of a state space, as the file holds them, of their stored logarithms."""
     return -rows.exp()
 
 
@@ -172,7 +172,7 @@ def _multiplied(name: str, pieces: list[Piece], config: Mapping[str, Any]) -> li
 
 
 def _change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
-    """Return what the converter makes of the values of a tensor of the GGUF; None if they stay."""
+    """Return what the converter does to the values of a tensor of the GGUF; None if nothing."""
     if tensor.endswith(".ssm_a"):
         return minus_exp
     if family.adds_one(tensor):
@@ -196,7 +196,7 @@ def _name_in_file(original: str, names: Any, layers: int) -> str:
     name = original.replace(TEXT_PART, "model.", 1)
     if match := DRAFT_LAYER.fullmatch(original):
         name = f"model.layers.{layers + int(match[1])}.{match[2]}"
-    if name.endswith(".dt_bias"):  # the name that the map has is of other models' linear
+    if name.endswith(".dt_bias"):  # the map has only the name that other models' linear gives it
         name = name.replace(".dt_bias", ".dt_proj.bias")
     mapped: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
     return mapped or original
@@ -268,7 +268,7 @@ def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
     family, config = known_family(config), text_config(config)
     rope = config.get("rope_parameters") or {}
     values = {**config, **rope.get("full_attention", rope)}
-    if "sliding_attention" in rope:  # published files call it so, transformers writes what is above
+    if "sliding_attention" in rope:  # as transformers writes it; published files say rope_local_base_freq
         values["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
     return {
         f"{family.name}.{field}": values[key]

@@ -10,7 +10,7 @@ NORM = ".mamba.norm.weight"
 
 
 def stored_shape(entry: Entry, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of a tensor in the file; of tensors that are no state space's, their own."""
+    """Return the shape of a tensor in the GGUF, which is another than its own for some of a state space."""
     if entry.name.endswith(COLUMNS):
         return (*entry.shape, 1)
     if entry.name.endswith(NORM):

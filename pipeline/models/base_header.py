@@ -176,7 +176,8 @@ def checked_header(file: Path) -> Header:
 
 
 def _has_unknown_factors(header: Header, file: Path) -> bool:
-    # this imports NumPy, which planning from a header never needs
+    """Return True if the file has rotary factors of llama3 that no published settings make."""
+    # It imports NumPy, which planning from a header never needs.
     from pipeline.gguf.rope import LLAMA3, published_settings
 
     return LLAMA3 in header.tensors and not published_settings(header, file)

@@ -1,4 +1,4 @@
-"""Whether a base keeps packed rows apart, measured on a small random model of its own architecture.
+"""Measure on a small random model of a base's own architecture whether it keeps packed rows apart.
 
 Packed rows have no attention mask, only positions that start again (TRL's `padding_free`). Attention that
 reads them sees each row alone; a recurrent layer, or attention that ignores them, would let rows leak into
@@ -29,8 +29,7 @@ def rows_apart(base: Path) -> RowsApart:
     try:
         model = small_model(text_config(base))
     except Exception as error:  # any architecture may demand sizes of its own
-        reason = f"whether it keeps packed rows apart could not be measured ({said(error)})"
-        return RowsApart(None, reason)
+        return RowsApart(None, f"whether it keeps packed rows apart could not be measured ({said(error)})")
     return measure(model)
 
 
@@ -69,7 +68,7 @@ def packed_difference(model: Any) -> float:
 
 
 def packed_positions(lengths: tuple[int, ...]) -> dict[str, Any]:
-    """What TRL's collator says of a packed row beside its ids: positions, rows' starts and numbers."""
+    """Return what TRL's collator adds to a packed row's ids: positions, and the rows' starts and numbers."""
     import torch
 
     sizes = torch.tensor(lengths)

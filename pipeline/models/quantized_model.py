@@ -144,7 +144,7 @@ def fill(
                 tensor.ggml_type,
                 module.padding_idx,
                 compute_dtype=dtype,
-                # Gemma's, whose own tensor of it is as empty as the table
+                # Gemma's. Its buffer embed_scale is on the meta device, as the table is.
                 scale=getattr(module, "scalar_embed_scale", None),
             )
         )

@@ -20,7 +20,7 @@ def unpacked_model(file: Path, config: Any, dtype: torch.dtype) -> Any:
     """
     with TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        # a path of its own replaces the folder's
+        # an absolute path as `name` replaces the folder
         quantized = load_gguf(
             Path(folder), compute_dtype=torch.float32, device="cpu", name=str(file.absolute())
         )
@@ -32,16 +32,17 @@ def unpacked_model(file: Path, config: Any, dtype: torch.dtype) -> Any:
 
 
 def stored_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the values of a model of `load_gguf` by the parameters' names; those that are one stay one."""
+    """Return the values of a model of `load_gguf` by the parameters' names. A tied head and its embeddings
+    have one tensor.
+    """
     weights: dict[str, torch.Tensor] = {}
-    # by the stored bytes: a tied head has its embeddings' very ones
-    made: dict[int, torch.Tensor] = {}
+    matrices: dict[int, torch.Tensor] = {}  # by the id of the parameter with the stored bytes
     for path, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
             if leaf == "weight" and isinstance(module, QuantizedLinear | QuantizedEmbedding):
-                if id(parameter) not in made:
-                    made[id(parameter)] = dequantize(parameter.data, module.ggml_type, dtype)
-                weights[f"{path}.{leaf}"] = made[id(parameter)]
+                if id(parameter) not in matrices:
+                    matrices[id(parameter)] = dequantize(parameter.data, module.ggml_type, dtype)
+                weights[f"{path}.{leaf}"] = matrices[id(parameter)]
             else:
                 weights[f"{path}.{leaf}"] = parameter.data.to(dtype)
     return weights

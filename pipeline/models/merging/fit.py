@@ -24,8 +24,9 @@ HIDDEN = 0.1  # standard error of a strength from which on it says nothing
 
 @dataclass(frozen=True)
 class Fit:
-    """Sums over a tensor's numbers, in float64: of the source squared, of the update that should be there
-    squared, of update times what changed, of the squared distance from what should be there; and the count.
+    """Sums over a tensor's numbers, in float64: `source` and `update` (the one that should be there) squared,
+    `shared` of the update times what changed, `left` of the squared distance from what should be there; and
+    the `count` of numbers.
     """
 
     source: float = 0.0
@@ -35,7 +36,7 @@ class Fit:
     count: int = 0
 
     def __add__(self, other: "Fit") -> "Fit":
-        """Both tensors together."""
+        """Return the sums over both tensors."""
         return Fit(
             self.source + other.source,
             self.update + other.update,
@@ -46,40 +47,42 @@ class Fit:
 
     @property
     def strength(self) -> float | None:
-        """How much of the update is in the weights: 1 if it was merged once, 0 if not; None if rounding
-        leaves nothing of it.
+        """Return how much of the update is in the weights: 1 if it was merged once, 0 if not; None if
+        rounding leaves nothing of it.
         """
         return self.shared / self.update if self.update else None
 
     @property
     def rest(self) -> float:
-        """The distance from what should be there, as a share of the source's length."""
+        """Return the distance from what should be there, as a share of the source's length."""
         if self.source:
             return sqrt(self.left / self.source)
         return inf if self.left else 0.0
 
     @property
     def size(self) -> float:
-        """The update's length as a share of the source's."""
+        """Return the update's length as a share of the source's."""
         return sqrt(self.update / self.source) if self.source else 0.0
 
     @property
     def unexplained(self) -> float:
-        """The part of `rest` that no other strength of the update explains."""
+        """Return the part of `rest` that no other strength of the update explains."""
         if self.strength is None:
             return self.rest
         return sqrt(max(0.0, self.rest**2 - ((1 - self.strength) * self.size) ** 2))
 
     def error(self, noise: float) -> float:
-        """Standard error of the strength if `noise`, a share of the source's length, is on the weights."""
+        """Return the standard error of the strength if `noise`, a share of the source's length, is on the
+        weights.
+        """
         return noise / self.size / sqrt(self.count) if self.size else inf
 
     def is_scaled(self, noise: float = ROUNDED) -> bool:
-        """Whether another strength of the update explains the weights but for this noise."""
+        """Return True if another strength of the update explains the weights but for this noise."""
         return self.strength is not None and self.unexplained <= noise * (1 + self.size) + SUMMED * self.size
 
     def is_near(self, noise: float = ROUNDED) -> bool:
-        """Whether the weights are what should be there but for this noise."""
+        """Return True if the weights are what should be there but for this noise."""
         near = self.rest <= TOLERANCE * self.size + noise
         if self.strength is None or self.error(noise) > HIDDEN:
             return near
@@ -87,7 +90,7 @@ class Fit:
 
 
 def fit_of(start: Any, expected: Any, stored: Any) -> Fit:
-    """The sums over these rows, float64: what they were, should be and are."""
+    """Return the sums over rows of float64: what they were, should be and are."""
     change = expected - start
     return Fit(
         float(start.square().sum()),
@@ -99,17 +102,17 @@ def fit_of(start: Any, expected: Any, stored: Any) -> Fit:
 
 
 def nearest(fits: Iterable[Fit]) -> Fit:
-    """The one with the least rest."""
+    """Return the fit with the least rest."""
     return min(fits, key=lambda fit: fit.rest)
 
 
 def same_bytes(entry: Entry, other: Entry) -> bool:
-    """Whether two tensors of one shape hold the same bytes, which is sooner said than how far they are."""
+    """Return True if two tensors hold the same values in the same type, which is quicker than a fit."""
     return entry.dtype == other.dtype and same_values(entry, other)
 
 
 def merge_fit(job: Job, merged: Entry, nf4: Nf4 | None = None) -> Fit:
-    """How near `merged` is to what `job` makes; `nf4`: what the job's source went through if it is
+    """Return how near `merged` is to what `job` makes; `nf4` is what the job's source went through if it is
     `quantized`.
 
     The update is taken as it is left by rounding to the merged model's type, or by the base's, in which some
