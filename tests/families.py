@@ -81,7 +81,7 @@ MORE: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 256,
         "tie_word_embeddings": False,  # llama.cpp loads no tied head of this family
     },
-    # every second layer of a Gemma 2, and five of six of a Gemma 3, look no further back than the window
+    # Every second layer of a Gemma 2, and five of six of a Gemma 3, look no further back than the window.
     # With smaller weights attention is so even that a lost q_proj changes little.
     "gemma2": WINDOWED | {"initializer_range": 0.03},
     "gemma3_text": WINDOWED | {"initializer_range": 0.022, "num_hidden_layers": 6},
@@ -181,9 +181,9 @@ GEMMA = ("gemma2", "gemma3_text")
 QWEN = ("qwen2", "qwen3", "qwen2_moe")
 # families that have SmolLM2's tokenizer here
 SMOLLM = tuple(name for name in NAMES if name not in (*GEMMA, *QWEN))
-MODEL_TYPES = {"granite4_dense": "granitemoehybrid"}  # of those that are called otherwise here
+MODEL_TYPES = {"granite4_dense": "granitemoehybrid"}  # if it is not the family's name
 GLM_TURNS = ("<|user|>", "<|assistant|>", "<|system|>")
-GLM_USER = 3  # the id of the first one
+GLM_USER = 3  # id of `<|user|>`
 GLM_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"

@@ -1,5 +1,5 @@
-"""Weights of models whose layers are not attention alone, merged and in their GGUF: equal, or named; and
-trained on, they compute the same.
+"""Weights of models that have layers beside attention, merged and in their GGUF: equal, or named; and trained
+on, they compute the same.
 """
 
 from collections.abc import Callable

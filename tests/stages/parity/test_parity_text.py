@@ -54,7 +54,7 @@ def test_every_made_conversation_is_the_same_text(measure: Measure, tools: Toolc
 
 
 def test_reasoning_that_is_never_trained_is_not_compared(measure: Measure, tools: Toolchain) -> None:
-    """Ministral 3's template reads reasoning in parts of the content, which llama-server alone writes."""
+    """Ministral 3's template reads reasoning in parts of the content, which only llama-server writes."""
     name = "mistralai-Ministral-3-14B-Reasoning-2512.jinja"
     template = (tools.source / "models" / "templates" / name).read_text(encoding="utf-8")
     thought = [user("a"), {"role": "assistant", "content": "b", "reasoning_content": "hm"}, user("c")]
