@@ -15,6 +15,7 @@ from pipeline.gguf.families import Family
 from pipeline.gguf.header import CONFIG_FIELDS, USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import FIRST_CONTEXT, LONG, SHORT, stored_factors
 from pipeline.gguf.tensors import Floats
+from pipeline.models.packed_rows import said
 
 EPSILON = "attention.layer_norm_rms_epsilon"
 KEY_HEADS = "attention.head_count_kv"
@@ -55,7 +56,7 @@ class Stated:
 
 def header_config(header: Header, family: Family, file: Path) -> Any:
     """Return transformers' configuration of the model in `file`. Raises `DataError` if its header lacks a
-    setting of the family, or has one that is not known to be computed in training.
+    setting of the family, has one that is not known to be computed in training, or sizes that no model has.
     """
     from transformers import AutoConfig
 
@@ -70,7 +71,14 @@ def header_config(header: Header, family: Family, file: Path) -> Any:
         settings["original_max_position_embeddings"] = values.get(
             FIRST_CONTEXT, settings["max_position_embeddings"]
         )
-    return AutoConfig.for_model(family.model_type, **settings, **assumed_settings(family, settings))
+    try:
+        return AutoConfig.for_model(family.model_type, **settings, **assumed_settings(family, settings))
+    except Exception as error:  # an untrusted file: transformers raises what it stumbles over
+        raise DataError(
+            "Q-MODELS-038",
+            f"{file} has metadata that no model can have ({said(error)}): fetch it again, or take another "
+            "file of this model",
+        ) from error
 
 
 def sizes(stated: Stated) -> dict[str, Any]:
@@ -128,16 +136,16 @@ def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Fl
     values = stated.values
     width = settings.get("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
     turned = values.get(ROPE_WIDTH, width)
-    share = turned / width
+    is_all = turned == width > 0
     # transformers has the share, and computes the dimensions from it
-    is_part = stated.family.partial_rotary and int(width * share) == turned < width
-    if (turned != width and not is_part) or values.get(VALUE_WIDTH, width) != width:
+    is_part = stated.family.partial_rotary and 0 < turned < width and int(turned / width * width) == turned
+    if not (is_all or is_part) or values.get(VALUE_WIDTH, width) != width:
         raise stated.untrainable(
             f"turns {turned} of {width} dimensions of a head, with values of {values.get(VALUE_WIDTH, width)}"
         )
     rope = {"rope_type": "default", "rope_theta": values.get(ROPE_BASE, USUAL_ROPE_BASE)}
     if stated.family.partial_rotary:
-        rope["partial_rotary_factor"] = share
+        rope["partial_rotary_factor"] = turned / width
     listed = {name: factors[name].tolist() for name in (LONG, SHORT) if name in factors}
     attention = values.get(ROPE_ATTENTION, 1.0)
     if not listed and attention == 1.0:

@@ -135,6 +135,7 @@ def test_it_is_the_config_of_the_model(name: str, own: dict[str, Any]) -> None:
         ("lfm2", {"attention__head_count_kv": 2}, "which layers attend"),
         ("lfm2", {"attention__sliding_window": 64}, "lfm2.attention.sliding_window"),
         ("phi3", {"rope__dimension_count": 20}, "turns 20 of 16 dimensions"),
+        ("granite", {"attention__head_count": 128, "rope__dimension_count": None}, "turns 0 of 0 dimensions"),
     ],
 )
 def test_a_setting_that_training_would_not_see_is_named(
@@ -144,8 +145,14 @@ def test_a_setting_that_training_would_not_see_is_named(
         header_config(header(name, **changed), BY_NAME[name], FILE)
 
 
+def test_sizes_that_transformers_refuses_are_said_in_a_sentence() -> None:
+    odd = header("gemma2", embedding_length=66, rope__dimension_count=None)
+    with pytest.raises(DataError, match=r"Q-MODELS-038.*metadata that no model can have.*66"):
+        header_config(odd, BY_NAME["gemma2"], FILE)
+
+
 def test_every_family_has_its_own_names() -> None:
-    """Only of families that can be trained on a file's name has to tell which it is: OLMo 3's is OLMo 2's."""
+    """A file's name may be that of two families if only one of them is trained on: OLMo 3's is OLMo 2's."""
     names = [family.name for family in FAMILIES if family.trained_on]
     classes = [name for family in FAMILIES for name in family.classes]
     assert len(classes) == len(set(classes)) and len(names) == len(set(names))
