@@ -22,13 +22,14 @@ from tiny import BYTE_LETTERS, CHATML, tiny_gguf
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.commands.hand_overs import command, inputs, outputs, text
 from pipeline.commands.hand_overs.adapter import expected_of
+from pipeline.commands.hand_overs.gguf import Model, different_settings
 from pipeline.commands.hand_overs.inputs import Files, need_files
 from pipeline.core.checks import Check
 from pipeline.core.errors import QuenchError
 from pipeline.core.places import PROJECT
-from pipeline.gguf.header import CONFIG_FIELDS, read_header
+from pipeline.gguf.header import CONFIG_FIELDS, Header, read_header
 from pipeline.gguf.safetensors_rows import read_folder
-from pipeline.gguf.sources import gguf_settings, read_config, sources
+from pipeline.gguf.sources import gguf_settings, known_family, read_config, sources
 from pipeline.gguf.tensors import gguf_tensors
 from pipeline.llamacpp.tools import Llama, Toolchain
 
@@ -444,6 +445,28 @@ def test_the_command_ends_with_the_first_that_differs(models: Path) -> None:
     assert done.exit_code == 5 and report["first"] == "merged.absent"
     assert [check["verdict"] for check in report["checks"]] == ["pass", "fail"]
     assert quench("judge", "a.gguf", "--base", "b").exit_code == 2
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Olmo3ForCausalLM"])
+@pytest.mark.parametrize(("asked", "keys"), [("linear", []), ("yarn", ["settings.rope"])])
+def test_positions_are_stretched_as_in_layers_without_a_window(
+    architecture: str, asked: str, keys: list[str]
+) -> None:
+    """A Gemma 3 of 4B or more and an OLMo 3, whose config.json has the two kinds of layers apart."""
+    config = {
+        "architectures": [architecture],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {"rope_type": asked, "factor": 8.0, "rope_theta": 1e6},
+        },
+    }
+    family = known_family(config).name
+    model = Model(Path(), config, "the base", {}, {}, exact=True)
+    fields = gguf_settings(config) | {
+        f"{family}.rope.scaling.type": "linear",
+        f"{family}.rope.scaling.factor": 8.0,
+    }
+    assert failed(list(different_settings(model, Header(fields, {}), ""))) == keys
 
 
 def test_another_context_is_a_warning(models: Path, tmp_path: Path) -> None:

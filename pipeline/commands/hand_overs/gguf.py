@@ -292,18 +292,19 @@ def settings_check(gguf: Path, model: Model, header: Header, name: str) -> Check
 
 def different_settings(model: Model, header: Header, name: str) -> Iterator[Check]:
     """Settings that are another in the GGUF than by config.json."""
-    stored, kind = header.fields, known_family(model.config).name
+    config = text_config(model.config)
+    stored = header.fields
+    kind = known_family(model.config).name
     for fault in settings_faults(gguf_settings(model.config), stored):
         key = "rope" if ".rope." in fault.tensor else "other"
         yield failed(f"{SETTINGS}.{key}", name, f"{fault.tensor} {fault.seen}", plain(fault.cause))
-    rope = {
-        **model.config,
-        **(model.config.get("rope_scaling") or {}),
-        **(model.config.get("rope_parameters") or {}),
-    }
+    by_kind = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    # layers with a window have positions of their own, which nothing stretches
+    rope = by_kind.get("full_attention", by_kind)
     asked = str(rope.get("rope_type") or rope.get("type") or "default")
     there = str(stored.get(f"{kind}.rope.scaling.type", "none"))
-    factor, scaled = rope.get("factor", 1.0), stored.get(f"{kind}.rope.scaling.factor", 1.0)
+    factor = rope.get("factor", 1.0)
+    scaled = stored.get(f"{kind}.rope.scaling.factor", 1.0)
     is_scaled = there in SCALED and scaled != 1.0
     if (asked in SCALED or is_scaled) and (asked != there or not math.isclose(factor, scaled, rel_tol=1e-6)):
         yield failed(
@@ -313,7 +314,8 @@ def different_settings(model: Model, header: Header, name: str) -> Iterator[Chec
             f"{factor:g}",
             AGAIN,
         )
-    positions, context = model.config.get("max_position_embeddings"), stored.get(f"{kind}.context_length")
+    positions = config.get("max_position_embeddings")
+    context = stored.get(f"{kind}.context_length")
     if isinstance(positions, int) and context != positions:
         yield warned(
             f"{SETTINGS}.context",
