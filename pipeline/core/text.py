@@ -42,6 +42,11 @@ def one_line(text: str, longest: int = 100) -> str:
     return safe(" ".join(text.split()), longest)
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, cut to 200 characters; its class if it says nothing."""
+    return safe(next(iter(str(error).strip().splitlines()), type(error).__name__), 200)
+
+
 @contextmanager
 def screen(*, lasting: bool = False) -> Iterator[None]:
     """Have everything that this process prints meanwhile go through `safe`.

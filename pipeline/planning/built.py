@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.text import first_line
 from pipeline.planning.shape import KNOWN, Built, Kept, Linear, Shape, known_shape, number_in
 
 STEP = 256  # tokens of the shortest row that is counted; state-space layers work in pieces that divide it
@@ -69,7 +70,7 @@ def _built(text: str) -> Shape | str:
         config = config.get_text_config(decoder=True)
     # Settings of a stranger's file are checked by each architecture in its own way.
     except Exception as error:
-        return f"transformers does not take its settings ({_first_line(error)})"
+        return f"transformers does not take its settings ({first_line(error)})"
     if config.model_type in KNOWN:
         return known_shape(config.to_dict(), "its text part")
     if config.is_encoder_decoder:  # of some, transformers has the decoder as a language model too
@@ -79,11 +80,7 @@ def _built(text: str) -> Shape | str:
     try:
         return _shape(config)
     except Exception as error:
-        return f"its model can't be built or run without weights ({_first_line(error)})"
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+        return f"its model can't be built or run without weights ({first_line(error)})"
 
 
 @dataclass

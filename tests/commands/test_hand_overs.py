@@ -5,6 +5,7 @@ user reported it, and the id of the hand-over that is named.
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -411,6 +412,22 @@ def test_answers_end_or_do_not(tools: Toolchain, tmp_path: Path) -> None:
     for stops, key in ((True, "ends"), (False, "ends.none")):
         gguf = rigged(tmp_path / "tiny.gguf", stops=stops)
         assert outputs.ends_check(gguf, tokenizer, Llama(tools)).key == key
+
+
+def test_a_file_that_cant_be_run_leaves_the_verdicts_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (tmp_path / name for name in ("first.gguf", "second.gguf"))
+    verdicts = iter([Check("", "pass", "near")])
+    monkeypatch.setattr(outputs, "plain_model", lambda *_: None)
+    monkeypatch.setattr(outputs, "prompts_of", lambda _: [])
+    monkeypatch.setattr(outputs, "kept_logits", lambda *_: nullcontext())
+    monkeypatch.setattr(outputs, "gguf_check", lambda *_: next(verdicts, None) or torch.zeros(2).view(3))
+    files = Files(tmp_path, None, None, (first, second))
+    header = Header({}, {})
+    checks = outputs.output_checks(files, dict.fromkeys(files.ggufs, header), None, None, tmp_path)  # type: ignore[arg-type]
+    assert [checks[path].verdict for path in (first, second)] == ["pass", "not measured"]
+    assert checks[second].sentence.startswith("the base can't be run (shape '[3]' is invalid")
 
 
 # --- the command ---

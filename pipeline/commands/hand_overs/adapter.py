@@ -21,7 +21,7 @@ OTHER_ROWS = "Q-MODELS-019"
 
 @dataclass(frozen=True)
 class Expected:
-    """What the merged model should hold, by base and adapter, or by the base alone."""
+    """Weights that the merged model should hold, by base and adapter, or by the base only."""
 
     plan: Plan
     model: Structure
@@ -29,31 +29,32 @@ class Expected:
 
 
 def expected_of(files: Files) -> tuple[Expected | None, Check | None]:
-    """What should come of base and adapter, and the verdict on the adapter; of a base alone without one."""
+    """Return what base and adapter make together and the verdict on the adapter; None for each if no adapter
+    was named."""
     if files.adapter is None:
         return None, None
     if files.base is None:
         return None, unmeasured(KEY, NAME, "no --base was named")
     try:
         adapter = read_adapter(files.adapter)
-        model, entries = structure(files.base), read_folder(files.base)
-        planned = plan(entries, adapter, model, nf4=False)
+        model = structure(files.base)
+        planned = plan(read_folder(files.base), adapter, model, nf4=False)
     except DataError as error:
         return None, refused(error)
-    if check := idle(adapter) or resized(files.base, files.adapter, adapter, model):
-        return Expected(planned, model, adapter), check
+    expected = Expected(planned, model, adapter)
+    wrong = idle(adapter) or resized(files.base, files.adapter, adapter, model)
+    if wrong:
+        return expected, wrong
     names = named_base(files.base, files.adapter)
     fits = f"{len(adapter.modules)} modules fit the base's shapes"
     if names:
         remedy = "See that both are the same model: another finetune of the same size has the same shapes"
-        return Expected(planned, model, adapter), warned(
-            f"{KEY}.named_otherwise", NAME, f"{fits}; {names}", remedy
-        )
-    return Expected(planned, model, adapter), passed(KEY, NAME, fits)
+        return expected, warned(f"{KEY}.named_otherwise", NAME, f"{fits}; {names}", remedy)
+    return expected, passed(KEY, NAME, fits)
 
 
 def refused(error: DataError) -> Check:
-    """The verdict on an adapter that can't be merged into the base."""
+    """Return the verdict on an adapter that can't be merged into the base."""
     sentence, _, _ = error.sentence.rpartition(": ")
     if error.id in OTHER_BASE:
         return failed(
@@ -70,7 +71,7 @@ def refused(error: DataError) -> Check:
 
 
 def idle(adapter: Adapter) -> Check | None:
-    """The verdict on an adapter that changes nothing."""
+    """Return the verdict on an adapter that changes nothing; None for others."""
     second = [
         entry
         for module in adapter.modules
@@ -88,14 +89,15 @@ def idle(adapter: Adapter) -> Check | None:
 
 
 def resized(base: Path, folder: Path, adapter: Adapter, model: Structure) -> Check | None:
-    """The verdict on an adapter whose tokenizer has tokens that no row of the embeddings is for."""
+    """Return the verdict on an adapter whose tokenizer has tokens without a row of the embeddings; None for
+    others."""
     if not has_tokenizer(folder):
         return None
     from pipeline.chat.tokenizer_file import plain_tokenizer
 
     tokens = plain_tokenizer(folder).get_vocab_size()
-    rows = adapter.full[model.embedding].rows if model.embedding in adapter.full else None
-    rows = rows or model.shapes[model.embedding][0]
+    trained = adapter.full.get(model.embedding)
+    rows = trained.rows if trained else model.shapes[model.embedding][0]
     if tokens <= rows:
         return None
     return failed(
@@ -108,7 +110,7 @@ def resized(base: Path, folder: Path, adapter: Adapter, model: Structure) -> Che
 
 
 def named_base(base: Path, folder: Path) -> str:
-    """How the base that the adapter names is called otherwise; empty if it is not, or names none.
+    """Return a sentence if the adapter names another base; empty if it names this one or none.
 
     A path says nothing, and neither does a snapshot's folder of the hub's cache that holds the name above.
     """
@@ -124,7 +126,7 @@ def named_base(base: Path, folder: Path) -> str:
 
 
 def _letters(name: str) -> str:
-    """Letters and digits of a model's name, without what says how its weights are stored."""
+    """Return the letters and digits of a model's name, without what says how its weights are stored."""
     lowered = name.lower()
     for ending in ("-bnb-4bit", "-unsloth", "-4bit", "-awq", "-gptq"):
         lowered = lowered.replace(ending, "")

@@ -17,11 +17,10 @@ from typing import Any
 
 from pipeline.commands.hand_overs import adapter, gguf, merged, outputs, text
 from pipeline.commands.hand_overs.inputs import Files
-from pipeline.commands.hand_overs.verdicts import failed, unmeasured
+from pipeline.commands.hand_overs.verdicts import failed, reason_of, unmeasured
+from pipeline.commands.judge.command import settings_of
 from pipeline.commands.judge.files import whole_header
 from pipeline.commands.terminal import plain_table, wide_console
-from pipeline.config.params import load_params
-from pipeline.config.sections import Machine
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError, GateError, QuenchError
 from pipeline.gguf.header import Header
@@ -32,11 +31,21 @@ KEYS = {"id": "key", "hand_over": "name", "verdict": "verdict", "found": "found"
 MARKS = {"pass": "equal", "warn": "beware", "fail": "differs", "not measured": "not measured"}
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "not measured": "yellow"}
 FILES_ONLY = "--files-only was given"
+# what of a GGUF's text and outputs is compared
+NAMES = {
+    text.LOADED: "llama.cpp",
+    text.TOKENS: "tokenizer",
+    text.SPECIAL: "special tokens",
+    text.TEMPLATE: "chat template",
+    text.BOS: "beginning of text",
+    outputs.OUTPUTS: "outputs",
+    outputs.ENDS: "answers end",
+}
 
 
 def main(files: Files, params_file: Path | None, root: Path, *, files_only: bool, as_json: bool) -> int:
-    """Print what was found; exit code 5 if a hand-over differs, else 0."""
-    checks = list(judged(files, llama_of(params_file, root), files_only=files_only))
+    """Print what was found. Return exit code 5 if a hand-over differs, else 0."""
+    checks = list(judged(files, find_llama(settings_of(params_file, root).machine), files_only=files_only))
     first = next((check for check in checks if check.verdict == "fail"), None)
     if as_json:
         report: dict[str, Any] = {
@@ -51,15 +60,8 @@ def main(files: Files, params_file: Path | None, root: Path, *, files_only: bool
     return GateError.exit_code if first else 0
 
 
-def llama_of(params_file: Path | None, root: Path) -> Llama:
-    """llama.cpp as params.yaml has it run, else by default: foreign files need no project."""
-    file = params_file or root / "params.yaml"
-    machine = load_params(file).machine if params_file or file.exists() else Machine()
-    return find_llama(machine)
-
-
 def judged(files: Files, llama: Llama, *, files_only: bool) -> Iterator[Check]:
-    """The verdict on each hand-over, in order."""
+    """Yield the verdict on each hand-over, in order."""
     headers = {path: whole_header(path) for path in files.ggufs}
     with one_thread():
         expected, check = adapter.expected_of(files)
@@ -74,7 +76,7 @@ def judged(files: Files, llama: Llama, *, files_only: bool) -> Iterator[Check]:
 
 
 def merged_check(files: Files, expected: adapter.Expected | None) -> Check:
-    """The verdict on the merged folder, as far as it can be had."""
+    """Return the verdict on the merged folder, as far as it can be had."""
     assert files.merged
     if files.base is None:
         return unmeasured(merged.KEY, merged.NAME, "no --base was named")
@@ -99,7 +101,7 @@ def merged_check(files: Files, expected: adapter.Expected | None) -> Check:
 def weights_and_settings(
     files: Files, expected: adapter.Expected | None, headers: dict[Path, Header]
 ) -> Iterator[Check]:
-    """The verdicts on the weights and settings of each GGUF."""
+    """Yield the verdicts on the weights and settings of each GGUF."""
     alone = None
     if files.base and not files.adapter and not files.merged:
         with suppress(DataError):
@@ -118,33 +120,22 @@ def weights_and_settings(
 
 
 def of_text(files: Files, headers: dict[Path, Header], llama: Llama, *, files_only: bool) -> Iterator[Check]:
-    """The verdicts on tokens, template and outputs of each GGUF."""
+    """Yield the verdicts on tokens, template and outputs of each GGUF."""
     folder = files.text_folder
-    why, tokenizer = "no folder that was named has a tokenizer.json", None
+    tokenizer = None
+    why = "no folder that was named has a tokenizer.json"
     if folder:
         try:
             tokenizer = tokenizer_of(folder)
         except (QuenchError, OSError, ValueError, KeyError, TypeError) as error:
-            lines = error.sentence if isinstance(error, QuenchError) else str(error)
-            why = f"the tokenizer of {folder} can't be read ({lines.splitlines()[0]})"
+            why = f"the tokenizer of {folder} can't be read ({reason_of(error)})"
     said: dict[Path, Check] = {}
     if tokenizer and not files_only:
         print("judge: what the models say", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="quench-judge-") as scratch:
-            said = dict(outputs.output_checks(files, headers, tokenizer, llama, Path(scratch)))
+            said = outputs.output_checks(files, headers, tokenizer, llama, Path(scratch))
     for path, header in headers.items():
-        names = {
-            key: f"{words} → {path.name}"
-            for key, words in (
-                (text.LOADED, "llama.cpp"),
-                (text.TOKENS, "tokenizer"),
-                (text.SPECIAL, "special tokens"),
-                (text.TEMPLATE, "chat template"),
-                (text.BOS, "beginning of text"),
-                (outputs.OUTPUTS, "outputs"),
-                (outputs.ENDS, "answers end"),
-            )
-        }
+        names = {key: f"{words} → {path.name}" for key, words in NAMES.items()}
         loaded = text.loaded_check(path, llama, names.pop(text.LOADED))
         yield loaded
         if loaded.verdict == "fail" or tokenizer is None or folder is None:
@@ -157,7 +148,7 @@ def of_text(files: Files, headers: dict[Path, Header], llama: Llama, *, files_on
             try:
                 yield look(of_file, names[key])
             except QuenchError as error:
-                yield unmeasured(key, names[key], error.sentence.splitlines()[0])
+                yield unmeasured(key, names[key], error.sentence)
         yield from text.template_checks(of_file, (names[text.TEMPLATE], names[text.BOS]))
         if files_only:
             yield unmeasured(outputs.OUTPUTS, names[outputs.OUTPUTS], FILES_ONLY)
@@ -168,7 +159,8 @@ def of_text(files: Files, headers: dict[Path, Header], llama: Llama, *, files_on
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """The folder's tokenizer, a foreign program as is its template: tried in processes with limits first."""
+    """Return the folder's tokenizer. Like its template it is a foreign program, so it is tried in processes
+    with limits first."""
     from pipeline.chat.template import try_templates
     from pipeline.chat.tokenizer_file import try_tokenizer
     from pipeline.chat.tokens import load_tokenizer
@@ -200,7 +192,7 @@ def show(checks: list[Check], first: Check | None) -> None:
 
 
 def last_line(checks: list[Check], first: Check | None) -> str:
-    """The first hand-over that differs with its remedy, or how much was equal."""
+    """Return a sentence on the first hand-over that differs, with its remedy, or on how much was equal."""
     if first:
         return (
             f"The first hand-over that differs: {first.name} ({first.key}): {first.found.rstrip('.')}. "

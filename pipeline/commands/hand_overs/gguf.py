@@ -50,8 +50,8 @@ class Planned(Piece):
 
 @dataclass(frozen=True)
 class Model:
-    """What a GGUF should hold: the folder with the config, and of each of its tensors the pieces, before the
-    adapter and with it; `exact` if these are the very bytes of a folder.
+    """Contents that a GGUF should have: the folder with the config, and of each of its tensors the pieces,
+    before the adapter and with it; `exact` if these are the very bytes of a folder.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class Model:
 
 
 def model_of(base: Path | None, merged: Path | None, expected: Expected | None) -> Model | str:
-    """What the GGUFs should hold, or why that is not known."""
+    """Return what the GGUFs should hold, or why that is not known."""
     folder = merged or base
     if folder is None:
         return "neither --base nor --merged was named"
@@ -103,7 +103,7 @@ def model_of(base: Path | None, merged: Path | None, expected: Expected | None) 
 def planned(
     stored: Mapping[str, list[Piece]], jobs: Mapping[str, Job], *, start: bool
 ) -> dict[str, list[Piece]]:
-    """The pieces as the merge of `jobs` would write them."""
+    """Return the pieces as the merge of `jobs` would write them."""
     rows = cache(lambda name: Rows(jobs[name], None))
     return {
         tensor: [
@@ -119,20 +119,21 @@ def planned(
 
 
 def weights_check(gguf: Path, model: Model, name: str) -> Check:
-    """The verdict on the GGUF's tensors: the first thing that differs."""
+    """Return the verdict on the GGUF's tensors: the first thing that differs."""
     try:
         header, tensors = gguf_tensors(gguf)
     except DataError as error:
         return unmeasured(WEIGHTS, name, error.sentence)
-    for check in names(header, tensors, model, name):
-        return check
-    if unreadable := [tensor.type for tensor in tensors.values() if noise_of(tensor) is None]:
+    different = next(names(header, tensors, model, name), None)
+    if different:
+        return different
+    unreadable = [tensor.type for tensor in tensors.values() if noise_of(tensor) is None]
+    if unreadable:
         return unmeasured(WEIGHTS, name, f"the noise of {unreadable[0]} is not known here")
     same = sorted(model.after.keys() & tensors.keys())
-    if model.exact and all(tensors[each].type in FLOAT_BYTES for each in same):
-        faults = [fault for each in same if (fault := tensor_fault(tensors[each], model.after[each]))]
-        if not faults:
-            return passed(WEIGHTS, name, f"{len(same)} tensors are {model.label}'s, bit for bit")
+    is_float = all(tensors[each].type in FLOAT_BYTES for each in same)
+    if model.exact and is_float and not any(tensor_fault(tensors[each], model.after[each]) for each in same):
+        return passed(WEIGHTS, name, f"{len(same)} tensors are {model.label}'s, bit for bit")
     fits: dict[str, Fit] = {}
     with progress(f"judge: weights of {gguf.name}", header.parameters) as advance:
         results = in_turn(lambda each: piece_fit(tensors[each], model, each), same)
@@ -143,8 +144,9 @@ def weights_check(gguf: Path, model: Model, name: str) -> Check:
 
 
 def names(header: Header, tensors: dict[str, GgufTensor], model: Model, name: str) -> Iterator[Check]:
-    """Another architecture; tensors that the GGUF lacks or adds, or has in another shape."""
-    kind, wanted = header.fields.get("general.architecture"), known_family(model.config).name
+    """Yield a verdict on another architecture, and on tensors that are missing, added or of another shape."""
+    kind = header.fields.get("general.architecture")
+    wanted = known_family(model.config).name
     if kind != wanted:
         yield failed(
             f"{WEIGHTS}.other_model",
@@ -170,21 +172,22 @@ def names(header: Header, tensors: dict[str, GgufTensor], model: Model, name: st
 
 
 def noise_of(tensor: GgufTensor) -> float | None:
-    """What rounding to the tensor's type may cost, as a share of its length; None if that is not known."""
+    """Return what rounding to the tensor's type may cost, as a share of its length; None if unknown."""
     if tensor.type in FLOAT_BYTES:
         return ROUNDED
     return NOISE[tensor.type] * SLACK if tensor.type in NOISE and tensor.readable else None
 
 
 def piece_fit(tensor: GgufTensor, model: Model, name: str, *, ordered: bool = True) -> Fit:
-    """How near a tensor is to what it should be; not `ordered`: in Hugging Face's order of rows."""
+    """Return how near a tensor is to what it should be; in Hugging Face's order of rows unless `ordered`."""
     after = model.after[name]
     before = model.before.get(name, after)
     if _size(before) != _size(after):
         before = after
     if not ordered:
         before, after = ([replace(piece, head=False) for piece in side] for side in (before, after))
-    fit, at = Fit(), 0
+    fit = Fit()
+    at = 0
     for start, expected in zip(_blocks(before), _blocks(after), strict=True):
         stored = values(tensor, at, len(expected))
         fit += _fit(start, expected, stored)
@@ -210,16 +213,17 @@ def _size(pieces: list[Piece]) -> list[tuple[int, int, int]]:
 
 
 def values(tensor: GgufTensor, first: int, count: int) -> Floats:
-    """`count` weights of a tensor from its `first` one on, rows disregarded."""
+    """Return `count` weights of a tensor from its `first` one on, rows disregarded."""
     if tensor.rows == 1:
         return tensor.values(0, 1).reshape(-1)[first : first + count]
-    row, last = first // tensor.columns, -(-(first + count) // tensor.columns)
+    row = first // tensor.columns
+    last = -(-(first + count) // tensor.columns)
     inside = first - row * tensor.columns
     return tensor.values(row, last).reshape(-1)[inside : inside + count]
 
 
 def verdict(fits: dict[str, Fit], tensors: dict[str, GgufTensor], model: Model, name: str) -> Check:
-    """What the sums over all tensors say, and of a wrong one how it came about."""
+    """Return the verdict by the sums over all tensors; of a wrong one with how it came about."""
     noises = {each: noise_of(tensors[each]) or ROUNDED for each in fits}
     wrong = [each for each, fit in fits.items() if not fit.is_near(noises[each])]
     whole = sum((fit for fit in fits.values() if fit.update), Fit())
@@ -255,7 +259,7 @@ def verdict(fits: dict[str, Fit], tensors: dict[str, GgufTensor], model: Model, 
 
 
 def of_strength(strength: float, first: str, name: str) -> Check:
-    """The verdict where all that differs is how much of the adapter is in the file."""
+    """Return the verdict if only the adapter's strength in the file differs."""
     if abs(strength) < 0.1:
         return failed(
             f"{WEIGHTS}.absent",
@@ -279,7 +283,7 @@ def of_strength(strength: float, first: str, name: str) -> Check:
 
 
 def settings_check(gguf: Path, model: Model, header: Header, name: str) -> Check:
-    """The verdict on what llama.cpp computes with: heads, norms, rotary embedding, context."""
+    """Return the verdict on what llama.cpp computes with: heads, norms, rotary embedding, context."""
     checks = list(different_settings(model, header, name))
     wrong = [check for check in checks if check.verdict == "fail"]
     if wrong or checks:
@@ -291,7 +295,7 @@ def settings_check(gguf: Path, model: Model, header: Header, name: str) -> Check
 
 
 def different_settings(model: Model, header: Header, name: str) -> Iterator[Check]:
-    """Settings that are another in the GGUF than by config.json."""
+    """Yield a verdict on each setting that the GGUF has otherwise than config.json."""
     config = text_config(model.config)
     stored = header.fields
     kind = known_family(model.config).name

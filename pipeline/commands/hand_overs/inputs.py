@@ -13,7 +13,7 @@ NAMES = "--base DIR, --adapter DIR, --merged DIR, --gguf FILE"
 
 @dataclass(frozen=True)
 class Files:
-    """What was named: Hugging Face folders of base and merged model, PEFT's folder, GGUFs."""
+    """Paths that were named: Hugging Face folders of base and merged model, PEFT's folder, GGUFs."""
 
     base: Path | None
     adapter: Path | None
@@ -30,13 +30,14 @@ class Files:
 
     def as_values(self) -> dict[str, Any]:
         """The paths as JSON."""
-        one = {"base": self.base, "adapter": self.adapter, "merged": self.merged}
-        return {name: path and str(path) for name, path in one.items()} | {"gguf": list(map(str, self.ggufs))}
+        folders = {"base": self.base, "adapter": self.adapter, "merged": self.merged}
+        named = {name: path and str(path) for name, path in folders.items()}
+        return named | {"gguf": [str(path) for path in self.ggufs]}
 
 
 def need_files(base: str | None, adapter: Path | None, merged: Path | None, ggufs: list[Path]) -> Files:
-    """The files that were named. Raises `ConfigError` if fewer than two are, `DataError` for one that is not
-    what its option says.
+    """Return the files that were named. Raises `ConfigError` if fewer than two are, `DataError` for one
+    that is not what its option says.
     """
     named = sum(each is not None for each in (base, adapter, merged)) + len(ggufs)
     if named < 2:
@@ -57,7 +58,7 @@ def need_files(base: str | None, adapter: Path | None, merged: Path | None, gguf
 
 
 def base_folder(name: str) -> Path:
-    """The folder of that path; else, of a repository's name, the snapshot that the hub's cache has."""
+    """Return the folder of that path; else, of a repository's name, the snapshot that the hub's cache has."""
     path = Path(name).expanduser()
     if path.exists() or name.count("/") != 1 or name.startswith(("/", ".", "~")):
         return path
@@ -71,10 +72,14 @@ def base_folder(name: str) -> Path:
 
 
 def need_model(folder: Path, option: str) -> Path:
-    """The folder. Raises `DataError` if it is no Hugging Face folder, or its weights are quantized."""
+    """Return the folder. Raises `DataError` if it is no Hugging Face folder, or its weights are quantized."""
     config = folder / "config.json"
     if not config.is_file():
-        what = "is a file" if folder.is_file() else "has no config.json" if folder.is_dir() else "is missing"
+        what = "has no config.json"
+        if folder.is_file():
+            what = "is a file"
+        elif not folder.exists():
+            what = "is missing"
         raise DataError(
             "Q-JUDGE-016",
             f"{folder} {what}, so it is no Hugging Face folder of a model: correct {option}, or fetch the "
@@ -95,5 +100,5 @@ def need_model(folder: Path, option: str) -> Path:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether the folder has a tokenizer that can be compared."""
+    """Return True if the folder has a tokenizer that can be compared."""
     return (folder / "tokenizer.json").is_file()

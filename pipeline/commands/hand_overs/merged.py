@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.commands.hand_overs.adapter import Expected
-from pipeline.commands.hand_overs.verdicts import failed, passed, unmeasured
+from pipeline.commands.hand_overs.verdicts import failed, passed, reason_of, unmeasured
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
 from pipeline.core.progress import progress
@@ -39,7 +39,7 @@ SETTINGS = (
 
 
 class Story(NamedTuple):
-    """How a merged tensor may have come about, the id of that, and its remedy."""
+    """A way in which a merged tensor may have come about, its id and its remedy."""
 
     key: str
     sentence: str
@@ -50,7 +50,7 @@ class Story(NamedTuple):
 
 @dataclass(frozen=True)
 class Weights:
-    """What should be in the merged model and what is."""
+    """Tensors that should be in the merged model and those that are."""
 
     jobs: dict[str, Job]
     there: dict[str, Entry]
@@ -58,22 +58,23 @@ class Weights:
 
 
 def base_alone(base: Path) -> Expected:
-    """What a model should hold that is the base without an adapter."""
+    """Return what a model should hold that is the base without an adapter."""
     jobs = [Job(name, entry, entry.file.name) for name, entry in read_folder(base).items()]
     return Expected(Plan(jobs), structure(base), None)
 
 
 def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
-    """The verdict on the merged folder: the first thing that differs."""
+    """Return the verdict on the merged folder: the first thing that differs."""
     try:
         there = read_folder(merged)
     except DataError as error:
         sentence, _, remedy = error.sentence.rpartition(": ")
         return failed(f"{KEY}.damaged", NAME, sentence, remedy.capitalize())
     weights = Weights({job.name: job for job in expected.plan.jobs}, there, expected)
-    # the first ends the search: what follows takes for granted that all tensors are there
-    for check in chain(names(weights), settings(base, merged, expected)):
-        return check
+    # what follows takes for granted that all tensors are there
+    different = next(chain(names(weights), settings(base, merged, expected)), None)
+    if different:
+        return different
     numbers = sum(job.source.rows * job.source.columns for job in weights.jobs.values())
     fits: dict[str, Fit] = {}
     with progress("judge: weights of the merged folder", numbers) as advance:
@@ -85,7 +86,7 @@ def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
 
 
 def names(weights: Weights) -> Iterator[Check]:
-    """Tensors that the merged folder lacks, adds, or has in another shape."""
+    """Yield a verdict on tensors that the merged folder lacks, adds or has in another shape."""
     wanted, there, model = weights.jobs, weights.there, weights.expected.model
     missing = sorted(wanted.keys() - there.keys())
     if model.head in missing:
@@ -132,14 +133,14 @@ def names(weights: Weights) -> Iterator[Check]:
 
 
 def settings(base: Path, merged: Path, expected: Expected) -> Iterator[Check]:
-    """Settings of config.json that the merge changed."""
+    """Yield a verdict on each setting of config.json that the merge changed."""
     from pipeline.models.loading import read_config
 
     try:
         ours = read_config(base).to_dict() | expected.plan.config
         theirs = read_config(merged).to_dict()
     except (OSError, ValueError, KeyError) as error:
-        yield unmeasured(KEY, NAME, f"transformers can't read config.json ({str(error).splitlines()[0]})")
+        yield unmeasured(KEY, NAME, f"transformers can't read config.json ({reason_of(error)})")
         return
     for key in SETTINGS:
         if key == "tie_word_embeddings" and theirs.get(key) and not ours.get(key):
@@ -160,7 +161,7 @@ def settings(base: Path, merged: Path, expected: Expected) -> Iterator[Check]:
 
 
 def verdict(weights: Weights, fits: dict[str, Fit]) -> Check:
-    """What the sums over all tensors say, and of a wrong one how it came about."""
+    """Return the verdict by the sums over all tensors; of a wrong one with how it came about."""
     wrong = [name for name, fit in fits.items() if not fit.is_near()]
     adapted = [name for name in wrong if weights.jobs[name].update]
     whole = sum((fits[name] for name, job in weights.jobs.items() if job.update), Fit())
@@ -205,7 +206,7 @@ def verdict(weights: Weights, fits: dict[str, Fit]) -> Check:
 
 
 def stories(job: Job, expected: Expected) -> Iterator[Story]:
-    """What may have gone wrong with a tensor, likely things first."""
+    """Yield what may have gone wrong with a tensor, likely things first."""
     if job.update and expected.adapter:
         yield from _updates(job, expected.adapter.settings, job.update)
     if in_model(job.name) in expected.model.quantized:
@@ -220,7 +221,7 @@ def stories(job: Job, expected: Expected) -> Iterator[Story]:
 
 
 def _updates(job: Job, settings: Any, update: Any) -> Iterator[Story]:
-    """What may have gone wrong with the update alone."""
+    """Yield what may have gone wrong with only the update."""
 
     def scaled(scale: float) -> Job:
         return replace(job, update=replace(update, scale=scale))

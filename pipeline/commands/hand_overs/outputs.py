@@ -1,13 +1,12 @@
 """What the models say: the folder's logits against each GGUF's, and whether a GGUF ends its answers."""
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokens import Row, encodable
 from pipeline.commands.hand_overs.inputs import Files
-from pipeline.commands.hand_overs.verdicts import failed, passed, unmeasured, warned
+from pipeline.commands.hand_overs.verdicts import failed, passed, reason_of, unmeasured, warned
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.core.errors import QuenchError
@@ -38,7 +37,7 @@ ROWS: list[Row] = [
 
 
 def level_of(header: Header) -> str:
-    """The level that a GGUF's header names, F16 among them; "unknown" if it names none."""
+    """Return the level that a GGUF's header names, F16 among them; "unknown" if it names none."""
     from gguf import LlamaFileType
 
     number = header.fields.get("general.file_type")
@@ -50,7 +49,7 @@ def level_of(header: Header) -> str:
 
 
 def reference_of(files: Files) -> tuple[str, AbstractContextManager[Speaker]] | None:
-    """What the GGUFs should say, and what it is called."""
+    """Return what the GGUFs are compared with, its name first; None if no folder was named."""
     if files.merged:
         return "the merged folder", plain_model(files.merged)
     if files.base and files.adapter:
@@ -59,7 +58,7 @@ def reference_of(files: Files) -> tuple[str, AbstractContextManager[Speaker]] | 
 
 
 def too_large(folder: Path | None) -> str:
-    """Why the folder's model can't be run in the memory that is free; empty if it can."""
+    """Return why the folder's model can't be run in the memory that is free; empty if it can."""
     import psutil
 
     assert folder
@@ -71,7 +70,7 @@ def too_large(folder: Path | None) -> str:
 
 
 def prompts_of(tokenizer: Any) -> list[Prompt]:
-    """Conversations as tokens, or their answers where the template does not show them."""
+    """Return conversations as tokens, or as plain text if the template does not take them."""
     encoded = [row.ids for row in encodable(tokenizer, ROWS, CTX_SIZE)]
     plain = [tokenizer(f"{question}\n{reply}")["input_ids"] for question, reply in ASKED]
     return [spread(ids) for ids in encoded or plain]
@@ -79,37 +78,39 @@ def prompts_of(tokenizer: Any) -> list[Prompt]:
 
 def output_checks(
     files: Files, headers: dict[Path, Header], tokenizer: Any, llama: Llama, scratch: Path
-) -> Iterator[tuple[Path, Check]]:
-    """How far each GGUF is from the folder."""
+) -> dict[Path, Check]:
+    """Return how far each GGUF is from the folder."""
     reference = reference_of(files)
     if reference is None:
-        for gguf in files.ggufs:
-            yield gguf, unmeasured(OUTPUTS, OUTPUTS, "neither --base nor --merged was named")
-        return
+        return not_run(files, "neither --base nor --merged was named")
     label, model = reference
     if why := too_large(files.merged or files.base):
-        for gguf in files.ggufs:
-            yield gguf, unmeasured(OUTPUTS, OUTPUTS, f"{label} {why}")
-        return
+        return not_run(files, f"{label} {why}")
     prompts = prompts_of(tokenizer)
+    checks = {}
     try:
         with kept_logits(prompts, model, scratch) as before:
             for gguf in files.ggufs:
-                yield gguf, gguf_check(gguf, headers[gguf], before, label, llama)
+                checks[gguf] = gguf_check(gguf, headers[gguf], before, label, llama)
     except (QuenchError, ValueError, OSError, KeyError, RuntimeError) as error:
-        why = error.sentence if isinstance(error, QuenchError) else str(error)
-        for gguf in files.ggufs:
-            yield gguf, unmeasured(OUTPUTS, OUTPUTS, f"{label} can't be run ({why.splitlines()[0]})")
+        # of those that were run before, the verdict stands
+        return not_run(files, f"{label} can't be run ({reason_of(error)})") | checks
+    return checks
+
+
+def not_run(files: Files, why: str) -> dict[Path, Check]:
+    """Return the verdict on the outputs of each GGUF if there is nothing that they can be held against."""
+    return {gguf: unmeasured(OUTPUTS, OUTPUTS, why) for gguf in files.ggufs}
 
 
 def gguf_check(gguf: Path, header: Header, before: Reference, label: str, llama: Llama) -> Check:
-    """How far one GGUF is from what `before` holds, against what its level may cost."""
+    """Return how far one GGUF is from what `before` holds, against what its level may cost."""
     level = level_of(header)
     try:
         with gguf_speaker(gguf, before.prompts, threads=llama.threads, tools=llama.tools) as speaker:
             divergence = compare(before, (speaker(prompt) for prompt in before.prompts))
     except QuenchError as error:
-        return unmeasured(OUTPUTS, OUTPUTS, error.sentence.splitlines()[0])
+        return unmeasured(OUTPUTS, OUTPUTS, error.sentence)
     if divergence.fault:
         key = f"{OUTPUTS}.not_finite" if divergence.strange else f"{OUTPUTS}.vocabulary"
         remedy = OVERFLOW.replace("set convert.type to BF16", "convert with --outtype bf16")
@@ -132,13 +133,13 @@ def gguf_check(gguf: Path, header: Header, before: Reference, label: str, llama:
 
 
 def ends_check(gguf: Path, tokenizer: Any, llama: Llama) -> Check:
-    """Whether the GGUF's answers end by themselves."""
+    """Return the verdict on whether the GGUF's answers end by themselves."""
     requests, budget = questions(ROWS, tokenizer, len(ROWS), CTX_SIZE)
     try:
         with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE) as server:
             answers = [answer(server, request, budget) for request in requests]
     except QuenchError as error:
-        return unmeasured(ENDS, ENDS, error.sentence.splitlines()[0])
+        return unmeasured(ENDS, ENDS, error.sentence)
     ended = sum(each.stopped for each in answers)
     sentence = f"{ended} of {len(answers)} answers ended by themselves within {budget} tokens"
     if ended:

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.chat.clock import NotFixed, without_clock
 from pipeline.chat.rendering import Unrenderable, render
 from pipeline.chat.trial import QUESTION, end_of_turn
-from pipeline.commands.hand_overs.verdicts import failed, passed, reworded, unmeasured, warned
+from pipeline.commands.hand_overs.verdicts import failed, passed, plain, reworded, unmeasured, warned
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
@@ -35,7 +35,7 @@ GUESSED = ("default", None)  # of tokenizer.ggml.pre: the converter did not know
 
 @dataclass(frozen=True)
 class Text:
-    """The tokenizer that training had, from `folder`, and the GGUF that should have the same."""
+    """A tokenizer that training had, from `folder`, and the GGUF that should have the same."""
 
     tokenizer: Any
     folder: Path
@@ -45,7 +45,7 @@ class Text:
 
 
 def loaded_check(gguf: Path, llama: Llama, name: str) -> Check:
-    """Whether llama.cpp loads the GGUF."""
+    """Return the verdict on whether llama.cpp loads the GGUF."""
     try:
         with serving(llama, ModelFiles(gguf), ctx_size=CTX_SIZE):
             return passed(LOADED, name, "llama.cpp loads it")
@@ -59,14 +59,14 @@ def loaded_check(gguf: Path, llama: Llama, name: str) -> Check:
 
 
 def reason(error: ToolError) -> str:
-    """The line of llama-server's log that says why it ended."""
+    """Return the line of llama-server's log that says why it ended."""
     lines = [line.strip() for line in error.sentence.splitlines()]
     telling = [line for line in lines if re.search(r"error loading|unknown|missing|wrong|invalid", line)]
     return (telling or lines)[0].rpartition("error loading model: ")[2]
 
 
 def tokens_check(text: Text, name: str) -> Check:
-    """Whether llama.cpp makes the same ids of strings that tokenizers differ on."""
+    """Return the verdict on the ids that llama.cpp makes of strings on which tokenizers differ."""
     check = corpus_ids(strings(text.tokenizer, [], STRINGS), text.tokenizer, text.gguf, text.llama.tools)
     pre = text.header.fields.get("tokenizer.ggml.pre")
     if check.verdict != "fail":
@@ -76,34 +76,37 @@ def tokens_check(text: Text, name: str) -> Check:
         key = "other_vocabulary"
     elif text.header.fields.get("tokenizer.ggml.model") == "gpt2":
         key = "pre_tokenizer"
-    remedy = ""
+    remedy = plain(check.remedy)
     if key == "pre_tokenizer":
         how = "no pre-tokenizer" if pre in GUESSED else f"the pre-tokenizer {pre}"
         remedy = (
             f"The GGUF names {how}, and text is split otherwise than in training: convert again with a "
             "llama.cpp that knows this tokenizer, or serve with --override-kv tokenizer.ggml.pre=str:NAME"
         )
-    found = reworded(check, f"{TOKENS}.{key}", name)
-    return failed(found.key, name, check.found, remedy or found.remedy)
+    return failed(f"{TOKENS}.{key}", name, check.found, remedy)
 
 
 def special_check(text: Text, name: str) -> Check:
-    """Ends of text and turn, beginning of text, and what is added to a text."""
+    """Return the verdict on ends of text and turn, beginning of text, and what is added to a text."""
     with open_vocabulary(text.llama.tools, text.gguf) as vocabulary:
         found = list(special_faults(text, vocabulary, name))
     worst = next((check for check in found if check.verdict == "fail"), None)
     if worst or found:
         return worst or found[0]
-    written = end_of_turn(text.tokenizer) if text.tokenizer.chat_template else None
-    end = written or text.tokenizer.eos_token
+    end = end_of_answer(text.tokenizer)
     return passed(SPECIAL, name, f"beginning and end of text are the same, and llama.cpp stops at {end}")
 
 
-def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterator[Check]:
-    """What is wrong with special tokens, the worst first."""
-    tokenizer, folder, gguf = text.tokenizer, text.folder, text.gguf
+def end_of_answer(tokenizer: Any) -> Any:
+    """Return the token that ends an answer: the one that the template writes, else the end of text."""
     written = end_of_turn(tokenizer) if tokenizer.chat_template else None
-    token = written or tokenizer.eos_token
+    return written or tokenizer.eos_token
+
+
+def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterator[Check]:
+    """Yield what is wrong with special tokens, the worst first."""
+    tokenizer, folder, gguf = text.tokenizer, text.folder, text.gguf
+    token = end_of_answer(tokenizer)
     number = tokenizer.convert_tokens_to_ids(token)
     if not vocabulary.ends(number):
         yield failed(
@@ -141,7 +144,7 @@ def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterato
 
 
 def template_checks(text: Text, names: tuple[str, str]) -> Iterator[Check]:
-    """Whether the GGUF has the folder's template, and llama-server renders alike; beginnings of text."""
+    """Yield the verdicts on the GGUF's template, as llama-server renders it, and on beginnings of text."""
     name, bos = names
     stored = in_use(named_templates(text.header.fields))
     ours = in_use(text.tokenizer.chat_template)
@@ -164,7 +167,7 @@ def template_checks(text: Text, names: tuple[str, str]) -> Iterator[Check]:
 
 
 def rendered(text: Text, server: Server, same: bool, names: tuple[str, str]) -> Iterator[Check]:
-    """The verdicts on template and beginning of text, with a server that has loaded the GGUF."""
+    """Yield the verdicts on template and beginning of text, with a server that has loaded the GGUF."""
     name, bos = names
     texts = served_texts(text.tokenizer, server, chosen([], CONVERSATIONS))
     check = template_text(texts, text.tokenizer, text.gguf)
@@ -176,18 +179,14 @@ def rendered(text: Text, server: Server, same: bool, names: tuple[str, str]) -> 
             "the template prints a date: llama-server takes today's, and training may have had another",
             "Serve with a template that has training's date in it (--chat-template-file)",
         )
+    elif check.verdict == "fail" and same:
+        yield reworded(check, f"{TEMPLATE}.rendered", name)
     elif check.verdict == "fail":
-        key = "rendered" if same else "other"
-        found = reworded(check, f"{TEMPLATE}.{key}", name)
-        yield (
-            found
-            if same
-            else failed(
-                found.key,
-                name,
-                check.found,
-                "Serve with the folder's template (--chat-template-file), or convert again",
-            )
+        yield failed(
+            f"{TEMPLATE}.other",
+            name,
+            check.found,
+            "Serve with the folder's template (--chat-template-file), or convert again",
         )
     elif check.verdict == "not measured":
         yield reworded(check, TEMPLATE, name)
@@ -208,7 +207,7 @@ def rendered(text: Text, server: Server, same: bool, names: tuple[str, str]) -> 
 
 
 def prints_today(text: Text, server: Server) -> bool:
-    """Whether a conversation comes out alike once the folder's template has today's date in it."""
+    """Return True if conversations come out alike once the folder's template has today's date in it."""
     tokenizer = copy(text.tokenizer)
     templates = tokenizer.chat_template
     try:
@@ -224,7 +223,7 @@ def prints_today(text: Text, server: Server) -> bool:
 
 
 def bos_check(text: Text, tokens: Callable[[str], list[int]], name: str) -> Check:
-    """Whether a beginning of text comes twice: from the template and from llama.cpp."""
+    """Return the verdict on a beginning of text that comes twice: from the template and from llama.cpp."""
     tokenizer = text.tokenizer
     if tokenizer.bos_token is None:
         return passed(BOS, name, "the tokenizer has no beginning of text")

@@ -1,9 +1,11 @@
-"""What is said of a hand-over: a `Check` whose key is a stable id, with a remedy that needs no project."""
+"""Verdicts on a hand-over: each is a `Check` whose key is a stable id, whose remedy needs no project."""
 
 import re
 from dataclasses import replace
 
 from pipeline.core.checks import Check
+from pipeline.core.errors import QuenchError
+from pipeline.core.text import first_line
 
 # what the stages' own checks advise, and what helps where there is no project
 REMEDIES = (
@@ -21,32 +23,37 @@ REMEDIES = (
 
 
 def passed(key: str, name: str, sentence: str) -> Check:
-    """A hand-over at which nothing differs."""
+    """Return the verdict on a hand-over at which nothing differs."""
     return Check(name, "pass", sentence, key=key)
 
 
 def failed(key: str, name: str, sentence: str, remedy: str) -> Check:
-    """A hand-over that differs; `key` says how, for good."""
+    """Return the verdict on a hand-over that differs; `key` says how, for good."""
     return Check(name, "fail", sentence, remedy, key=key)
 
 
 def warned(key: str, name: str, sentence: str, remedy: str) -> Check:
-    """A hand-over at which nothing differs, and something will surprise."""
+    """Return the verdict on a hand-over at which nothing differs, and something will surprise."""
     return Check(name, "warn", sentence, remedy, key=key)
 
 
 def unmeasured(key: str, name: str, why: str) -> Check:
-    """A hand-over that could not be looked at."""
+    """Return the verdict on a hand-over that could not be looked at."""
     return Check(name, "not measured", plain(why).splitlines()[0].rstrip(":"), key=key)
 
 
+def reason_of(error: Exception) -> str:
+    """Return the first line of what an error says, without the id of one of Quench's."""
+    return error.sentence.splitlines()[0] if isinstance(error, QuenchError) else first_line(error)
+
+
 def reworded(check: Check, key: str, name: str) -> Check:
-    """A check of the stages' as a hand-over of this id, with a remedy for files that no stage made."""
+    """Return a stage's check as a hand-over of this id, with a remedy for files that no stage made."""
     return replace(check, key=key, name=name, remedy=plain(check.remedy))
 
 
 def plain(remedy: str) -> str:
-    """A remedy of a stage's check without stages."""
+    """Return the remedy of a stage's check in words that name no stage."""
     for pattern, words in REMEDIES:
         remedy = re.sub(pattern, words, remedy)
     return remedy

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.core.text import plural, safe
+from pipeline.core.text import first_line, plural, safe
 from pipeline.stages.curate.reading.documents import DOCUMENTS
 from pipeline.stages.curate.reading.files import READ, suffixes
 from pipeline.stages.curate.reading.saved_folders import DESCRIPTIONS
@@ -83,7 +83,7 @@ class Repository:
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise DataError(
                 "Q-GET-007",
-                f"{self.name}: the configs of its card can't be understood ({_first_line(error)}): take a "
+                f"{self.name}: the configs of its card can't be understood ({first_line(error)}): take a "
                 "commit whose card is right, or fetch its files by their https:// addresses",
             ) from error
 
@@ -147,7 +147,7 @@ class Repository:
         except ValueError as error:
             raise DataError(
                 "Q-GET-007",
-                f"{self.name}: its splits can't be understood ({_first_line(error)}): take a commit whose "
+                f"{self.name}: its splits can't be understood ({first_line(error)}): take a commit whose "
                 "card is right, or fetch its files by their https:// addresses",
             ) from error
         return {
@@ -197,7 +197,3 @@ def _matching(names: Sequence[str], pattern: str) -> list[str]:
 
 def _some(names: Sequence[str]) -> str:
     return safe(", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else ""), 400)
-
-
-def _first_line(error: Exception) -> str:
-    return safe(next(iter(str(error).strip().splitlines()), type(error).__name__), 200)
