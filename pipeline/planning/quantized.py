@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.core.errors import ConfigError, DataError
@@ -142,28 +143,43 @@ def gguf_shape(file: Path, unpacked: bool = False, *, build: bool = True) -> Sha
     """The shape of the model in a GGUF, from its header; `unpacked`, with the head that stage `base` would
     tie, by a sample of its rows. Raises `ConfigError` for an architecture whose header alone doesn't say its
     shape, or that would have to be built (`read_shape`) unless `build` is set, `DataError` for a damaged
-    file.
+    file and for one that can't be trained on.
     """
     header = _header(file)
     read_metadata(header, file)
-    architecture = header.fields.get("general.architecture")
     biased = "blk.0.attn_q.bias" in header.tensors
-    family = BY_NAME.get(str(architecture))
-    # of a family whose settings are known to follow from its header
-    kind = family.model_type if family else None
-    sizes = {key: header.fields.get(f"{architecture}.{CONFIG_FIELDS[key]}") for key in SIZES}
+    stated = _family_settings(header, file) if build else None
     config = {
-        "model_type": kind or architecture,
+        **(stated or _sizes(header)),
         "pad_token_id": None,  # some families' default is beyond a small vocabulary
         "attention_bias": biased,
         "qkv_bias": biased,
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
-        **{key: value for key, value in sizes.items() if value is not None},
         **stated_config(header),
     }
     if unpacked and not config["tie_word_embeddings"]:
         config["tie_word_embeddings"] = _would_be_tied(file, header)
-    return read_shape(config, str(file), build=build and kind is not None)
+    return read_shape(config, str(file), build=stated is not None)
+
+
+def _family_settings(header: Header, file: Path) -> dict[str, Any] | None:
+    """Return config.json's settings of a family that is known to be described by its header; None for
+    others.
+    """
+    family = BY_NAME.get(str(header.fields.get("general.architecture")))
+    if family is None or family.model_type is None:
+        return None
+    # this imports transformers
+    from pipeline.models.header_config import header_config
+
+    settings: dict[str, Any] = header_config(header, family, file).to_dict()
+    return settings
+
+
+def _sizes(header: Header) -> dict[str, Any]:
+    architecture = header.fields.get("general.architecture")
+    sizes = {key: header.fields.get(f"{architecture}.{CONFIG_FIELDS[key]}") for key in SIZES}
+    return {"model_type": architecture} | {key: value for key, value in sizes.items() if value is not None}
 
 
 def _header(file: Path) -> Header:

@@ -54,6 +54,18 @@ HYBRIDS: dict[str, tuple[dict[str, Any], Any]] = {
 # the same sizes in the header of a GGUF
 HEADER = {"embedding_length": 64, "feed_forward_length": 128, "block_count": 2, "attention.head_count": 4}
 HEADER |= {"attention.head_count_kv": 2, "context_length": 256}
+# what families say beside that in the header, and in config.json
+OWN_HEADERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "granite": (
+        {"attention.scale": 0.25, "embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
+        {},
+    ),
+    "phi3": ({}, {}),
+    "lfm2": (
+        {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
+        {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    ),
+}
 FAST = ("gemma3_text", "phi3", "qwen3_5_text")
 
 
@@ -162,12 +174,14 @@ def test_numbers_of_a_header_alone_are_not_built() -> None:
     assert "snakemake base" in str(refused.value)
 
 
-@pytest.mark.parametrize("family", ["granite", "phi3"])
+@pytest.mark.parametrize("family", OWN_HEADERS)
 def test_the_header_of_a_known_family_is_enough(family: str, tmp_path: Path) -> None:
     """As of a file that is to be trained on and is not yet the project's base."""
+    own, in_config = OWN_HEADERS[family]
     writer = GGUFWriter(tmp_path / "a.gguf", family)
-    for field, value in HEADER.items():
-        writer.add_uint32(f"{family}.{field}", value)
+    for field, value in (HEADER | own).items():
+        add = {int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}[type(value)]
+        add(f"{family}.{field}", value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{number}" for number in range(SIZES["vocab_size"])])
@@ -177,10 +191,24 @@ def test_the_header_of_a_known_family_is_enough(family: str, tmp_path: Path) -> 
     writer.write_tensors_to_file()
     writer.close()
     file = tmp_path / "a.gguf"
-    config = {"model_type": family, "tie_word_embeddings": True, "pad_token_id": None, **SIZES}
+    config = {"model_type": family, "tie_word_embeddings": True, "pad_token_id": None, **SIZES, **in_config}
     assert gguf_shape(file) == read_shape(config)
     with pytest.raises(ConfigError, match="Q-PLANNING-005"):
         gguf_shape(file, build=False)
+
+
+def test_an_architecture_on_which_liger_stumbles_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    from liger_kernel.transformers import monkey_patch
+
+    def stumble(
+        *, rope: bool, rms_norm: bool, swiglu: bool, cross_entropy: bool, fused_linear_cross_entropy: bool
+    ) -> None:
+        raise AttributeError("this architecture has no such part")
+
+    monkeypatch.setitem(monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN, "granite", stumble)
+    built = read_shape({"model_type": "granite", **SIZES, "vocab_size": 303}).built
+    assert built
+    assert not built.liger
 
 
 def test_the_command_plans_a_family_by_its_config(tmp_path: Path) -> None:
