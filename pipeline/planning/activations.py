@@ -42,7 +42,7 @@ def lora_kept(setup: Setup, layer: int, targets: Linears, without_mask: tuple[st
     train = setup.train
     shared, apart = list(targets), []
     if train.dropout or setup.lora_element != setup.element:
-        shared = [one for one in targets if setup.lean and one in setup.shape.by_layer[layer]]
+        shared = [linear for linear in targets if setup.lean and linear in setup.shape.by_layer[layer]]
         apart = [linear for linear in targets if linear not in shared]
     ranks = sum(linear.used * rank_of(linear.path(layer), train) for linear in targets)
     kept = 0 if setup.train.tuning.inside else ranks * setup.lora_element

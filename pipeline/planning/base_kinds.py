@@ -71,7 +71,9 @@ def nf4(setup: Setup) -> BaseKind:
         called="linears in NF4",
         source="scales quantized too",
         linears=sum(nf4_bytes(linear.weights) * linear.copies for linear in linears),
-        layers=[sum(ceil(one.weights / 2) * one.copies for one in layer) for layer in shape.by_layer],
+        layers=[
+            sum(ceil(linear.weights / 2) * linear.copies for linear in layer) for layer in shape.by_layer
+        ],
         workspace=(dense, "the largest linear dequantized"),
     )
 

@@ -92,6 +92,10 @@ class Counter:
     owners: dict[int, int | None] = field(default_factory=dict)
     held: dict[int, Any] = field(default_factory=dict)  # so that no address is used twice
 
+    def __post_init__(self) -> None:
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        self.own = {tensor.untyped_storage()._cdata for tensor in tensors}
+
     def keep(self, tensor: Any) -> Any:
         """Note a tensor that autograd keeps."""
         storage = tensor.untyped_storage()
@@ -101,10 +105,6 @@ class Counter:
             if self.owners.setdefault(number, self.layer) != self.layer:
                 self.owners[number] = None
         return tensor
-
-    def __post_init__(self) -> None:
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        self.own = {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def enter(self, layer: int) -> Any:
         """Return a hook that notes that `layer` runs."""
@@ -148,7 +148,7 @@ def _shape(config: Any) -> Shape:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     # Heads may differ by layer, as Gemma 4's, of which the largest counts.
-    outputs = [one.inputs for layer in linears for one in layer if one.name == "o_proj"]
+    outputs = [linear.inputs for layer in linears for linear in layer if linear.name == "o_proj"]
     head_dim = max(outputs, default=hidden) // heads
     built = Built(
         layers=linears,
@@ -251,7 +251,7 @@ def _has_liger(model: Any) -> bool:
     before = dict(vars(code))
     try:
         apply(rope=True, rms_norm=True, swiglu=True, fused_linear_cross_entropy=False, cross_entropy=False)
-    except NotImplementedError:
+    except Exception:  # Liger raises what it stumbles over in an architecture that it half knows
         return False
     finally:  # a plan swaps nothing
         vars(code).update(before)
@@ -266,7 +266,7 @@ def _kept(
     Layers with the same linears are taken for equal, so that only the first ones run, up to one more than
     there are kinds.
     """
-    kinds = [tuple((one.name, one.inputs, one.outputs) for one in layer) for layer in linears]
+    kinds = [tuple((linear.name, linear.inputs, linear.outputs) for linear in layer) for layer in linears]
     first = [kinds.index(kind) for kind in kinds]
     shortened = layers[: max(first) + 2]
     parent, _, last = name.rpartition(".")
@@ -275,12 +275,12 @@ def _kept(
     counted = [_counted(model, shortened, length, masked=not mixes) for length in (STEP, 2 * STEP, 3 * STEP)]
 
     def curve(layer: int | None) -> Kept:
-        one, two, three = (sum(counter.of(layer)) for counter in counted)
+        short, middle, long = (sum(counter.of(layer)) for counter in counted)
         if not mixes:
-            return Kept(STEP, (one, two, three))
+            return Kept(STEP, (short, middle, long))
         # A piece more takes the same again but for the first ones: the steepest line above all three.
-        slope = max(two - one, three - two)
-        start = max(one - slope, two - 2 * slope, three - 3 * slope)
+        slope = max(middle - short, long - middle)
+        start = max(short - slope, middle - 2 * slope, long - 3 * slope)
         return Kept(STEP, (start + slope, start + 2 * slope, start + 3 * slope), whole=True)
 
     by_kind = {number: curve(number) for number in set(first)}

@@ -143,12 +143,9 @@ def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
 
     for table in ("token_embd",) if shape.tied else ("token_embd", "output"):
         yield stored(table, shape.hidden, shape.vocabulary)
-    if shape.built:
-        linears = [(linear, layer) for layer, each in enumerate(shape.by_layer) for linear in each]
-    else:
-        linears = [(linear, layer) for linear in shape.linears for layer in range(shape.layers)]
-    for linear, layer in linears:
-        yield stored(linear.tensor, linear.inputs, linear.outputs * linear.copies, layer)
+    for layer, linears in enumerate(shape.by_layer):
+        for linear in linears:
+            yield stored(linear.tensor, linear.inputs, linear.outputs * linear.copies, layer)
 
 
 def _quantized(ggml_type: str, columns: int) -> str:

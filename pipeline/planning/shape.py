@@ -163,7 +163,7 @@ class Shape:
         quantizes.
         """
         if self.routing is None:
-            return tuple(tuple(one for one in linears if one.adapts) for linears in self.by_layer)
+            return tuple(tuple(linear for linear in linears if linear.adapts) for linears in self.by_layer)
         router = Linear("gate", self.hidden, self.routing.number, False, "normed again")
         return tuple((*linears, router) for linears in self.by_layer)
 
