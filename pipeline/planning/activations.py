@@ -13,10 +13,9 @@ from pipeline.planning.setup import FLOAT, Setup
 from pipeline.planning.shape import Built
 from pipeline.planning.weights import (
     Linears,
-    embeddings_train,
     first_trained,
-    head_trains,
     lora_parameters,
+    table_trains,
     targets,
 )
 
@@ -155,7 +154,7 @@ def ends_kept(setup: Setup) -> int:
     of embeddings that train.
     """
     whole = setup.tokens * setup.shape.hidden * setup.element if "norm" in setup.train.modules_to_save else 0
-    if embeddings_train(setup):
+    if table_trains("embed_tokens", setup):
         whole += setup.tokens * INDEX
     if setup.shape.built:
         return in_elements(setup.shape.built.ends_kept.bytes(setup.tokens), setup) + whole
@@ -168,7 +167,7 @@ def kept_by_layer(setup: Setup) -> dict[int, int]:
     With gradient checkpointing, or embeddings that train, the first layer's input needs a gradient too.
     """
     by_layer, first = targets(setup), first_trained(setup)
-    has_gradient = setup.train.gradient_checkpointing or embeddings_train(setup)
+    has_gradient = setup.train.gradient_checkpointing or table_trains("embed_tokens", setup)
     entry = None if has_gradient and not first else first
     return {
         layer: layer_kept(setup, layer, by_layer[layer], layer == entry)
@@ -200,7 +199,7 @@ def recomputed_kept(setup: Setup) -> int:
 def autocast_copies(setup: Setup) -> int:
     """Autocast's 16-bit copies of the adapter and of a head that trains, which a forward holds to its end."""
     copied = setup.device == "cuda" and setup.element < FLOAT
-    head = setup.shape.table_weights if head_trains(setup) else 0
+    head = setup.shape.table_weights if table_trains("lm_head", setup) else 0
     return (lora_parameters(setup) + head) * setup.element if copied else 0
 
 
@@ -219,7 +218,7 @@ def workspace(setup: Setup) -> tuple[int, str]:
 def loss(setup: Setup) -> tuple[int, str]:
     """Bytes that the loss adds, and what they are: logits, and the last hidden states with their gradient."""
     logits, words = base_kind(setup).logits
-    if head_trains(setup):
+    if table_trains("lm_head", setup):
         # what autograd has of the head's gradient so far, and a chunk's, before they are added to it
         logits += 2 * setup.shape.table_weights * FLOAT
         words = f"{words}, and the head's gradients"

@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hardware import Card, usable_cores
 from pipeline.core.jsonl import BadLine, parse_record
 from pipeline.planning.setup import Setup
-from pipeline.planning.weights import first_trained, head_trains, offloaded_bytes, targets
+from pipeline.planning.weights import first_trained, offloaded_bytes, table_trains, targets
 
 # dense bf16 (T4: fp16) tensor TFLOP/s with float32 sums, by a part of the name that nvidia-smi shows;
 # NVIDIA's data sheets
@@ -91,7 +91,7 @@ def flops_per_token(setup: Setup) -> float:
     weights = shape.used_weights * (2 + (2 + again) * back)
     scores = attention * (1 + (2 + again / 2) * back)
     forward = 2 * (shape.used_weights + shape.table_weights) + attention
-    head = shape.table_weights * (8 if head_trains(setup) else 4)
+    head = shape.table_weights * (8 if table_trains("lm_head", setup) else 4)
     return weights + head + adapter + scores + forwards(train) * forward
 
 

@@ -153,21 +153,15 @@ def saved_tables(setup: Setup) -> list[int]:
     return [setup.shape.table_weights] * count
 
 
-def embeddings_train(setup: Setup) -> bool:
-    """Return True if the embeddings train whole, be it as the head that they are too."""
+def table_trains(name: str, setup: Setup) -> bool:
+    """Return True if `name` (embed_tokens or lm_head) trains whole, be it as the other one that it is too."""
     named = setup.train.saved_tables
-    return "embed_tokens" in named or (bool(named) and setup.shape.tied)
-
-
-def head_trains(setup: Setup) -> bool:
-    """Return True if the head trains whole, be it as the embeddings that it is too."""
-    named = setup.train.saved_tables
-    return "lm_head" in named or (bool(named) and setup.shape.tied)
+    return name in named or (bool(named) and setup.shape.tied)
 
 
 def first_trained(setup: Setup) -> int:
     """The first layer in which something trains: the ones below have no backward."""
-    if embeddings_train(setup):
+    if table_trains("embed_tokens", setup):
         return 0
     norms = [layer for layer, _ in saved_norms(setup)]
     return min([layer for layer, linears in enumerate(targets(setup)) if linears] + norms)
