@@ -176,10 +176,12 @@ def read_json(path: Path, remedy: str) -> Any:
         ) from error
 
 
-def write_json(target: Path, value: Any) -> None:
-    """Publish `value` as indented UTF-8 JSON with sorted keys; `ValueError` for NaN and infinities."""
+def write_json(target: Path, value: Any, *, allow_nan: bool = False) -> None:
+    """Publish `value` as indented UTF-8 JSON with sorted keys; `ValueError` for NaN and infinities, unless
+    `allow_nan`: the config.json of a model with state spaces can contain an infinity.
+    """
     write_text(
-        target, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+        target, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=allow_nan) + "\n"
     )
 
 

@@ -256,10 +256,17 @@ def test_what_training_recorded_and_what_is_copied(tmp_path: Path) -> None:
     run = {"settings": {"quantization": "nf4", "bnb_4bit_compute_dtype": "float16"}}
     (adapter / "run.json").write_text(json.dumps(run))
     assert need_nf4(adapter, read_run(adapter)) == Nf4("float16")
-    (base / "config.json").write_text('{"torch_dtype": "float32", "vocab_size": 6, "hidden_size": 4}')
+    (base / "config.json").write_text(
+        '{"torch_dtype": "float32", "vocab_size": 6, "hidden_size": 4, "time_step_limit": [0.0, Infinity]}'
+    )
     (base / "tokenizer.json").write_text("{}")
     copy_settings(base, adapter, merged, "float16", {"vocab_size": 9})
-    settings = {"vocab_size": 9, "hidden_size": 4, "dtype": "float16"}
+    settings = {
+        "vocab_size": 9,
+        "hidden_size": 4,
+        "time_step_limit": [0.0, float("inf")],
+        "dtype": "float16",
+    }
     assert json.loads((merged / "config.json").read_text()) == settings
     assert [file.name for file in merged.iterdir()] == ["config.json"]
     for place in (base / "generation_config.json", adapter / "tokenizer.model"):

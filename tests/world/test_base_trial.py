@@ -270,7 +270,7 @@ def test_the_end_of_turn_that_the_template_writes_is_trained_and_stopped_at(
     """huggingface/transformers#38182: Gemma's tokenizer names <eos>, its template writes <end_of_turn>."""
     folder = smollm_folder(tmp_path / "source")
     added(*GEMMA_TOKENS, eos="<eos>", template=GEMMA)(folder)
-    with_weights(folder)
+    with_weights(folder, limit=[0.0, float("inf")])
     if stated is None:
         (folder / "generation_config.json").unlink()
     else:
@@ -287,6 +287,7 @@ def test_the_end_of_turn_that_the_template_writes_is_trained_and_stopped_at(
     config = json.loads((tmp_path / "project/models/base/config.json").read_text(encoding="utf-8"))
     named = tokenizer.convert_tokens_to_ids("<eos>")
     assert config["eos_token_id"] == [tokenizer.eos_token_id, named]
+    assert config["limit"] == [0.0, float("inf")]
     (_, encoded), *_ = encode(tokenizer, [CHAT])
     assert not isinstance(encoded, Unrenderable)
     assert [label for label in encoded[0].labels if label != IGNORED][-1] == tokenizer.eos_token_id

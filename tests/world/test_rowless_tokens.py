@@ -80,8 +80,13 @@ def test_a_token_that_no_row_stands_for_is_left_out(tmp_path: Path) -> None:
 
 def test_new_tokens_take_its_place(tmp_path: Path) -> None:
     folder = gemma(tmp_path / "source")
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings["limit"] = [0.0, float("inf")]
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     assert drop_rowless(folder) == [IMAGE]
     assert add_new_tokens(folder, ["<note>"], None) == {"<note>": GEMMA_WORDS}
+    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert written == settings | {"vocab_size": GEMMA_WORDS + 1}
     assert drop_rowless(folder) == []
     assert len(load_tokenizer(folder)) == GEMMA_WORDS + 1
 

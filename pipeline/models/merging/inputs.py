@@ -161,7 +161,7 @@ def copy_settings(base: Path, adapter: Path, merged: Path, dtype: str, changes: 
     """
     config = read_json(base / "config.json", "run `snakemake --force base`")
     config.pop("torch_dtype", None)
-    write_json(merged / "config.json", config | changes | {"dtype": dtype})
+    write_json(merged / "config.json", config | changes | {"dtype": dtype}, allow_nan=True)
     if (base / "generation_config.json").exists():
         shutil.copyfile(base / "generation_config.json", merged / "generation_config.json")
     for name, source in tokenizer_files(base, adapter).items():

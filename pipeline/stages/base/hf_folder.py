@@ -214,7 +214,7 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
         path = folder / "config.json"
         ends = ends_with(tokenizer.eos_token_id, stated)
         if ends != stated:
-            write_json(path, read_object(path) | {"eos_token_id": ends})
+            write_json(path, read_object(path) | {"eos_token_id": ends}, allow_nan=True)
     path = folder / "generation_config.json"
     if not path.exists():
         special = special_ids(tokenizer)
@@ -311,8 +311,7 @@ def settle_bos_and_pad(folder: Path, tokenizer: Any) -> None:
             if ids[key] is not None and settings.get(key) not in (None, ids[key])
         }
         if settled:
-            # Settings of hybrids contain infinities, which `write_json` refuses.
-            write_text(path, json.dumps(settings | settled, indent=2, ensure_ascii=False) + "\n")
+            write_json(path, settings | settled, allow_nan=True)
 
 
 def special_ids(tokenizer: Any) -> dict[str, int | None]:

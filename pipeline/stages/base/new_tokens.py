@@ -70,7 +70,7 @@ def add_new_tokens(folder: Path, tokens: Sequence[str], end_of_turn: str | None)
         grown = sum((rows - entry.rows) * entry.columns * entry.width for entry in tables.values())
         _note_size(folder / INDEX, grown)
         sizes["vocab_size"] = rows
-        write_json(config_file, config)
+        write_json(config_file, config, allow_nan=True)
     return ids
 
 
