@@ -24,7 +24,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.safetensors_rows import INDEX
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.base.text_part import PREFIXES, take_text_part, text_part
+from pipeline.stages.base.text_part import PREFIXES, settings_alone, take_text_part, text_part
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 IDS = torch.arange(40).reshape(2, 20) * 7
@@ -101,7 +101,7 @@ def test_names_of_older_and_newer_files_are_known(kind: str, old: str, new: str,
     assert logits(text_model(tmp_path)).equal(logits(whole))
 
 
-def test_shards_and_layers_that_draft_stay(tmp_path: Path) -> None:
+def test_shards_and_layers_that_draft_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen3.5 brings a layer (mtp) that llama.cpp drafts with, and transformers' model has not."""
     whole = wrapper("qwen3_5", tmp_path, ENDS, shards="100KB", vocab_size=300)
     index = json.loads((tmp_path / INDEX).read_text(encoding="utf-8"))
@@ -112,8 +112,13 @@ def test_shards_and_layers_that_draft_stay(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / first, {"format": "pt"})
     index["weight_map"]["mtp.fc.weight"] = first
     (tmp_path / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    room: list[int] = []
+    monkeypatch.setattr(
+        "pipeline.stages.base.text_part.need_disk", lambda _, predicted: room.append(predicted)
+    )
     taken(tmp_path)
     index = json.loads((tmp_path / INDEX).read_text(encoding="utf-8"))
+    assert room == [index["metadata"]["total_size"]]
     assert index["weight_map"]["mtp.fc.weight"] == first
     assert set(index["weight_map"].values()) == {file.name for file in tmp_path.glob("*.safetensors")}
     assert load_file(tmp_path / first)["mtp.fc.weight"].equal(tensors["mtp.fc.weight"])
@@ -262,6 +267,16 @@ def test_a_large_one_is_tried_as_the_text_model_that_it_becomes(
             assert run(REPO, tmp_path / "project", revision=COMMIT) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
     assert "If data/raw holds chats, stop here" in said and "text-part-" not in said
+
+
+def test_no_weights_are_copied_to_try_a_large_one(mistral3: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(mistral3, tmp_path / "source"))
+    for name in ("pytorch_model.bin", "mmproj-F16.gguf", "consolidated.safetensors"):
+        (folder / name).write_bytes(b"gigabytes")
+    with settings_alone(folder) as small:
+        names = {file.name for file in small.iterdir()}
+    assert {"config.json", "tokenizer.json"} <= names
+    assert not any(name.endswith((".bin", ".gguf", ".safetensors")) for name in names)
 
 
 def test_the_text_of_qwen35_is_split_as_the_whole_models(tools: Toolchain, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Which files of a repository or folder are taken: all that a model needs, and nothing that runs."""
 
 import re
+from collections.abc import Iterable
 
 from pipeline.core.errors import DataError
 
@@ -26,6 +27,14 @@ DOUBLED = "consolidated*"  # some repositories hold the weights twice, once in t
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
+def kept_files(names: Iterable[str]) -> list[str]:
+    """Return those of the files in a model's folder that it needs and that don't run, in order."""
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
+    top = [name for name in names if "/" not in name]
+    return sorted(filter_repo_objects(top, allow_patterns=list(KEPT), ignore_patterns=DOUBLED))
+
+
 def choose_files(names: list[str], source: str) -> list[str]:
     """The files to take out of a model's top folder, in order.
 
@@ -34,8 +43,7 @@ def choose_files(names: list[str], source: str) -> list[str]:
     """
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
-    top = [name for name in names if "/" not in name]
-    kept = sorted(filter_repo_objects(top, allow_patterns=list(KEPT), ignore_patterns=DOUBLED))
+    kept = kept_files(names)
     if not any(name.endswith(".safetensors") for name in kept):
         pickles = sorted(filter_repo_objects(names, allow_patterns=list(PICKLES)))
         raise DataError(
@@ -45,7 +53,7 @@ def choose_files(names: list[str], source: str) -> list[str]:
             if pickles
             else f"{source} has no safetensors weights: choose a folder or repository that has them",
         )
-    if "config.json" not in kept and "adapter_config.json" in top:
+    if "config.json" not in kept and "adapter_config.json" in names:
         raise DataError(
             "Q-BASE-007",
             f"{source} has an adapter_config.json and no config.json, so it is a LoRA adapter and no model: "

@@ -30,6 +30,7 @@ from pipeline.gguf.safetensors_rows import (
     spans,
     writing_shard,
 )
+from pipeline.stages.base.file_choice import kept_files
 
 TOWERS = ("vision_config", "audio_config")
 # text models without a causal class of their own: the class that computes the same of text. Their rotary
@@ -174,7 +175,8 @@ def take_text_part(folder: Path, config: Mapping[str, Any], source: str) -> dict
     by_file: dict[Path, list[tuple[str, Entry]]] = {}
     for name, entry in found.items():
         by_file.setdefault(entry.file, []).append((name, entry))
-    need_disk(folder, max(sum(entry.nbytes for _, entry in kept) for kept in by_file.values()))
+    # Files that came from the hub stay in its cache until the model is published.
+    need_disk(folder, sum(entry.nbytes for entry in found.values()))
     for file in {entry.file for entry in entries.values()}:
         if file in by_file:
             _rewrite(file, by_file[file])
@@ -203,9 +205,9 @@ def settings_alone(folder: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="text-part-") as name:
         small = Path(name)
-        for file in folder.iterdir():
-            if file.is_file() and file.suffix != ".safetensors":
-                shutil.copyfile(file, small / file.name)
+        for file in kept_files(file.name for file in folder.iterdir() if file.is_file()):
+            if not file.endswith(".safetensors"):
+                shutil.copyfile(folder / file, small / file)
         _write_settings(small, text_part(config, str(folder)))
         yield small
 
