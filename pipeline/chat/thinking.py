@@ -2,7 +2,7 @@
 
 Qwen3.5's prompt ends in `<think>` and a line break, and an answer without reasoning goes on with another line
 break, which is one token with the first: no plain chat could be trained. DeepSeek-R1's distills open a block
-of reasoning that no earlier answer has. And where `enable_thinking` changes the prompt, llama-server, which
+of reasoning that no earlier answer has. And if `enable_thinking` changes the prompt, llama-server, which
 says true of itself, serves another text than transformers, which says nothing, trains. With the tag taken out
 of the prompt the model writes it, as Qwen3 does, and both kinds of chats can be trained and are served alike.
 
@@ -21,8 +21,8 @@ from pipeline.chat.template_probe import Message
 from pipeline.chat.trial import CHATS, QUESTION, USUAL, failures, trained_header
 
 SWITCH = "enable_thinking"
-# what may stand before a template that asks for the switch: nothing, the value that llama-server gives it by
-# default, or the value off for good; each on a line of its own, whose line break belongs to the tag
+# What may stand before a template that asks for the switch: nothing, the value that llama-server gives it by
+# default, or the value off for good. Each is a line of its own, whose line break belongs to the tag.
 LINES = (
     "",
     f"{{%- set {SWITCH} = {SWITCH} | default(true) %}}\n",
@@ -47,25 +47,27 @@ def free_prompt(tokenizer: Any) -> FreePrompt | None:
     template = tokenizer.chat_template
     if not isinstance(template, str) or not _prompt(tokenizer):
         return None
-    best = own = _score(tokenizer)
-    if own.is_sound:
+    best = _score(tokenizer)
+    if best.is_sound:
         return None
-    found = None
+    template = template.replace("\r\n", "\n").replace("\r", "\n")  # as jinja2 reads it
+    free = None
     whole = _conversations(tokenizer)
     for line in LINES if SWITCH in template else LINES[:1]:
         with _using(tokenizer, line + template):
             prompt = _prompt(tokenizer)
         for removed, shorter in [("", template), *_cut(tokenizer, template, prompt)]:
             with _using(tokenizer, line + shorter):
-                if _conversations(tokenizer) != whole or not prompt.startswith(_prompt(tokenizer) or "\0"):
+                opening = _prompt(tokenizer)
+                if _conversations(tokenizer) != whole or not opening or not prompt.startswith(opening):
                     continue
                 score = _score(tokenizer, is_cut=bool(removed))
             if score.is_sound and score < best:
                 best = score
-                found = FreePrompt(line + shorter, removed)
+                free = FreePrompt(line + shorter, removed)
         if best.is_sound and not best.failed:
             break
-    return found
+    return free
 
 
 @dataclass(frozen=True, order=True)
@@ -150,7 +152,7 @@ def _cut(tokenizer: Any, template: str, prompt: str) -> list[tuple[str, str]]:
     """
     tokens = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
     written = list(_written(template))
-    found = []
+    cut = []
     for start in reversed(range(len(prompt))):
         ending = prompt[start:]
         token = next((token for token in tokens if ending.startswith(token)), None)
@@ -159,8 +161,8 @@ def _cut(tokenizer: Any, template: str, prompt: str) -> list[tuple[str, str]]:
         for first, last in written:
             place = template.find(token, first, last)
             if place >= 0 and _unescaped(template[place:last]).strip() == ending.strip():
-                found.append((ending, template[:place] + template[last:]))
-    return found
+                cut.append((ending, template[:place] + template[last:]))
+    return cut
 
 
 def _written(template: str) -> Iterator[tuple[int, int]]:
