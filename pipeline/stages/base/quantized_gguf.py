@@ -29,6 +29,8 @@ from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_
 from pipeline.stages.base.hf_folder import TEMPLATE_FILE, special_ids
 from pipeline.stages.base.template_files import settle_in_gguf
 
+TEMPLATE_CHANGES = {"prompt_ended_in", "template_begun"}  # facts that say that the template was changed
+IN_HEADER = {"named_end", *TEMPLATE_CHANGES}  # facts on what a GGUF says too
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
 
 
@@ -102,28 +104,21 @@ def keep_gguf(
     return header, is_dated
 
 
-def end_turns_with(token: str, folder: Path) -> Header:
-    """Name `token` as the end of turn in the metadata of the GGUFs in `folder`, which llama-server stops at;
-    return the header of `model.gguf`.
+def settle_headers(folder: Path, facts: Mapping[str, Any]) -> Header:
+    """Put the end of turn and the chat template of `folder` into the metadata of the GGUFs there, which
+    llama-server goes by, if `facts` say that they were changed; return the header of `model.gguf`.
     """
     for name in (SOURCE_FILE, MODEL_FILE):
         file = folder / name
         if file.is_file():
             header = check_gguf(file)
-            number = header.fields["tokenizer.ggml.tokens"].index(token)
-            rewrite_header(file, header, {"tokenizer.ggml.eos_token_id": number})
-    return check_gguf(folder / MODEL_FILE)
-
-
-def take_template(folder: Path) -> Header:
-    """Put the chat template of `folder` into the metadata of the GGUFs there, which llama-server reads;
-    return the header of `model.gguf`.
-    """
-    template = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
-    for name in (SOURCE_FILE, MODEL_FILE):
-        file = folder / name
-        if file.is_file():
-            rewrite_header(file, check_gguf(file), {CHAT_TEMPLATE: template})
+            fields: dict[str, str | int] = {}
+            if "named_end" in facts:
+                number = header.fields["tokenizer.ggml.tokens"].index(facts["eos_token"])
+                fields["tokenizer.ggml.eos_token_id"] = number
+            if facts.keys() & TEMPLATE_CHANGES:
+                fields[CHAT_TEMPLATE] = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+            rewrite_header(file, header, fields)
     return check_gguf(folder / MODEL_FILE)
 
 

@@ -24,7 +24,6 @@ from pipeline.core.git_lfs import REMEDY, is_pointer
 from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
-from pipeline.core.text import listed, plural
 from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.safetensors_rows import read_folder
@@ -42,8 +41,9 @@ from pipeline.stages.base.hf_folder import check_config, examine, read_object
 from pipeline.stages.base.hub import download
 from pipeline.stages.base.named_file import NamedFile
 from pipeline.stages.base.new_tokens import add_new_tokens
-from pipeline.stages.base.quantized_gguf import end_turns_with, joined, keep_gguf, take_template
+from pipeline.stages.base.quantized_gguf import IN_HEADER, joined, keep_gguf, settle_headers
 from pipeline.stages.base.rowless_tokens import drop_rowless
+from pipeline.stages.base.summary import summary
 from pipeline.stages.base.template_files import settle_in_folder
 from pipeline.stages.base.text_part import is_wrapper, take_text_part, text_part, text_tensors
 
@@ -134,6 +134,7 @@ def base(
     header = matrix = None
     is_dated = False  # whether a chat template asked for today's date
     chats = chosen_chats(chosen, root)
+    tools = find_toolchain(llamacpp_home)
     with publishing(target) as aside:
         aside.mkdir()
         origin = _origin(chosen, unfinished, aside, root, chats)
@@ -142,7 +143,6 @@ def base(
             if chosen.source == "path" and not stays_gguf:
                 copy_folder(origin, aside, chats)
             elif origin != aside:
-                tools = find_toolchain(llamacpp_home)
                 whole = joined(origin, aside, tools)
                 if stays_gguf:
                     header, is_dated = keep_gguf(whole, aside, chosen.level, tools, chats, tensor_types)
@@ -150,7 +150,8 @@ def base(
                     header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                     if whole.parent == aside:
                         whole.unlink()  # a download
-            wrapper = _unwrapped(aside, chosen.model)
+            config = read_object(aside / "config.json")
+            wrapper = take_text_part(aside, config, chosen.model) if is_wrapper(config) else None
             rowless: list[str] = []
             new_tokens = {}
             if chosen.new_tokens:
@@ -160,13 +161,10 @@ def base(
             facts, note = examine(aside, chats)
             if rowless:
                 facts["rowless_tokens"] = rowless
-            if stays_gguf and "named_end" in facts:
-                header = end_turns_with(facts["eos_token"], aside)
-            if stays_gguf and facts.keys() & {"prompt_ended_in", "template_begun"}:
-                header = take_template(aside)
+            if stays_gguf and facts.keys() & IN_HEADER:
+                header = settle_headers(aside, facts)
             if not stays_gguf:
                 end_fields(aside)  # raises if a GGUF could not name all ends of generation
-                tools = find_toolchain(llamacpp_home)
                 is_by_bytes = need_convertible(aside, tools).name is not None
                 # The converter reads the tokenizers of some families (Gemma 4) by rules of their own.
                 if not is_by_bytes or not BY_CLASS.keys() & set(facts["architecture"]["architectures"]):
@@ -204,55 +202,8 @@ def base(
         facts["no_chats"] = facts["no_chats"].replace(str(aside), chosen.model)
     write_json(record, facts)
     remove(unfinished)
-    if is_dated:
-        print(f"base: its chat template prints the date: always {chosen.template_date} (base.template_date)")
-    if "named_end" in facts:
-        reason = "base.end_of_turn says" if chats.end_of_turn else "the chat template writes it"
-        print(
-            f"base: an answer ends in {facts['eos_token']}, as {reason}; the model named "
-            f"{facts['named_end']} (base.end_of_turn)"
-        )
-    if wrapper:
-        print(
-            f"base: {chosen.model} is a {wrapper['model_type']}, which reads images or sound too: its text "
-            f"part is trained, {plural(wrapper['tensors_left_out'], 'tensor')} left out"
-        )
-    if "template_begun" in facts:
-        print(
-            f"base: the chat template writes {facts['bos_token']} first from now on: the tokenizer puts it "
-            "before every text, and llama-server before every chat"
-        )
-    if "prompt_ended_in" in facts:
-        removed = facts["prompt_ended_in"]
-        now = f"does not end in {removed!r}" if removed else "is the same whatever enable_thinking says"
-        print(
-            f"base: the chat template's generation prompt is changed, it {now}: so every answer follows the "
-            "prompt that is served, and the model itself writes where it begins to reason"
-        )
-    if "rowless_tokens" in facts:
-        print(
-            f"base: {plural(len(facts['rowless_tokens']), 'token')} without a row of embeddings left out of "
-            f"the tokenizer: {listed(facts['rowless_tokens'])}"
-        )
-    if new_tokens:
-        print(
-            f"base: {plural(len(new_tokens), 'new token')}, from id {min(new_tokens.values())} on: each has "
-            f"the mean of the other tokens' rows (base.new_tokens)"
-        )
-    if "no_chats" in facts:
-        print(f"base: only plain text can be trained on it, no chats: {facts['no_chats']}")
-    if "never_packed" in facts:
-        print(
-            f"base: rows are trained one by one, for {facts['never_packed']}: preprocess.packing changes "
-            "nothing, train.per_device_train_batch_size has to be 1, and train.method can't be one that "
-            "compares answers"
-        )
-    if "default_targets" in facts:
-        named = facts["default_targets"]
-        print(
-            "base: its layers have not all linears that train.target_modules names by default, which stands "
-            f"for all that they have: {named if isinstance(named, str) else listed(named)}"
-        )
+    for sentence in summary(facts, chats.end_of_turn):
+        print(f"base: {sentence}")
     if note:
         print(f"base: {note.replace(str(aside), chosen.model)}")
     print(
@@ -260,12 +211,6 @@ def base(
         f"{facts['dtype']}) is in {target}"
     )
     return facts
-
-
-def _unwrapped(folder: Path, source: str) -> dict[str, Any] | None:
-    """Make the text model out of a wrapper in `folder`; return what to record of that, None if it is none."""
-    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    return take_text_part(folder, config, source) if is_wrapper(config) else None
 
 
 def _origin(chosen: Base, unfinished: Path, aside: Path, root: Path, chats: ChatSettings) -> Path:
