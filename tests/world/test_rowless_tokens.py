@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from qwen2_variants import change_json
 from safetensors.numpy import save_file
 from test_base_trial import HIDDEN
 from tokenizer_folders import GEMMA_END, GEMMA_WORDS, gemma_folder, smollm_folder, with_config
@@ -17,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from pipeline.chat.tokens import load_tokenizer
 from pipeline.config.sections import Base
+from pipeline.core.errors import DataError
 from pipeline.stages.base.hf_folder import examine
 from pipeline.stages.base.new_tokens import add_new_tokens
 from pipeline.stages.base.rowless_tokens import drop_rowless, rowless_tokens
@@ -89,6 +91,26 @@ def test_new_tokens_take_its_place(tmp_path: Path) -> None:
     assert written == settings | {"vocab_size": GEMMA_WORDS + 1}
     assert drop_rowless(folder) == []
     assert len(load_tokenizer(folder)) == GEMMA_WORDS + 1
+
+
+def test_what_is_wrong_with_a_tokenizer_is_said(tmp_path: Path) -> None:
+    folder = with_config(smollm_folder(tmp_path))
+    change_json(folder / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(DataError) as refusal:
+        drop_rowless(folder)
+    assert refusal.value.id == "Q-CHAT-002"
+
+
+def test_a_tokenizer_that_takes_too_much_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = gemma(tmp_path)
+    twice = {"type": "Replace", "pattern": {"String": "l"}, "content": "ll"}
+    change_json(folder / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [twice] * 12})
+    loader = "pipeline.stages.base.rowless_tokens.load_tokenizer"
+    monkeypatch.setattr(loader, lambda _: pytest.fail("it was loaded"))
+    with pytest.raises(DataError, match="Q-CHAT-009"):
+        drop_rowless(folder)
 
 
 @pytest.mark.parametrize("needed", ["nothing", "the template", "eos_token", "pad_token"])

@@ -23,10 +23,11 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
+from pipeline.models.small_model import text_config
 from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
 from pipeline.stages.base.model_trial import trained_by_default, tried_model
 from pipeline.stages.base.rowless_tokens import drop_tokens, rowless_tokens
-from pipeline.stages.base.text_part import is_wrapper, text_config
+from pipeline.stages.base.text_part import is_wrapper, text_part
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
@@ -44,7 +45,7 @@ def check_config(config: dict[str, Any], source: str) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if is_wrapper(config):
-        text = text_config(config, source)
+        text = text_part(config, source).config.to_dict()
         check_config(text | {key: config[key] for key in ("quantization_config",) if key in config}, source)
         return
     kind = config.get("model_type")
@@ -83,15 +84,15 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     """Return what the model in `folder` is, for `models/base.json`, and a sentence if a usual kind of chats
     can't be trained on it. Raises `DataError` if its files disagree.
 
-    `no_chats` among the facts says why no chat can be trained on it, if that is so; texts can. `never_packed`
-    says why rows can't share a sequence, if that is so, `default_targets` what trains by default if the
-    architecture has not the usual linears. `named_end` is
-    the eos_token that the folder had, if a turn ends in another, which is then written into its files.
-    `prompt_ended_in` is there if the generation prompt had to be changed: what was taken off its end;
-    `template_begun` if the template had to be given the tokenizer's beginning of text. `rowless_tokens` are
-    those that had no row of embeddings, and were taken out of its tokenizer.
+    Some facts are there only if they are so. `no_chats` says why no chat can be trained on it; texts can.
+    `never_packed` says why rows can't share a sequence, `default_targets` what trains by default if the
+    architecture has not the usual linears. `named_end` is the eos_token that the folder had, if a turn ends
+    in another, which is then written into its files. `prompt_ended_in` is what was taken off the end of the
+    generation prompt, if that had to be changed; `template_begun` says that the template was given the
+    tokenizer's beginning of text. `rowless_tokens` are those that had no row of embeddings, and were taken
+    out of its tokenizer.
     """
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     config = read_object(folder / "config.json")
     check_config(config, str(folder))
@@ -100,10 +101,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     tokenizer = tried.tokenizer
     template = template_of(tokenizer)
     try:
-        text_config = AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        ).get_text_config()
-        need_sizes(text_config)
+        sizes = text_config(folder)
+        need_sizes(sizes)
         if (folder / "generation_config.json").exists():
             GenerationConfig.from_pretrained(folder, local_files_only=True)
     except QuenchError:
@@ -113,15 +112,15 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         raise unreadable(folder, error) from error
     # A GGUF that is trained on keeps the list of tokens that it has.
     quantized = folder / MODEL_FILE
-    rowless = [] if quantized.is_file() else rowless_tokens(tokenizer, text_config.vocab_size)
+    rowless = [] if quantized.is_file() else rowless_tokens(tokenizer, sizes.vocab_size)
     if rowless:
         drop_tokens(folder, rowless)
         tried = tried_tokenizer(folder, chats)
         tokenizer = tried.tokenizer
-    if len(tokenizer) > text_config.vocab_size:
+    if len(tokenizer) > sizes.vocab_size:
         raise DataError(
             "Q-BASE-013",
-            f"{folder} has {len(tokenizer)} tokens for {text_config.vocab_size} rows of embeddings: its "
+            f"{folder} has {len(tokenizer)} tokens for {sizes.vocab_size} rows of embeddings: its "
             "tokenizer is another model's",
         )
     never_packed = tried_model(folder).never_packed
@@ -129,9 +128,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     if tried.prompt or tried.is_begun:
         put_template(folder, template)
     settle_bos_and_pad(folder, tokenizer)
-    parameters, dtype = (
-        count_quantized(quantized) if quantized.is_file() else count_parameters(folder, text_config)
-    )
+    parameters, dtype = count_quantized(quantized) if quantized.is_file() else count_parameters(folder, sizes)
+    text = text_tokens(tokenizer)
     added_tokens = [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items())]
     targets = trained_by_default(folder)
     facts = {
@@ -139,11 +137,11 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         "license": read_license(folder / "README.md"),
         "tokenizer_sha256": file_hash(folder / "tokenizer.json"),
         "template_sha256": hashlib.sha256(template.encode()).hexdigest(),
-        "added_tokens": [token for token in added_tokens if token not in text_tokens(tokenizer)],
+        "added_tokens": [token for token in added_tokens if token not in text],
         "eos_token": tokenizer.eos_token,
         "bos_token": tokenizer.bos_token,
         "pad_token": tokenizer.pad_token,
-        "vocab_size": text_config.vocab_size,
+        "vocab_size": sizes.vocab_size,
         "parameters": parameters,
         "dtype": dtype,
     }
@@ -168,7 +166,7 @@ def need_sizes(config: Any) -> None:
     """Raise `ValueError` for a size no model has, of all of it or in a list by layer: transformers won't."""
     written = config.to_dict()
     for name in SIZES:
-        # as it is written: what differs by layer has no value of its own as an attribute
+        # What differs by layer has no value of its own as an attribute.
         values = written[name] if name in written else getattr(config, name, None)
         for size in values if isinstance(values, list) else [values]:
             absent = size is None and name not in NEEDED
@@ -280,14 +278,9 @@ def settle_beginning(folder: Path) -> None:
     )
     if content.get("post_processor") is not None or settings.get("add_bos_token") is False or number is None:
         return
-    special, first, second = (
-        {kind: {"id": name, "type_id": type_id}}
-        for kind, name, type_id in (
-            ("SpecialToken", begin, 0),
-            ("Sequence", "A", 0),
-            ("Sequence", "B", 1),
-        )
-    )
+    special = {"SpecialToken": {"id": begin, "type_id": 0}}
+    first = {"Sequence": {"id": "A", "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": 1}}
     content["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [special, first],

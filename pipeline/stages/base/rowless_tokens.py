@@ -9,8 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.chat.tokenizer_file import try_tokenizer
 from pipeline.chat.tokens import load_tokenizer
+from pipeline.core.errors import QuenchError
 from pipeline.core.publish import write_json, write_text
+from pipeline.models.small_model import text_config
 from pipeline.stages.base.chats import unreadable
 
 TOKENIZER = "tokenizer.json"
@@ -27,9 +30,9 @@ def rowless_tokens(tokenizer: Any, rows: int) -> list[str]:
     """
     behind = {token for token, number in tokenizer.get_vocab().items() if number >= rows}
     needed = {getattr(tokenizer, name) for name in NEEDED}
-    named = tokenizer.chat_template or ""
-    templates = named.values() if isinstance(named, dict) else [named]
-    is_written = any(token in template for token in behind for template in templates)
+    template = tokenizer.chat_template or ""
+    templates = template.values() if isinstance(template, dict) else [template]
+    is_written = any(token in text for token in behind for text in templates)
     if is_written or not behind.isdisjoint(needed) or not behind <= tokenizer.get_added_vocab().keys():
         return []
     return sorted(behind)
@@ -38,13 +41,13 @@ def rowless_tokens(tokenizer: Any, rows: int) -> list[str]:
 def drop_rowless(folder: Path) -> list[str]:
     """Take the tokens that `rowless_tokens` finds in `folder` out of its tokenizer; return them.
 
-    Raises `DataError` if its files can't be read.
+    Raises `DataError` if its files can't be read, or the tokenizer takes too much.
     """
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        tokens = rowless_tokens(load_tokenizer(folder), config.get_text_config().vocab_size)
+        try_tokenizer(folder)
+        tokens = rowless_tokens(load_tokenizer(folder), text_config(folder).vocab_size)
+    except QuenchError:
+        raise
     # untrusted files: the libraries raise what they stumble over
     except Exception as error:
         raise unreadable(folder, error) from error

@@ -114,16 +114,11 @@ def _plain(text: Any) -> dict[str, Any]:
     return values | {"rope_parameters": {key: value for key, value in rope.items() if key not in own}}
 
 
-def text_config(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return config.json as its text part has it: the same if it is of a language model already."""
-    return text_part(config, source).config.to_dict() if is_wrapper(config) else dict(config)
-
-
 def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> dict[str, Entry]:
     """Return the tensors of a wrapper that are its language model's, by their names there.
 
-    Ties the head where the two say so: one that is stored is left out if it is the embeddings again, else it
-    is the model's own. Raises `DataError` if a tensor is missing, left over, or of another shape.
+    The head is tied if the two say so, and a stored one is the embeddings again, which is then left out; else
+    it is the model's own. Raises `DataError` if a tensor is missing, left over, or of another shape.
     """
     import torch
     from transformers import AutoModelForCausalLM
