@@ -45,9 +45,9 @@ def leave_out_missing_drafts() -> None:
     index_tensors = WithDrafts.index_tensors
 
     def look(self: Any, *arguments: Any, **more: Any) -> Any:
-        found = index_tensors(self, *arguments, **more)
+        tensors = index_tensors(self, *arguments, **more)
         self.no_mtp = self.no_mtp or type(self).opt_num_mtp_layers == 0
-        return found
+        return tensors
 
     WithDrafts.index_tensors = look
 
@@ -64,8 +64,8 @@ def know_attention_by_both_names() -> None:
 
     def attention_layers(self: Any) -> Any:
         types = self.hparams.get("layer_types") or []
-        found = [number for number, kind in enumerate(types) if kind in ("attention", "full_attention")]
-        return found or find(self)
+        numbers = [number for number, kind in enumerate(types) if kind in ("attention", "full_attention")]
+        return numbers or find(self)
 
     GraniteHybridModel.get_attn_layers = attention_layers
 

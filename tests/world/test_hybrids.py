@@ -105,7 +105,7 @@ def test_packing_is_switched_off_on_a_hybrid_and_said(family: str, prepared: Pat
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_trial_of_a_hybrid_says_that_its_rows_are_not_packed(family: str, tmp_path: Path) -> None:
-    assert "packed rows" in (tried_model(config_of(family, tmp_path)).never_packed or "")
+    assert "packed rows" in (tried_model(config_of(family, tmp_path)) or "")
 
 
 def test_several_rows_of_a_hybrid_in_a_batch_are_refused_in_a_sentence(
@@ -135,7 +135,7 @@ def test_pairs_on_a_hybrid_are_refused_for_the_method_whatever_packing_says(
     for packing in (True, False):
         with pytest.raises(ConfigError, match=r"Q-PREPROCESS-00[23]: train.method is dpo") as refused:
             tokenize(project, packing=packing, train=settings(method="dpo"))
-        assert "packing" not in refused.value.sentence or "sft" in refused.value.sentence
+        assert "preprocess.packing" not in refused.value.sentence and "sft" in refused.value.sentence
 
 
 def config_of(family: str, folder: Path) -> Path:

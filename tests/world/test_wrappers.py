@@ -198,7 +198,7 @@ def test_a_qwen35_without_its_layers_for_drafting_is_converted(
     assert "qwen35.nextn_predict_layers" not in reader.fields
 
 
-# --------------------------------------------------------------------- the stage
+# --- the stage ---
 
 
 def run(folder: Path | str, root: Path, **keys: str) -> int:

@@ -21,9 +21,7 @@ THOUGHT = "I add the two numbers."
 # hidden is a multiple of 256, the block of K-quants
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 DELTA = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
-# the architecture in the GGUF, and whether its rows have reasoning
-ROUTES = {"qwen3_5": ("qwen35", True), "qwen3_5_text": ("qwen35", True)}
-
+KINDS = ("qwen3_5", "qwen3_5_text")
 TEXT_PARTS = {"qwen3_5": "qwen3_5_text"}
 
 
@@ -45,21 +43,19 @@ def source(kind: str, folder: Path, tools: Toolchain) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.base_cells("NF4", "merged", "levels", "served", families="kind", called=TEXT_PARTS)
-@pytest.mark.parametrize("kind", ROUTES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_is_trained_converted_and_proven(kind: str, tools: Toolchain, tmp_path: Path) -> None:
-    architecture, reasons = ROUTES[kind]
     params = tiny.tiny_params(source(kind, tmp_path / "source", tools))
     params["quantize"]["levels"] = ["Q4_K_M"]
     params["evaluate"]["models"] = ["base-F16", "F16", "Q4_K_M"]
     params["preprocess"]["max_length"] = 320
     params["train"]["target_modules"] = r".*\.(q_proj|v_proj|down_proj)"
     root = tiny.write_project(tmp_path / "project", params, rows=24)
-    if reasons:
-        file = root / "data/raw/chats.jsonl"
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        for row in rows[::2]:
-            row["messages"][-1]["reasoning_content"] = THOUGHT
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = root / "data/raw/chats.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for row in rows[::2]:
+        row["messages"][-1]["reasoning_content"] = THOUGHT
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for stage in STAGES:
         assert main([stage, "--root", str(root)]) == 0, stage
     tokenizer = load_tokenizer(root / "models/merged")
@@ -68,8 +64,8 @@ def test_it_is_trained_converted_and_proven(kind: str, tools: Toolchain, tmp_pat
     stats = json.loads((root / "reports/labels.json").read_text(encoding="utf-8"))
     assert "token_across_turns" not in json.dumps(stats)
     header = read_header(root / "models/gguf/tiny-F16.gguf")
-    assert header.fields["general.architecture"] == architecture
-    assert header.fields.get(f"{architecture}.nextn_predict_layers", 0) == (kind == "qwen3_5")
+    assert header.fields["general.architecture"] == "qwen35"
+    assert header.fields.get("qwen35.nextn_predict_layers", 0) == (kind == "qwen3_5")
     report = json.loads((root / "reports/parity.json").read_text(encoding="utf-8"))
     odd = {name: check for name, check in report["checks"].items() if check["verdict"] == "fail"}
     assert report["verdict"] == "pass", odd

@@ -1,7 +1,8 @@
 """Check how llama.cpp reads the tokenizer of a folder once it is converted, before anything is trained.
 
-Only of tokenizers that are no byte-level BPE (SentencePiece's): of those the converter reads other files than
-training, and llama.cpp has rules of its own for spaces.
+Stage `base` does so for tokenizers that are no byte-level BPE (SentencePiece's), of which the converter reads
+other files than training, and llama.cpp has rules of its own for spaces; and for families that are not known
+(`pipeline.gguf.families`), of some of which it reads any tokenizer by rules of their own.
 """
 
 from collections.abc import Sequence

@@ -70,7 +70,8 @@ def unpack_gguf(
     tied = one_matrix(header, gguf_tensors(file)[1]) if tie else None
     if tied:
         tie_head(model, tied)
-    if rope := published_settings(header, file):
+    rope = published_settings(header, file)
+    if rope:
         model.config.update({"rope_parameters": rope})
     model.config.update(special_ids(tokenizer))
     model.generation_config = GenerationConfig(**special_ids(tokenizer))

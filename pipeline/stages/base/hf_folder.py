@@ -123,7 +123,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
             f"{folder} has {len(tokenizer)} tokens for {sizes.vocab_size} rows of embeddings: its "
             "tokenizer is another model's",
         )
-    never_packed = tried_model(folder).never_packed
+    never_packed = tried_model(folder)
     settle_end_of_turn(folder, tried, config.get("eos_token_id"))
     if tried.prompt or tried.is_begun:
         put_template(folder, template)

@@ -2,7 +2,6 @@
 share a sequence. Nothing but config.json is read, so it is known before the weights are fetched or copied.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,8 @@ from pipeline.models.packed_rows import measure, said
 from pipeline.models.small_model import TooLarge, cut_config, empty, small_model, text_config
 
 
-@dataclass(frozen=True)
-class TriedModel:
-    """What was seen on a model: `never_packed` says why rows can't share a sequence, None if they can."""
-
-    never_packed: str | None = None
-
-
-def tried_model(folder: Path) -> TriedModel:
-    """Return what a model by the config.json in `folder` can do.
+def tried_model(folder: Path) -> str | None:
+    """Return why rows can't share a sequence in a model by the config.json in `folder`; None if they can.
 
     Raises `DataError` if it can't be built or computed, if llama.cpp would compute it otherwise, if its
     layers are not where training looks for them, or if its logits are made in a way that no loss here knows.
@@ -36,12 +28,12 @@ def tried_model(folder: Path) -> TriedModel:
     except DataError:
         raise
     except TooLarge as why:
-        return TriedModel(f"whether it keeps packed rows apart was not measured ({why})")
+        return f"whether it keeps packed rows apart was not measured ({why})"
     # any architecture, and an untrusted file: the libraries raise what they stumble over
     except Exception as error:
         raise unusable(folder, error) from error
     need_known_logits(model, folder)
-    return TriedModel(measure(model).reason or None)
+    return measure(model).reason or None
 
 
 def trained_by_default(folder: Path) -> list[str] | str:

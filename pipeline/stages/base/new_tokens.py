@@ -77,21 +77,25 @@ def add_new_tokens(folder: Path, tokens: Sequence[str], end_of_turn: str | None)
 def _grow_tokenizer(folder: Path, tokens: Sequence[str], end_of_turn: str | None) -> dict[str, int]:
     """Add tokens to the tokenizer's files; return the id of each."""
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-    if known := [token for token in tokens if tokenizer.token_to_id(token) is not None]:
+    known = [token for token in tokens if tokenizer.token_to_id(token) is not None]
+    if known:
         raise DataError(
             "Q-BASE-050",
             f"base.new_tokens names {listed([quoted(token) for token in known])}, which the tokenizer of "
             f"{folder} has already: take it out",
         )
-    made = added(tokens, end_of_turn)
-    for token in made:  # one by one, in the order that the settings have
-        tokenizer.add_special_tokens([token]) if token.special else tokenizer.add_tokens([token])
+    new = added(tokens, end_of_turn)
+    for token in new:  # one by one, in the order that the settings have
+        if token.special:
+            tokenizer.add_special_tokens([token])
+        else:
+            tokenizer.add_tokens([token])
     ids = {token: int(tokenizer.token_to_id(token) or 0) for token in tokens}
     if sorted(ids.values()) != list(range(min(ids.values()), min(ids.values()) + len(ids))):
         raise AssertionError(f"the new tokens of {folder} have the ids {sorted(ids.values())}")
     write_text(folder / TOKENIZER, tokenizer.to_str(pretty=True))
     settings = _read_if_there(folder / SETTINGS)
-    text = [token.content for token in made if not token.special]
+    text = [token.content for token in new if not token.special]
     settings[TEXT_TOKENS] = [*settings.get(TEXT_TOKENS, ()), *text]
     if DECODER in settings or (folder / SENTENCEPIECE).is_file():
         settings[DECODER] = settings.get(DECODER, {}) | {
@@ -103,7 +107,7 @@ def _grow_tokenizer(folder: Path, tokens: Sequence[str], end_of_turn: str | None
                 "single_word": False,
                 "special": token.special,
             }
-            for token in made
+            for token in new
         }
     write_json(folder / SETTINGS, settings)
     if (folder / OLD_LIST).is_file():
@@ -129,15 +133,15 @@ def _tables(folder: Path, vocabulary: int, *, grows: bool) -> dict[str, Entry]:
         for name, shape in model.shapes.items()
         if grows and shape and shape[0] == vocabulary and layer_of(name) is None and name not in names
     )
-    found = {name: entry for name, entry in entries.items() if in_model(name) in names}
-    if others or not found:
+    tables = {name: entry for name, entry in entries.items() if in_model(name) in names}
+    if others or not tables:
         what = others[0] if others else model.embedding
         raise DataError(
             "Q-BASE-051",
             f"base.new_tokens is set, and {what} of {folder} is no embedding or head that rows can be added "
             "to: set it to [], or take another base",
         )
-    return found
+    return tables
 
 
 def _rewrite(file: Path, tables: Collection[str], new: NewRows) -> None:

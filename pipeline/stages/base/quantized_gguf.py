@@ -179,7 +179,8 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     if f"{architecture}.attention.sliding_window" not in header.fields and hasattr(config, "sliding_window"):
         # llama.cpp has none then, and transformers would take Mistral's 4,096
         settings["sliding_window"] = None
-    if rope := published_settings(header, model):
+    rope = published_settings(header, model)
+    if rope:
         settings["rope_parameters"] = rope
     config.update(settings | stated | special)
     config.save_pretrained(folder)

@@ -25,7 +25,7 @@ def puts_spaces(header: Header) -> bool:
 
 def write_pieces(header: Header, folder: Path) -> None:
     """Write tokenizer.model into `folder`, and into its tokenizer_config.json the tokens that are taken out
-    of any text, which the converter reads of there.
+    of any text, which the converter reads there.
     """
     from sentencepiece import sentencepiece_model_pb2 as protocol
 

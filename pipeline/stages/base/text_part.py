@@ -126,38 +126,40 @@ def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> d
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(part.config, trust_remote_code=False)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found: dict[str, Entry] = {}
+    tensors: dict[str, Entry] = {}
     for stored, entry in entries.items():
         prefix = next((prefix for prefix in PREFIXES if stored.startswith(prefix)), "")
         name = PREFIXES.get(prefix, "") + stored.removeprefix(prefix)
         if name in shapes or name.startswith(DRAFTS):
-            found[name] = entry
+            tensors[name] = entry
         elif prefix and not name.endswith(".inv_freq"):
             raise DataError(
                 "Q-BASE-015",
                 f"{source}: {stored} has no place in {part.config.architectures[0]}, its text part: choose "
                 "the text-only model of this family",
             )
-    if part.config.tie_word_embeddings and HEAD in found:
-        if EMBEDDING in found and same_values(found[HEAD], found[EMBEDDING]):
-            del found[HEAD]
+    if part.config.tie_word_embeddings and HEAD in tensors:
+        if EMBEDDING in tensors and same_values(tensors[HEAD], tensors[EMBEDDING]):
+            del tensors[HEAD]
         else:
             part.config.tie_word_embeddings = False
     needed = shapes.keys() - ({HEAD} if part.config.tie_word_embeddings else set())
-    if missing := sorted(needed - found.keys()):
+    missing = sorted(needed - tensors.keys())
+    if missing:
         raise DataError(
             "Q-BASE-015",
             f"{source} has no {missing[0]} in its text part ({plural(len(missing), 'tensor')} so): complete "
             "the folder, or fetch it again",
         )
     for name in sorted(needed):
-        if found[name].shape != shapes[name]:
+        entry = tensors[name]
+        if entry.shape != shapes[name]:
             raise DataError(
                 "Q-BASE-015",
-                f"{source}: {found[name].name} is {found[name].shape}, and config.json says {shapes[name]}: "
+                f"{source}: {entry.name} is {entry.shape}, and config.json says {shapes[name]}: "
                 "fetch it again",
             )
-    return found
+    return tensors
 
 
 def take_text_part(folder: Path, config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -166,25 +168,25 @@ def take_text_part(folder: Path, config: Mapping[str, Any], source: str) -> dict
     """
     part = text_part(config, source)
     entries = read_folder(folder)
-    found = text_tensors(part, entries, source)
+    tensors = text_tensors(part, entries, source)
     by_file: dict[Path, list[tuple[str, Entry]]] = {}
-    for name, entry in found.items():
+    for name, entry in tensors.items():
         by_file.setdefault(entry.file, []).append((name, entry))
     # Files that came from the hub stay in its cache until the model is published.
-    need_disk(folder, sum(entry.nbytes for entry in found.values()))
+    need_disk(folder, sum(entry.nbytes for entry in tensors.values()))
     for file in {entry.file for entry in entries.values()}:
         if file in by_file:
             _rewrite(file, by_file[file])
         else:
             file.unlink()
     if (folder / INDEX).exists():
-        write_json(folder / INDEX, _index(found))
-    part.config.dtype = _dtype(part.config, found.values())
+        write_json(folder / INDEX, _index(tensors))
+    part.config.dtype = _dtype(part.config, tensors.values())
     _write_settings(folder, part)
     return {
         "model_type": part.kind,
         "architectures": config.get("architectures"),
-        "tensors_left_out": len(entries) - len(found),
+        "tensors_left_out": len(entries) - len(tensors),
         "sees_images": part.sees_images,
     }
 
@@ -237,12 +239,12 @@ def _rewrite(file: Path, tensors: list[tuple[str, Entry]]) -> None:
     aside.replace(file)
 
 
-def _index(found: Mapping[str, Entry]) -> dict[str, Any]:
+def _index(tensors: Mapping[str, Entry]) -> dict[str, Any]:
     """Return the index of the shards that hold these tensors."""
-    size = sum(entry.nbytes for entry in found.values())
+    size = sum(entry.nbytes for entry in tensors.values())
     return {
         "metadata": {"total_size": size},
-        "weight_map": {name: entry.file.name for name, entry in sorted(found.items())},
+        "weight_map": {name: entry.file.name for name, entry in sorted(tensors.items())},
     }
 
 

@@ -77,10 +77,10 @@ def preprocess(
     loaded_base = load_base(base, tokenizer)
     train = train or Train()
     learning = METHODS[train.method]
-    # a pair's answers share a row, and so do the answers to a prompt, which itself is not packed
     if train.target_modules != DEFAULT_TARGETS:
         fitted(train, base)  # stage train would say it too, after the rows are tokenized
     never_packed = ""
+    # A pair's answers share a row, and so do the answers to a prompt, which itself is not packed.
     if learning.answers:
         need_rows_apart(base, train.method)
     elif packing or train.per_device_train_batch_size > 1:

@@ -100,7 +100,8 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
     64: training would see weights that are no NF4 of the base. The check is exact: all codes are 0, which
     stands for minus the block's scale.
     """
-    widths = sorted({one.inputs for layer in shape.by_layer for one in layer if one.inputs % NF4_BLOCK})
+    linears = (linear for layer in shape.by_layer for linear in layer)
+    widths = sorted({linear.inputs for linear in linears if linear.inputs % NF4_BLOCK})
     if card.device != "cpu" or settings.quantization != "nf4" or not widths:
         return []
     import torch

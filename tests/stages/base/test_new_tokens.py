@@ -139,7 +139,10 @@ def test_a_model_in_several_files_and_one_out_of_a_gguf_get_their_rows(
     for file in sorted(set(places.values())):
         inside = {name: weight for name, weight in weights.items() if places[name] == file}
         save_file(inside, several / file, {"format": "pt"})
-    index = {"metadata": {"total_size": sum(one.nbytes for one in weights.values())}, "weight_map": places}
+    index = {
+        "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},
+        "weight_map": places,
+    }
     (several / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     tokens = [f"<t{number}>" for number in range(200)]  # more than rows that pad the vocabulary
     folder, facts = taken(several, new_tokens=tokens)
