@@ -8,9 +8,9 @@ the template drops nothing that is said, and no control token comes from what is
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pipeline.chat.rows import ABOUT_TRAINING, ToolCall
 from pipeline.chat.template_probe import Message, Tools
 from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.core.errors import DataError
+from pipeline.core.text import common_start
 
 NOT_LEARNED = "not_learned"  # the reason of a row whose kind the method of training doesn't learn from
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
@@ -84,18 +85,13 @@ def go_by_file(tokenizer: Any, folder: Path) -> None:
         tokenizer._tokenizer = plain
     if different := first_difference(tokenizer, plain):
         text, loaded, expected = different
-        same = same_at_start(loaded, expected)
+        same = common_start(loaded, expected)
         raise DataError(
             "Q-CHAT-003",
             f"{folder}: behind {plain.decode(loaded[:same])[-20:]!r} transformers' tokenizer gives "
             f"{loaded[same : same + 8]} in {text!r}, its tokenizer.json gives {expected[same : same + 8]}: "
             "fetch the base again",
         )
-
-
-def same_at_start(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return with how many equal ids two lists begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
 
 
 def first_difference(tokenizer: Any, plain: Any) -> tuple[str, list[int], list[int]] | None:

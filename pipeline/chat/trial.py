@@ -6,13 +6,13 @@ or would be trained to write the header of its own turns.
 
 import re
 from collections.abc import Collection
-from itertools import takewhile
 from typing import Any
 
 from pipeline.chat.rendering import Unrenderable, render
 from pipeline.chat.template_probe import Message
 from pipeline.chat.tokens import IGNORED, Row, encode
 from pipeline.core.errors import DataError
+from pipeline.core.text import common_start
 
 QUESTION: Message = {"role": "user", "content": "Which river is the longest?"}
 ANSWER: Message = {"role": "assistant", "content": "The Nile."}
@@ -265,6 +265,5 @@ def _other_beginning(tokenizer: Any) -> tuple[str, str] | None:
     if texts is None or texts[1].startswith(texts[0]):
         return None
     opened, whole = texts
-    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opened, whole, strict=False)))
-    start = max(alike - SHOWN, 0)
+    start = max(common_start(opened, whole) - SHOWN, 0)
     return opened[start:], whole[start:][: 2 * SHOWN]

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ def one_line(text: str, longest: int = 100) -> str:
 def first_line(error: Exception) -> str:
     """Return the first line of what an error says, cut to 200 characters; its class if it says nothing."""
     return safe(next(iter(str(error).strip().splitlines()), type(error).__name__), 200)
+
+
+def common_start(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Return how many first items (letters, tokens) are the same in both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import unicodedata
 from collections.abc import Hashable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
-from itertools import takewhile
 from typing import Any
 
 from pipeline.metrics.score import UNREADABLE, Measure, Score
@@ -78,11 +77,6 @@ def common_words(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
         met = row & places.get(word, 0)
         row = (row + met | row - met) & ones
     return len(left) - row.bit_count()
-
-
-def common_start(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """How many first items (letters, tokens) are the same in both."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 PLAIN: dict[str, Measure] = {  # scorers without settings, by their spelling in params.yaml

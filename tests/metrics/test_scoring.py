@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from pipeline.config.scorers import scorer_problems
 from pipeline.core.errors import ConfigError, DataError
+from pipeline.core.text import common_start
 from pipeline.metrics.own import function
 from pipeline.metrics.scorers import parse
-from pipeline.metrics.text import common_start
 
 REFERENCE = json.dumps({"module": "os", "required": ["path"], "n": 1, "flag": True})
 

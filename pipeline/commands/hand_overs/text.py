@@ -15,10 +15,10 @@ from pipeline.commands.hand_overs.verdicts import failed, passed, plain, reworde
 from pipeline.config.products import ModelFiles
 from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
+from pipeline.core.text import common_start
 from pipeline.gguf.header import Header
 from pipeline.llamacpp.server import Server, serving
 from pipeline.llamacpp.tools import Llama
-from pipeline.metrics.text import common_start
 from pipeline.models.base_header import named_templates
 from pipeline.stages.parity import special_tokens
 from pipeline.stages.parity.check import CTX_SIZE

@@ -17,11 +17,11 @@ from pipeline.config.products import ModelFiles
 from pipeline.config.sections import Serve
 from pipeline.core.progress import progress
 from pipeline.core.publish import scratch_folder
+from pipeline.core.text import common_start
 from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain, llama_of
 from pipeline.metrics.divergence import Prompt, Speaker, compare, kept_logits, thinned
-from pipeline.metrics.text import common_start
 
 SCRATCH = Path("reports/.judge.writing")  # swept after a kill
 NO_REFERENCE = "no reference was named (--reference)"

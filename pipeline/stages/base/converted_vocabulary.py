@@ -12,9 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.chat.rendering import Unrenderable, render
-from pipeline.chat.tokens import load_tokenizer, probes, same_at_start
+from pipeline.chat.tokens import load_tokenizer, probes
 from pipeline.chat.trial import ANSWER, QUESTION
 from pipeline.core.errors import DataError, ToolError
+from pipeline.core.text import common_start
 from pipeline.llamacpp.tools import Toolchain, run_converter
 from pipeline.stages.base.gguf_import import ids_by_llama_cpp
 
@@ -54,7 +55,7 @@ def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
 
 def first_difference(tokenizer: Any, ours: Sequence[int], theirs: Sequence[int]) -> str:
     """Return the words that say where two encodings of a text part, and into what."""
-    same = same_at_start(ours, theirs)
+    same = common_start(ours, theirs)
     words = [tokenizer.convert_ids_to_tokens(list(ids[same : same + SHOWN])) for ids in (ours, theirs)]
     return (
         f"behind {tokenizer.decode(ours[:same])[-CONTEXT:]!r} training would give {words[0]}, and llama.cpp "

@@ -13,9 +13,9 @@ from pipeline.chat.tokens import Row, chats, encodable
 from pipeline.config.sections import Depth, Parity
 from pipeline.core.checks import Check, Verdict
 from pipeline.core.errors import DataError, ToolError
+from pipeline.core.text import common_start
 from pipeline.llamacpp.tools import Llama
 from pipeline.metrics.divergence import Divergence, Prompt, spread
-from pipeline.metrics.text import common_start
 
 # a key of a report's entry: the field of `Check`
 KEYS = {

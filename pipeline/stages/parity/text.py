@@ -11,9 +11,9 @@ from pipeline.chat.rendering import Unrenderable, implied_ids, render
 from pipeline.chat.tokens import chat_request
 from pipeline.core.checks import Check
 from pipeline.core.errors import ToolError
+from pipeline.core.text import common_start
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.server import Server
-from pipeline.metrics.text import common_start
 from pipeline.models.base_header import named_templates
 from pipeline.stages.parity.check import exact, first_difference
 from pipeline.stages.parity.conversations import Conversation

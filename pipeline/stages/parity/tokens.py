@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.checks import Check
+from pipeline.core.text import common_start
 from pipeline.gguf.file import check_gguf
 from pipeline.llamacpp.logits import loaded_gguf
 from pipeline.llamacpp.server import Server
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.metrics.text import common_start
 from pipeline.stages.parity.check import exact
 from pipeline.stages.parity.text import Texts
 

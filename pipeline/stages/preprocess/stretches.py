@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.chat.rows import is_unended
 from pipeline.chat.tokens import IGNORED, Row
 from pipeline.core.errors import DataError
-from pipeline.metrics.text import common_start
+from pipeline.core.text import common_start
 
 SHOWN = 60  # characters of a text in a message
 Stretch = tuple[bool, str]  # trained or masked, and its text
