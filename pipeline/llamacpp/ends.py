@@ -1,4 +1,4 @@
-"""Metadata of a GGUF on what begins a text and what ends an answer, where llama.cpp's converter writes none.
+"""Metadata of a GGUF on what begins a text and what ends an answer, if llama.cpp's converter writes none.
 
 llama.cpp ends answers at tokens with certain spellings, and at up to three that a GGUF names.
 """

@@ -24,7 +24,7 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.safetensors_rows import INDEX
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.base.text_part import PREFIXES, settings_alone, take_text_part, text_part
+from pipeline.stages.base.text_part import PREFIXES, settings_only, take_text_part, text_part
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 IDS = torch.arange(40).reshape(2, 20) * 7
@@ -273,7 +273,7 @@ def test_no_weights_are_copied_to_try_a_large_one(mistral3: Path, tmp_path: Path
     folder = Path(shutil.copytree(mistral3, tmp_path / "source"))
     for name in ("pytorch_model.bin", "mmproj-F16.gguf", "consolidated.safetensors"):
         (folder / name).write_bytes(b"gigabytes")
-    with settings_alone(folder) as small:
+    with settings_only(folder) as small:
         names = {file.name for file in small.iterdir()}
     assert {"config.json", "tokenizer.json"} <= names
     assert not any(name.endswith((".bin", ".gguf", ".safetensors")) for name in names)

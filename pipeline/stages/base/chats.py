@@ -23,7 +23,7 @@ from pipeline.core.places import expanded
 from pipeline.core.special_files import need_file
 from pipeline.core.text import listed, quoted
 from pipeline.stages.base.model_trial import tried_model
-from pipeline.stages.base.text_part import settings_alone
+from pipeline.stages.base.text_part import settings_only
 
 EARLY_BYTES = 1 << 30  # of weights
 DAY = date.fromisoformat(TEMPLATE_DATE)
@@ -196,7 +196,7 @@ def try_early(folder: Path, weights: int, owner: str, chosen: ChatSettings = OWN
     """
     if weights < EARLY_BYTES:
         return
-    with settings_alone(folder) as tried:
+    with settings_only(folder) as tried:
         try:
             tried_model(tried)
             no_chats = tried_tokenizer(tried, chosen).no_chats

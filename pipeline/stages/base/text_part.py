@@ -192,7 +192,7 @@ def take_text_part(folder: Path, config: Mapping[str, Any], source: str) -> dict
 
 
 @contextmanager
-def settings_alone(folder: Path) -> Iterator[Path]:
+def settings_only(folder: Path) -> Iterator[Path]:
     """Give the folder; of a wrapper another one, with its small files and the config.json of its text part,
     for as long as it is tried.
     """
