@@ -50,7 +50,7 @@ LACKING = "not tested"
 
 @dataclass(frozen=True)
 class Cell:
-    """What a test proves of a family, in one column; `text` is "✓" or what it says instead."""
+    """The proof that a test gives of a family, in one column; `text` is "✓" or what it says instead."""
 
     family: str
     column: str

@@ -283,7 +283,9 @@ def family_adapter(folder: Path, base: Path, settings: Training) -> Path:
     `settings` are what it was trained with.
     """
     kind = json.loads((base / "config.json").read_text(encoding="utf-8"))["model_type"]
-    targets = default_targets(base) if kind in HYBRIDS else list(FUSED if kind == "phi3" else TARGETS)
+    targets = list(FUSED if kind == "phi3" else TARGETS)
+    if kind in HYBRIDS:
+        targets = default_targets(base)
     write_adapter(base, folder, target_modules=targets, lora_alpha=2)  # half as large as the base
     save_tokenizer(load_tokenizer(base), folder)
     output = settings.model_dump(mode="json") | {"target_modules": targets, "r": 4, "lora_alpha": 2}

@@ -72,7 +72,7 @@ def free_prompt(tokenizer: Any) -> FreePrompt | None:
 
 @dataclass(frozen=True, order=True)
 class _Score:
-    """How far a template is from one that all kinds of chats can be trained with; the less, the better."""
+    """The distance of a template from one that all kinds of chats can be trained with; less is better."""
 
     is_unlike: bool  # with the switch on, which is what llama-server shows
     is_header_trained: bool

@@ -83,7 +83,8 @@ def go_by_file(tokenizer: Any, folder: Path) -> None:
         if plain.post_processor is None:  # then tokenizer_config.json says what is added to a text
             plain.post_processor = tokenizer._tokenizer.post_processor
         tokenizer._tokenizer = plain
-    if different := first_difference(tokenizer, plain):
+    different = first_difference(tokenizer, plain)
+    if different:
         text, loaded, expected = different
         same = common_start(loaded, expected)
         raise DataError(

@@ -178,7 +178,8 @@ def _without_end(tokenizer: Any, why: Unrenderable, owner: str) -> DataError:
             f"the chat template of {owner} writes nothing after an answer, so a model could not learn to end "
             f"one: let it write {end} there, {ANOTHER}",
         )
-    if tokens := _control_tokens(tokenizer, written):
+    tokens = _control_tokens(tokenizer, written)
+    if tokens:
         return DataError(
             "Q-BASE-039",
             f"the chat template of {owner} ends a turn with {tokens[0]}, and its end of turn is {end}: set "

@@ -149,7 +149,8 @@ def main(
             return
         if refusal := project.refusal(model):
             _print(refusal)
-        if note := context_note(path, params.serve.ctx_size):
+        note = context_note(path, params.serve.ctx_size)
+        if note:
             _print(note)
         url = f"http://127.0.0.1:{params.serve.port}"
         call = how_to_call(title, url, key_file, log, [adapter.name for adapter in applied])

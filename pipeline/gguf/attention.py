@@ -1,5 +1,5 @@
-"""What llama.cpp takes for granted about a family's attention: no field of a GGUF holds it, so that a model
-whose config.json says otherwise is another model there.
+"""Settings of attention that llama.cpp takes for granted of a family: no field of a GGUF holds them, so that
+a model with another config.json is another model there.
 """
 
 from collections.abc import Mapping
@@ -7,7 +7,9 @@ from typing import Any
 
 from pipeline.gguf.families import Family
 
-WINDOWED, FULL = "sliding_attention", "full_attention"  # entries of layer_types in config.json
+# entries of layer_types in config.json
+WINDOWED = "sliding_attention"
+FULL = "full_attention"
 
 
 def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ COLUMNS = ("out_proj",)
 
 @dataclass(frozen=True)
 class DeltaHeads:
-    """How many heads of queries (and keys) and of values there are, and how wide one is."""
+    """The numbers of heads of queries (and keys) and of values, and the width of one."""
 
     keys: int
     values: int

@@ -131,11 +131,13 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
 
     A tensor whose name has no place in this architecture is under its own name.
     """
-    family, config = known_family(config), text_config(config)
+    family = known_family(config)
+    config = text_config(config)
     layers = config["num_hidden_layers"]
-    drafts = {int(match[1]) + 1 for name in entries if (match := DRAFT_LAYER.fullmatch(name))}
+    drafts = {int(match[1]) + 1 for match in map(DRAFT_LAYER.fullmatch, entries) if match}
     names = name_map(family, layers + max(drafts, default=0))
-    heads, delta = reordered_heads(family, config), delta_heads(config)
+    heads = reordered_heads(family, config)
+    delta = delta_heads(config)
     by_tensor: dict[str, list[Piece]] = {}
     stored = {in_model(name): name for name in entries}
     for name in sorted(stored, key=_expert_number):
@@ -194,7 +196,8 @@ def _name_in_file(original: str, names: Any, layers: int) -> str:
     if original in DRAFTS:
         return f"blk.{layers}.{DRAFTS[original]}"
     name = original.replace(TEXT_PART, "model.", 1)
-    if match := DRAFT_LAYER.fullmatch(original):
+    match = DRAFT_LAYER.fullmatch(original)
+    if match:
         name = f"model.layers.{layers + int(match[1])}.{match[2]}"
     if name.endswith(".dt_bias"):  # the map has only the name that other models' linear gives it
         name = name.replace(".dt_bias", ".dt_proj.bias")
@@ -265,7 +268,8 @@ def _expert_number(name: str) -> tuple[str, int]:
 
 def gguf_settings(config: Mapping[str, Any]) -> dict[str, float]:
     """{GGUF field: its number by config.json}, of `SETTINGS` and of its family, which is known."""
-    family, config = known_family(config), text_config(config)
+    family = known_family(config)
+    config = text_config(config)
     rope = config.get("rope_parameters") or {}
     values = {**config, **rope.get("full_attention", rope)}
     if "sliding_attention" in rope:  # as transformers writes it; published files say rope_local_base_freq

@@ -94,7 +94,8 @@ def sizes(stated: Stated) -> dict[str, Any]:
         known |= {FIRST_CONTEXT, ROPE_ATTENTION}
     if family.local_rotary:
         known.add(LOCAL_ROPE_BASE)
-    if unknown := sorted(stated.values.keys() - known):
+    unknown = sorted(stated.values.keys() - known)
+    if unknown:
         raise stated.untrainable(
             f"has {family.name}.{unknown[0]}, which is not known to be the same in training"
         )

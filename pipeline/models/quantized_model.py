@@ -70,7 +70,8 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
             f"{file.parent} is a {class_name}, and only {can} can be trained on a GGUF's weights: set "
             "base.quantization to nf4",
         )
-    if (stated := header.fields.get("general.architecture")) != family.name:
+    stated = header.fields.get("general.architecture")
+    if stated != family.name:
         raise DataError(
             "Q-MODELS-029",
             f"{file} is of architecture {stated} and config.json beside it of {family.name}: run `snakemake "

@@ -48,7 +48,8 @@ def narrow_config(full: Any) -> Any:
     values = cut.to_dict()
     small = {key: INNER for key in values if key.endswith("intermediate_size") and values[key]}
     small["hidden_size"] = INNER
-    if heads := values.get("num_attention_heads"):
+    heads = values.get("num_attention_heads")
+    if heads:
         # kept: rotary frequencies can be listed one by one
         head_size = values.get("head_dim") or full.hidden_size // heads
         groups = 1 if (values.get("num_key_value_heads") or heads) < heads else 2

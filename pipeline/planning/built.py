@@ -137,7 +137,8 @@ def _shape(config: Any) -> Shape:
         if not any(map(_attends, linears)):
             raise ValueError("it has no attention")
         norms = tuple(tuple(_norms(layer)) for layer in layers)
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        embedding = model.get_input_embeddings()
+        head = model.get_output_embeddings()
         tied = head.weight is embedding.weight
         weights = sum(parameter.numel() for parameter in model.parameters())
         tables = embedding.weight.numel() * (1 if tied else 2)

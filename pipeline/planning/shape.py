@@ -104,7 +104,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Built:
-    """What transformers' own model says of an architecture whose shape no code here knows, built without
+    """Figures of an architecture whose shape no code here knows, by transformers' own model built without
     weights (`pipeline.planning.built`). All of it counts the layers one by one, for they may differ.
 
     `small` are the elements of all weights that are neither a layer's linears nor the embedding or the head,

@@ -44,7 +44,7 @@ def base_in(root: Path, **more: Any) -> Path:
 
 
 def peft_merge(base: Path, adapter: Path, merged: Path, dtype: Any = torch.bfloat16) -> Path:
-    """What PEFT's users do, in the base's own type; the merged folder."""
+    """Merge as PEFT's users do, in the base's own type; return the merged folder."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -283,7 +283,7 @@ def in_order_of_hugging_face(folder: Path, target: Path) -> Path:
 
     def change(tensors: dict[str, Any]) -> dict[str, Any]:
         for name, value in tensors.items():
-            heads = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
+            heads = next((count for part, count in (("q_proj", 4), ("k_proj", 2)) if part in name), 0)
             if heads:
                 apart = value.view(heads, value.shape[0] // heads // 2, 2, -1)
                 tensors[name] = apart.transpose(1, 2).reshape(value.shape).contiguous()
@@ -298,7 +298,7 @@ def in_order_of_hugging_face(folder: Path, target: Path) -> Path:
 def test_weights_in_a_gguf_are_those_of_the_model(
     given: str, kind: int, models: Path, tmp_path: Path
 ) -> None:
-    """Whether the merged folder is at hand or base and adapter only, in 16 bit and quantized."""
+    """The merged folder is at hand, or base and adapter only; in 16 bit and quantized."""
 
     def keys(folder: Path, **fields: Any) -> list[str]:
         gguf = gguf_of(folder, tmp_path / "model.gguf", kind, **fields)
@@ -434,7 +434,8 @@ def test_a_file_that_cant_be_run_leaves_the_verdicts_of_others(
 
 
 def test_what_is_named_wrongly_is_refused_by_its_id(models: Path, tmp_path: Path) -> None:
-    base, adapter = str(models / "base"), models / "adapter"
+    base = str(models / "base")
+    adapter = models / "adapter"
     quantized = Path(shutil.copytree(models / "base", tmp_path / "quantized"))
     change_json(quantized / "config.json", quantization_config={"quant_method": "bitsandbytes"})
     (tmp_path / "no.gguf").write_bytes(b"no")

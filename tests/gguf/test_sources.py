@@ -192,7 +192,8 @@ def test_settings_of_layers_with_a_window_are_their_own() -> None:
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 def test_norms_of_a_gemma_hold_one_less_than_the_file(kind: Any, tmp_path: Path) -> None:
     """The converter adds in the type of the tensor, so the sum with a float16 is rounded to that."""
-    norm, matrix = np.array([0.0, -1.0, 0.1, -0.0371], kind), np.eye(4, dtype=kind)
+    norm = np.array([0.0, -1.0, 0.1, -0.0371], kind)
+    matrix = np.eye(4, dtype=kind)
     stored = {f"{LAYER}.input_layernorm.weight": norm, f"{LAYER}.self_attn.q_norm.weight": norm}
     save_file(stored | {f"{LAYER}.self_attn.o_proj.weight": matrix}, tmp_path / "x.safetensors")
     config = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 1}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from hybrids import SMALL
 from plans import GIB, demo_training, parts, plan_json, plan_of, published
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned, size
 from test_bytes import TOKENS
@@ -34,22 +35,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], Any]] = {
     "glm4": ({"head_dim": 16, "pad_token_id": 0}, ["q_proj", "gate_up_proj"]),
 }
 HYBRIDS: dict[str, tuple[dict[str, Any], Any]] = {
-    "lfm2": ({"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, ["w1", "w2"]),
-    "falcon_h1": (
-        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
-        ["in_proj", "q_proj"],
-    ),
-    "qwen3_5_text": (
-        {
-            "layer_types": ["linear_attention", "full_attention"],
-            "head_dim": 16,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-        },
-        ".*(in_proj_qkv|q_proj|down_proj)",
-    ),
+    "lfm2": (SMALL["lfm2"], ["w1", "w2"]),
+    "falcon_h1": (SMALL["falcon_h1"], ["in_proj", "q_proj"]),
+    "qwen3_5_text": (SMALL["qwen3_5_text"], ".*(in_proj_qkv|q_proj|down_proj)"),
 }
 # the same sizes in the header of a GGUF
 HEADER = {"embedding_length": 64, "feed_forward_length": 128, "block_count": 2, "attention.head_count": 4}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hybrids import SMALL
 from train_runs import one_thread, run, settings
 
 from pipeline.chat.tokens import load_tokenizer
@@ -29,27 +30,6 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": True,
     "pad_token_id": 0,
 }
-# what makes each family small
-FAMILIES: dict[str, dict[str, Any]] = {
-    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
-    "granitemoehybrid": {
-        "layer_types": ["mamba", "attention"],
-        "mamba_n_heads": 8,
-        "mamba_d_head": 16,
-        "mamba_d_state": 16,
-        "num_local_experts": 0,
-        "shared_intermediate_size": 64,
-    },
-    "qwen3_5_text": {
-        "layer_types": ["linear_attention", "full_attention"],
-        "head_dim": 16,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
-}
 
 
 def hybrid_project(family: str, prepared: Path, root: Path) -> Path:
@@ -63,7 +43,7 @@ def hybrid_project(family: str, prepared: Path, root: Path) -> Path:
     )
     tokenizer = load_tokenizer(base)
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
-    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **SIZES | FAMILIES[family] | ends)
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **SIZES | SMALL[family] | ends)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(base)
     return root
@@ -83,7 +63,7 @@ def tokenize(
 
 
 @pytest.mark.base_cells("NF4", families="family")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SMALL)
 def test_a_hybrid_is_trained_when_packing_is_off(family: str, prepared: Path, tmp_path: Path) -> None:
     project = hybrid_project(family, prepared, tmp_path / "project")
     tokenize(project, packing=False)
@@ -93,7 +73,7 @@ def test_a_hybrid_is_trained_when_packing_is_off(family: str, prepared: Path, tm
     assert report["proven"]["packing_nmse"] is None  # nothing was packed, so nothing was measured
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SMALL)
 def test_packing_is_switched_off_on_a_hybrid_and_said(family: str, prepared: Path, tmp_path: Path) -> None:
     project = hybrid_project(family, prepared, tmp_path / "project")
     stats, samples = tokenize(project, packing=True)
@@ -103,7 +83,7 @@ def test_packing_is_switched_off_on_a_hybrid_and_said(family: str, prepared: Pat
     assert "rows are not packed" in render_labels_page(stats, samples)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SMALL)
 def test_the_trial_of_a_hybrid_says_that_its_rows_are_not_packed(family: str, tmp_path: Path) -> None:
     assert "packed rows" in (tried_model(config_of(family, tmp_path)) or "")
 
@@ -142,7 +122,7 @@ def config_of(family: str, folder: Path) -> Path:
     """Write the config.json of a small model of `family`; return the folder."""
     from transformers import AutoConfig
 
-    AutoConfig.for_model(family, vocab_size=256, **SIZES | FAMILIES.get(family, {})).save_pretrained(folder)
+    AutoConfig.for_model(family, vocab_size=256, **SIZES | SMALL.get(family, {})).save_pretrained(folder)
     return folder
 
 

@@ -13,7 +13,8 @@ from pipeline.models.merging.adapter import Adapter, read_adapter
 from pipeline.models.merging.inputs import Structure, structure
 from pipeline.models.merging.plan import Plan, plan
 
-KEY, NAME = "adapter", "base → adapter"
+KEY = "adapter"
+NAME = "base → adapter"
 # errors of an adapter that was trained on another base, and of one whose vocabulary is another
 OTHER_BASE = ("Q-MODELS-017", "Q-MODELS-018")
 OTHER_ROWS = "Q-MODELS-019"

@@ -1,4 +1,4 @@
-"""Which hand-over of a model differs, of files that any tool made: base, adapter, merged folder, GGUFs.
+"""Find the hand-over at which a model differs, in files of any tool: base, adapter, merged folder, GGUFs.
 
 Weights, settings, tokens, template and outputs are compared in the order in which files are made of each
 other, by the checks of stage parity where these need no project. Writes nothing.

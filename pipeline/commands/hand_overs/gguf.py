@@ -27,7 +27,8 @@ from pipeline.models.runtime import in_turn
 from pipeline.stages.parity.gguf_weights import FLOAT_BYTES, names_faults, settings_faults, tensor_fault
 from pipeline.stages.parity.level_weights import SLACK
 
-WEIGHTS, SETTINGS = "weights", "settings"
+WEIGHTS = "weights"
+SETTINGS = "settings"
 AGAIN = "Convert the merged folder again with llama.cpp's convert_hf_to_gguf.py"
 SCALED = ("linear", "yarn")  # rope types that a GGUF names with a factor
 
@@ -63,7 +64,7 @@ class Model:
 
     @property
     def tied(self) -> bool:
-        """Whether config.json says that head and embeddings are one."""
+        """Return True if config.json says that head and embeddings are one."""
         return bool(text_config(self.config).get("tie_word_embeddings"))
 
 
@@ -235,7 +236,8 @@ def verdict(fits: dict[str, Fit], tensors: dict[str, GgufTensor], model: Model, 
             sentence += "; the level's rounding hides what was trained"
         return passed(WEIGHTS, name, sentence)
     worst = max(wrong, key=lambda each: fits[each].size)
-    fit, noise = fits[worst], noises[worst]
+    fit = fits[worst]
+    noise = noises[worst]
     first = f"{len(wrong)} of {len(fits)} tensors differ, {worst} for one"
     if any(piece.head for piece in model.after[worst]):
         unordered = piece_fit(tensors[worst], model, worst, ordered=False)

@@ -20,10 +20,13 @@ from pipeline.models.merging.nf4 import Nf4
 from pipeline.models.merging.plan import Plan
 from pipeline.models.runtime import in_turn
 
-KEY, NAME = "merged", "base + adapter → merged"
+KEY = "merged"
+NAME = "base + adapter → merged"
 AGAIN = "Load the base in 16 bit, put the adapter on it and merge once (merge_and_unload), then convert that"
-# what bitsandbytes computes in, and whether it quantizes its scales too
-DTYPES, DOUBLE = ("bfloat16", "float16", "float32"), (True, False)
+# the types that bitsandbytes computes in
+DTYPES = ("bfloat16", "float16", "float32")
+# its scales are quantized too, or not
+DOUBLE = (True, False)
 # settings that a model is computed with, by transformers' names, in which rope_parameters are in one form
 SETTINGS = (
     "rope_parameters",
@@ -87,7 +90,9 @@ def merged_check(base: Path, merged: Path, expected: Expected) -> Check:
 
 def names(weights: Weights) -> Iterator[Check]:
     """Yield a verdict on tensors that the merged folder lacks, adds or has in another shape."""
-    wanted, there, model = weights.jobs, weights.there, weights.expected.model
+    wanted = weights.jobs
+    there = weights.there
+    model = weights.expected.model
     missing = sorted(wanted.keys() - there.keys())
     if model.head in missing:
         yield failed(
@@ -174,13 +179,14 @@ def verdict(weights: Weights, fits: dict[str, Fit]) -> Check:
         )
     # of the wrong ones the one in which most is to be seen
     name = max(adapted or wrong, key=lambda each: fits[each].size)
-    job, entry, fit = weights.jobs[name], weights.there[name], fits[name]
+    entry = weights.there[name]
+    fit = fits[name]
     first = f"{len(wrong)} of {len(fits)} tensors differ, {name} for one"
-    near = [
-        (other.rest, story)
-        for story in stories(job, weights.expected)
-        if (other := merge_fit(story.job, entry, story.nf4)).rest < fit.rest / 2 and other.is_near()
-    ]
+    near = []
+    for story in stories(weights.jobs[name], weights.expected):
+        other = merge_fit(story.job, entry, story.nf4)
+        if other.rest < fit.rest / 2 and other.is_near():
+            near.append((other.rest, story))
     if near:
         story = min(near, key=lambda pair: pair[0])[1]
         return failed(f"{KEY}.{story.key}", NAME, f"{story.sentence}; {first}", story.remedy)

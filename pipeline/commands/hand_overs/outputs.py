@@ -1,4 +1,4 @@
-"""What the models say: the folder's logits against each GGUF's, and whether a GGUF ends its answers."""
+"""Outputs of the models: the folder's logits against each GGUF's, and whether a GGUF ends its answers."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,7 +21,8 @@ from pipeline.stages.parity.behavior import answer, questions
 from pipeline.stages.parity.check import CTX_SIZE
 from pipeline.stages.parity.hand_overs import MAX_KLD_EXACT, OVERFLOW
 
-OUTPUTS, ENDS = "outputs", "ends"
+OUTPUTS = "outputs"
+ENDS = "ends"
 ROOM = 1.3  # of the weights' bytes that running them takes: one tensor is in float32 at a time
 FLOATS = ("F32", "F16", "BF16")
 ASKED = (
@@ -84,7 +85,8 @@ def output_checks(
     if reference is None:
         return not_run(files, "neither --base nor --merged was named")
     label, model = reference
-    if why := too_large(files.merged or files.base):
+    why = too_large(files.merged or files.base)
+    if why:
         return not_run(files, f"{label} {why}")
     prompts = prompts_of(tokenizer)
     checks = {}

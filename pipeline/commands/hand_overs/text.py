@@ -27,8 +27,13 @@ from pipeline.stages.parity.corpus import strings
 from pipeline.stages.parity.text import in_use, served_texts, template_text
 from pipeline.stages.parity.tokens import GgufVocabulary, corpus_ids, open_vocabulary, token_ids
 
-LOADED, TOKENS, SPECIAL, TEMPLATE, BOS = "loaded", "tokens", "special", "template", "bos"
-STRINGS, CONVERSATIONS = 4000, 20
+LOADED = "loaded"
+TOKENS = "tokens"
+SPECIAL = "special"
+TEMPLATE = "template"
+BOS = "bos"
+STRINGS = 4000
+CONVERSATIONS = 20
 CONVERT = "Convert again with a folder that has the trained tokenizer's files, all of them"
 GUESSED = ("default", None)  # of tokenizer.ggml.pre: the converter did not know the tokenizer
 
@@ -105,7 +110,9 @@ def end_of_answer(tokenizer: Any) -> Any:
 
 def special_faults(text: Text, vocabulary: GgufVocabulary, name: str) -> Iterator[Check]:
     """Yield what is wrong with special tokens, the worst first."""
-    tokenizer, folder, gguf = text.tokenizer, text.folder, text.gguf
+    tokenizer = text.tokenizer
+    folder = text.folder
+    gguf = text.gguf
     token = end_of_answer(tokenizer)
     number = tokenizer.convert_tokens_to_ids(token)
     if not vocabulary.ends(number):

@@ -207,7 +207,7 @@ class Train(Section):
 
     @property
     def saved_tables(self) -> list[str]:
-        """Which of embeddings and head are named to train whole."""
+        """The tables, embeddings and head, that are named to train whole."""
         return [name for name in self.modules_to_save if name in TABLES]
 
     @property

@@ -1,4 +1,4 @@
-"""How near stored weights are to base + scale·B·A, whatever tool merged them and however it rounded them.
+"""Measure how near stored weights are to base + scale·B·A, whatever tool merged and however it rounded them.
 
 `pipeline.models.merging.judge` holds a merge of Quench to one rounding. Other tools sum in 16 bits, and a
 level of a GGUF has its noise on top, so here the update is looked for in all that changed: its strength is a

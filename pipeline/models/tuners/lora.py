@@ -183,7 +183,8 @@ def hold_in_float32(model: Any, adapter: str = "default") -> None:
     import torch
 
     for wrapper in _saved_wrappers(model, adapter).values():
-        copy, original = wrapper.modules_to_save[adapter], wrapper.original_module
+        copy = wrapper.modules_to_save[adapter]
+        original = wrapper.original_module
         copy.float()
         if isinstance(original, torch.nn.Embedding):
             # an attribute, for a model may be told later to compute in float32

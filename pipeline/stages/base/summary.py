@@ -1,4 +1,4 @@
-"""What stage `base` says of the model that it has brought, in sentences."""
+"""Sentences of stage `base` on the model that it has brought."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

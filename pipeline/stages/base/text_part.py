@@ -43,7 +43,8 @@ PREFIXES = {
     "model.text_model.": "model.",
 }
 DRAFTS = "mtp."  # layers that predict tokens beyond the next one, which transformers' models leave out
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 BLOCK = 1 << 22  # numbers in memory at a time
 

@@ -50,7 +50,8 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
         contents = f"{len(tensors)} tensors ({', '.join(sorted(tensors)[:3])} …)"
         why = f"how {architecture} is converted is not known here: {contents}"
         return Check(title, "not measured", why, what=what)
-    if other := another_kind(header, tensors, architecture, family.name):
+    other = another_kind(header, tensors, architecture, family.name)
+    if other:
         return exact(
             title,
             count=len(tensors),
@@ -68,8 +69,8 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
 
 
 def another_kind(header: Header, tensors: dict[str, GgufTensor], architecture: str, name: str) -> str:
-    """How a complete file is not what its name says: another architecture than `name`, or quantized; else
-    empty.
+    """Return a sentence on a complete file that is not what its name says: of another architecture than
+    `name`, or quantized; else empty.
     """
     stored = header.fields.get("general.architecture")
     if stored != name:

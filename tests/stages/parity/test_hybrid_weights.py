@@ -94,7 +94,8 @@ TRAINED_ON = (short_convolutions,)  # those whose GGUF an adapter can be trained
 def test_they_are_equal_bit_for_bit_and_a_changed_one_is_named(
     make: Make, changed: tuple[str, ...], tools: Toolchain, tmp_path: Path
 ) -> None:
-    folder, gguf = qwen35_folder(tmp_path / "merged", tools, WORDS), tmp_path / "tiny-F16.gguf"
+    folder = qwen35_folder(tmp_path / "merged", tools, WORDS)
+    gguf = tmp_path / "tiny-F16.gguf"
     make(folder)
     to_gguf(tools, folder, gguf, "F16", HeaderFields("tiny", "qwen35"))
     check = gguf_weights(folder, gguf)
