@@ -134,7 +134,6 @@ def base(
     header = matrix = None
     is_dated = False  # whether a chat template asked for today's date
     chats = chosen_chats(chosen, root)
-    tools = find_toolchain(llamacpp_home)
     with publishing(target) as aside:
         aside.mkdir()
         origin = _origin(chosen, unfinished, aside, root, chats)
@@ -143,6 +142,7 @@ def base(
             if chosen.source == "path" and not stays_gguf:
                 copy_folder(origin, aside, chats)
             elif origin != aside:
+                tools = find_toolchain(llamacpp_home)
                 whole = joined(origin, aside, tools)
                 if stays_gguf:
                     header, is_dated = keep_gguf(whole, aside, chosen.level, tools, chats, tensor_types)
@@ -165,6 +165,8 @@ def base(
                 header = settle_headers(aside, facts)
             if not stays_gguf:
                 end_fields(aside)  # raises if a GGUF could not name all ends of generation
+                # A wrong base is named before a missing llama.cpp.
+                tools = find_toolchain(llamacpp_home)
                 is_by_bytes = need_convertible(aside, tools).name is not None
                 # The converter reads the tokenizers of some families (Gemma 4) by rules of their own.
                 if not is_by_bytes or not BY_CLASS.keys() & set(facts["architecture"]["architectures"]):
