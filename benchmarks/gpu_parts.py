@@ -319,7 +319,7 @@ def planner(
     from pipeline.models.liger_loss import choose_loss
     from pipeline.planning.memory import plan_memory
     from pipeline.planning.setup import Setup
-    from pipeline.planning.shape import load_shape
+    from pipeline.planning.config_file import load_shape
 
     base = folder / "nf4/base"
     step, shape, loss = stepper(base, settings), load_shape(base / "config.json"), choose_loss(settings.loss)
@@ -403,7 +403,7 @@ def step_speed(
     say({"losses": losses})
     if settings.offloaded_layers:
         from pipeline.planning.setup import Setup
-        from pipeline.planning.shape import load_shape
+        from pipeline.planning.config_file import load_shape
         from pipeline.planning.weights import off_card_bytes, offloaded_bytes
 
         layers = offloaded_bytes(setup := Setup(load_shape(base / "config.json"), settings, tokens))
