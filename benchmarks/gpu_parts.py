@@ -317,9 +317,9 @@ def planner(
     """
     from pipeline.core.hardware import first_gpu, main_memory
     from pipeline.models.liger_loss import choose_loss
+    from pipeline.planning.config_file import load_shape
     from pipeline.planning.memory import plan_memory
     from pipeline.planning.setup import Setup
-    from pipeline.planning.config_file import load_shape
 
     base = folder / "nf4/base"
     step, shape, loss = stepper(base, settings), load_shape(base / "config.json"), choose_loss(settings.loss)
@@ -402,8 +402,8 @@ def step_speed(
     report_speed(say, seconds, tokens)
     say({"losses": losses})
     if settings.offloaded_layers:
-        from pipeline.planning.setup import Setup
         from pipeline.planning.config_file import load_shape
+        from pipeline.planning.setup import Setup
         from pipeline.planning.weights import off_card_bytes, offloaded_bytes
 
         layers = offloaded_bytes(setup := Setup(load_shape(base / "config.json"), settings, tokens))
