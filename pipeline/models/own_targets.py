@@ -8,7 +8,8 @@ from pipeline.config.sections.adapters import DEFAULT_TARGETS
 from pipeline.config.targets import Settings, layer_of, own_targets, with_own_targets
 from pipeline.models.experts.separate import has_experts
 from pipeline.models.qlora import check_layers
-from pipeline.models.small_model import empty, text_config
+from pipeline.models.small_model import empty
+from pipeline.models.text_config import read_text_config
 from pipeline.models.tuners import bypassed, check_targets
 
 
@@ -18,7 +19,7 @@ def fitted(train: Settings, base: Path) -> Settings:
 
     Raises `ConfigError` for targets or layers that the model lacks.
     """
-    config = text_config(base)
+    config = read_text_config(base)
     if "target_modules" not in train.tuning.settings or has_experts(config):
         return train
     model = empty(config)
@@ -32,7 +33,7 @@ def fitted(train: Settings, base: Path) -> Settings:
 
 def default_targets(base: Path) -> list[str] | str:
     """Return what the default of `train.target_modules` stands for on the model in `base`."""
-    config = text_config(base)
+    config = read_text_config(base)
     if has_experts(config):
         return DEFAULT_TARGETS
     return own_targets(linears(empty(config)))

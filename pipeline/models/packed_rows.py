@@ -8,7 +8,8 @@ each other in silence.
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.models.small_model import small_model, text_config
+from pipeline.models.small_model import small_model
+from pipeline.models.text_config import read_text_config
 
 LIMIT = 1e-4  # largest difference of a logit between packed and alone, in float32; leaks are some 0.01 to 25
 # tokens of the rows that are packed; longer than `WINDOW`, so that sliding attention slides
@@ -27,7 +28,7 @@ class RowsApart(NamedTuple):
 def rows_apart(base: Path) -> RowsApart:
     """Measure whether the model in `base` keeps packed rows apart."""
     try:
-        model = small_model(text_config(base))
+        model = small_model(read_text_config(base))
     except Exception as error:  # any architecture may demand sizes of its own
         return RowsApart(None, f"whether it keeps packed rows apart could not be measured ({said(error)})")
     return measure(model)

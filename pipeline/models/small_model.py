@@ -2,7 +2,6 @@
 not as training does, before gigabytes are fetched and data is curated.
 """
 
-from pathlib import Path
 from typing import Any
 
 # longer rows than this slide where attention does
@@ -27,7 +26,7 @@ class TooLarge(Exception):
 
 
 def small_model(config: Any) -> Any:
-    """Return a random float32 model by `config` (a `text_config`): a layer of each type, narrow, or of its
+    """Return a random float32 model by `config`, a text model's: a layer of each type, narrow, or of its
     own widths if the architecture can't be built narrow.
 
     Raises what transformers does if it can't build or compute that one either, and `TooLarge`.
@@ -80,16 +79,6 @@ def cut_config(full: Any) -> Any:
     ids = {key: 0 for key, value in values.items() if key.endswith("_token_id") and value is not None}
     kept = {key: value for key, value in values.items() if key not in WITHOUT_SIZE}
     return type(full).from_dict(kept | small | ids)
-
-
-def text_config(folder: Path) -> Any:
-    """Return transformers' configuration of the text model that the config.json of `folder` describes."""
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # some architectures advise to install kernels
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return config.get_text_config()
 
 
 def layers_of_all_types(config: Any) -> int:

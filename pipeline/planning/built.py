@@ -19,6 +19,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.text import first_line
+from pipeline.models.text_config import is_wrapper, text_part
 from pipeline.planning.shape import KNOWN, Built, Kept, Linear, Shape, known_shape, number_in
 
 STEP = 256  # tokens of the shortest row that is counted; state-space layers work in pieces that divide it
@@ -36,8 +37,10 @@ NOT_BUILT = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transfo
 def built_shape(config: Mapping[str, Any], where: str) -> Shape:
     """Return the shape of a config.json of another type than `KNOWN`; of a model that sees too, of its text
     part. Raises `ConfigError` for a type that is no language model of transformers', `DataError` for numbers
-    that can't be.
+    that can't be, and for a text part that stage `base` can't take.
     """
+    if is_wrapper(config):
+        config = text_part(config, where).settings
     for key in ("num_hidden_layers", "vocab_size"):
         if config.get(key) is not None:
             number_in(config, where, key)

@@ -14,6 +14,7 @@ from hybrids import SMALL
 from plans import GIB, demo_training, parts, plan_json, plan_of, published
 from tensor_bytes import adapted, hidden_states, kept_bytes, measured, planned, size
 from test_bytes import TOKENS
+from wrappers import TEXT, WRAPPERS, flat
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.planning.config_file import load_shape, read_shape
@@ -138,12 +139,31 @@ def test_of_a_model_that_sees_the_text_part_is_planned() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "text"), [("qwen2_5_vl", "qwen2"), ("qwen3_vl", "qwen3"), ("qwen3_5", "qwen3_5_text")]
+)
+def test_a_wrappers_text_part_is_planned_as_stage_base_takes_it(kind: str, text: str, tmp_path: Path) -> None:
+    """Also as Qwen2.5-VL's is published, with the text's settings beside the vision tower's."""
+    from transformers import AutoConfig
+
+    settings = WRAPPERS[kind]
+    sizes = TEXT | settings["text_config"] | {"vocab_size": 301}
+    tied = {"tie_word_embeddings": True}
+    AutoConfig.for_model(kind, **settings | tied | {"text_config": sizes}).save_pretrained(tmp_path)
+    shape = load_shape(tmp_path / "config.json")
+    assert shape == read_shape(AutoConfig.for_model(text, **sizes | tied).to_dict())
+    flat(tmp_path)
+    if kind == "qwen2_5_vl":
+        assert load_shape(tmp_path / "config.json") == shape
+
+
+@pytest.mark.parametrize(
     ("config", "error", "said"),
     [
         ({"model_type": "nothing"}, "Q-PLANNING-005", "no such type"),
         ({"model_type": "gpt2"}, "Q-PLANNING-005", "layers"),
         ({"model_type": "whisper"}, "Q-PLANNING-005", "an encoder and a decoder"),
         ({"model_type": "qwen2_5_vl"}, "Q-PLANNING-005", "no causal language model"),
+        ({"model_type": "clip", "vision_config": {}}, "Q-BASE-010", "text-only model of this family"),
         ({"model_type": "gemma2", "num_hidden_layers": 0}, "Q-PLANNING-006", "num_hidden_layers"),
         ({"model_type": "gemma2", "hidden_size": "wide"}, "Q-PLANNING-005", "hidden_size"),
         ({"model_type": "gpt_oss", "num_local_experts": 32}, "Q-MODELS-010", "mixture"),

@@ -24,7 +24,7 @@ from pipeline.chat.trial import CHATS, QUESTION, TOOL
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.ends import beginning_fields
 from pipeline.llamacpp.tools import Toolchain, run_converter
-from pipeline.models.small_model import text_config
+from pipeline.models.text_config import read_text_config
 from pipeline.stages.base.hf_folder import examine
 from pipeline.stages.base.model_trial import need_assumed_settings
 from pipeline.stages.curate.rules.template import ChatTemplate
@@ -607,7 +607,7 @@ def test_every_sixth_layer_of_a_gemma_3_has_no_window(
     """So llama.cpp takes it, whatever config.json says."""
     folder = with_config(smollm_folder(tmp_path), **GEMMA3, **changed)
     with pytest.raises(DataError, match=f"Q-BASE-055.*{words}") if words else nullcontext():
-        need_assumed_settings(text_config(folder), folder)
+        need_assumed_settings(read_text_config(folder), folder)
 
 
 def test_a_base_that_cannot_keep_rows_apart_says_so(

@@ -24,7 +24,8 @@ from pipeline.chat.tokens import load_tokenizer
 from pipeline.gguf.safetensors_rows import INDEX
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
 from pipeline.llamacpp.tools import Toolchain
-from pipeline.stages.base.text_part import PREFIXES, settings_only, take_text_part, text_part
+from pipeline.models.text_config import text_part
+from pipeline.stages.base.text_part import PREFIXES, settings_only, take_text_part
 
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 IDS = torch.arange(40).reshape(2, 20) * 7
@@ -333,6 +334,17 @@ def test_what_can_not_be_taken_is_said_before_anything_is_copied(
     refusal = capsys.readouterr().err
     assert id in refusal and word in refusal and str(folder) in refusal
     assert not (tmp_path / "project/models/base").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_that_cant_be_read_is_named(
+    name: str, mistral3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(mistral3, tmp_path / "source"))
+    (folder / name).unlink()
+    (folder / name).symlink_to("/proc/self/mem")  # an error for whoever reads its first bytes, root too
+    assert run(folder, tmp_path / "project") == 3
+    assert f"Q-BASE-027: {folder / name} can't be read" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_hub_is_asked_for_config_json_first(

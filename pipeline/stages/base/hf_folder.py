@@ -23,11 +23,10 @@ from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
-from pipeline.models.small_model import text_config
+from pipeline.models.text_config import is_wrapper, read_text_config, text_part
 from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
 from pipeline.stages.base.model_trial import trained_by_default, tried_model
 from pipeline.stages.base.rowless_tokens import drop_tokens, rowless_tokens
-from pipeline.stages.base.text_part import is_wrapper, text_part
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
 SIZES = (*NEEDED, "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim")
@@ -45,7 +44,7 @@ def check_config(config: dict[str, Any], source: str) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if is_wrapper(config):
-        text = text_part(config, source).config.to_dict()
+        text = text_part(config, source).settings
         check_config(text | {key: config[key] for key in ("quantization_config",) if key in config}, source)
         return
     kind = config.get("model_type")
@@ -101,7 +100,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     tokenizer = tried.tokenizer
     template = template_of(tokenizer)
     try:
-        sizes = text_config(folder)
+        sizes = read_text_config(folder)
         need_sizes(sizes)
         if (folder / "generation_config.json").exists():
             GenerationConfig.from_pretrained(folder, local_files_only=True)

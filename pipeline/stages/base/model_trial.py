@@ -11,7 +11,8 @@ from pipeline.gguf.attention import assumed_settings
 from pipeline.gguf.families import BY_CLASS
 from pipeline.models.own_targets import default_targets
 from pipeline.models.packed_rows import measure, said
-from pipeline.models.small_model import TooLarge, cut_config, empty, small_model, text_config
+from pipeline.models.small_model import TooLarge, cut_config, empty, small_model
+from pipeline.models.text_config import read_text_config
 
 
 def tried_model(folder: Path) -> str | None:
@@ -21,7 +22,7 @@ def tried_model(folder: Path) -> str | None:
     layers are not where training looks for them, or if its logits are made in a way that no loss here knows.
     """
     try:
-        config = text_config(folder)
+        config = read_text_config(folder)
         need_assumed_settings(config, folder)
         need_layers(empty(cut_config(config)), folder)
         model = small_model(config)

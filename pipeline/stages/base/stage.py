@@ -11,7 +11,6 @@ template hashes).
 
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,13 @@ from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
 from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
-from pipeline.gguf.safetensors_rows import read_folder
 from pipeline.gguf.tied import OneMatrix
 from pipeline.llamacpp.converters import NO_TYPES
 from pipeline.llamacpp.ends import end_fields
 from pipeline.llamacpp.pretokenizer import need_convertible
 from pipeline.llamacpp.tools import Toolchain, find_toolchain
 from pipeline.models.base_header import checked_header
+from pipeline.models.text_config import is_wrapper
 from pipeline.stages.base.chats import ChatSettings, chosen_chats, try_early
 from pipeline.stages.base.converted_vocabulary import same_ids_when_converted
 from pipeline.stages.base.file_choice import choose_files, no_such_file
@@ -45,11 +44,12 @@ from pipeline.stages.base.quantized_gguf import IN_HEADER, joined, keep_gguf, se
 from pipeline.stages.base.rowless_tokens import drop_rowless
 from pipeline.stages.base.summary import summary
 from pipeline.stages.base.template_files import settle_in_folder
-from pipeline.stages.base.text_part import is_wrapper, take_text_part, text_part, text_tensors
+from pipeline.stages.base.text_part import find_text_part, take_text_part, write_text_part
 
 
-def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> None:
-    """Copy the model files of a local Hugging Face folder.
+def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> dict[str, Any] | None:
+    """Copy the model files of a local Hugging Face folder, of a wrapper its text part; return what to record
+    of the wrapper, None if it is none.
 
     Copied, not hard-linked: two names of one file share its bytes, so whatever writes in `models/base` later
     would change the user's own model. Raises `DataError` if `source` is not a folder or a file can't be read.
@@ -63,34 +63,35 @@ def copy_folder(source: Path, folder: Path, chats: ChatSettings) -> None:
             "base.model, for a hub repository its commit in base.revision, for a package a file in base.file",
         )
     names = choose_files([file.name for file in source.iterdir() if file.is_file()], str(source))
-    need_no_pointer(source, names)
+    need_files(source, names)
     config = read_object(source / "config.json")
     check_config(config, str(source))
-    if is_wrapper(config):  # by the weights' headers, before they are copied
-        text_tensors(text_part(config, str(source)), read_folder(source), str(source))
+    # by the weights' headers, before they are copied
+    found = find_text_part(source, config, str(source)) if is_wrapper(config) else None
     size = sum((source / name).stat().st_size for name in names)
     try_early(source, size, str(source), chats)
     need_disk(folder.parent, size)
     for name in names:
-        if is_wrapper(config) and name.endswith(".safetensors"):
-            (folder / name).symlink_to((source / name).absolute())  # its text part is written in its place
+        if found and name.endswith(".safetensors"):
             continue
+        shutil.copyfile(source / name, folder / name)
+    if not found:
+        return None
+    write_text_part(found, folder)
+    return found.record
+
+
+def need_files(folder: Path, names: list[str]) -> None:
+    """Raise `DataError` if one of the files can't be read, or is a pointer of Git LFS."""
+    for name in names:
         try:
-            stream = (source / name).open("rb")
+            absent = is_pointer(folder / name)
         except OSError as error:
             raise DataError(
-                "Q-BASE-027", f"{source / name} can't be read ({error.strerror}): correct its rights"
+                "Q-BASE-027", f"{folder / name} can't be read ({error.strerror}): correct its rights"
             ) from error
-        with stream, (folder / name).open("wb") as copy:
-            shutil.copyfileobj(stream, copy, 1 << 20)
-
-
-def need_no_pointer(folder: Path, names: list[str]) -> None:
-    """Raise `DataError` if one of the files is a pointer of Git LFS. What can't be read is found later."""
-    for name in names:
-        with suppress(OSError):
-            if is_pointer(folder / name):
-                raise DataError("Q-BASE-043", f"{folder / name} is a pointer of Git LFS: {REMEDY}")
+        if absent:
+            raise DataError("Q-BASE-043", f"{folder / name} is a pointer of Git LFS: {REMEDY}")
 
 
 def find_in_package(package: str, file: str) -> Path:
@@ -131,7 +132,7 @@ def base(
     `ToolError` (package or llama.cpp missing) or `MachineError` (disk, network).
     """
     unfinished = target.with_name(f".{target.name}.download")
-    header = matrix = None
+    header = matrix = wrapper = None
     is_dated = False  # whether a chat template asked for today's date
     chats = chosen_chats(chosen, root)
     with publishing(target) as aside:
@@ -140,7 +141,7 @@ def base(
         try:
             stays_gguf = chosen.quantization == "gguf"
             if chosen.source == "path" and not stays_gguf:
-                copy_folder(origin, aside, chats)
+                wrapper = copy_folder(origin, aside, chats)
             elif origin != aside:
                 tools = find_toolchain(llamacpp_home)
                 whole = joined(origin, aside, tools)
@@ -150,8 +151,9 @@ def base(
                     header, matrix = convert_gguf(whole, aside, tools, tie=chosen.tie == "auto")
                     if whole.parent == aside:
                         whole.unlink()  # a download
-            config = read_object(aside / "config.json")
-            wrapper = take_text_part(aside, config, chosen.model) if is_wrapper(config) else None
+            else:
+                config = read_object(aside / "config.json")
+                wrapper = take_text_part(aside, config, chosen.model) if is_wrapper(config) else None
             rowless: list[str] = []
             new_tokens = {}
             if chosen.new_tokens:

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk, write_json
-from pipeline.core.text import plural, quoted
+from pipeline.core.text import plural
 from pipeline.gguf.safetensors_rows import (
     DTYPES,
     INDEX,
@@ -30,12 +30,9 @@ from pipeline.gguf.safetensors_rows import (
     spans,
     writing_shard,
 )
+from pipeline.models.text_config import TextPart, is_wrapper, text_part
 from pipeline.stages.base.file_choice import kept_files
 
-TOWERS = ("vision_config", "audio_config")
-# text models without a causal class of their own: the class that computes the same of text. Their rotary
-# positions in several dimensions (M-RoPE) are all equal there, which is the ordinary rotary embedding
-SAME_FOR_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -45,74 +42,39 @@ PREFIXES = {
 DRAFTS = "mtp."  # layers that predict tokens beyond the next one, which transformers' models leave out
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
-ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 BLOCK = 1 << 22  # numbers in memory at a time
 
 
 @dataclass(frozen=True)
-class TextPart:
-    """The language model in a wrapper of `kind`: its configuration, and whether llama.cpp can show images to
-    it with the wrapper's mmproj.
+class FoundPart:
+    """The text part of a folder's wrapper: its tensors by their names in it, the classes that config.json
+    names, and how many tensors are not part of it.
     """
 
-    kind: str
-    config: Any
-    sees_images: bool
+    part: TextPart
+    tensors: Mapping[str, Entry]
+    architectures: Any
+    left_out: int
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return what models/base.json says of the wrapper."""
+        return {
+            "model_type": self.part.kind,
+            "architectures": self.architectures,
+            "tensors_left_out": self.left_out,
+            "sees_images": self.part.sees_images,
+        }
 
 
-def is_wrapper(config: Mapping[str, Any]) -> bool:
-    """Return True if a config.json is of a language model with towers for images or sound."""
-    return any(isinstance(config.get(tower), dict) for tower in TOWERS)
-
-
-def text_part(config: Mapping[str, Any], source: str) -> TextPart:
-    """Return the language model of a wrapper's config.json. Raises `DataError` if transformers has none."""
-    from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    kind = config.get("model_type")
-    try:
-        whole = AutoConfig.for_model(**config)
-        text = whole.get_text_config()
-        named = type(text).model_type
-        chosen = SAME_FOR_TEXT.get(named, named)
-        if chosen != named:
-            text = AutoConfig.for_model(chosen, **_plain(text))
-    # an untrusted file: the library raises what it stumbles over
-    except Exception as error:
-        raise DataError(
-            "Q-BASE-010",
-            f"{source} has model_type {quoted(kind)}, whose settings transformers can't read "
-            f"({' '.join(str(error).split())[:200]}): choose another base",
-        ) from error
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(chosen)
-    if text is whole or name is None:
-        raise DataError(
-            "Q-BASE-010",
-            f"{source} is a model for images or sound too ({quoted(kind)}), and its text part "
-            f"({quoted(named)}) is no causal language model of transformers: choose the text-only model of "
-            "this family, or another base",
-        )
-    text.architectures = [name]
-    text.dtype = text.dtype or whole.dtype
-    for key in ENDS:
-        if config.get(key) is not None:
-            setattr(text, key, config[key])
-    # some wrappers' settings say nothing of it
-    tied = getattr(whole, "tie_word_embeddings", False) or getattr(text, "tie_word_embeddings", False)
-    text.tie_word_embeddings = bool(tied)
-    return TextPart(str(kind), text, chosen == named)
-
-
-def _plain(text: Any) -> dict[str, Any]:
-    """Return the settings of a text model for the class that computes the same, without the dimensions of
-    its positions.
+def find_text_part(folder: Path, config: Mapping[str, Any], source: str) -> FoundPart:
+    """Return the text part of the wrapper in `folder`, by config.json and the headers of the weights. Raises
+    `DataError` if it is not complete.
     """
-    values: dict[str, Any] = text.to_dict()
-    values.pop("model_type")
-    rope = values.get("rope_parameters") or {}
-    own = ("mrope_section", "mrope_interleaved")
-    return values | {"rope_parameters": {key: value for key, value in rope.items() if key not in own}}
+    part = text_part(config, source)
+    entries = read_folder(folder)
+    tensors = text_tensors(part, entries, source)
+    return FoundPart(part, tensors, config.get("architectures"), len(entries) - len(tensors))
 
 
 def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> dict[str, Entry]:
@@ -163,33 +125,33 @@ def text_tensors(part: TextPart, entries: Mapping[str, Entry], source: str) -> d
     return tensors
 
 
-def take_text_part(folder: Path, config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Make the text model out of the wrapper in `folder`: rewrite its weights, shard by shard, their index
-    and config.json; return what to record of it. Raises `DataError` if the text part is not complete.
+def write_text_part(found: FoundPart, folder: Path) -> None:
+    """Write the text model into `folder`, which has the wrapper's small files: its weights, shard by shard,
+    their index and config.json.
     """
-    part = text_part(config, source)
-    entries = read_folder(folder)
-    tensors = text_tensors(part, entries, source)
     by_file: dict[Path, list[tuple[str, Entry]]] = {}
-    for name, entry in tensors.items():
+    for name, entry in found.tensors.items():
         by_file.setdefault(entry.file, []).append((name, entry))
-    # Files that came from the hub stay in its cache until the model is published.
-    need_disk(folder, sum(entry.nbytes for entry in tensors.values()))
-    for file in {entry.file for entry in entries.values()}:
-        if file in by_file:
-            _rewrite(file, by_file[file])
-        else:
-            file.unlink()
+    need_disk(folder, sum(entry.nbytes for entry in found.tensors.values()))
+    for file, tensors in by_file.items():
+        _write_shard(folder / file.name, tensors)
     if (folder / INDEX).exists():
-        write_json(folder / INDEX, _index(tensors))
-    part.config.dtype = _dtype(part.config, tensors.values())
-    _write_settings(folder, part)
-    return {
-        "model_type": part.kind,
-        "architectures": config.get("architectures"),
-        "tensors_left_out": len(entries) - len(tensors),
-        "sees_images": part.sees_images,
-    }
+        write_json(folder / INDEX, _index(found.tensors))
+    found.part.config.dtype = _dtype(found.part.config, found.tensors.values())
+    _write_settings(folder, found.part)
+
+
+def take_text_part(folder: Path, config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Make the text model out of the wrapper in `folder`, in its place; return what to record of it. Raises
+    `DataError` if the text part is not complete.
+    """
+    found = find_text_part(folder, config, source)
+    weights = set(folder.glob("*.safetensors"))
+    # Files that came from the hub stay in its cache until the model is published.
+    write_text_part(found, folder)
+    for file in weights - {entry.file for entry in found.tensors.values()}:
+        file.unlink()
+    return found.record
 
 
 @contextmanager
@@ -221,7 +183,7 @@ def _write_settings(folder: Path, part: TextPart) -> None:
         TOKENIZER_MAPPING_NAMES,
     )
 
-    write_json(folder / "config.json", json.loads(part.config.to_json_string(use_diff=False)))
+    write_json(folder / "config.json", part.settings)
     file = folder / "tokenizer_config.json"
     kind = TOKENIZER_MAPPING_NAMES.get(part.kind)
     if file.is_file() and kind and part.kind in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS:
@@ -229,8 +191,8 @@ def _write_settings(folder: Path, part: TextPart) -> None:
         write_json(file, settings | {"tokenizer_class": kind})
 
 
-def _rewrite(file: Path, tensors: list[tuple[str, Entry]]) -> None:
-    """Put a file in the place of `file`, which may be a link, with these of its tensors under other names."""
+def _write_shard(file: Path, tensors: list[tuple[str, Entry]]) -> None:
+    """Write these tensors under other names to `file`, which may be what they are read from."""
     aside = file.with_name(f".{file.name}.text")
     listed = [(name, entry.dtype, entry.shape) for name, entry in tensors]
     with writing_shard(aside, listed) as opened:

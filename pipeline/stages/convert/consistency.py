@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.gguf.safetensors_rows import Entry, read_folder, read_rows, same_values, spans
-from pipeline.gguf.sources import in_model
+from pipeline.gguf.sources import in_model, text_config
 from pipeline.models.experts.recognize import weighted_otherwise
 from pipeline.planning.shape import KNOWN, known_shape
 
@@ -59,9 +59,8 @@ class Model:
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of the language model; in some models it is a part of the entire one."""
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
-    except (OSError, ValueError, TypeError) as error:
+        return text_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise DataError(
             "Q-CONVERT-001",
             f"{folder / 'config.json'} is not readable JSON ({error}): run the stage that makes it again",

@@ -7,7 +7,8 @@ import pytest
 
 from pipeline.core.errors import ConfigError
 from pipeline.models.packed_rows import LENGTHS, packed_positions, rows_apart
-from pipeline.models.small_model import small_model, text_config
+from pipeline.models.small_model import small_model
+from pipeline.models.text_config import read_text_config
 from pipeline.stages.preprocess.packing import need_rows_apart
 
 SIZES = {
@@ -58,7 +59,7 @@ def test_what_runs_on_from_row_to_row_is_refused(
 
 
 def test_the_small_model_has_a_layer_of_every_type_and_slides(tmp_path: Path) -> None:
-    config = small_model(text_config(base(tmp_path, model_type="gemma3_text", **SIZES))).config
+    config = small_model(read_text_config(base(tmp_path, model_type="gemma3_text", **SIZES))).config
     assert set(config.layer_types) == {"sliding_attention", "full_attention"}
     assert config.sliding_window < max(LENGTHS)
     assert config.vocab_size < 1000

@@ -1,0 +1,103 @@
+"""Which part of a config.json is its language model's, and the class that computes it.
+
+Models that read images or hear sound are published as wrappers: a language model, a tower and a projector,
+with a config.json that has each one's settings. Stage `base` takes the language model out, and a plan counts
+nothing else. `pipeline.gguf.sources.text_config` reads the same part where JSON is enough.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.text import quoted
+
+TOWERS = ("vision_config", "audio_config")
+# text models without a causal class of their own: the class that computes the same of text. Their rotary
+# positions in several dimensions (M-RoPE) are all equal there, which is the ordinary rotary embedding
+SAME_FOR_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The language model in a wrapper of `kind`: its configuration, and whether llama.cpp can show images to
+    it with the wrapper's mmproj.
+    """
+
+    kind: str
+    config: Any
+    sees_images: bool
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The language model's own config.json."""
+        values: dict[str, Any] = json.loads(self.config.to_json_string(use_diff=False))
+        return values
+
+
+def is_wrapper(config: Mapping[str, Any]) -> bool:
+    """Return True if a config.json is of a language model with towers for images or sound."""
+    return any(isinstance(config.get(tower), dict) for tower in TOWERS)
+
+
+def text_part(config: Mapping[str, Any], source: str) -> TextPart:
+    """Return the language model of a wrapper's config.json. Raises `DataError` if transformers has none."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = config.get("model_type")
+    try:
+        whole = AutoConfig.for_model(**config)
+        text = whole.get_text_config()
+        named = type(text).model_type
+        chosen = SAME_FOR_TEXT.get(named, named)
+        if chosen != named:
+            text = AutoConfig.for_model(chosen, **_plain(text))
+    # an untrusted file: the library raises what it stumbles over
+    except Exception as error:
+        raise DataError(
+            "Q-BASE-010",
+            f"{source} has model_type {quoted(kind)}, whose settings transformers can't read "
+            f"({' '.join(str(error).split())[:200]}): choose another base",
+        ) from error
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(chosen)
+    if text is whole or name is None:
+        raise DataError(
+            "Q-BASE-010",
+            f"{source} is a model for images or sound too ({quoted(kind)}), and its text part "
+            f"({quoted(named)}) is no causal language model of transformers: choose the text-only model of "
+            "this family, or another base",
+        )
+    text.architectures = [name]
+    text.dtype = text.dtype or whole.dtype
+    for key in ENDS:
+        if config.get(key) is not None:
+            setattr(text, key, config[key])
+    # some wrappers' settings say nothing of it
+    tied = getattr(whole, "tie_word_embeddings", False) or getattr(text, "tie_word_embeddings", False)
+    text.tie_word_embeddings = bool(tied)
+    return TextPart(str(kind), text, chosen == named)
+
+
+def _plain(text: Any) -> dict[str, Any]:
+    """Return the settings of a text model for the class that computes the same, without the dimensions of
+    its positions.
+    """
+    values: dict[str, Any] = text.to_dict()
+    values.pop("model_type")
+    rope = values.get("rope_parameters") or {}
+    own = ("mrope_section", "mrope_interleaved")
+    return values | {"rope_parameters": {key: value for key, value in rope.items() if key not in own}}
+
+
+def read_text_config(folder: Path) -> Any:
+    """Return transformers' configuration of the text model that the config.json of `folder` describes."""
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # some architectures advise to install kernels
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return config.get_text_config()
