@@ -1,13 +1,14 @@
 """Liger's kernels: RMSNorm, RoPE, SwiGLU put into transformers before the model loads, and the fused loss."""
 
 import inspect
-import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ToolError
+from pipeline.models.small_model import empty
+from pipeline.models.text_config import read_text_config
 
 # of an architecture that has all kernels
 SWITCHES = {"rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy"}
@@ -49,35 +50,36 @@ def try_liger(folder: Path) -> str:
     the model is loaded. Return an empty text, or what Liger lacks for the architecture; nothing is swapped
     then.
     """
+    return lacking_kernels(read_text_config(folder), swap=True)
+
+
+def lacking_kernels(config: Any, *, swap: bool) -> str:
+    """Return what Liger lacks for the architecture of transformers' `config`, an empty text if nothing. Its
+    parts then stay in place of the architecture's if `swap` is set.
+    """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
-    model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    model_type = config.model_type
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
     if apply is None or not set(inspect.signature(apply).parameters) >= SWITCHES:
         return f"Liger has no kernels for RMSNorm, RoPE and SwiGLU of {model_type}"
-    plain = empty_model(folder)
+    plain = empty(config)
     if missing := [name for name, part in swapped_parts(plain).items() if part is None]:
         return f"{model_type} has no {missing[0]}, whose place Liger's kernel would take"
     code = sys.modules[type(plain).__module__]
     before = dict(vars(code))
+    stays = False
     try:
         # the fused loss is called by the trainer itself, at the trained positions only
         apply(rope=True, rms_norm=True, swiglu=True, fused_linear_cross_entropy=False, cross_entropy=False)
-        check_liger(empty_model(folder))
+        check_liger(empty(config))
+        stays = swap
     except Exception as error:  # Liger raises what it stumbles over in an architecture that it half knows
-        # Parts that were swapped before the failure would be in the model all the same.
-        vars(code).update(before)
         return f"Liger has not all kernels for {model_type} ({' '.join(str(error).split())[:200]})"
+    finally:
+        if not stays:  # parts that were swapped before a failure would be in the model all the same
+            vars(code).update(before)
     return ""
-
-
-def empty_model(folder: Path) -> Any:
-    """Return the model of `folder`'s config.json without weights."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
 
 
 def swapped_parts(model: Any) -> dict[str, Any]:

@@ -6,10 +6,8 @@ What the forward keeps for the backward is counted too, with tensors that have s
 and transformers, which takes seconds.
 """
 
-import inspect
 import json
 import re
-import sys
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,6 +17,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.text import first_line
+from pipeline.models.liger_loss import lacking_kernels
 from pipeline.models.text_config import is_wrapper, text_part
 from pipeline.planning.shape import KNOWN, Built, Kept, Linear, Shape, known_shape, number_in
 
@@ -146,7 +145,6 @@ def _shape(config: Any) -> Shape:
         weights = sum(parameter.numel() for parameter in model.parameters())
         tables = embedding.weight.numel() * (1 if tied else 2)
         buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-        liger = _has_liger(model)
         kept, ends_kept, widest = _kept(model, name, layers, linears)
     vocabulary, hidden = embedding.weight.shape
     heads = config.num_attention_heads
@@ -163,7 +161,7 @@ def _shape(config: Any) -> Shape:
         kept=kept,
         ends_kept=ends_kept,
         widest=widest,
-        liger=liger,
+        liger=not lacking_kernels(config, swap=False),  # a plan swaps nothing
     )
     return Shape(
         layers=len(layers),
@@ -238,28 +236,6 @@ def _keys_and_values(linears: tuple[Linear, ...], usual: int) -> int:
 def _attends(linears: tuple[Linear, ...]) -> bool:
     """Return True if a layer with these linears has softmax attention, by the names of its modules."""
     return any(re.search(r"\{\}\.(self_)?att", linear.place) for linear in linears)
-
-
-def _has_liger(model: Any) -> bool:
-    """Return True if Liger has all its kernels for the architecture, as `try_liger` finds when it loads."""
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
-    from pipeline.models.liger_loss import SWITCHES, swapped_parts
-
-    apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model.config.model_type)
-    if apply is None or not set(inspect.signature(apply).parameters) >= SWITCHES:
-        return False
-    if None in swapped_parts(model).values():
-        return False
-    code = sys.modules[type(model).__module__]
-    before = dict(vars(code))
-    try:
-        apply(rope=True, rms_norm=True, swiglu=True, fused_linear_cross_entropy=False, cross_entropy=False)
-    except Exception:  # Liger raises what it stumbles over in an architecture that it half knows
-        return False
-    finally:  # a plan swaps nothing
-        vars(code).update(before)
-    return True
 
 
 def _kept(

@@ -16,7 +16,12 @@ from pipeline.stages.train.assembly import prepare_loss
 TRIED = """
 import sys
 from pathlib import Path
-from pipeline.models.liger_loss import check_liger, empty_model, try_liger
+from pipeline.models.liger_loss import check_liger, try_liger
+from pipeline.models.small_model import empty
+from pipeline.models.text_config import read_text_config
+
+def empty_model(folder):
+    return empty(read_text_config(folder))
 
 def names(model):
     return {type(part).__name__ for part in model.modules()}
