@@ -647,3 +647,20 @@ def test_a_sentencepiece_tokenizer_is_read_as_llama_cpp_will_or_refused(
     else:
         assert code == 3 and ("Q-BASE-053" in said or "Q-BASE-054" in said), said
         assert "tokenizer.model" in said and str(folder) in said
+
+
+def test_a_tokenizer_that_llama_cpp_reads_with_more_spaces_is_refused_for_its_gguf(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mistral 7B v0.3: its tokenizer.json puts a space before the first word only, llama.cpp behind each
+    control token too, and nothing is missing in the folder.
+    """
+    folder = with_weights(llama2_folder(tmp_path / "source", ("[INST]", "[/INST]")))
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+    file.write_text(json.dumps(content | {"normalizer": None, "pre_tokenizer": spaces}), encoding="utf-8")
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 3
+    said = capsys.readouterr().err
+    assert "Q-BASE-054" in said and "take a GGUF of the model" in said, said

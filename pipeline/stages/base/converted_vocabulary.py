@@ -18,6 +18,7 @@ from pipeline.core.errors import DataError, ToolError
 from pipeline.core.text import common_start
 from pipeline.llamacpp.tools import Toolchain, run_converter
 from pipeline.stages.base.gguf_import import ids_by_llama_cpp
+from pipeline.stages.base.sentencepiece_file import PIECES_FILE
 
 SHOWN = 4  # tokens in a sentence
 CONTEXT = 20  # characters before them
@@ -47,10 +48,15 @@ def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
             if ours != theirs:
                 differ = first_difference(tokenizer, ours, theirs or [])
                 raise DataError(
-                    "Q-BASE-054",
-                    f"{folder}: {differ} by the converted tokenizer: complete the folder "
-                    "(tokenizer.model), or take another model",
+                    "Q-BASE-054", f"{folder}: {differ} by the converted tokenizer: {remedy(folder)}"
                 )
+
+
+def remedy(folder: Path) -> str:
+    """Return what a user can do about a folder whose tokens llama.cpp reads otherwise."""
+    if (folder / PIECES_FILE).is_file():
+        return "take a GGUF of the model, on which training goes by llama.cpp's tokens, or another model"
+    return f"complete the folder ({PIECES_FILE}), or take another model"
 
 
 def first_difference(tokenizer: Any, ours: Sequence[int], theirs: Sequence[int]) -> str:
