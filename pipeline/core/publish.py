@@ -176,6 +176,14 @@ def read_json(path: Path, remedy: str) -> Any:
         ) from error
 
 
+def read_if_there(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, an empty one if there is no file. Raises `ValueError` if it holds
+    something else than JSON.
+    """
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return value
+
+
 def write_json(target: Path, value: Any, *, allow_nan: bool = False) -> None:
     """Publish `value` as indented UTF-8 JSON with sorted keys; `ValueError` for NaN and infinities, unless
     `allow_nan`: the config.json of a model with state spaces can contain an infinity.

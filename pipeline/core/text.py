@@ -43,6 +43,11 @@ def one_line(text: str, longest: int = 100) -> str:
     return safe(" ".join(text.split()), longest)
 
 
+def shortened(error: object, longest: int = 200) -> str:
+    """Return what an error says on one line, cut to `longest` characters; its class if it says nothing."""
+    return " ".join(str(error).split())[:longest] or type(error).__name__
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of what an error says, cut to 200 characters; its class if it says nothing."""
     return safe(next(iter(str(error).strip().splitlines()), type(error).__name__), 200)

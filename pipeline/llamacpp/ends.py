@@ -3,12 +3,12 @@
 llama.cpp ends answers at tokens with certain spellings, and at up to three that a GGUF names.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.core.errors import DataError
+from pipeline.core.publish import read_if_there
 from pipeline.core.text import listed
 
 # src/llama-vocab.cpp: what it puts into special_eog_ids by its spelling
@@ -32,11 +32,12 @@ def end_fields(folder: Path) -> dict[str, int]:
     GLM-4's `<|observation|>`, behind a call of a tool, is such a token. Raises `DataError` if a GGUF can't
     name all of them.
     """
-    stated = _object(folder / "generation_config.json").get("eos_token_id")
+    stated = read_if_there(folder / "generation_config.json").get("eos_token_id")
     listed_ends = stated if isinstance(stated, list) else []
-    named = _text(_object(folder / "tokenizer_config.json").get("eos_token"))
+    named = _text(read_if_there(folder / "tokenizer_config.json").get("eos_token"))
     spelled = {
-        token["id"]: token["content"] for token in _object(folder / "tokenizer.json").get("added_tokens", [])
+        token["id"]: token["content"]
+        for token in read_if_there(folder / "tokenizer.json").get("added_tokens", [])
     }
     others = {
         number: spelled[number]
@@ -66,15 +67,10 @@ def beginning_fields(folder: Path) -> dict[str, bool]:
     if not (folder / "tokenizer.model").is_file():
         return {}
     tokenizer = plain_tokenizer(folder)
-    named = _text(_object(folder / "tokenizer_config.json").get("bos_token"))
+    named = _text(read_if_there(folder / "tokenizer_config.json").get("bos_token"))
     return {"tokenizer.ggml.add_bos_token": tokenizer.encode(PROBE).tokens[0] == named}
 
 
 def _text(token: Any) -> Any:
     """Return the text of a token, which some files have as an object."""
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one if there is no file."""
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
+from pipeline.core.text import shortened
 from pipeline.gguf.attention import FULL, WINDOWED, assumed_settings
 from pipeline.gguf.families import Family
 from pipeline.gguf.header import CONFIG_FIELDS, USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import FIRST_CONTEXT, LONG, SHORT, stored_factors
 from pipeline.gguf.tensors import Floats
-from pipeline.models.packed_rows import said
 
 EPSILON = "attention.layer_norm_rms_epsilon"
 KEY_HEADS = "attention.head_count_kv"
@@ -76,8 +76,8 @@ def header_config(header: Header, family: Family, file: Path) -> Any:
     except Exception as error:  # an untrusted file: transformers raises what it stumbles over
         raise DataError(
             "Q-MODELS-038",
-            f"{file} has metadata that no model can have ({said(error)}): fetch it again, or take another "
-            "file of this model",
+            f"{file} has metadata that no model can have ({shortened(error)}): fetch it again, or take "
+            "another file of this model",
         ) from error
 
 

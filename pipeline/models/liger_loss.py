@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ToolError
+from pipeline.core.text import shortened
 from pipeline.models.small_model import empty
 from pipeline.models.text_config import read_text_config
 
@@ -75,7 +76,7 @@ def lacking_kernels(config: Any, *, swap: bool) -> str:
         check_liger(empty(config))
         stays = swap
     except Exception as error:  # Liger raises what it stumbles over in an architecture that it half knows
-        return f"Liger has not all kernels for {model_type} ({' '.join(str(error).split())[:200]})"
+        return f"Liger has not all kernels for {model_type} ({shortened(error)})"
     finally:
         if not stays:  # parts that were swapped before a failure would be in the model all the same
             vars(code).update(before)

@@ -8,6 +8,7 @@ each other in silence.
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.core.text import shortened
 from pipeline.models.small_model import small_model
 from pipeline.models.text_config import read_text_config
 
@@ -30,7 +31,9 @@ def rows_apart(base: Path) -> RowsApart:
     try:
         model = small_model(read_text_config(base))
     except Exception as error:  # any architecture may demand sizes of its own
-        return RowsApart(None, f"whether it keeps packed rows apart could not be measured ({said(error)})")
+        return RowsApart(
+            None, f"whether it keeps packed rows apart could not be measured ({shortened(error)})"
+        )
     return measure(model)
 
 
@@ -41,7 +44,7 @@ def measure(model: Any) -> RowsApart:
         difference = packed_difference(model)
     # transformers refuses packed rows by this, in recurrent layers and convolutions
     except Exception as error:
-        return RowsApart(None, f"{kind} can't compute packed rows ({said(error)})")
+        return RowsApart(None, f"{kind} can't compute packed rows ({shortened(error)})")
     if difference <= LIMIT:
         return RowsApart(difference)
     return RowsApart(
@@ -49,11 +52,6 @@ def measure(model: Any) -> RowsApart:
         f"{kind} can't keep rows apart (a packed row's logits differ by {difference:.2g} from the same row's "
         f"alone, {LIMIT:g} is the limit)",
     )
-
-
-def said(error: Exception) -> str:
-    """Return what an error says, in one short line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def packed_difference(model: Any) -> float:

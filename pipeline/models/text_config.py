@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.core.text import quoted
+from pipeline.core.text import quoted, shortened
 
 TOWERS = ("vision_config", "audio_config")
 # text models without a causal class of their own: the class that computes the same of text. Their rotary
@@ -61,7 +61,7 @@ def text_part(config: Mapping[str, Any], source: str) -> TextPart:
         raise DataError(
             "Q-BASE-010",
             f"{source} has model_type {quoted(kind)}, whose settings transformers can't read "
-            f"({' '.join(str(error).split())[:200]}): choose another base",
+            f"({shortened(error)}): choose another base",
         ) from error
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(chosen)
     if text is whole or name is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError, ToolError
 from pipeline.core.special_files import trouble
+from pipeline.core.text import shortened
 
 SIGNATURE = "model.sig"
 MAX_SIGNATURE_BYTES = 1 << 20
@@ -62,7 +63,7 @@ def signature_fault(folder: Path, key: Path) -> str | None:
     try:  # our own way of hashing, not the one that the file asks for
         config.set_hashing_config(_covered(hashing)).verify(folder, folder / SIGNATURE)
     except Exception as error:  # whatever fails in a foreign file, the library has not vouched for the folder
-        return " ".join(str(error).split())[:300] or type(error).__name__
+        return shortened(error, 300)
     return None
 
 

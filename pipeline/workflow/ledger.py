@@ -18,6 +18,7 @@ from pipeline.core.errors import DataError, ToolError
 from pipeline.core.hashing import NO_PART
 from pipeline.core.locks import absent
 from pipeline.core.strict_yaml import read_strict
+from pipeline.core.text import shortened
 from pipeline.core.yaml_readers import UNREADABLE, read_fast
 from pipeline.workflow.cluster import receipts
 from pipeline.workflow.code_keys import CODE, SETTINGS
@@ -117,7 +118,7 @@ def graph_stages(file: Path) -> dict[str, Any]:
         stages = (read_fast(file) or {}).get("stages") or {} if file.is_file() else {}
         return {name: dict(stage) for name, stage in stages.items()}
     except (*UNREADABLE, AttributeError, TypeError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = shortened(error)
         raise ToolError(
             "Q-WORKFLOW-016", f"{file} can't be read ({why}): `quench config graph` writes it anew"
         ) from error

@@ -14,7 +14,7 @@ from make import quench
 from tiny_lora import RANK, tiny_lora
 
 from pipeline.__main__ import main as run_stage
-from pipeline.core.text import console, one_line, safe, screen
+from pipeline.core.text import console, one_line, safe, screen, shortened
 
 # sets the window's title, turns text around, clears the screen, goes back to the line's start
 EVIL = "\x1b]0;x\x07\u202e\x9b2J\r"
@@ -122,3 +122,10 @@ def test_a_stream_that_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with screen():
         print("\x1b[2J", file=sys.stderr)
     assert "".join(written) == "\\x1b[2J\n"
+
+
+def test_what_an_error_says_is_one_short_line() -> None:
+    assert shortened(ValueError(" two\n  lines ")) == "two lines"
+    assert shortened(ValueError("x" * 300)) == "x" * 200
+    assert shortened(ValueError("x" * 300), 120) == "x" * 120
+    assert shortened(KeyError()) == "KeyError"

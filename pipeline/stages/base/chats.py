@@ -4,7 +4,6 @@ Both are foreign programs, so they are first tried in processes with limits. Not
 so it is known before the weights are fetched or copied.
 """
 
-import json
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -20,8 +19,9 @@ from pipeline.config.sections import Base
 from pipeline.config.sections.base import TEMPLATE_DATE
 from pipeline.core.errors import DataError, QuenchError
 from pipeline.core.places import expanded
+from pipeline.core.publish import read_if_there
 from pipeline.core.special_files import need_file
-from pipeline.core.text import listed, quoted
+from pipeline.core.text import listed, quoted, shortened
 from pipeline.stages.base.model_trial import tried_model
 from pipeline.stages.base.text_part import settings_only
 
@@ -154,8 +154,7 @@ def generation_ends(folder: Path) -> list[Any]:
     """
     for name in ("generation_config.json", "config.json"):
         file = folder / name
-        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        ends = settings.get("eos_token_id")
+        ends = read_if_there(file).get("eos_token_id")
         if ends is not None:
             return ends if isinstance(ends, list) else [ends]
     return []
@@ -221,5 +220,5 @@ def need_compiled(templates: dict[str, str], owner: str) -> None:
 
 def unreadable(folder: Path, error: Exception) -> DataError:
     """Return the error for what a library raised over the files of `folder`."""
-    reason = " ".join(str(error).split())[:300]
+    reason = shortened(error, 300)
     return DataError("Q-BASE-012", f"{folder} can't be read ({reason}): fetch it again")

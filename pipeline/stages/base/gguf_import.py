@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
+from pipeline.core.text import shortened
 from pipeline.gguf.families import BY_NAME, TRAINED_ON
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import TENSORS, published_settings
@@ -103,7 +104,7 @@ def from_gguf(kind: Any, file: Path, header: Header, **settings: Any) -> Any:
             )
     # an untrusted file: the libraries raise what they stumble over
     except Exception as error:
-        reason, architecture = " ".join(str(error).split())[:300], header.fields["general.architecture"]
+        reason, architecture = shortened(error, 300), header.fields["general.architecture"]
         on_it = ", or set base.quantization to gguf" if architecture in TRAINED_ON else ""
         raise DataError(
             "Q-BASE-002",

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError, ToolError
-from pipeline.core.text import quoted
+from pipeline.core.text import quoted, shortened
 from pipeline.gguf.attention import assumed_settings
 from pipeline.gguf.families import BY_CLASS
 from pipeline.models.own_targets import default_targets
-from pipeline.models.packed_rows import measure, said
+from pipeline.models.packed_rows import measure
 from pipeline.models.small_model import TooLarge, cut_config, empty, small_model
 from pipeline.models.text_config import read_text_config
 
@@ -52,7 +52,7 @@ def unusable(folder: Path, error: Exception) -> DataError:
     return DataError(
         "Q-BASE-047",
         f"transformers can't build or compute the model that {folder / 'config.json'} describes "
-        f"({said(error)}): fetch it again, or take another model",
+        f"({shortened(error)}): fetch it again, or take another model",
     )
 
 

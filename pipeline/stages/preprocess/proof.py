@@ -21,6 +21,7 @@ from pipeline.chat.tokens import IGNORED, Row
 from pipeline.config.methods import METHODS, Method
 from pipeline.config.sections import Train
 from pipeline.core.errors import DataError
+from pipeline.core.publish import read_if_there
 from pipeline.core.text import plural
 from pipeline.stages.preprocess.stats import row_name, rows_in
 from pipeline.stages.preprocess.stretches import (
@@ -46,7 +47,7 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if "vocab_size" in part]
     generation = folder / "generation_config.json"
-    values = json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {}
+    values = read_if_there(generation)
     stating = generation.name
     if values.get("eos_token_id") is None:
         values = config

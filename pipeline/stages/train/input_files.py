@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.config.sections import Quantization
 from pipeline.core.checks import Check
 from pipeline.core.errors import DataError
+from pipeline.core.text import shortened
 from pipeline.core.units import disk_gb
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.header import NotGguf
@@ -39,7 +40,7 @@ def data(tokens: Path) -> Check:
         if not fault and not sizes["train"]["packed_rows"]:
             fault = "there is no row to train on"
     except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors are among these
-        fault = f"{tokens} is not what stage preprocess writes ({' '.join(str(error).split())[:120]})"
+        fault = f"{tokens} is not what stage preprocess writes ({shortened(error, 120)})"
     if fault:
         return Check("data", "fail", fault, "run `snakemake --force preprocess`", "Q-TRAIN-001")
     counts = (
@@ -81,7 +82,7 @@ def complete_base(base: Path, quantization: Quantization) -> Check:
     except NotGguf as error:
         finding = f"{base / MODEL_FILE} is not a complete GGUF ({error})"
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        finding = f"{base} can't be read ({' '.join(str(error).split())[:120]})"
+        finding = f"{base} can't be read ({shortened(error, 120)})"
     if finding:
         return Check("base", "fail", finding, "run `snakemake --force base`", "Q-TRAIN-002")
     size = sum((base / name).stat().st_size for name in names)

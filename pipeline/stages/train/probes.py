@@ -9,6 +9,7 @@ from pipeline.core.checks import Check
 from pipeline.core.cpu import fast_dtype, training_device
 from pipeline.core.errors import ToolError
 from pipeline.core.hardware import Card, accelerator, main_memory, nvidia_smi
+from pipeline.core.text import shortened
 from pipeline.core.units import memory_gb
 from pipeline.planning.memory import CUDA_CONTEXT
 from pipeline.planning.setup import needs_gpu
@@ -165,9 +166,7 @@ def probe(
     try:
         figure = measure()
     except Exception as error:  # a library that is broken raises anything; its words go into the line
-        return Check(
-            name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", remedy, id
-        )
+        return Check(name, "fail", f"{type(error).__name__}: {shortened(error)}", remedy, id)
     if figure <= limit:
         return Check(name, "pass", sentence.format(figure), figure=figure, limit=limit)
     return Check(name, "fail", sentence.format(figure), remedy, id, figure=figure, limit=limit)

@@ -13,6 +13,7 @@ from pipeline.config.methods import METHODS
 from pipeline.config.targets import together
 from pipeline.core.errors import ConfigError, GateError
 from pipeline.core.publish import read_json
+from pipeline.core.text import shortened
 from pipeline.models.experts.targets import idle_experts
 from pipeline.models.finite import finite_record
 from pipeline.models.qlora import float32_cast_bytes
@@ -51,7 +52,7 @@ def check_no_leaks(
             behind = _logits(model, collate, [first, second])[len(first[0]) :]
         # transformers refuses packed rows by this, in recurrent layers and convolutions
         except ValueError as refusal:
-            why = " ".join(str(refusal).split())[:200]
+            why = shortened(refusal)
             raise ConfigError(
                 "Q-TRAIN-021", f"rows of {model.config.model_type} can't be packed ({why}): {UNPACKED}"
             ) from refusal

@@ -12,6 +12,8 @@ from pipeline.chat.rows import BadRow, Row, conversations
 from pipeline.chat.template import SPECIAL, compiled
 from pipeline.chat.template_probe import probe, shown
 from pipeline.core.errors import DataError
+from pipeline.core.publish import read_if_there
+from pipeline.core.text import shortened
 
 # a conversation with a call, of which a template shows all or not
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
@@ -42,7 +44,7 @@ class ChatTemplate:
         self.folder = folder
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         file = folder / "special_tokens_map.json"
-        named = (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}) | settings
+        named = read_if_there(file) | settings
         tokens = {name: named[name] for name in SPECIAL if named.get(name) is not None}
         self.special = {
             name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()
@@ -73,9 +75,7 @@ class ChatTemplate:
                 **self.special,
             )
         except TemplateError as error:
-            raise BadRow(
-                "template_refuses", f"the chat template says: {' '.join(str(error).split())[:200]}"
-            ) from error
+            raise BadRow("template_refuses", f"the chat template says: {shortened(error)}") from error
         except Exception as error:  # a template is a program, which can stumble over anything
             raise BadRow(
                 "template_refuses", f"the chat template fails on it ({type(error).__name__})"

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.chat.rows import ANSWERED, Row
 from pipeline.chat.tokenizer_file import plain_tokenizer
 from pipeline.core.errors import DataError
+from pipeline.core.text import shortened
 from pipeline.stages.curate.rules.shape import has_endless_marks
 from pipeline.stages.curate.rules.template import ChatTemplate
 
@@ -43,7 +44,7 @@ class TokenCounter:
             self.tokenizer = plain_tokenizer(folder)
             self.template = ChatTemplate(folder)
         except Exception as error:  # tokenizers raises bare Exception on a broken file
-            why = " ".join(str(error).split())[:200]
+            why = shortened(error)
             raise DataError(
                 "Q-CURATE-004",
                 f"{folder}: its tokenizer or chat template can't be read ({why}): run `python -m pipeline "

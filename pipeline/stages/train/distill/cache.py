@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.jsonl import parse_object
+from pipeline.core.text import shortened
 
 RECORD = "teacher.json"
 FORMAT = 1  # to be raised when the files' meaning changes
@@ -121,7 +122,7 @@ def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teache
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(
             f"train: the original's answers in {folder} can't be used "
-            f"({' '.join(str(error).split())[:200]}): they are made again",
+            f"({shortened(error)}): they are made again",
             file=sys.stderr,
         )
         return None
