@@ -80,8 +80,6 @@ def go_by_file(tokenizer: Any, folder: Path) -> None:
         return
     known = {token.content for token in plain.get_added_tokens_decoder().values()}
     if tokenizer.get_added_vocab().keys() <= known:
-        if plain.post_processor is None:  # then tokenizer_config.json says what is added to a text
-            plain.post_processor = tokenizer._tokenizer.post_processor
         tokenizer._tokenizer = plain
     different = first_difference(tokenizer, plain)
     if different:
