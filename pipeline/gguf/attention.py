@@ -1,5 +1,6 @@
 """Settings of attention that llama.cpp takes for granted of a family: no field of a GGUF holds them, so that
-a model with another config.json is another model there.
+a model with another config.json is another model there. And which layers attend to a window, if a field may
+say so.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from pipeline.gguf.families import Family
 # entries of layer_types in config.json
 WINDOWED = "sliding_attention"
 FULL = "full_attention"
+# the field of a header that says of each layer whether it attends to a window, or every which one does not
+WINDOWS = "attention.sliding_window_pattern"
 
 
 def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +29,22 @@ def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any
         is_largest = layers == family.largest
         settings["query_pre_attn_scalar"] = share if is_largest else config.get("head_dim", share)
     if family.full_every:
-        settings["layer_types"] = [
-            WINDOWED if number % family.full_every else FULL for number in range(1, layers + 1)
-        ]
+        settings["layer_types"] = every(family.full_every, layers)
     return settings
+
+
+def every(number: int, layers: int) -> list[str]:
+    """Return layer_types of a model whose layers attend to a window, but every so many of them to all."""
+    return [WINDOWED if layer % number else FULL for layer in range(1, layers + 1)]
+
+
+def listed_layer_types(family: Family, stated: Mapping[str, Any], layers: int) -> list[str] | None:
+    """Return layer_types as llama.cpp reads them from a header with the fields `stated`, which are without
+    the family's name; None if the header says it in a way that llama.cpp has no meaning for.
+    """
+    windows = stated.get(WINDOWS, family.listed_windows)
+    if isinstance(windows, int) and windows > 0:
+        return every(windows, layers)
+    if not isinstance(windows, list) or len(windows) != layers or not set(windows) <= {0, 1}:
+        return None
+    return [WINDOWED if has_window else FULL for has_window in windows]

@@ -43,6 +43,16 @@ class Family:
     largest: int | None = None
     # its layers with a window have a rotary base of their own
     local_rotary: bool = False
+    # its file lists which layers attend to a window; without a list, those whose number is no multiple of it
+    # (`pipeline.gguf.attention`)
+    listed_windows: int = 0
+    # the field of its header that no other family of its name has
+    told_by: str | None = None
+    # its rotary positions may be stretched by YaRN, those of layers with a window excepted
+    # (`pipeline.gguf.yarn`)
+    yarn: bool = False
+    # llama.cpp reads more settings of YaRN from its header than the factor and the first context
+    reads_yarn: bool = False
     # what its file is called if all layers are attention
     attention_only: str | None = None
     # the key of config.json that counts experts, of a family whose conversion is known only without any
@@ -56,6 +66,10 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     # factors that its model is computed with: {key of config.json: field of the header}
     factors: Mapping[str, str] = field(default_factory=dict)
+    # the same of keys in `rope_parameters`, which are 0 if the header has no such field
+    rope_factors: Mapping[str, str] = field(default_factory=dict)
+    # settings of `rope_parameters` that are the same for every stretched file of the family
+    fixed_rope: Mapping[str, Any] = field(default_factory=dict)
 
     def adds_one(self, tensor: str) -> bool:
         """Return True if this tensor of its GGUF holds one more than the model's."""
@@ -63,6 +77,7 @@ class Family:
         return self.norms_add_one and is_norm
 
 
+WINDOW = "attention.sliding_window"
 GRANITE = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
@@ -99,7 +114,7 @@ FAMILIES = (
         factors={
             "attn_logit_softcapping": "attn_logit_softcapping",
             "final_logit_softcapping": "final_logit_softcapping",
-            "sliding_window": "attention.sliding_window",
+            "sliding_window": WINDOW,
         },
     ),
     Family(
@@ -111,7 +126,7 @@ FAMILIES = (
         full_every=6,
         largest=62,
         local_rotary=True,
-        factors={"sliding_window": "attention.sliding_window"},
+        factors={"sliding_window": WINDOW},
     ),
     Family(
         "granite",
@@ -129,12 +144,35 @@ FAMILIES = (
         model_type="phi3",
         partial_rotary=True,
         listed_factors=True,
-        ignored=("attention.sliding_window",),
+        ignored=(WINDOW,),
     ),
     Family("smollm3", ("SmolLM3ForCausalLM",), trained_on=True, turns_neighbors=True, model_type="smollm3"),
     # OLMo 3, whose file is called as OLMo 2's, and has windows
-    Family("olmo2", ("Olmo3ForCausalLM",), factors={"sliding_window": "attention.sliding_window"}),
-    Family("mistral3", ("Ministral3ForCausalLM",), turns_neighbors=True),
+    Family(
+        "olmo2",
+        ("Olmo3ForCausalLM",),
+        trained_on=True,
+        model_type="olmo3",
+        listed_windows=4,
+        told_by=WINDOW,
+        yarn=True,
+        factors={"sliding_window": WINDOW},
+    ),
+    Family(
+        "mistral3",
+        ("Ministral3ForCausalLM",),
+        trained_on=True,
+        turns_neighbors=True,
+        model_type="ministral3",
+        yarn=True,
+        reads_yarn=True,
+        rope_factors={
+            "llama_4_scaling_beta": "attention.temperature_scale",
+            "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+        },
+        # which llama.cpp takes it for
+        fixed_rope={"mscale": 1.0},
+    ),
     Family("glm4", ("Glm4ForCausalLM",)),
     Family(
         "granitehybrid",
@@ -173,8 +211,17 @@ BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
 # by general.architecture; a file without further signs is the first one's
 BY_NAME = {family.name: family for family in reversed(FAMILIES)}
 # the names of those whose GGUF an adapter can be trained on, and of those without experts
-TRAINED_ON = tuple(family.name for family in FAMILIES if family.trained_on)
-DENSE = tuple(family.name for family in FAMILIES if family.trained_on and not family.experts)
+TRAINED_ON = tuple(dict.fromkeys(family.name for family in FAMILIES if family.trained_on))
+DENSE = tuple(dict.fromkeys(one.name for one in FAMILIES if one.trained_on and not one.experts))
+
+
+def family_in(fields: Mapping[str, Any]) -> Family | None:
+    """Return the family of a GGUF by the fields of its header; None for one that is not known."""
+    name = str(fields.get("general.architecture"))
+    for family in FAMILIES:
+        if family.name == name and family.told_by and f"{name}.{family.told_by}" in fields:
+            return family
+    return BY_NAME.get(name)
 
 
 def family_of(config: Mapping[str, Any]) -> Family | None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from pipeline.core.errors import DataError
 from pipeline.core.text import faults, quoted
-from pipeline.gguf.families import DENSE
+from pipeline.gguf.families import DENSE, family_in
 from pipeline.gguf.header import Header, NotGguf, read_header
 from pipeline.models.experts.recognize import check_experts_of, expert_settings
 
@@ -80,6 +80,11 @@ class Network(Part):
     # llama.cpp takes either for linear scaling; 0 and 1 are none
     rope_factor: Real = Field(1.0, alias="rope.scaling.factor")
     rope_linear: Real = Field(1.0, alias="rope.scale_linear")
+    first_context: Size | None = Field(None, alias="rope.scaling.original_context_length")
+    beta_fast: Positive | None = Field(None, alias="rope.scaling.yarn_beta_fast")
+    beta_slow: Positive | None = Field(None, alias="rope.scaling.yarn_beta_slow")
+    log_multiplier: Real | None = Field(None, alias="rope.scaling.yarn_log_multiplier")
+    temperature: Real | None = Field(None, alias="attention.temperature_scale")
     vocab_size: Size | None = None
     expert_count: Whole | None = None
     expert_used_count: Whole | None = None
@@ -166,11 +171,14 @@ def checked_header(file: Path) -> Header:
             "again",
         )
     scaled = network.rope_scaling != "none" or not {network.rope_factor, network.rope_linear} <= {0, 1}
-    if scaled or _has_unknown_factors(header, file):
+    family = family_in(header.fields)
+    # read in `pipeline.models.header_config`
+    is_known = network.rope_scaling == "yarn" and family is not None and family.yarn
+    if (scaled and not is_known) or _has_unknown_factors(header, file):
         raise DataError(
             "Q-MODELS-005",
-            f"{file} has scaled rotary positions other than those of Llama 3.1 to 3.3, which transformers "
-            "would drop in silence: take the Hugging Face folder of this model",
+            f"{file} has scaled rotary positions other than those of Llama 3.1 to 3.3, OLMo 3 and Ministral "
+            "3, which transformers would drop in silence: take the Hugging Face folder of this model",
         )
     return header
 

@@ -4,15 +4,17 @@ A header may name settings that this code doesn't know. llama.cpp would compute 
 not, so that such a file is refused.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.core.text import shortened
-from pipeline.gguf.attention import FULL, WINDOWED, assumed_settings
-from pipeline.gguf.families import Family
+from pipeline.core.text import quoted, shortened
+from pipeline.gguf import yarn
+from pipeline.gguf.attention import FULL, WINDOWED, WINDOWS, assumed_settings, listed_layer_types
+from pipeline.gguf.families import WINDOW, Family
 from pipeline.gguf.header import CONFIG_FIELDS, USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import FIRST_CONTEXT, LONG, SHORT, stored_factors
 from pipeline.gguf.tensors import Floats
@@ -92,8 +94,13 @@ def sizes(stated: Stated) -> dict[str, Any]:
     known = {*fields.values(), *CHECKED, *family.ignored}
     if family.listed_factors:
         known |= {FIRST_CONTEXT, ROPE_ATTENTION}
-    if family.local_rotary:
+    if family.local_rotary or family.listed_windows:
         known.add(LOCAL_ROPE_BASE)
+    if family.listed_windows:
+        known.add(WINDOWS)
+    if family.yarn:
+        known |= {yarn.FIRST_CONTEXT, yarn.BETA_FAST, yarn.BETA_SLOW, yarn.ATTENTION}
+    known |= {*family.rope_factors.values()}
     unknown = sorted(stated.values.keys() - known)
     if unknown:
         raise stated.untrainable(
@@ -125,11 +132,20 @@ def heads_by_layer(stated: Stated) -> int:
 
 
 def layer_types(stated: Stated) -> dict[str, Any]:
-    """Return the setting `layer_types` of a family that has layers without attention; empty for others."""
-    if not stated.family.without_heads:
+    """Return the setting `layer_types` of a family whose header says it; empty for others. Raises
+    `DataError` if it says it in a way that is not known.
+    """
+    family = stated.family
+    if family.without_heads:
+        return {
+            "layer_types": [FULL if heads else family.without_heads for heads in stated.values[KEY_HEADS]]
+        }
+    if not family.listed_windows:
         return {}
-    by_layer = stated.values[KEY_HEADS]
-    return {"layer_types": [FULL if heads else stated.family.without_heads for heads in by_layer]}
+    types = listed_layer_types(family, stated.values, stated.values["block_count"])
+    if types is None or not stated.values[WINDOW]:
+        raise stated.untrainable(f"doesn't say which layers attend to how many tokens ({WINDOWS}, {WINDOW})")
+    return {"layer_types": types}
 
 
 def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Floats]) -> dict[str, Any]:
@@ -150,9 +166,7 @@ def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Fl
     listed = {name: factors[name].tolist() for name in (LONG, SHORT) if name in factors}
     attention = values.get(ROPE_ATTENTION, 1.0)
     if not listed and attention == 1.0:
-        if stated.family.local_rotary:
-            return {FULL: rope, WINDOWED: rope | {"rope_theta": values.get(LOCAL_ROPE_BASE, USUAL_ROPE_BASE)}}
-        return rope
+        return by_layer_type(stated, rope)
     if not stated.family.listed_factors or len(listed) < 2 or FIRST_CONTEXT not in values:
         raise stated.untrainable("has only some of the settings of rotary positions with listed factors")
     return rope | {
@@ -161,4 +175,50 @@ def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Fl
         "short_factor": listed[SHORT],
         "attention_factor": attention,
         "original_max_position_embeddings": values[FIRST_CONTEXT],
+    }
+
+
+def by_layer_type(stated: Stated, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return `rope_parameters` of a family without listed factors, in parts if layers with a window have
+    their own. Raises `DataError` if YaRN's settings are not those that llama.cpp computes with.
+    """
+    family = stated.family
+    local = stated.values.get(LOCAL_ROPE_BASE, USUAL_ROPE_BASE)
+    if family.local_rotary:
+        return {FULL: rope, WINDOWED: rope | {"rope_theta": local}}
+    whole = rope | stretched(stated)
+    if not family.listed_windows:
+        return whole
+    if stated.values.get(LOCAL_ROPE_BASE, rope["rope_theta"]) != rope["rope_theta"]:
+        raise stated.untrainable(f"has {family.name}.{LOCAL_ROPE_BASE}, with which llama.cpp doesn't compute")
+    return {FULL: whole, WINDOWED: rope}
+
+
+def stretched(stated: Stated) -> dict[str, Any]:
+    """Return the keys of `rope_parameters` for YaRN; empty for positions that are not stretched. Raises
+    `DataError` if the header has a setting of it that llama.cpp doesn't compute with.
+    """
+    family = stated.family
+    if not family.yarn:
+        return {}
+    computed = yarn.by_file(stated.values, family)
+    for field, value in computed.items():
+        found = stated.values.get(field, value)
+        if not isinstance(found, int | float) or not math.isclose(found, value, rel_tol=1e-6):
+            raise stated.untrainable(
+                f"has {family.name}.{field} {quoted(found)}, and llama.cpp computes with {value:g}"
+            )
+    own = {key: stated.values.get(field, 0.0) for key, field in family.rope_factors.items()}
+    if not computed:
+        if own:
+            raise stated.untrainable(f"has no {family.name}.{yarn.TYPE} yarn, which its family has")
+        return {}
+    return {
+        "rope_type": "yarn",
+        "factor": computed[yarn.FACTOR],
+        "original_max_position_embeddings": computed[yarn.FIRST_CONTEXT],
+        "beta_fast": computed[yarn.BETA_FAST],
+        "beta_slow": computed[yarn.BETA_SLOW],
+        **family.fixed_rope,
+        **own,
     }

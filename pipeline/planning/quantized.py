@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.config.ggml_types import LEVELS, TYPES
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.gguf.families import BY_NAME
+from pipeline.gguf.families import family_in
 from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, tensor_bytes
 from pipeline.models.base_header import read_metadata, stated_config
 from pipeline.planning.config_file import read_shape
@@ -166,7 +166,7 @@ def _family_settings(header: Header, file: Path) -> dict[str, Any] | None:
     """Return config.json's settings of a family that is known to be described by its header; None for
     others.
     """
-    family = BY_NAME.get(str(header.fields.get("general.architecture")))
+    family = family_in(header.fields)
     if family is None or family.model_type is None:
         return None
     # this imports transformers

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from pipeline.core.errors import DataError
-from pipeline.gguf.families import BY_NAME, FAMILIES
+from pipeline.gguf.families import BY_CLASS, BY_NAME, FAMILIES, family_in
 from pipeline.gguf.header import Header
 from pipeline.models.header_config import header_config
 
@@ -37,6 +37,17 @@ COMMON: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e6},
 }
 WINDOW = {"attention.sliding_window": 512, "attention.key_length": 32, "attention.value_length": 32}
+MINISTRAL3 = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 16.0,
+    "rope.scaling.original_context_length": 256,
+    "rope.scaling.yarn_beta_fast": 24.0,
+    "rope.scaling.yarn_beta_slow": 2.0,
+    "rope.scaling.yarn_log_multiplier": 1.0,
+    "attention.temperature_scale": 0.1,
+    "attention.key_length": 16,
+    "attention.value_length": 16,
+}
 # fields that a family has beside those
 OWN: dict[str, dict[str, Any]] = {
     "granite": {
@@ -48,8 +59,21 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma2": WINDOW | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3": WINDOW,
     "lfm2": {"attention.head_count_kv": [0, 0, 2, 0, 2], "shortconv.l_cache": 4},
+    "mistral3": MINISTRAL3,
 }
 LOCAL, ALL = "sliding_attention", "full_attention"
+# OLMo 3's fields as the converter writes them, the third of which llama.cpp doesn't read
+OLMO3: dict[str, Any] = {
+    "attention__sliding_window": 512,
+    "attention__sliding_window_pattern": [True, False, True, True, False],
+    "rope__scaling__yarn_attn_factor": 1.2079441541679836,
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 8.0,
+    "rope__scaling__original_context_length": 512,
+    "rope__scaling__yarn_beta_fast": 32.0,
+    "rope__scaling__yarn_beta_slow": 1.0,
+}
+PLAIN = COMMON["rope_parameters"]
 
 
 def header(name: str, **changed: Any) -> Header:
@@ -120,8 +144,74 @@ def test_it_is_the_config_of_the_model(name: str, own: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "types"),
+    [
+        ([True, False, True, True, False], [LOCAL, ALL, LOCAL, LOCAL, ALL]),
+        (2, [LOCAL, ALL, LOCAL, ALL, LOCAL]),
+        (None, [LOCAL, LOCAL, LOCAL, ALL, LOCAL]),
+    ],
+)
+def test_an_olmo_with_windows_has_them_where_its_file_says(pattern: Any, types: list[str]) -> None:
+    """Only its layers without a window have stretched positions."""
+    stated = header("olmo2", **OLMO3 | {"attention__sliding_window_pattern": pattern})
+    family = family_in(stated.fields)
+    assert family is not None and family.classes == ("Olmo3ForCausalLM",)
+    found = header_config(stated, family, FILE)
+    assert (found.model_type, found.sliding_window, found.layer_types) == ("olmo3", 512, types)
+    stretched = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
+    assert found.rope_parameters == {
+        LOCAL: PLAIN,
+        ALL: PLAIN | stretched | {"beta_fast": 32.0, "beta_slow": 1.0},
+    }
+
+
+def test_an_olmo_before_its_context_was_lengthened_has_plain_positions() -> None:
+    left_out = {field: None for field in OLMO3 if field.startswith("rope__scaling")}
+    stated = header("olmo2", **OLMO3 | left_out)
+    found = header_config(stated, BY_CLASS["Olmo3ForCausalLM"], FILE)
+    assert found.rope_parameters == {LOCAL: PLAIN, ALL: PLAIN}
+
+
+def test_a_ministral_has_its_files_temperature() -> None:
+    found = header_config(header("mistral3"), BY_NAME["mistral3"], FILE)
+    assert found.model_type == "ministral3"
+    assert found.rope_parameters == PLAIN | {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 256,
+        "beta_fast": 24.0,
+        "beta_slow": 2.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"attention__sliding_window_pattern": [True, False]}, "which layers attend to how many"),
+        ({"attention__sliding_window_pattern": 0}, "which layers attend to how many"),
+        ({"attention__sliding_window_pattern": "yes"}, "which layers attend to how many"),
+        ({"attention__sliding_window": 0}, "which layers attend to how many"),
+        ({"rope__freq_base_swa": 1e4}, "olmo2.rope.freq_base_swa"),
+        ({"rope__scaling__yarn_beta_fast": 16.0}, "yarn_beta_fast 16.0, and llama.cpp computes with 32"),
+        ({"rope__scaling__yarn_attn_factor": 1.5}, "yarn_attn_factor 1.5"),
+        ({"rope__scaling__attn_factor": 1.5}, "rope.scaling.attn_factor"),
+        ({"rope__scaling__yarn_log_multiplier": 1.0}, "yarn_log_multiplier"),
+        ({"rope__scaling__factor": 0.0}, "rope.scaling.factor"),
+    ],
+)
+def test_windows_and_positions_that_no_config_has_are_refused(changed: dict[str, Any], what: str) -> None:
+    with pytest.raises(DataError, match=f"Q-MODELS-028.*{what}"):
+        header_config(header("olmo2", **OLMO3 | changed), BY_CLASS["Olmo3ForCausalLM"], FILE)
+
+
+@pytest.mark.parametrize(
     ("name", "changed", "what"),
     [
+        ("mistral3", {"rope__scaling__type": None}, "no mistral3.rope.scaling.type yarn"),
+        ("mistral3", {"attention__temperature_length": 8}, "mistral3.attention.temperature_length"),
         ("granite", {"attention__scale": None}, "no granite.attention.scale"),
         ("granite", {"rope__scaling__finetuned": False}, "granite.rope.scaling.finetuned"),
         ("smollm3", {"rope__dimension_count": 8}, "turns 8 of 16 dimensions"),
@@ -152,7 +242,7 @@ def test_sizes_that_transformers_refuses_are_said_in_a_sentence() -> None:
 
 
 def test_every_family_has_its_own_names() -> None:
-    """A file's name may be that of two families if only one of them is trained on: OLMo 3's is OLMo 2's."""
-    names = [family.name for family in FAMILIES if family.trained_on]
+    """A file's name may be that of two families if a field tells them apart: OLMo 3's is OLMo 2's."""
+    names = [(family.name, family.told_by) for family in FAMILIES if family.trained_on]
     classes = [name for family in FAMILIES for name in family.classes]
     assert len(classes) == len(set(classes)) and len(names) == len(set(names))

@@ -96,6 +96,9 @@ def levels_of(
         pytest.param(("olmo2", False), marks=pytest.mark.slow),
         pytest.param(("phi3", True), marks=pytest.mark.slow),
         pytest.param(("lfm2", True), marks=pytest.mark.slow),
+        pytest.param(("olmo3", False), marks=pytest.mark.slow),
+        pytest.param(("ministral3", True), marks=pytest.mark.slow),
+        pytest.param(("mistral", False), marks=pytest.mark.slow),
     ],
     ids=lambda param: f"{param[0]}-{'tied' if param[1] else 'untied'}",
 )
@@ -150,7 +153,12 @@ BEHIND = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-TURNED = ("granite", "smollm3")  # the rows of the halves of a head of q and k lie in turns
+TURNED = (
+    "granite",
+    "smollm3",
+    "ministral3",
+    "mistral",
+)  # the rows of the halves of a head of q and k lie in turns
 OUTSIDE = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -172,14 +180,15 @@ def dequantized(folder: Path) -> Any:
         )
     model = AutoModelForCausalLM.from_config(config).float()
     tensors = gguf_tensors(folder / "model.gguf")[1]
-    parts = PARTS | (BEHIND if config.model_type in ("olmo2", *GEMMA) else {})
+    parts = PARTS | (BEHIND if config.model_type in ("olmo2", "olmo3", *GEMMA) else {})
     for name, parameter in model.named_parameters():
         module = name.removesuffix(".weight")
         number, _, part = module.removeprefix("model.layers.").partition(".")
         tensor = tensors.pop(f"{OUTSIDE.get(module) or f'blk.{number}.{parts.get(part)}'}.weight")
         values = torch.from_numpy(tensor.values(0, tensor.rows).copy()).reshape(parameter.shape)
         if part in ("self_attn.q_proj", "self_attn.k_proj") and config.model_type in TURNED:
-            halves = values.reshape(-1, config.hidden_size // config.num_attention_heads // 2, 2, 256)
+            width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            halves = values.reshape(-1, width // 2, 2, 256)
             values = halves.transpose(1, 2).reshape(parameter.shape)
         if name.endswith("norm.weight") and config.model_type in GEMMA:
             values = values - 1
@@ -259,6 +268,9 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
         "olmo2",
         "phi3",
         "lfm2",
+        "olmo3",
+        "ministral3",
+        "mistral",
     ),
 )
 def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(

@@ -14,7 +14,7 @@ from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokeniz
 from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.text import shortened
-from pipeline.gguf.families import BY_NAME, TRAINED_ON
+from pipeline.gguf.families import TRAINED_ON, family_in
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import TENSORS, published_settings
 from pipeline.gguf.tensors import gguf_tensors
@@ -58,7 +58,7 @@ def unpack_gguf(
     tokenizer = load_tokenizer_of(file, header)
     kinds = {kind for _, kind in header.tensors.values()}
     dtype = torch.bfloat16 if int(GGMLQuantizationType.BF16) in kinds else torch.float16
-    family = BY_NAME.get(header.fields["general.architecture"])
+    family = family_in(header.fields)
     if family and family.model_type:
         config = header_config(header, family, file)
         config.update(
@@ -119,7 +119,7 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    family = BY_NAME.get(header.fields["general.architecture"])
+    family = family_in(header.fields)
     # AutoTokenizer reads the header's settings first, for a class that it then doesn't need
     kind = PreTrainedTokenizerFast if family and family.model_type else AutoTokenizer
     tokenizer = from_gguf(kind, file, header)

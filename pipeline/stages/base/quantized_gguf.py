@@ -14,7 +14,7 @@ from pipeline.chat.tokens import save_tokenizer
 from pipeline.core.errors import DataError
 from pipeline.core.publish import need_disk
 from pipeline.gguf.base_files import MODEL_FILE, SOURCE_FILE
-from pipeline.gguf.families import BY_NAME, TRAINED_ON
+from pipeline.gguf.families import TRAINED_ON, family_in
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import published_settings
@@ -164,9 +164,11 @@ def write_config(model: Path, header: Header, folder: Path, special: dict[str, i
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     architecture = header.fields["general.architecture"]
-    family = BY_NAME[architecture]
+    family = family_in(header.fields)
     config = (
-        header_config(header, family, model) if family.model_type else from_gguf(AutoConfig, model, header)
+        header_config(header, family, model)
+        if family and family.model_type
+        else from_gguf(AutoConfig, model, header)
     )
     stated = stated_config(header)
     kind = stated.pop("model_type", config.model_type)

@@ -1,0 +1,72 @@
+"""Rotary positions stretched by YaRN (arXiv:2309.00071): by how much in a GGUF, as llama.cpp computes it, and
+in a config.json, as transformers does.
+
+llama.cpp reads all of the settings for few families. For the others it takes the usual ones, whatever the
+file says.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.gguf.families import Family
+
+TYPE = "rope.scaling.type"
+FACTOR = "rope.scaling.factor"
+FACTOR_BEFORE = "rope.scale_linear"  # its former name
+FIRST_CONTEXT = "rope.scaling.original_context_length"
+CONTEXT = "context_length"
+BETA_FAST = "rope.scaling.yarn_beta_fast"
+BETA_SLOW = "rope.scaling.yarn_beta_slow"
+ATTENTION = "rope.scaling.yarn_attn_factor"
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+USUAL = {BETA_FAST: 32.0, BETA_SLOW: 1.0}
+
+
+def magnitude(factor: float, share: float = 1.0) -> float:
+    """Return by how much cosines and sines grow with a factor, which keeps attention as sharp as it was."""
+    return 1.0 + 0.1 * share * math.log(factor) if factor > 1 else 1.0
+
+
+def number(stated: Mapping[str, Any], field: str, usual: float) -> float:
+    """Return the number in a field of a header, `usual` if the field is missing or holds something else."""
+    value = stated.get(field)
+    return value if isinstance(value, int | float) else usual
+
+
+def by_file(stated: Mapping[str, Any], family: Family) -> dict[str, float]:
+    """Return what llama.cpp computes YaRN with, by fields, for a header with the fields `stated`, which are
+    without the family's name; empty if it computes none.
+    """
+    if stated.get(TYPE) != "yarn":
+        return {}
+    factor = number(stated, FACTOR, number(stated, FACTOR_BEFORE, 0.0)) or 1.0
+    read = stated if family.reads_yarn else {}
+    share = number(read, LOG_MULTIPLIER, 0.0)
+    return {
+        FACTOR: factor,
+        FIRST_CONTEXT: number(stated, FIRST_CONTEXT, number(stated, CONTEXT, 0)),
+        **{field: number(read, field, usual) for field, usual in USUAL.items()},
+        ATTENTION: magnitude(factor) / magnitude(factor, share) if share else magnitude(factor),
+    }
+
+
+def by_config(rope: Mapping[str, Any]) -> dict[str, float]:
+    """Return the same for `rope_parameters` of a config.json, as transformers computes it; empty if it asks
+    for no YaRN.
+    """
+    if (rope.get("rope_type") or rope.get("type")) != "yarn":
+        return {}
+    factor = rope.get("factor") or 1.0
+    attention = rope.get("attention_factor")
+    if attention is None:
+        attention = magnitude(factor)
+        if rope.get("mscale") and rope.get("mscale_all_dim"):
+            attention = magnitude(factor, rope["mscale"]) / magnitude(factor, rope["mscale_all_dim"])
+    return {
+        FACTOR: factor,
+        FIRST_CONTEXT: rope.get("original_max_position_embeddings", 0),
+        BETA_FAST: rope.get("beta_fast") or USUAL[BETA_FAST],
+        BETA_SLOW: rope.get("beta_slow") or USUAL[BETA_SLOW],
+        ATTENTION: attention,
+    }
