@@ -1,6 +1,5 @@
 """Model → GGUF: the weights of every tensor at any level, and the settings that llama.cpp computes with."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -30,7 +29,6 @@ from pipeline.stages.parity.level_weights import SLACK
 WEIGHTS = "weights"
 SETTINGS = "settings"
 AGAIN = "Convert the merged folder again with llama.cpp's convert_hf_to_gguf.py"
-SCALED = ("linear", "yarn")  # rope types that a GGUF names with a factor
 
 
 @dataclass(frozen=True)
@@ -301,25 +299,9 @@ def different_settings(model: Model, header: Header, name: str) -> Iterator[Chec
     config = text_config(model.config)
     stored = header.fields
     kind = known_family(model.config).name
-    for fault in settings_faults(gguf_settings(model.config), stored):
+    for fault in settings_faults(model.config, stored):
         key = "rope" if ".rope." in fault.tensor else "other"
         yield failed(f"{SETTINGS}.{key}", name, f"{fault.tensor} {fault.seen}", plain(fault.cause))
-    by_kind = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    # layers with a window have positions of their own, which nothing stretches
-    rope = by_kind.get("full_attention", by_kind)
-    asked = str(rope.get("rope_type") or rope.get("type") or "default")
-    there = str(stored.get(f"{kind}.rope.scaling.type", "none"))
-    factor = rope.get("factor", 1.0)
-    scaled = stored.get(f"{kind}.rope.scaling.factor", 1.0)
-    is_scaled = there in SCALED and scaled != 1.0
-    if (asked in SCALED or is_scaled) and (asked != there or not math.isclose(factor, scaled, rel_tol=1e-6)):
-        yield failed(
-            f"{SETTINGS}.rope",
-            name,
-            f"the rotary embedding is scaled {there} × {scaled:g} in the GGUF, by config.json {asked} × "
-            f"{factor:g}",
-            AGAIN,
-        )
     positions = config.get("max_position_embeddings")
     context = stored.get(f"{kind}.context_length")
     if isinstance(positions, int) and context != positions:

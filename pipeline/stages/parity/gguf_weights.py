@@ -11,11 +11,20 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.checks import Check
+from pipeline.gguf.attention_settings import differences
 from pipeline.gguf.families import family_of
 from pipeline.gguf.header import USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import TENSORS, same_factors
 from pipeline.gguf.safetensors_rows import read_folder
-from pipeline.gguf.sources import Piece, gguf_settings, read_config, rope_factors, sources, text_config
+from pipeline.gguf.sources import (
+    Piece,
+    gguf_settings,
+    known_family,
+    read_config,
+    rope_factors,
+    sources,
+    text_config,
+)
 from pipeline.gguf.tensors import Bytes, Floats, GgufTensor, gguf_tensors
 from pipeline.gguf.tied import EMBEDDINGS, HEAD
 from pipeline.models.runtime import side_by_side
@@ -63,7 +72,7 @@ def gguf_weights(merged: Path, gguf: Path, of: str = "the merged model") -> Chec
     source = sources(config, read_folder(merged))
     names = names_faults(source, tensors, merged, tied=bool(text_config(config).get("tie_word_embeddings")))
     same = sorted(source.keys() & tensors.keys())
-    settings = settings_faults(gguf_settings(config), header.fields)
+    settings = settings_faults(config, header.fields)
     faults = [*names, *settings, *side_by_side(lambda name: tensor_fault(tensors[name], source[name]), same)]
     return weights_check(title, what, list(filter(None, faults)), tensors)
 
@@ -137,14 +146,17 @@ def names_faults(
             yield Fault(name, "is in the GGUF and not in the merged model", cause)
 
 
-def settings_faults(wanted: Mapping[str, float], fields: Mapping[str, Any]) -> Iterator[Fault]:
-    """Settings that llama.cpp computes with and training did not."""
+def settings_faults(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[Fault]:
+    """Settings that llama.cpp computes with and training did not; the family of `config` is known."""
     end, by_default = ROPE_BASE
-    for field, value in wanted.items():
+    for field, value in gguf_settings(config).items():
         stored = fields.get(field, by_default if field.endswith(end) else value)
         if isinstance(stored, int | float) and not math.isclose(stored, value, rel_tol=1e-6):
             cause = f"llama.cpp computes with another {field} than training did: {CONVERT}."
             yield Fault(field, f"is {stored:g}, by config.json {value:g}", cause)
+    for difference in differences(text_config(config), known_family(config), fields):
+        cause = f"llama.cpp computes with another {difference.field} than training did: {CONVERT}."
+        yield Fault(*difference, cause)
 
 
 def rope_fault(tensor: GgufTensor, expected: Floats | None) -> Fault | None:

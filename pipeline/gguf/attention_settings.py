@@ -1,0 +1,77 @@
+"""The settings of attention for which config.json and a GGUF have different words, compared by what is
+computed with them: stretched rotary positions, windows, and the scale of queries by their position.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pipeline.gguf import yarn
+from pipeline.gguf.attention import FULL, WINDOWS, listed_layer_types
+from pipeline.gguf.families import Family
+
+SCALED = ("linear", "yarn")  # rope types that a GGUF names with a factor
+
+
+class Difference(NamedTuple):
+    """A field of a header with which llama.cpp computes otherwise than config.json says, and a sentence."""
+
+    field: str
+    seen: str
+
+
+def differences(config: Mapping[str, Any], family: Family, fields: Mapping[str, Any]) -> Iterator[Difference]:
+    """Yield the differences between the config.json of a model of `family`, or its text part, and the
+    `fields` of a header.
+    """
+    prefix = f"{family.name}."
+    stated = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+    by_type = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    # layers with a window have positions of their own, which nothing stretches
+    rope = dict(by_type.get(FULL, by_type))
+    outside = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+    rope.setdefault("original_max_position_embeddings", outside or 0)
+    for field, computed, wanted in (*_scaling(rope, stated, family), *_others(config, rope, stated, family)):
+        yield Difference(f"{prefix}{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
+
+
+def _scaling(
+    rope: Mapping[str, Any], stated: Mapping[str, Any], family: Family
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (field, as llama.cpp computes, as config.json says) of stretched rotary positions."""
+    asked = _kind(rope.get("rope_type") or rope.get("type"), rope.get("factor"))
+    factor = yarn.number(stated, yarn.FACTOR, yarn.number(stated, yarn.FACTOR_BEFORE, 1.0))
+    there = _kind(stated.get(yarn.TYPE, "linear"), factor)
+    if asked != there:
+        yield yarn.TYPE, there, asked
+    if asked != there or asked == "none":
+        return
+    wanted = yarn.by_config(rope) or {yarn.FACTOR: rope["factor"]}
+    computed = yarn.by_file(stated, family) or {yarn.FACTOR: factor}
+    for field, value in wanted.items():
+        if not _is_close(computed[field], value):
+            yield field, f"{computed[field]:g}", f"{value:g}"
+
+
+def _kind(name: Any, factor: Any) -> str:
+    """Return how positions are stretched; by a factor of 1 they are not."""
+    return str(name) if name in SCALED and factor not in (None, 0, 1) else "none"
+
+
+def _others(
+    config: Mapping[str, Any], rope: Mapping[str, Any], stated: Mapping[str, Any], family: Family
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the same of the family's other settings of positions, and of windows."""
+    for key, field in family.rope_factors.items():
+        computed = yarn.number(stated, field, 0.0)
+        wanted = rope.get(key) or 0.0
+        if not _is_close(computed, wanted):
+            yield field, f"{computed:g}", f"{wanted:g}"
+    types = config.get("layer_types")
+    if family.listed_windows and types and types != listed_layer_types(family, stated, len(types)):
+        yield WINDOWS, str(stated.get(WINDOWS)), f"layer_types {types}"
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    """Return True for numbers that are the same in float32."""
+    return math.isclose(one, other, rel_tol=1e-6)
