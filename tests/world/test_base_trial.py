@@ -19,8 +19,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from pipeline.__main__ import main
 from pipeline.chat.rendering import Unrenderable, render
-from pipeline.chat.tokens import IGNORED, encode, load_tokenizer, save_tokenizer
-from pipeline.chat.trial import CHATS, QUESTION, TOOL
+from pipeline.chat.tokens import IGNORED, encode, load_tokenizer, probes, save_tokenizer
+from pipeline.chat.trial import ANSWER, CHATS, QUESTION, TOOL
 from pipeline.core.errors import DataError
 from pipeline.llamacpp.ends import beginning_fields
 from pipeline.llamacpp.tools import Toolchain, run_converter
@@ -664,3 +664,25 @@ def test_a_tokenizer_that_llama_cpp_reads_with_more_spaces_is_refused_for_its_gg
     assert run(folder, tmp_path / "project") == 3
     said = capsys.readouterr().err
     assert "Q-BASE-054" in said and "take a GGUF of the model" in said, said
+
+
+def test_a_control_token_that_llama_cpp_would_spell_out_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No template writes it, so parity would find it after training, by a corpus that holds every token."""
+    folder = with_weights(llama2_folder(tmp_path / "source"))
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    tokenizer = load_tokenizer(folder)
+    seen = " ".join((*probes(tokenizer), render(tokenizer, [QUESTION, ANSWER])))
+    vocab, merges = content["model"]["vocab"], content["model"]["merges"]
+    word = next(word for word in reversed(vocab) if len(word) > 3 and word.strip("\u2581") not in seen)
+    vocab["<extra>"] = vocab.pop(word)  # in tokenizer.model it stays that word
+    content["model"]["merges"] = [pair for pair in merges if word not in (*pair, "".join(pair))]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"].append({"id": vocab["<extra>"], "content": "<extra>", **flags, "special": True})
+    file.write_text(json.dumps(content), encoding="utf-8")
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 3
+    said = capsys.readouterr().err
+    assert "Q-BASE-054" in said and "'<extra>'" in said, said

@@ -29,7 +29,7 @@ def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
     other ids than training by what it makes of it.
     """
     tokenizer = load_tokenizer(folder)
-    texts = list(probes(tokenizer))
+    texts = [*probes(tokenizer), control_tokens(tokenizer)]
     with suppress(Unrenderable):  # such a base trains texts only, which has been said
         texts.append(render(tokenizer, [QUESTION, ANSWER]))
     with TemporaryDirectory() as place:
@@ -50,6 +50,12 @@ def same_ids_when_converted(folder: Path, tools: Toolchain) -> None:
                 raise DataError(
                     "Q-BASE-054", f"{folder}: {differ} by the converted tokenizer: {remedy(folder)}"
                 )
+
+
+def control_tokens(tokenizer: Any) -> str:
+    """Return a text that holds every control token; the converter gives some the type of ordinary ones."""
+    added = tokenizer.added_tokens_decoder.values()
+    return "".join(f"a{token.content}" for token in added if token.special)
 
 
 def remedy(folder: Path) -> str:
