@@ -46,25 +46,35 @@ class Encoded:
         return row if self.part is None else f"{row}#{self.part}"
 
 
-@panics_as_errors()
 def load_tokenizer(folder: Path) -> Any:
+    """Return `read_tokenizer` of a folder. Raises `DataError` on a missing end-of-turn token, too."""
+    tokenizer = read_tokenizer(folder)
+    need_end_of_turn(tokenizer, folder)
+    return tokenizer
+
+
+def need_end_of_turn(tokenizer: Any, folder: Path) -> None:
+    """Raise `DataError` if the tokenizer of `folder` has no end-of-turn token."""
+    if tokenizer.eos_token is None:
+        raise DataError(
+            "Q-CHAT-002",
+            f"{folder} names no end-of-turn token (eos_token): fix its tokenizer_config.json",
+        )
+
+
+@panics_as_errors()
+def read_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder, proven to be the one of its `tokenizer.json`.
 
     transformers 5 picks the tokenizer class by `config.model_type` and can swap the pre-tokenizer in silence;
     so its ids are compared with those of the file, which llama.cpp goes by (`go_by_file`). Raises `DataError`
-    on a difference that stays and on a missing end-of-turn token. A chat template may be missing: texts need
-    none, and `render` refuses chats.
+    on a difference that stays. A chat template may be missing: texts need none, and `render` refuses chats.
     """
     from transformers import AutoTokenizer
 
     if not (folder / "tokenizer.json").is_file():  # transformers would look for a repository of this name
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / "tokenizer.json"))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if tokenizer.eos_token is None:
-        raise DataError(
-            "Q-CHAT-002",
-            f"{folder} names no end-of-turn token (eos_token): fix its tokenizer_config.json",
-        )
     go_by_file(tokenizer, folder)
     return tokenizer
 

@@ -4,6 +4,7 @@ They are encoded by the functions of stage `preprocess`. So a base that fails he
 or would be trained to write the header of its own turns.
 """
 
+import json
 import re
 from collections.abc import Collection
 from typing import Any
@@ -200,11 +201,34 @@ def end_of_turn(tokenizer: Any, stops: Collection[int] = ()) -> str | None:
     that come with ChatML are alike.
     """
     written = _after_answer(tokenizer)
-    if not written or tokenizer.eos_token in written:
+    named = tokenizer.eos_token
+    if not written or (named and named in written):
         return None
     tokens = _control_tokens(tokenizer, written)
     stopped_at = [token for token in tokens if tokenizer.convert_tokens_to_ids(token) in stops]
     return next(iter([*stopped_at, *tokens]), None)
+
+
+def with_own_end(tokenizer: Any, end: str) -> str | None:
+    """Return the tokenizer's template with `eos_token` as it is now, if the template writes `end` after an
+    answer by itself, and something else if `eos_token` is `end`; else None.
+
+    Phi-3.5's ends every turn with `<|end|>` and a conversation with `eos_token`, so that an answer would be
+    trained to end twice.
+    """
+    template = tokenizer.chat_template
+    named = tokenizer.eos_token
+    written = _after_answer(tokenizer)
+    if not isinstance(template, str) or not written or end not in written:
+        return None
+    before = _conversation(tokenizer)
+    tokenizer.eos_token = end
+    after = _conversation(tokenizer)
+    tokenizer.eos_token = named
+    if before == after:
+        return None
+    line = f"{{%- set eos_token = {json.dumps(named or '', ensure_ascii=False)} %}}\n"
+    return line + template
 
 
 def with_beginning(tokenizer: Any) -> str | None:
@@ -234,6 +258,14 @@ def _after_answer(tokenizer: Any) -> str | None:
         return None
     _, found, written = text.rpartition(ANSWER["content"])
     return written.strip() if found else None
+
+
+def _conversation(tokenizer: Any) -> str | None:
+    """Return two turns as the template writes them; None if it refuses."""
+    try:
+        return render(tokenizer, CHATS[TURNS]["messages"])
+    except Unrenderable:
+        return None
 
 
 def _control_tokens(tokenizer: Any, text: str) -> list[str]:

@@ -439,6 +439,48 @@ def test_a_chosen_end_of_turn_is_trained_though_the_template_writes_another_firs
     assert (tokenizer.eos_token, facts["named_end"]) == ("<|endoftext|>", "<|im_start|>")
 
 
+# as Phi-3.5's: <|end|> after every turn, and eos_token at the end of the conversation
+PHI = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
+)
+
+
+def name_end(folder: Path, token: str | None) -> None:
+    """Let the tokenizer's settings name `token` as its end."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        file = folder / name
+        if file.is_file():
+            settings = json.loads(file.read_text(encoding="utf-8"))
+            file.write_text(json.dumps(settings | {"eos_token": token}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("named", ["<|endoftext|>", None], ids=["an end of texts", "none"])
+def test_a_chosen_end_of_turn_is_trained_once(named: str | None, tmp_path: Path) -> None:
+    folder = smollm_folder(tmp_path / "source")
+    added("<|end|>", "<|user|>", "<|assistant|>", template=PHI)(folder)
+    name_end(with_weights(folder), named)
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project", end_of_turn="<|end|>") == 0
+    tokenizer, settings, facts = made(tmp_path / "project")
+    assert (tokenizer.eos_token, facts["named_end"]) == ("<|end|>", named or "")
+    assert tokenizer.eos_token_id in settings["eos_token_id"]
+    whole = render(tokenizer, CHAT["messages"])
+    assert whole == f"<|user|>\n{QUESTION['content']}<|end|>\n<|assistant|>\nThe Nile.<|end|>\n{named or ''}"
+    (_, encoded), *_ = encode(tokenizer, [CHAT])
+    trained = [label for label in encoded[0].labels if label != IGNORED]
+    assert tokenizer.decode(trained) == "The Nile.<|end|>"
+
+
+def test_no_end_of_turn_at_all_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = with_weights(smollm_folder(tmp_path / "source"))
+    loop("<|im_start|>{{ m.role }}\n{{ m.content }}</turn>\n", PROMPT)(folder)
+    name_end(folder, None)
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 3
+    assert "Q-CHAT-002" in capsys.readouterr().err
+
+
 def test_an_end_that_only_the_generation_settings_name_is_trained(tmp_path: Path) -> None:
     """config.json of many models names the end of a text, and generation_config.json, which wins, the end of
     a turn.

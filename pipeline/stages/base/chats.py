@@ -13,8 +13,8 @@ from pipeline.chat.new_tokens import added
 from pipeline.chat.template import try_templates
 from pipeline.chat.thinking import FreePrompt, free_prompt
 from pipeline.chat.tokenizer_file import try_tokenizer
-from pipeline.chat.tokens import load_tokenizer
-from pipeline.chat.trial import end_of_turn, need_trainable, why_no_chats, with_beginning
+from pipeline.chat.tokens import need_end_of_turn, read_tokenizer
+from pipeline.chat.trial import end_of_turn, need_trainable, why_no_chats, with_beginning, with_own_end
 from pipeline.config.sections import Base
 from pipeline.config.sections.base import TEMPLATE_DATE
 from pipeline.core.errors import DataError, QuenchError
@@ -93,9 +93,10 @@ class Tried:
     """A tokenizer, with `no_chats`, a sentence if no chat can be trained on it and its template, only texts;
     or with `note`, a sentence if that is so of a usual kind of chats.
 
-    Its eos_token is the end of turn. `named_end` is the one that the folder names, if that is another. Its
-    template is `prompt`'s, if the generation prompt of the folder's had to be changed, and `is_begun` if the
-    beginning of text had to be put in front.
+    Its eos_token is the end of turn. `named_end` is the one that the folder names, if that is another, "" if
+    it names none. Its template is `prompt`'s, if the generation prompt of the folder's had to be changed,
+    `is_begun` if the beginning of text had to be put in front, and `keeps_end` if it still writes `named_end`
+    beside the end of turn.
     """
 
     tokenizer: Any
@@ -104,6 +105,7 @@ class Tried:
     no_chats: str | None = None
     note: str | None = None
     is_begun: bool = False
+    keeps_end: bool = False
 
 
 def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
@@ -114,7 +116,7 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
     """
     try:
         try_tokenizer(folder)
-        tokenizer = load_tokenizer(folder)
+        tokenizer = read_tokenizer(folder)
         if chosen.new_tokens:  # which the files have not yet if they are tried early
             tokenizer.add_tokens(added(chosen.new_tokens, chosen.end_of_turn))
         if chosen.template is not None:
@@ -126,9 +128,14 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
             need_compiled(named if isinstance(named, dict) else {"default": str(named)}, str(folder))
         named_end = tokenizer.eos_token
         end = chosen.end_of_turn or end_of_turn(tokenizer, generation_ends(folder))
+        own_end = None
         if end:
             need_token(tokenizer, end, folder)
+            own_end = with_own_end(tokenizer, end)
             tokenizer.eos_token = end
+        if own_end:
+            tokenizer.chat_template = own_end
+        need_end_of_turn(tokenizer, folder)
         beginning = with_beginning(tokenizer)
         if beginning:
             tokenizer.chat_template = beginning
@@ -136,7 +143,7 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
         if prompt:
             tokenizer.chat_template = prompt.template
         no_chats = why_no_chats(tokenizer, str(folder))
-        if no_chats and not chosen.end_of_turn:
+        if no_chats and named_end and not chosen.end_of_turn:
             tokenizer.eos_token = named_end  # only texts are trained, which end as the model names it
         note = None if no_chats else need_trainable(tokenizer, str(folder))
     except QuenchError:
@@ -144,8 +151,16 @@ def tried_tokenizer(folder: Path, chosen: ChatSettings = OWN) -> Tried:
     # untrusted files: the libraries raise what they stumble over
     except Exception as error:
         raise unreadable(folder, error) from error
-    other_end = None if tokenizer.eos_token == named_end else named_end
-    return Tried(tokenizer, other_end, prompt, no_chats, note, is_begun=beginning is not None)
+    other_end = None if tokenizer.eos_token == named_end else named_end or ""
+    return Tried(
+        tokenizer,
+        other_end,
+        prompt,
+        no_chats,
+        note,
+        is_begun=beginning is not None,
+        keeps_end=own_end is not None,
+    )
 
 
 def generation_ends(folder: Path) -> list[Any]:

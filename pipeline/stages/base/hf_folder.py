@@ -86,9 +86,10 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     Some facts are there only if they are so. `no_chats` says why no chat can be trained on it; texts can.
     `never_packed` says why rows can't share a sequence, `default_targets` what trains by default if the
     architecture has not the usual linears. `named_end` is the eos_token that the folder had, if a turn ends
-    in another, which is then written into its files. `prompt_ended_in` is what was taken off the end of the
-    generation prompt, if that had to be changed; `template_begun` says that the template was given the
-    tokenizer's beginning of text. `rowless_tokens` are those that had no row of embeddings, and were taken
+    in another, which is then written into its files, and "" if the folder had none. `prompt_ended_in` is what
+    was taken off the end of the generation prompt, if that had to be changed; `template_begun` says that the
+    template was given the tokenizer's beginning of text, `template_end_kept` that it still writes `named_end`
+    where it did. `rowless_tokens` are those that had no row of embeddings, and were taken
     out of its tokenizer.
     """
     from transformers import GenerationConfig
@@ -124,7 +125,7 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         )
     never_packed = tried_model(folder)
     settle_end_of_turn(folder, tried, config.get("eos_token_id"))
-    if tried.prompt or tried.is_begun:
+    if tried.prompt or tried.is_begun or tried.keeps_end:
         put_template(folder, template)
     settle_bos_and_pad(folder, tokenizer)
     parameters, dtype = count_quantized(quantized) if quantized.is_file() else count_parameters(folder, sizes)
@@ -146,12 +147,14 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
     }
     if rowless:
         facts["rowless_tokens"] = rowless
-    if tried.named_end:
+    if tried.named_end is not None:
         facts["named_end"] = tried.named_end
     if tried.prompt:
         facts["prompt_ended_in"] = tried.prompt.removed
     if tried.is_begun:
         facts["template_begun"] = True
+    if tried.keeps_end:
+        facts["template_end_kept"] = True
     if tried.no_chats:
         facts["no_chats"] = tried.no_chats
     if never_packed:
@@ -203,7 +206,7 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
     files disagree.
     """
     tokenizer = tried.tokenizer
-    if tried.named_end:
+    if tried.named_end is not None:
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             path = folder / name
             if path.is_file():
@@ -223,7 +226,7 @@ def settle_end_of_turn(folder: Path, tried: Tried, stated: object) -> None:
     listed = ends if isinstance(ends, list) else [ends]
     if tokenizer.eos_token_id in listed:
         return
-    if tried.no_chats and not tried.named_end:  # with named_end the key base.end_of_turn chose it
+    if tried.no_chats and tried.named_end is None:  # with named_end the key base.end_of_turn chose it
         raise DataError(
             "Q-BASE-014",
             f"{folder}: generation stops at {listed} (generation_config.json), the tokenizer's end of turn "

@@ -29,7 +29,8 @@ from pipeline.stages.base.gguf_import import from_gguf, load_tokenizer_of, same_
 from pipeline.stages.base.hf_folder import TEMPLATE_FILE, special_ids
 from pipeline.stages.base.template_files import settle_in_gguf
 
-TEMPLATE_CHANGES = {"prompt_ended_in", "template_begun"}  # facts that say that the template was changed
+# facts that say that the template was changed
+TEMPLATE_CHANGES = {"prompt_ended_in", "template_begun", "template_end_kept"}
 IN_HEADER = {"named_end", *TEMPLATE_CHANGES}  # facts on what a GGUF says too
 ARRIVED = ".arrived.gguf"  # a download, in the folder that it belongs in
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.chat.tokenizer_file import try_tokenizer
-from pipeline.chat.tokens import load_tokenizer
+from pipeline.chat.tokens import read_tokenizer
 from pipeline.core.errors import QuenchError
 from pipeline.core.publish import write_json, write_text
 from pipeline.models.text_config import read_text_config
@@ -45,7 +45,7 @@ def drop_rowless(folder: Path) -> list[str]:
     """
     try:
         try_tokenizer(folder)
-        tokens = rowless_tokens(load_tokenizer(folder), read_text_config(folder).vocab_size)
+        tokens = rowless_tokens(read_tokenizer(folder), read_text_config(folder).vocab_size)
     except QuenchError:
         raise
     # untrusted files: the libraries raise what they stumble over

@@ -20,9 +20,9 @@ def _changes(facts: Mapping[str, Any], end_of_turn: str | None) -> Iterator[str]
         yield f"its chat template prints the date: always {facts['template_date']} (base.template_date)"
     if "named_end" in facts:
         reason = "base.end_of_turn says" if end_of_turn else "the chat template writes it"
+        named = facts["named_end"] or "none"
         yield (
-            f"an answer ends in {facts['eos_token']}, as {reason}; the model named {facts['named_end']} "
-            "(base.end_of_turn)"
+            f"an answer ends in {facts['eos_token']}, as {reason}; the model named {named} (base.end_of_turn)"
         )
     if "text_part_of" in facts:
         wrapper = facts["text_part_of"]
@@ -34,6 +34,11 @@ def _changes(facts: Mapping[str, Any], end_of_turn: str | None) -> Iterator[str]
         yield (
             f"the chat template writes {facts['bos_token']} first from now on: the tokenizer puts it before "
             "every text, and llama-server before every chat"
+        )
+    if "template_end_kept" in facts:
+        yield (
+            f"the chat template writes {facts['eos_token']} itself, and {facts['named_end'] or 'nothing'} "
+            "where it asks for eos_token, as before"
         )
     if "prompt_ended_in" in facts:
         removed = facts["prompt_ended_in"]
