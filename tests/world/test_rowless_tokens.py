@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from qwen2_variants import change_json
 from safetensors.numpy import save_file
-from test_base_trial import HIDDEN
+from test_base_trial import HIDDEN, with_weights
 from tokenizer_folders import GEMMA_END, GEMMA_WORDS, gemma_folder, smollm_folder, with_config
 from tokenizers import AddedToken, Tokenizer
 
@@ -25,6 +25,7 @@ from pipeline.stages.base.rowless_tokens import drop_rowless, rowless_tokens
 from pipeline.stages.base.stage import base
 
 IMAGE = "<image_soft_token>"
+PADDING = {"pad_token": "<pad>"}
 FLAGS = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
 
 
@@ -80,6 +81,26 @@ def test_a_token_that_no_row_stands_for_is_left_out(tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == GEMMA_END
 
 
+@pytest.mark.parametrize("is_in_file", [False, True], ids=["named only", "in tokenizer.json"])
+def test_a_padding_token_that_has_no_row_is_left_out(is_in_file: bool, tmp_path: Path) -> None:
+    """ggml-org/llama.cpp#6111: fine-tuned Llama 2s have 32,000 rows and `<pad>` as token 32,000."""
+    folder = smollm_folder(tmp_path)
+    rows = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    if is_in_file:
+        with_token(folder, "<pad>")
+    change_json(folder / "tokenizer_config.json", **PADDING)
+    (folder / "special_tokens_map.json").write_text(json.dumps(PADDING))
+    (folder / "added_tokens.json").write_text(json.dumps({"<pad>": rows}))
+    with_weights(folder, vocab_size=rows)
+    change_json(folder / "generation_config.json", pad_token_id=rows)
+    facts, _ = examine(folder)
+    assert facts["rowless_tokens"] == ["<pad>"]
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.pad_token is None and len(tokenizer) == rows
+    settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    assert "pad_token_id" not in settings
+
+
 def test_new_tokens_take_its_place(tmp_path: Path) -> None:
     folder = gemma(tmp_path / "source")
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -113,7 +134,7 @@ def test_a_tokenizer_that_takes_too_much_is_not_loaded(
         drop_rowless(folder)
 
 
-@pytest.mark.parametrize("needed", ["nothing", "the template", "eos_token", "pad_token"])
+@pytest.mark.parametrize("needed", ["nothing", "the template", "eos_token", "unk_token"])
 def test_a_token_that_is_needed_stays(needed: str, tmp_path: Path) -> None:
     folder = smollm_folder(tmp_path)
     tokenizer = load_tokenizer(with_token(folder, IMAGE))

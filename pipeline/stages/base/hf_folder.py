@@ -294,19 +294,22 @@ def settle_beginning(folder: Path) -> None:
 
 def settle_bos_and_pad(folder: Path, tokenizer: Any) -> None:
     """Let config.json and generation_config.json of `folder` name the tokenizer's beginning of text and its
-    padding if they name others, as those of DeepSeek's distillations do: a GGUF has the tokenizer's.
+    padding if they name others, as those of DeepSeek's distillations do: a GGUF has the tokenizer's. An id of
+    which there is no token is taken out, as the padding's that had no row of embeddings.
     """
     ids = special_ids(tokenizer)
     for name in ("config.json", "generation_config.json"):
         path = folder / name
         settings = read_object(path)
-        settled = {
-            key: ids[key]
-            for key in ("bos_token_id", "pad_token_id")
-            if ids[key] is not None and settings.get(key) not in (None, ids[key])
-        }
-        if settled:
-            write_json(path, settings | settled, allow_nan=True)
+        settled = dict(settings)
+        for key in ("bos_token_id", "pad_token_id"):
+            stated = settings.get(key)
+            if ids[key] is not None and stated is not None:
+                settled[key] = ids[key]
+            elif isinstance(stated, int) and stated >= len(tokenizer):
+                del settled[key]
+        if settled != settings:
+            write_json(path, settled, allow_nan=True)
 
 
 def special_ids(tokenizer: Any) -> dict[str, int | None]:

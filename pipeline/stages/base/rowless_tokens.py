@@ -1,8 +1,9 @@
 """Tokens that a folder's tokenizer has behind the rows of its model's embeddings.
 
 Gemma 3 270M and 1B are published with the tokenizer of their larger kin, which has a token for images that
-these have no row for. llama.cpp's converter leaves such tokens out; so does stage `base`, or a text that
-holds one could not be trained on.
+these have no row for; fine-tuned Llama 2s name a padding token that they never got a row for.
+llama.cpp's converter leaves such tokens out; so does stage `base`, or a text that holds one could not be
+trained on. Rows without a padding token are padded with the end of turn.
 """
 
 import json
@@ -19,12 +20,12 @@ from pipeline.stages.base.chats import unreadable
 TOKENIZER = "tokenizer.json"
 ADDED = "added_tokens"  # key of it
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-NEEDED = ("bos_token", "eos_token", "pad_token", "unk_token")
+NEEDED = ("bos_token", "eos_token", "unk_token")
 
 
 def rowless_tokens(tokenizer: Any, rows: int) -> list[str]:
     """Return the tokens of `tokenizer` whose ids are `rows` and more, if nothing needs them: they are added
-    to the vocabulary, none is named as beginning, end or padding, and no template writes one.
+    to the vocabulary, none is named as beginning, end or unknown, and no template writes one.
 
     Otherwise the tokenizer is another model's, and the list is empty.
     """
