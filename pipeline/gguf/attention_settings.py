@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.gguf import yarn
-from pipeline.gguf.attention import FULL, WINDOWS, listed_layer_types
+from pipeline.gguf.attention import FULL, WINDOWED, WINDOWS, listed_layer_types
 from pipeline.gguf.families import Family
 
+LOCAL_BASE = "rope.freq_base_swa"
 SCALED = ("linear", "yarn")  # rope types that a GGUF names with a factor
 
 
@@ -26,13 +27,35 @@ def differences(config: Mapping[str, Any], family: Family, fields: Mapping[str, 
     """
     prefix = f"{family.name}."
     stated = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+    rope = _rope(config)
+    for field, computed, wanted in (*_scaling(rope, stated, family), *_others(config, rope, stated, family)):
+        yield Difference(f"{prefix}{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
+
+
+def lost_differences(config: Mapping[str, Any], family: Family) -> Iterator[Difference]:
+    """Yield the differences that there will be, once the converter has written all that config.json says: of
+    settings of YaRN that llama.cpp doesn't read, and of a rotary base of layers with a window.
+    """
+    rope = _rope(config)
+    asked = yarn.by_config(rope)
+    own = {field: rope.get(key) or 0.0 for key, field in family.rope_factors.items()}
+    for field, computed, wanted in (
+        _scaling(rope, {yarn.TYPE: "yarn", **asked, **own}, family) if asked else ()
+    ):
+        yield Difference(f"{family.name}.{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
+    base = rope.get("rope_theta")
+    local = (config.get("rope_parameters") or {}).get(WINDOWED, {}).get("rope_theta", base)
+    if family.listed_windows and local != base:
+        yield Difference(f"{family.name}.{LOCAL_BASE}", f"is {base:g} in llama.cpp, by config.json {local:g}")
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary settings of all layers, or of those without a window: no others are stretched."""
     by_type = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    # layers with a window have positions of their own, which nothing stretches
     rope = dict(by_type.get(FULL, by_type))
     outside = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
     rope.setdefault("original_max_position_embeddings", outside or 0)
-    for field, computed, wanted in (*_scaling(rope, stated, family), *_others(config, rope, stated, family)):
-        yield Difference(f"{prefix}{field}", f"is {computed} in llama.cpp, by config.json {wanted}")
+    return rope
 
 
 def _scaling(

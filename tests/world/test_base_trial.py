@@ -652,6 +652,57 @@ def test_every_sixth_layer_of_a_gemma_3_has_no_window(
         need_assumed_settings(read_text_config(folder), folder)
 
 
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 1e6}
+OLMO3: dict[str, Any] = {
+    "model_type": "olmo3",
+    "architectures": ["Olmo3ForCausalLM"],
+    "layer_types": [LOCAL, ALL],
+    "rope_parameters": {LOCAL: {"rope_type": "default", "rope_theta": 1e6}, ALL: YARN},
+}
+LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"]}
+MINISTRAL3: dict[str, Any] = {
+    "model_type": "ministral3",
+    "architectures": ["Ministral3ForCausalLM"],
+    "rope_parameters": YARN
+    | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "beta_fast": 16.0},
+}
+
+
+def olmo(part: str, **changed: Any) -> dict[str, Any]:
+    """An OLMo 3's config with other rotary settings of one kind of layers."""
+    kinds = OLMO3["rope_parameters"]
+    return OLMO3 | {"rope_parameters": kinds | {part: kinds[part] | changed}}
+
+
+@pytest.mark.base_refused(
+    "An OLMo 3 or another model with YaRN's settings that llama.cpp ignores", "Q-BASE-055"
+)
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (OLMO3, None),
+        (olmo(ALL, attention_factor=1.2079441541679836, beta_fast=32, beta_slow=1), None),
+        (olmo(ALL, beta_fast=16.0), "yarn_beta_fast is 32 in llama.cpp, by config.json 16"),
+        (olmo(ALL, attention_factor=1.0), "yarn_attn_factor is 1.20794 in llama.cpp, by config.json 1"),
+        (olmo(LOCAL, rope_theta=1e4), r"rope\.freq_base_swa is 1e\+06 in llama.cpp, by config.json 10000"),
+        (MINISTRAL3, None),
+        (
+            MINISTRAL3 | {"rope_parameters": MINISTRAL3["rope_parameters"] | {"mscale": 2.0}},
+            "yarn_attn_factor is 1 in llama.cpp, by config.json 1.17",
+        ),
+        (LLAMA | {"rope_parameters": YARN}, None),
+        (LLAMA | {"rope_parameters": YARN | {"rope_type": "linear"}}, None),
+        (LLAMA | {"rope_parameters": YARN | {"beta_slow": 2.0}}, "llama.rope.scaling.yarn_beta_slow is 1 "),
+    ],
+)
+def test_positions_that_llama_cpp_would_stretch_otherwise_are_refused(
+    config: dict[str, Any], words: str | None, tmp_path: Path
+) -> None:
+    folder = with_config(smollm_folder(tmp_path), **config)
+    with pytest.raises(DataError, match=f"Q-BASE-055.*{words}") if words else nullcontext():
+        need_assumed_settings(read_text_config(folder), folder)
+
+
 def test_a_base_that_cannot_keep_rows_apart_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.text import quoted, shortened
 from pipeline.gguf.attention import assumed_settings
+from pipeline.gguf.attention_settings import lost_differences
 from pipeline.gguf.families import BY_CLASS
 from pipeline.models.own_targets import default_targets
 from pipeline.models.packed_rows import measure
@@ -75,6 +76,12 @@ def need_assumed_settings(config: Any, folder: Path) -> None:
             "Q-BASE-055",
             f"{folder / 'config.json'} has {place} {quoted(stated)}, and llama.cpp computes every {name} of "
             f"these sizes with {quoted(assumed)}, so its GGUF would be another model: take another base",
+        )
+    for difference in lost_differences(settings, family) if family else ():
+        raise DataError(
+            "Q-BASE-055",
+            f"the GGUF of {folder / 'config.json'} would be another model, for {difference.field} "
+            f"{difference.seen}: take another base",
         )
 
 
