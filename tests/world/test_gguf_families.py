@@ -37,7 +37,7 @@ def unlike_passed(checks: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.base_cells("adapter", "scales", families="name")
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "phi3", "lfm2"]
+    "name", ["llama", "gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "olmo3", "phi3", "lfm2"]
 )
 def test_what_is_trained_on_a_file_is_what_is_served(name: str, tools: Toolchain, tmp_path: Path) -> None:
     source = family(name, tmp_path / "source", tools, **(STRETCHED if name == "llama" else {}))
