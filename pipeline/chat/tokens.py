@@ -19,7 +19,7 @@ from pipeline.chat.rows import ABOUT_TRAINING, ToolCall
 from pipeline.chat.template_probe import Message, Tools
 from pipeline.chat.tokenizer_file import PROBES, panics_as_errors, plain_tokenizer
 from pipeline.core.errors import DataError
-from pipeline.core.text import common_start
+from pipeline.core.text import common_start, listed
 
 NOT_LEARNED = "not_learned"  # the reason of a row whose kind the method of training doesn't learn from
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
@@ -89,9 +89,16 @@ def go_by_file(tokenizer: Any, folder: Path) -> None:
     if first_difference(tokenizer, plain) is None:
         return
     known = {token.content for token in plain.get_added_tokens_decoder().values()}
-    if tokenizer.get_added_vocab().keys() <= known:
+    unknown = tokenizer.get_added_vocab().keys() - known
+    if not unknown:
         tokenizer._tokenizer = plain
     different = first_difference(tokenizer, plain)
+    if different and unknown:
+        raise DataError(
+            "Q-CHAT-003",
+            f"{folder} names {listed(sorted(unknown))} as special, and its tokenizer.json has no such token: "
+            "take the tokenizer.json that the model was trained with, or name tokens that it has",
+        )
     if different:
         text, loaded, expected = different
         same = common_start(loaded, expected)

@@ -338,11 +338,12 @@ def test_text_is_split_as_tokenizer_json_says(kind: str, tmp_path: Path) -> None
     assert saved.encode(text, add_special_tokens=False).ids == expected
 
 
-def test_a_token_that_the_file_has_not_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type, key", [("qwen2", "pad_token"), ("llama", "eos_token")])
+def test_a_token_that_the_file_has_not_is_refused(model_type: str, key: str, tmp_path: Path) -> None:
     folder = with_config(smollm_folder(tmp_path / "model"))
-    change_json(folder / "config.json", model_type="qwen2")
-    change_json(folder / "tokenizer_config.json", pad_token="<|nowhere|>")  # noqa: S106
-    with pytest.raises(DataError, match="Q-CHAT-003"):
+    change_json(folder / "config.json", model_type=model_type)
+    change_json(folder / "tokenizer_config.json", **{key: "<|nowhere|>"})
+    with pytest.raises(DataError, match=r"Q-CHAT-003.* names <\|nowhere\|> as special"):
         load_tokenizer(folder)
 
 
