@@ -53,7 +53,7 @@ def built_shape(config: Mapping[str, Any], where: str) -> Shape:
         raise ConfigError(
             "Q-PLANNING-005",
             f"{where} is of a {config.get('model_type')!r} model, whose memory can't be planned: {answer}; "
-            "take a dense language model of a type that transformers has",
+            "take another dense language model of transformers",
         )
     return answer
 
@@ -70,6 +70,8 @@ def _built(text: str) -> Shape | str:
             (Path(folder) / "config.json").write_text(text, encoding="utf-8")
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         config = config.get_text_config(decoder=True)
+        if isinstance(config, dict):  # a type without parts keeps what it is given
+            raise TypeError("text_config is of no use to this type")
     # Settings of a stranger's file are checked by each architecture in its own way.
     except Exception as error:
         return f"transformers does not take its settings ({first_line(error)})"
@@ -137,7 +139,7 @@ def _shape(config: Any) -> Shape:
         apart = {"o_proj"} if config._attn_implementation == "eager" else set()
         linears = tuple(tuple(_linears(layer, f"{name}.{{}}", apart)) for layer in layers)
         if not any(map(_attends, linears)):
-            raise ValueError("it has no attention")
+            raise ValueError("no layer of it has a module called attention")
         norms = tuple(tuple(_norms(layer)) for layer in layers)
         embedding = model.get_input_embeddings()
         head = model.get_output_embeddings()

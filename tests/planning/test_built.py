@@ -161,6 +161,7 @@ def test_a_wrappers_text_part_is_planned_as_stage_base_takes_it(kind: str, text:
     [
         ({"model_type": "nothing"}, "Q-PLANNING-005", "no such type"),
         ({"model_type": "gpt2"}, "Q-PLANNING-005", "layers"),
+        ({"model_type": "ministral3", "text_config": {}}, "Q-PLANNING-005", "text_config"),
         ({"model_type": "whisper"}, "Q-PLANNING-005", "an encoder and a decoder"),
         ({"model_type": "qwen2_5_vl"}, "Q-PLANNING-005", "no causal language model"),
         ({"model_type": "clip", "vision_config": {}}, "Q-BASE-010", "text-only model of this family"),
