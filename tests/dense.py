@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from pipeline.gguf.delta_heads import from_file
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear, dequantize
 
 
@@ -11,6 +12,7 @@ def dense(linear: QuantizedLinear) -> torch.nn.Linear:
     """The same linear, frozen, with its weight in the compute type."""
     plain = torch.nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
     weight = dequantize(linear.weight, linear.ggml_type, linear.compute_dtype)
+    weight = from_file(weight, linear.grid) if linear.grid else weight
     plain.weight, plain.bias = torch.nn.Parameter(weight, requires_grad=False), linear.bias
     return plain
 

@@ -135,6 +135,16 @@ MORE: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "glm4": {"head_dim": 64, "partial_rotary_factor": 0.5, "tie_word_embeddings": False},
+    # as a Qwen3.5 of 4B or more: several value heads for each key head
+    "qwen3_5_text": {
+        "head_dim": 64,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    },
     "lfm2": {
         "layer_types": ["conv", "full_attention"],
         "rms_norm_eps": None,
@@ -178,7 +188,7 @@ MORE: dict[str, dict[str, Any]] = {
     },
 }
 GEMMA = ("gemma2", "gemma3_text")
-QWEN = ("qwen2", "qwen3", "qwen2_moe")
+QWEN = ("qwen2", "qwen3", "qwen2_moe", "qwen3_5_text")
 # families that have SmolLM2's tokenizer here
 SMOLLM = tuple(name for name in NAMES if name not in (*GEMMA, *QWEN))
 MODEL_TYPES = {"granite4_dense": "granitemoehybrid"}  # if it is not the family's name
@@ -189,6 +199,7 @@ GLM_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
+QWEN_FOLDERS = {"qwen3": tokenizer_folders.qwen3_folder, "qwen3_5_text": tokenizer_folders.qwen35_folder}
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 FUSED = ("qkv_proj", "o_proj")  # of a Phi-3
 # model types with other layers than attention, whose own linears train
@@ -244,7 +255,7 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
     if name in GEMMA:
         tokenizer_folders.gemma_folder(folder)
         return {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
-    make = tokenizer_folders.qwen3_folder if name == "qwen3" else tokenizer_folders.qwen_folder
+    make = QWEN_FOLDERS.get(name, tokenizer_folders.qwen_folder)
     tiny.cut_vocabulary(make(folder, tools) / "tokenizer.json", qwen2_variants.KEPT)
     return {
         "bos_token_id": qwen2_variants.KEPT,

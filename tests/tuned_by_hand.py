@@ -16,7 +16,6 @@ from pipeline.core.hashing import file_hash, json_hash
 from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.gguf.tensors import Bytes, gguf_tensors
-from pipeline.models.gguf_names import in_order
 from pipeline.models.quantized_model import load_gguf, tensor_names
 from pipeline.models.tuners.scaled_linear import put_scales
 
@@ -57,10 +56,7 @@ def tune_by_hand(base: Path, adapter: Path, target: Path) -> None:
     for path, linear in linears.items():
         linear.change.data.copy_(changes[path])
         tuned, parameter = linear.tuned().weight, f"{path}.weight"
-        # the place in the file of each of transformers' rows
-        place = in_order(torch.arange(len(tuned))[:, None], names.reordered(parameter))[:, 0]
-        in_file = torch.empty_like(tuned)
-        in_file[place] = tuned
+        in_file = names.in_file_order(parameter, tuned)
         change_rows(target, names.of(parameter), replaced_by(in_file.numpy()))
     change_fields(
         target, {ADAPTER: file_hash(adapter / SCALES_FILE), BASE_FILE: file_hash(base / MODEL_FILE)}

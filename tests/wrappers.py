@@ -118,20 +118,22 @@ def with_drafts(folder: Path) -> dict[str, Any]:
 
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    last = "model.language_model.layers.1."
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings = config.get("text_config", config)
+    inside = "model.language_model." if "text_config" in config else "model."
+    last = f"{inside}layers.{settings['num_hidden_layers'] - 1}."
     drafts = {
         f"mtp.layers.0.{name.removeprefix(last)}": value.flip(0).contiguous()
         for name, value in tensors.items()
         if name.startswith(last)
     }
-    norm = tensors["model.language_model.norm.weight"]
+    norm = tensors[f"{inside}norm.weight"]
     drafts |= {
         f"mtp.{name}.weight": norm + 0.1 for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
     }
     drafts["mtp.fc.weight"] = drafts["mtp.layers.0.mlp.down_proj.weight"][:, : len(norm)].repeat(1, 2)
     save_file(tensors | drafts, file, {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["text_config"]["mtp_num_hidden_layers"] = 1
+    settings["mtp_num_hidden_layers"] = 1
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return drafts
 

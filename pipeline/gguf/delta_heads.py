@@ -40,7 +40,13 @@ class DeltaHeads:
 
     def columns(self, parameter: str) -> Any:
         """Return transformers' column number of each column in the file; None if the order is the same."""
-        return self._order(self.value_width) if self._part(parameter) in COLUMNS else None
+        return self._order(self.value_width) if self.grid(parameter) else None
+
+    def grid(self, parameter: str) -> tuple[int, int] | None:
+        """Return the key heads, and the value heads of each, by which the columns of a parameter are ordered;
+        None if the order is the same.
+        """
+        return (self.keys, self.values // self.keys) if self._part(parameter) in COLUMNS else None
 
     def _part(self, parameter: str) -> str:
         """Return the linear, or other part of a delta net, that a parameter is; empty if all stays."""
@@ -51,6 +57,18 @@ class DeltaHeads:
     def _order(self, width: int) -> Any:
         places = np.arange(self.values * width).reshape(self.keys, -1, width)
         return places.transpose(1, 0, 2).reshape(-1)
+
+
+def to_file(values: Any, grid: tuple[int, int]) -> Any:
+    """Return a tensor (…, C) whose columns are those of all value heads in the file's order; see
+    `DeltaHeads.grid`.
+    """
+    return values.unflatten(-1, (*grid, -1)).transpose(-3, -2).flatten(-3)
+
+
+def from_file(values: Any, grid: tuple[int, int]) -> Any:
+    """Return a tensor (…, C) of the file in transformers' order: the inverse."""
+    return to_file(values, (grid[1], grid[0]))
 
 
 def delta_heads(config: Mapping[str, Any]) -> DeltaHeads | None:

@@ -60,8 +60,10 @@ class Family:
     # its activations are multiplied by settings of config.json; the file has the products with the weights
     # (`pipeline.gguf.multipliers`)
     multiplied: bool = False
-    # type of the layers to which its header gives no heads of keys; the others are full attention
-    without_heads: str | None = None
+    # type of its layers without attention, beside those of full attention
+    recurrent: str | None = None
+    # its file may have layers for drafting (MTP) behind its own, which no model of transformers' has
+    drafts: bool = False
     # settings of config.json that are the same for every file of the family
     fixed: Mapping[str, Any] = field(default_factory=dict)
     # factors that its model is computed with: {key of config.json: field of the header}
@@ -188,7 +190,7 @@ FAMILIES = (
         ("Lfm2ForCausalLM",),
         trained_on=True,
         model_type="lfm2",
-        without_heads="conv",
+        recurrent="conv",
         # its header has the width after the adjustment
         fixed={"block_auto_adjust_ff_dim": False},
         factors={"norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache"},
@@ -196,6 +198,13 @@ FAMILIES = (
     Family(
         "qwen35",
         ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+        trained_on=True,
+        model_type="qwen3_5_text",
+        partial_rotary=True,
+        recurrent="linear_attention",
+        drafts=True,
+        # sections of pictures' positions, which are the same in text
+        ignored=("rope.dimension_sections",),
         norms_add_one=True,
         plain_norms=(".ssm_norm.weight",),
         factors={

@@ -28,6 +28,7 @@ CONFIG_FIELDS = {
     "max_position_embeddings": "context_length",
 }
 USUAL_ROPE_BASE = 10_000.0  # rope.freq_base, if a header has none: llama.cpp's
+DRAFT_LAYERS = "nextn_predict_layers"  # how many layers for drafting (MTP) are behind the model's own
 
 
 class NotGguf(ValueError):
@@ -54,6 +55,16 @@ class Header:
     # first byte of each field and the one after it; the byte after the list of tensors
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     end: int = 0
+
+    @property
+    def drafting(self) -> tuple[str, ...]:
+        """Beginnings of the names of the tensors of layers for drafting (MTP), which are the last ones."""
+        architecture = self.fields.get("general.architecture")
+        layers = self.fields.get(f"{architecture}.{CONFIG_FIELDS['num_hidden_layers']}")
+        count = self.fields.get(f"{architecture}.{DRAFT_LAYERS}")
+        if not isinstance(layers, int) or not isinstance(count, int):
+            return ()
+        return tuple(f"blk.{number}." for number in range(layers - min(count, layers), layers))
 
     @property
     def parameters(self) -> int:

@@ -87,6 +87,14 @@ def minus_exp(rows: Any) -> Any:
     return -rows.exp()
 
 
+def in_folder(tensor: str, family: Family, values: Any) -> Any:
+    """Return the values that a folder has for those, a torch tensor, of the GGUF's `tensor`: the inverse."""
+    change = value_change(tensor, family)
+    if change is minus_exp:
+        return (-values).log()
+    return values - 1 if change is plus_one else values
+
+
 @dataclass(frozen=True)
 class Piece:
     """Rows [first, last) of a stored tensor; as `head`, they are one attention head whose rows are to be put
@@ -147,7 +155,7 @@ def sources(config: dict[str, Any], entries: dict[str, Entry]) -> dict[str, list
         entry = replace(entry, shape=stored_shape(entry, config))
         for original, pieces in _parts(name, entry, heads, delta):
             tensor = _name_in_file(original, names, layers)
-            change = _change(tensor, family)
+            change = value_change(tensor, family)
             changed = [replace(piece, change=change) for piece in pieces] if change else pieces
             if family.multiplied:
                 changed = _multiplied(original, changed, config)
@@ -173,7 +181,7 @@ def _multiplied(name: str, pieces: list[Piece], config: Mapping[str, Any]) -> li
     return [replace(piece, change=product) for piece in pieces] if product else pieces
 
 
-def _change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
+def value_change(tensor: str, family: Family) -> Callable[[Any], Any] | None:
     """Return what the converter does to the values of a tensor of the GGUF; None if nothing."""
     if tensor.endswith(".ssm_a"):
         return minus_exp
@@ -199,10 +207,17 @@ def _name_in_file(original: str, names: Any, layers: int) -> str:
     match = DRAFT_LAYER.fullmatch(original)
     if match:
         name = f"model.layers.{layers + int(match[1])}.{match[2]}"
+    return mapped_name(name, names) or original
+
+
+def mapped_name(name: str, names: Any) -> str | None:
+    """Return the GGUF's name of a tensor of transformers' model by the package gguf's map; None if it has
+    none.
+    """
     if name.endswith(".dt_bias"):  # the map has only the name that other models' linear gives it
         name = name.replace(".dt_bias", ".dt_proj.bias")
-    mapped: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
-    return mapped or original
+    found: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    return found
 
 
 def name_map(family: Family, layers: int) -> Any:

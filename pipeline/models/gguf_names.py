@@ -2,21 +2,24 @@
 are one to one.
 
 llama.cpp's rotary embedding turns neighbors, transformers' the two halves of a head, so in q and k the
-converter lays row i of both halves side by side. Blocks lie along a row, so that moving rows keeps every
-weight.
+converter lays row i of both halves side by side. It also orders the value heads of delta nets
+(`pipeline.gguf.delta_heads`), in one linear by its columns. Blocks lie along a row, so that moving rows keeps
+every weight; columns stay where they are.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from pipeline.config.targets import is_router, part_of, together
 from pipeline.core.errors import DataError
+from pipeline.gguf.delta_heads import DeltaHeads
 from pipeline.gguf.families import Family
+from pipeline.gguf.sources import in_folder, mapped_name
 from pipeline.gguf.tensors import GgufTensor
 
 LISTED = 3  # names in an error
@@ -33,16 +36,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Names:
-    """How a model's parameters are called in its GGUF, and whose rows llama.cpp has put in another order."""
+    """How a model's parameters are called in its GGUF, and which of them llama.cpp puts in another order."""
 
     file: Path
     map: Any  # gguf's TensorNameMap
     heads: dict[str, int]  # attention heads by linear whose rows are reordered
     family: Family
+    delta: DeltaHeads | None  # heads of its delta nets, if it has such
 
     def of(self, parameter: str) -> str:
         """The GGUF's name of a parameter, one for all experts of a layer. Raises `DataError` for none."""
-        name: str | None = self.map.get_name(together(parameter), try_suffixes=(".weight", ".bias"))
+        name = mapped_name(together(parameter), self.map)
         if name is None:
             raise DataError(
                 "Q-MODELS-027",
@@ -54,9 +58,32 @@ class Names:
         """Where a parameter's values are, in a tensor whose name has `ending` too."""
         return Place(f"{self.of(parameter)}{ending}", part_of(parameter))
 
-    def reordered(self, parameter: str) -> int:
-        """Heads of a parameter whose rows llama.cpp reorders; 0 where it leaves them."""
-        return self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2], 0)
+    def row_places(self, parameter: str, rows: int) -> torch.Tensor | None:
+        """Return the place in the file of each of a parameter's `rows` rows; None if none moves."""
+        heads = self.heads.get(parameter.rpartition(".")[0].rpartition(".")[2])
+        if heads:
+            halves = torch.arange(rows).reshape(heads, rows // heads // 2, 2)
+            return halves.transpose(1, 2).reshape(-1)
+        order = self.delta.rows(parameter) if self.delta else None
+        return None if order is None else torch.from_numpy(order).argsort()
+
+    def grid(self, parameter: str) -> tuple[int, int] | None:
+        """Return how a parameter's columns are ordered (`DeltaHeads.grid`); None if none moves."""
+        return self.delta.grid(parameter) if self.delta else None
+
+    def in_order(self, parameter: str, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows (R, …) of the file in the order of the model's parameter."""
+        places = self.row_places(parameter, len(rows))
+        return rows if places is None else rows[places]
+
+    def in_file_order(self, parameter: str, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows (R, …) of the model's parameter in the file's order."""
+        places = self.row_places(parameter, len(rows))
+        return rows if places is None else rows[places.argsort()]
+
+    def in_model(self, parameter: str, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of a parameter for those that the file has of it."""
+        return cast(torch.Tensor, in_folder(self.of(parameter), self.family, values))
 
 
 def values_at(tensors: Mapping[str, GgufTensor], place: Place) -> GgufTensor | None:
@@ -114,19 +141,3 @@ def prove_complete(model: Any, tensors: dict[str, GgufTensor], names: Names) -> 
             f"{names.file}: {empty} of {type(model).__name__} is in no file and was not computed: take "
             "another base",
         )
-
-
-def in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows (R, …) of a GGUF's q or k in transformers' order; as they are if `heads` is 0."""
-    if not heads:
-        return rows
-    size = len(rows) // heads
-    return rows.reshape(heads, size // 2, 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()
-
-
-def in_file_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """The inverse: rows (R, …) of transformers' q or k in the order of a GGUF."""
-    if not heads:
-        return rows
-    size = len(rows) // heads
-    return rows.reshape(heads, 2, size // 2, -1).transpose(1, 2).reshape(len(rows), -1).contiguous()

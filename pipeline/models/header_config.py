@@ -15,12 +15,16 @@ from pipeline.core.text import quoted, shortened
 from pipeline.gguf import yarn
 from pipeline.gguf.attention import FULL, WINDOWED, WINDOWS, assumed_settings, listed_layer_types
 from pipeline.gguf.families import WINDOW, Family
-from pipeline.gguf.header import CONFIG_FIELDS, USUAL_ROPE_BASE, Header
+from pipeline.gguf.header import CONFIG_FIELDS, DRAFT_LAYERS, USUAL_ROPE_BASE, Header
 from pipeline.gguf.rope import FIRST_CONTEXT, LONG, SHORT, stored_factors
 from pipeline.gguf.tensors import Floats
 
 EPSILON = "attention.layer_norm_rms_epsilon"
 KEY_HEADS = "attention.head_count_kv"
+# which layers don't attend, or every so-many-th does; and all value heads of a delta net together
+RECURRENT = "attention.recurrent_layers"
+INTERVAL = "full_attention_interval"
+INNER = "ssm.inner_size"
 VALUE_WIDTH = "attention.value_length"
 ROPE_BASE = "rope.freq_base"
 LOCAL_ROPE_BASE = "rope.freq_base_swa"
@@ -67,7 +71,9 @@ def header_config(header: Header, family: Family, file: Path) -> Any:
         name.removeprefix(prefix): value for name, value in header.fields.items() if name.startswith(prefix)
     }
     stated = Stated(family, values, file)
-    settings = {**sizes(stated), **layer_types(stated), **family.fixed}
+    settings = {**sizes(stated), **family.fixed}
+    settings["num_hidden_layers"] -= stated.values.get(DRAFT_LAYERS, 0)
+    settings |= {**layer_types(stated, settings["num_hidden_layers"]), **value_heads(stated, settings)}
     settings["rope_parameters"] = rotary(stated, settings, stored_factors(header, file))
     if family.listed_factors:
         settings["original_max_position_embeddings"] = values.get(
@@ -92,6 +98,10 @@ def sizes(stated: Stated) -> dict[str, Any]:
     if EPSILON not in family.factors.values():
         fields["rms_norm_eps"] = EPSILON
     known = {*fields.values(), *CHECKED, *family.ignored}
+    if family.recurrent:
+        known |= {RECURRENT, INTERVAL, INNER}
+    if family.drafts:
+        known.add(DRAFT_LAYERS)
     if family.listed_factors:
         known |= {FIRST_CONTEXT, ROPE_ATTENTION}
     if family.local_rotary or family.listed_windows:
@@ -109,7 +119,7 @@ def sizes(stated: Stated) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, field in fields.items():
         value = stated.values.get(field)
-        if field == KEY_HEADS and family.without_heads:
+        if field == KEY_HEADS and family.recurrent and isinstance(value, list):
             settings[key] = heads_by_layer(stated)
         elif isinstance(value, int | float):
             settings[key] = value
@@ -121,31 +131,63 @@ def sizes(stated: Stated) -> dict[str, Any]:
 
 
 def heads_by_layer(stated: Stated) -> int:
-    """Return how many heads of keys each layer of attention has. Raises `DataError` unless all have as many
-    and the header says so of each layer.
-    """
-    by_layer = stated.values.get(KEY_HEADS)
-    counts = set(by_layer) - {0} if isinstance(by_layer, list) else set()
+    """Return how many heads of keys a layer of attention has. Raises `DataError` unless all have as many."""
+    by_layer = stated.values[KEY_HEADS]
+    counts = set(by_layer) - {0}
     if len(counts) != 1:
-        raise stated.untrainable(f"doesn't say which layers attend ({KEY_HEADS}: {by_layer})")
+        raise stated.untrainable(f"has layers with unlike heads of keys ({by_layer})")
     return int(counts.pop())
 
 
-def layer_types(stated: Stated) -> dict[str, Any]:
-    """Return the setting `layer_types` of a family whose header says it; empty for others. Raises
-    `DataError` if it says it in a way that is not known.
+def layer_types(stated: Stated, layers: int) -> dict[str, Any]:
+    """Return the setting `layer_types` of a family whose header says it; empty for others.
+
+    Raises `DataError` if it doesn't say what each of `layers` layers is, or in a way that is not known.
     """
     family = stated.family
-    if family.without_heads:
-        return {
-            "layer_types": [FULL if heads else family.without_heads for heads in stated.values[KEY_HEADS]]
-        }
+    if family.recurrent:
+        in_file = layers + stated.values.get(DRAFT_LAYERS, 0)
+        attends = attending(stated.values, in_file)
+        if len(attends) != in_file:
+            raise stated.untrainable("doesn't say of each layer whether it attends")
+        kinds = [FULL if is_attending else family.recurrent for is_attending in attends]
+        return {"layer_types": kinds[:layers]}
     if not family.listed_windows:
         return {}
-    types = listed_layer_types(family, stated.values, stated.values["block_count"])
+    types = listed_layer_types(family, stated.values, layers)
     if types is None or not stated.values[WINDOW]:
         raise stated.untrainable(f"doesn't say which layers attend to how many tokens ({WINDOWS}, {WINDOW})")
     return {"layer_types": types}
+
+
+def attending(values: Mapping[str, Any], layers: int) -> list[bool]:
+    """Return whether each of `layers` layers attends, by the first field that says so; empty if none does."""
+    heads = values.get(KEY_HEADS)
+    if isinstance(heads, list):
+        return [bool(count) for count in heads]
+    recurrent = values.get(RECURRENT)
+    if isinstance(recurrent, list):
+        return [not is_recurrent for is_recurrent in recurrent]
+    interval = values.get(INTERVAL)
+    if isinstance(interval, int) and interval > 0:
+        return [number % interval == 0 for number in range(1, layers + 1)]
+    return []
+
+
+def value_heads(stated: Stated, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the width of the value heads of delta nets, if the model has such. Raises `DataError` if key
+    heads can't be shared out among them.
+    """
+    if "linear_num_value_heads" not in settings:
+        return {}
+    keys = settings["linear_num_key_heads"]
+    count = settings["linear_num_value_heads"]
+    inner = stated.values.get(INNER)
+    if min(keys, count) < 1 or count % keys:
+        raise stated.untrainable(f"has {count} value heads and {keys} key heads in a layer")
+    if not isinstance(inner, int) or inner % count:
+        raise stated.untrainable(f"has no width of its {count} value heads ({INNER}: {inner})")
+    return {"linear_value_head_dim": inner // count}
 
 
 def rotary(stated: Stated, settings: Mapping[str, Any], factors: Mapping[str, Floats]) -> dict[str, Any]:

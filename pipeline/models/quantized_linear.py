@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pipeline.gguf.delta_heads import to_file
 from pipeline.gguf.dequantize import columns_of, dequantize
 
 # weights that are dense at a time. A GPU is as quick as few launches let it be (a 7B's scales trained 2.2
@@ -94,7 +95,9 @@ class QuantizedLinear(torch.nn.Linear):
     LoRA on it as on any nn.Linear.
 
     It computes in `compute_dtype` and answers in its input's type, under autocast too, as bitsandbytes' NF4
-    linears do. PEFT can't merge into bytes: `merge_adapter` and its like raise `RuntimeError`.
+    linears do. PEFT can't merge into bytes: `merge_adapter` and its like raise `RuntimeError`. If the file
+    has the columns in another order, they stay there, for they can't be moved between blocks, and the inputs
+    are put in it by `grid` (`pipeline.gguf.delta_heads.DeltaHeads.grid`).
     """
 
     weight: torch.nn.Parameter
@@ -106,10 +109,12 @@ class QuantizedLinear(torch.nn.Linear):
         bias: torch.Tensor | None = None,
         *,
         compute_dtype: torch.dtype,
+        grid: tuple[int, int] | None = None,
     ) -> None:
         torch.nn.Module.__init__(self)  # nn.Linear's own would make the dense weight first
         self.in_features, self.out_features = columns_of(ggml_type, quantized.shape[1]), quantized.shape[0]
         self.ggml_type, self.compute_dtype = ggml_type, compute_dtype
+        self.grid = grid
         self.weight = frozen(quantized)
         self.register_parameter(
             "bias", None if bias is None else torch.nn.Parameter(bias.to(compute_dtype), requires_grad=False)
@@ -119,6 +124,8 @@ class QuantizedLinear(torch.nn.Linear):
         """(…, out_features) for (…, in_features), in the input's type."""
         with torch.autocast(input.device.type, enabled=False):
             x = input.reshape(-1, self.in_features).to(self.compute_dtype)
+            if self.grid:
+                x = to_file(x, self.grid)
             bias = None if self.bias is None else self.bias.to(self.compute_dtype)
             y: torch.Tensor = self.product(x, bias)
             return y.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
@@ -133,8 +140,8 @@ class QuantizedLinear(torch.nn.Linear):
         return self.in_features * self.out_features
 
     def rows(self, first: int, last: int) -> torch.Tensor:
-        """Rows [first, last) of the weight, (last − first, in_features) in the compute type, good until the
-        next use of any quantized linear.
+        """Rows [first, last) of the weight, (last − first, in_features) with the columns as in the file, in
+        the compute type, good until the next use of any quantized linear.
         """
         return passing(self.weight[first:last], self.ggml_type, self.compute_dtype)
 

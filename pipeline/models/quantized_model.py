@@ -14,12 +14,13 @@ import torch
 from pipeline.config.targets import layer_of
 from pipeline.core.errors import DataError
 from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.delta_heads import delta_heads
 from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.rope import TENSORS, factors_of, same_factors, stored_factors
 from pipeline.gguf.sources import name_map, reordered_heads
 from pipeline.gguf.tensors import GgufTensor, gguf_tensors
-from pipeline.models.gguf_names import Names, in_order, is_matrix, prove_complete, values_at
+from pipeline.models.gguf_names import Names, is_matrix, prove_complete, values_at
 from pipeline.models.loading import class_for, read_config
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
@@ -50,6 +51,8 @@ def load_gguf(
     check_rope(config, header, file)
     for factors in TENSORS:
         tensors.pop(factors, None)  # no parameter's, and computed from config.json
+    if header.drafting:
+        tensors = {name: values for name, values in tensors.items() if not name.startswith(header.drafting)}
     model = empty_model(folder, config, compute_dtype, device)
     fill(model, tensors, names, compute_dtype, device, in_main_memory)
     prove_complete(model, tensors, names)
@@ -77,8 +80,14 @@ def tensor_names(config: Any, header: Header, file: Path) -> Names:
             f"{file} is of architecture {stated} and config.json beside it of {family.name}: run `snakemake "
             "--force base`",
         )
-    heads = reordered_heads(family, config.to_dict())
-    return Names(file, name_map(family, config.num_hidden_layers), heads, family)
+    settings = config.to_dict()
+    return Names(
+        file,
+        name_map(family, config.num_hidden_layers),
+        reordered_heads(family, settings),
+        family,
+        delta_heads(settings),
+    )
 
 
 def check_rope(config: Any, header: Header, file: Path) -> None:
@@ -136,9 +145,15 @@ def fill(
         tensor = find(tensors, names, f"{path}.weight", module.weight)
         layer = layer_of(path)
         place = "cpu" if layer is not None and layer < in_main_memory else device
-        quantized = quantized_rows(tensor, mapped, names.reordered(f"{path}.weight")).to(place)
+        quantized = quantized_rows(tensor, mapped, names, f"{path}.weight").to(place)
         matrix = (
-            QuantizedLinear(quantized, tensor.ggml_type, module.bias, compute_dtype=dtype)
+            QuantizedLinear(
+                quantized,
+                tensor.ggml_type,
+                module.bias,
+                compute_dtype=dtype,
+                grid=names.grid(f"{path}.weight"),
+            )
             if isinstance(module, torch.nn.Linear)
             else QuantizedEmbedding(
                 quantized,
@@ -190,12 +205,10 @@ def vector(tensor: GgufTensor, names: Names, parameter: str, dtype: torch.dtype)
             f"{tensor.file}: {tensor.name} is a vector, filter or router in {tensor.type}, not in floats: "
             "take another file of this model",
         )
-    stored = torch.from_numpy(tensor.values(0, tensor.rows).copy())
+    stored = names.in_model(parameter, torch.from_numpy(tensor.values(0, tensor.rows).copy()))
     if tensor.rows == 1:
-        stored = in_order(stored.reshape(-1, 1), names.reordered(parameter))[:, 0]
-    if names.family.adds_one(tensor.name):
-        stored = stored - 1
-    values = stored.to(dtype)
+        stored = stored.reshape(-1, 1)
+    values = names.in_order(parameter, stored).to(dtype)
     if not bool(values.isfinite().all()):
         raise DataError(
             "Q-MODELS-031",
@@ -205,12 +218,13 @@ def vector(tensor: GgufTensor, names: Names, parameter: str, dtype: torch.dtype)
     return values
 
 
-def quantized_rows(tensor: GgufTensor, mapped: torch.Tensor, heads: int) -> torch.Tensor:
+def quantized_rows(tensor: GgufTensor, mapped: torch.Tensor, names: Names, parameter: str) -> torch.Tensor:
     """A matrix's quantized rows (rows, row_bytes) in transformers' order: a view of the mapped file where
     that is the file's own.
     """
-    if heads:  # read past the map, so that these rows are in memory once
-        return in_order(torch.from_numpy(tensor.stored(0, tensor.rows)), heads)
+    if names.row_places(parameter, tensor.rows) is not None:
+        # read past the map, so that these rows are in memory once
+        return names.in_order(parameter, torch.from_numpy(tensor.stored(0, tensor.rows)))
     return mapped[tensor.start : tensor.start + tensor.rows * tensor.row_bytes].view(
         tensor.rows, tensor.row_bytes
     )

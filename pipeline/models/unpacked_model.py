@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pipeline.gguf.delta_heads import from_file
 from pipeline.gguf.dequantize import dequantize
 from pipeline.models.loading import class_for
 from pipeline.models.quantized_linear import QuantizedEmbedding, QuantizedLinear
@@ -41,8 +42,16 @@ def stored_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         for leaf, parameter in module.named_parameters(recurse=False):
             if leaf == "weight" and isinstance(module, QuantizedLinear | QuantizedEmbedding):
                 if id(parameter) not in matrices:
-                    matrices[id(parameter)] = dequantize(parameter.data, module.ggml_type, dtype)
+                    matrices[id(parameter)] = dense(module, dtype)
                 weights[f"{path}.{leaf}"] = matrices[id(parameter)]
             else:
                 weights[f"{path}.{leaf}"] = parameter.data.to(dtype)
     return weights
+
+
+def dense(module: QuantizedLinear | QuantizedEmbedding, dtype: torch.dtype) -> torch.Tensor:
+    """Return the weight (rows, columns) of a quantized module in the model's order."""
+    weight = dequantize(module.weight.data, module.ggml_type, dtype)
+    if isinstance(module, QuantizedLinear) and module.grid:
+        weight = from_file(weight, module.grid)
+    return weight

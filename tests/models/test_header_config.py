@@ -60,6 +60,16 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3": WINDOW,
     "lfm2": {"attention.head_count_kv": [0, 0, 2, 0, 2], "shortconv.l_cache": 4},
     "mistral3": MINISTRAL3,
+    "qwen35": {
+        "rope.dimension_count": 4,
+        "full_attention_interval": 2,
+        "ssm.conv_kernel": 3,
+        "ssm.state_size": 8,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 2,
+        "ssm.inner_size": 12,
+        "attention.key_length": 16,
+    },
 }
 LOCAL, ALL = "sliding_attention", "full_attention"
 # OLMo 3's fields as the converter writes them, the third of which llama.cpp doesn't read
@@ -134,13 +144,36 @@ def test_layers_with_a_window_have_their_own_rotary_base(stored: float | None, b
                 "rms_norm_eps": None,
             },
         ),
+        (
+            "qwen35",
+            {
+                "head_dim": 16,
+                "layer_types": [
+                    "linear_attention",
+                    "full_attention",
+                    "linear_attention",
+                    "full_attention",
+                    "linear_attention",
+                ],
+                "linear_conv_kernel_dim": 3,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 6,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 2,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 5e6,
+                    "partial_rotary_factor": 0.25,
+                },
+            },
+        ),
     ],
 )
 def test_it_is_the_config_of_the_model(name: str, own: dict[str, Any]) -> None:
     found = header_config(header(name), BY_NAME[name], FILE)
     # transformers fills in the settings of the rotary embedding that it is given
     settings = {key: deepcopy(value) for key, value in (COMMON | own).items() if value is not None}
-    assert found.to_dict() == AutoConfig.for_model(name, **settings).to_dict()
+    assert found.to_dict() == AutoConfig.for_model(BY_NAME[name].model_type, **settings).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -221,9 +254,14 @@ def test_windows_and_positions_that_no_config_has_are_refused(changed: dict[str,
         ("gemma3", {"attention__sliding_window": None}, "no gemma3.attention.sliding_window"),
         ("gemma3", {"attention__sliding_window_pattern": 2}, "gemma3.attention.sliding_window_pattern"),
         ("phi3", {"rope__scaling__attn_factor": 1.2}, "listed factors"),
-        ("lfm2", {"attention__head_count_kv": [0, 4, 2, 0, 2]}, "which layers attend"),
-        ("lfm2", {"attention__head_count_kv": 2}, "which layers attend"),
+        ("lfm2", {"attention__head_count_kv": [0, 4, 2, 0, 2]}, "unlike heads of keys"),
+        ("lfm2", {"attention__head_count_kv": 2}, "of each layer whether it attends"),
         ("lfm2", {"attention__sliding_window": 64}, "lfm2.attention.sliding_window"),
+        ("qwen35", {"ssm__time_step_rank": 3}, "3 value heads and 2 key heads"),
+        ("qwen35", {"ssm__inner_size": None}, "no width of its 2 value heads"),
+        ("qwen35", {"full_attention_interval": None}, "of each layer whether it attends"),
+        ("qwen35", {"attention__recurrent_layers": [True, False]}, "of each layer whether it attends"),
+        ("lfm2", {"nextn_predict_layers": 1}, "lfm2.nextn_predict_layers"),
         ("phi3", {"rope__dimension_count": 20}, "turns 20 of 16 dimensions"),
         ("granite", {"attention__head_count": 128, "rope__dimension_count": None}, "turns 0 of 0 dimensions"),
     ],

@@ -99,6 +99,7 @@ def levels_of(
         pytest.param(("olmo3", False), marks=pytest.mark.slow),
         pytest.param(("ministral3", True), marks=pytest.mark.slow),
         pytest.param(("mistral", False), marks=pytest.mark.slow),
+        pytest.param(("qwen3_5_text", True), marks=pytest.mark.slow),
     ],
     ids=lambda param: f"{param[0]}-{'tied' if param[1] else 'untied'}",
 )
@@ -147,7 +148,22 @@ PARTS = {
     },
     "operator_norm": "attn_norm",
     "ffn_norm": "ffn_norm",
+    # Qwen3.5's
+    **{f"linear_attn.{part}": f"ssm_{part}" for part in ("conv1d", "norm")},
+    **{
+        f"linear_attn.{part}": name
+        for part, name in (
+            ("A_log", "ssm_a"),
+            ("dt_bias", "ssm_dt"),
+            ("in_proj_qkv", "attn_qkv"),
+            ("in_proj_z", "attn_gate"),
+            ("in_proj_a", "ssm_alpha"),
+            ("in_proj_b", "ssm_beta"),
+            ("out_proj", "ssm_out"),
+        )
+    },
 }
+FILTERS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 BEHIND = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -167,6 +183,20 @@ OUTSIDE = {
 }
 
 
+def grouped(values: torch.Tensor, part: str, config: Any) -> torch.Tensor:
+    """Put the value heads of one key head side by side; the file has the first of each key head first."""
+    if part == "linear_attn.norm":
+        return values
+    if part == "linear_attn.out_proj":
+        return grouped(values.T, "linear_attn.in_proj_z", config).T
+    keys = config.linear_num_key_heads
+    before = 0
+    if part in ("linear_attn.in_proj_qkv", "linear_attn.conv1d"):
+        before = 2 * keys * config.linear_key_head_dim
+    heads = values[before:].unflatten(0, (config.linear_num_value_heads // keys, keys, -1))
+    return torch.cat([values[:before], heads.transpose(0, 1).flatten(0, 2)])
+
+
 def dequantized(folder: Path) -> Any:
     """transformers' model of the file, dense: read by transformers, or by the names above if it can't."""
     config = AutoConfig.from_pretrained(folder)
@@ -180,17 +210,23 @@ def dequantized(folder: Path) -> Any:
         )
     model = AutoModelForCausalLM.from_config(config).float()
     tensors = gguf_tensors(folder / "model.gguf")[1]
-    parts = PARTS | (BEHIND if config.model_type in ("olmo2", "olmo3", *GEMMA) else {})
+    parts = PARTS | (BEHIND if config.model_type in ("olmo2", "olmo3", "qwen3_5_text", *GEMMA) else {})
     for name, parameter in model.named_parameters():
         module = name.removesuffix(".weight")
         number, _, part = module.removeprefix("model.layers.").partition(".")
-        tensor = tensors.pop(f"{OUTSIDE.get(module) or f'blk.{number}.{parts.get(part)}'}.weight")
+        ending = {"linear_attn.A_log": "", "linear_attn.dt_bias": ".bias"}.get(part, ".weight")
+        tensor = tensors.pop(f"{OUTSIDE.get(module) or f'blk.{number}.{parts.get(part)}'}{ending}")
         values = torch.from_numpy(tensor.values(0, tensor.rows).copy()).reshape(parameter.shape)
         if part in ("self_attn.q_proj", "self_attn.k_proj") and config.model_type in TURNED:
             width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
             halves = values.reshape(-1, width // 2, 2, 256)
             values = halves.transpose(1, 2).reshape(parameter.shape)
-        if name.endswith("norm.weight") and config.model_type in GEMMA:
+        if part == "linear_attn.A_log":
+            values = torch.log(-values)
+        if part.startswith("linear_attn."):
+            values = grouped(values, part, config)
+        adds_one = config.model_type in (*GEMMA, "qwen3_5_text") and part != "linear_attn.norm"
+        if adds_one and module.endswith("norm"):
             values = values - 1
         parameter.data.copy_(values)
     assert all(name.startswith("rope_factors") for name in tensors)
@@ -240,7 +276,7 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
     assert not model.config.use_cache and not model.training
     assert not any(weight.requires_grad for weight in model.parameters())
     stored = gguf_tensors(levels[level] / "model.gguf")[1].values()
-    matrices = {tensor for tensor in stored if len(tensor.shape) == 2 and "conv.conv" not in tensor.name}
+    matrices = {tensor for tensor in stored if len(tensor.shape) == 2 and not tensor.name.endswith(FILTERS)}
     packed = QuantizedLinear | QuantizedEmbedding
     quantized = [module.weight for module in model.modules() if isinstance(module, packed)]
     assert tensor_bytes(quantized) == sum(tensor.rows * tensor.row_bytes for tensor in matrices)
@@ -271,6 +307,7 @@ def test_it_holds_the_files_bytes_once(levels: dict[str, Path], level: str) -> N
         "olmo3",
         "ministral3",
         "mistral",
+        "qwen3_5_text",
     ),
 )
 def test_an_adapter_learns_what_it_learns_on_the_same_weights_dense(

@@ -42,7 +42,7 @@ def source(kind: str, folder: Path, tools: Toolchain) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.base_cells("NF4", "merged", "levels", "served", families="kind", called=TEXT_PARTS)
+@pytest.mark.base_cells("NF4", "merged", "levels", "parity", "served", families="kind", called=TEXT_PARTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_trained_converted_and_proven(kind: str, tools: Toolchain, tmp_path: Path) -> None:
     params = tiny.tiny_params(source(kind, tmp_path / "source", tools))

@@ -81,7 +81,13 @@ class ScaledLinear(QuantizedLinear):
     """
 
     def __init__(self, linear: QuantizedLinear) -> None:
-        super().__init__(linear.weight, linear.ggml_type, linear.bias, compute_dtype=linear.compute_dtype)
+        super().__init__(
+            linear.weight,
+            linear.ggml_type,
+            linear.bias,
+            compute_dtype=linear.compute_dtype,
+            grid=linear.grid,
+        )
         shape = (
             len(scale_places(self.ggml_type)),
             self.out_features,
@@ -98,7 +104,9 @@ class ScaledLinear(QuantizedLinear):
         with torch.no_grad():
             # the weight itself may be in main memory (`pipeline.models.offload`)
             weights = rescaled(whole(self.weight).to(self.change.device), self.ggml_type, self.change)
-        return QuantizedLinear(weights, self.ggml_type, self.bias, compute_dtype=self.compute_dtype)
+        return QuantizedLinear(
+            weights, self.ggml_type, self.bias, compute_dtype=self.compute_dtype, grid=self.grid
+        )
 
     def rows(self, first: int, last: int) -> torch.Tensor:
         """Rows [first, last) of the tuned weight; see `QuantizedLinear.rows`."""

@@ -123,7 +123,6 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
 
     from pipeline.gguf.scales import changed_scales, stored_scales
     from pipeline.gguf.tensors import gguf_tensors
-    from pipeline.models.gguf_names import in_file_order
     from pipeline.models.loading import read_config
     from pipeline.models.quantized_model import tensor_names
 
@@ -142,11 +141,8 @@ def file_scales(base: Path, adapter: Path) -> Iterator[tuple[str, Any]]:
                 "Q-GGUF-020",
                 f"a trained scale of {tensor.name} is not a number: lower train.learning_rate, then {AGAIN}",
             )
-        heads = names.reordered(parameter)
-        yield (
-            tensor.name,
-            changed_scales(stored, torch.stack([in_file_order(scales, heads) for scales in change])),
-        )
+        moved = torch.stack([names.in_file_order(parameter, scales) for scales in change])
+        yield tensor.name, changed_scales(stored, moved)
 
 
 def check_scales(model: Any, settings: Training) -> int:

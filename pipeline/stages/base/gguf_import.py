@@ -183,9 +183,13 @@ def check_weights(model: Any, header: Header, file: Path) -> None:
     """Raise `DataError` unless the model has as many weights as the GGUF, all of them finite."""
     # a tied head counts once
     taken = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
-    # rotary factors are settings
-    factors = (header.tensors[name][0] for name in TENSORS if name in header.tensors)
-    held = header.parameters - sum(map(math.prod, factors))
+    # rotary factors are settings, and no model of transformers' has layers for drafting
+    others = (
+        shape
+        for name, (shape, _) in header.tensors.items()
+        if name in TENSORS or name.startswith(header.drafting)
+    )
+    held = header.parameters - sum(map(math.prod, others))
     if taken != held:
         raise DataError(
             "Q-BASE-003",

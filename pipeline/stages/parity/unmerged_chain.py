@@ -16,6 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
 from pipeline.gguf.base_files import MODEL_FILE
+from pipeline.gguf.delta_heads import to_file
 from pipeline.gguf.file import check_gguf
 from pipeline.gguf.provenance import ADAPTER, BASE_FILE
 from pipeline.gguf.tensors import gguf_tensors
@@ -105,7 +106,7 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
     from safetensors import safe_open
     from transformers import AutoConfig
 
-    from pipeline.models.gguf_names import Place, in_order, left_over, values_at
+    from pipeline.models.gguf_names import Place, left_over, values_at
     from pipeline.models.quantized_model import tensor_names
 
     header, tensors = gguf_tensors(lora)
@@ -130,9 +131,10 @@ def lora_weights(base: Path, adapter: Path, lora: Path) -> Check:
                 continue
             stored: Any = tensor.values(0, tensor.rows).reshape(tuple(trained.shape))
             if part == "B":
-                import torch
-
-                stored = in_order(torch.from_numpy(stored.copy()), names.reordered(parameter)).numpy()
+                trained = names.in_file_order(parameter, trained)
+            else:
+                grid = names.grid(parameter)
+                trained = to_file(trained, grid) if grid else trained
             if not np.array_equal(stored, rounded(trained.numpy(), tensor.type)):
                 wrong.append(f"{place.tensor} differs from {key}")
     wrong += [f"{name} is not all in the adapter" for name in left_over(tensors, seen)]
