@@ -4,6 +4,7 @@ After llama.cpp, src/llama-quant.cpp: `llama_tensor_get_type_impl` (mixtures bel
 off), and `tensor_type_fallback` for rows that a type can't pack.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from pipeline.config.ggml_types import LEVELS, TYPES
@@ -40,11 +41,6 @@ RULES: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
     },
     "attn_k": {"IQ3_XS": (("all", "IQ3_XXS"),), "IQ3_XXS": (("all", "IQ2_S"),)},
     "attn_q": {"IQ3_XS": (("all", "IQ3_XXS"),), "IQ3_XXS": (("all", "IQ2_S"),)},
-    "attn_qkv": {
-        **dict.fromkeys(("Q3_K_M", "Q3_K_L", "IQ3_M"), (("all", "Q4_K"),)),
-        "Q4_K_M": (("all", "Q5_K"),),
-        "Q5_K_M": (("all", "Q6_K"),),
-    },
     "attn_output": {
         **dict.fromkeys(LOW[:2], (("all", "IQ2_XXS"),)),
         **dict.fromkeys((*LOW[4:], "IQ3_XXS"), (("all", "IQ3_S"),)),
@@ -101,8 +97,13 @@ def unquantized_bytes(shape: Shape) -> int:
     return 4 * shape.small_weights + HEADER_PER_TOKEN * shape.vocabulary
 
 
-def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int = 0) -> str:
-    """The ggml type that `tensor` (attn_v, token_embd, …; rows of `columns` weights) gets."""
+def tensor_type(
+    shape: Shape, level: str, tensor: str, columns: int, number: int = 0, count: int | None = None
+) -> str:
+    """The ggml type that `tensor` (attn_v, token_embd, …; rows of `columns` weights) gets. It is that
+    `number` of the model's `count` tensors under the same rules, by default one in each layer.
+    """
+    count = shape.layers if count is None else count
     name, with_matrix = ModelName(level).level, ModelName(level).imatrix
     if name in ("F32", "F16", "BF16"):
         return name
@@ -120,16 +121,22 @@ def tensor_type(shape: Shape, level: str, tensor: str, columns: int, layer: int 
             return _quantized("Q8_0", columns)
         if tensor == "attn_output":
             return _quantized("Q5_K" if name in FINER_OUTPUT else base, columns)
-        if tensor.startswith("ffn_down_") and name == "IQ3_M" and _holds("sensitive", shape, layer):
+        if tensor.startswith("ffn_down_") and name == "IQ3_M" and _holds("sensitive", shape, number, count):
             return _quantized("Q4_K", columns)
     # a tensor whose part no rule knows, as a mixer's, has the level's own type
-    rules = RULES.get("output" if is_output else tensor.removesuffix("_exps").removesuffix("_shexp"), {})
+    rules = RULES.get("output" if is_output else ruled_as(tensor), {})
     places = rules.get(
         f"{name}-imatrix" if with_matrix else name, rules.get(name, (("all", "Q6_K"),) if is_output else ())
     )
     return _quantized(
-        next((ggml_type for where, ggml_type in places if _holds(where, shape, layer)), base), columns
+        next((ggml_type for where, ggml_type in places if _holds(where, shape, number, count)), base), columns
     )
+
+
+def ruled_as(tensor: str) -> str:
+    """Return the tensor under whose rules this one is: llama-quantize takes attn_qkv for attn_v."""
+    part = tensor.removesuffix("_exps").removesuffix("_shexp")
+    return "attn_v" if part == "attn_qkv" else part
 
 
 def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
@@ -137,15 +144,22 @@ def matrices(shape: Shape, level: str) -> Iterator[tuple[str, str, int]]:
     output (none where it is tied), attn_q, …
     """
 
-    def stored(tensor: str, columns: int, rows: int, layer: int = 0) -> tuple[str, str, int]:
-        ggml_type = tensor_type(shape, level, tensor, columns, layer)
+    # of hybrids, not every layer has a tensor of each kind
+    counts = Counter((ruled_as(linear.tensor), linear.ending) for layer in shape.by_layer for linear in layer)
+    seen = Counter[tuple[str, str]]()
+
+    def stored(tensor: str, columns: int, rows: int, number: int = 0, count: int = 1) -> tuple[str, str, int]:
+        ggml_type = tensor_type(shape, level, tensor, columns, number, count)
         return tensor, ggml_type, columns * rows // TYPES[ggml_type].weights * TYPES[ggml_type].bytes
 
     for table in ("token_embd",) if shape.tied else ("token_embd", "output"):
         yield stored(table, shape.hidden, shape.vocabulary)
-    for layer, linears in enumerate(shape.by_layer):
+    for linears in shape.by_layer:
         for linear in linears:
-            yield stored(linear.tensor, linear.inputs, linear.outputs * linear.copies, layer)
+            kind = (ruled_as(linear.tensor), linear.ending)
+            rows = linear.outputs * linear.copies
+            yield stored(linear.tensor, linear.inputs, rows, seen[kind], counts[kind])
+            seen[kind] += 1
 
 
 def _quantized(ggml_type: str, columns: int) -> str:
@@ -153,15 +167,16 @@ def _quantized(ggml_type: str, columns: int) -> str:
     return next((name for name in choices if columns % TYPES[name].weights == 0), "F16")
 
 
-def _holds(where: str, shape: Shape, layer: int) -> bool:
-    eighth, last = shape.layers // 8, 7 * shape.layers // 8
+def _holds(where: str, shape: Shape, number: int, count: int) -> bool:
+    eighth = count // 8
+    last = 7 * count // 8
     return {
         "all": True,
         "shared": shape.heads >= 4 * shape.kv_heads,
-        "first 2": layer < 2,
-        "first 4": layer < 4,
-        "first eighth": layer < eighth,
-        "first sixteenth": layer < shape.layers // 16,
-        "middle": eighth <= layer < last,
-        "sensitive": layer < eighth or layer >= last or (layer - eighth) % 3 == 2,
+        "first 2": number < 2,
+        "first 4": number < 4,
+        "first eighth": number < eighth,
+        "first sixteenth": number < count // 16,
+        "middle": eighth <= number < last,
+        "sensitive": number < eighth or number >= last or (number - eighth) % 3 == 2,
     }[where]

@@ -16,9 +16,9 @@ from pipeline.gguf.header import CONFIG_FIELDS, Header, NotGguf, read_header, te
 from pipeline.models.base_header import read_metadata, stated_config
 from pipeline.planning.config_file import read_shape
 from pipeline.planning.level_bytes import level_bytes, matrices
-from pipeline.planning.shape import FUSED_TENSORS, SIZES, TENSORS, Shape
+from pipeline.planning.shape import FUSED_TENSORS, PLACED_TENSORS, SIZES, TENSORS, Shape
 
-NAMES = "|".join({*TENSORS.values(), *FUSED_TENSORS.values()})
+NAMES = "|".join({*TENSORS.values(), *FUSED_TENSORS.values(), *PLACED_TENSORS.values()})
 LINEAR = re.compile(rf"blk\.\d+\.({NAMES})(_exps|_shexp)?\.weight")
 SAMPLED = 64  # of so many blocks of rows one is looked at
 AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights
@@ -64,7 +64,7 @@ def quantized_file(file: Path) -> QuantizedBase:
     sizes = {
         name: tensor_bytes(name, shape, ggml_type) for name, (shape, ggml_type) in header.tensors.items()
     }
-    linears = [name for name in sizes if LINEAR.fullmatch(name)]
+    linears = [name for name in sizes if LINEAR.fullmatch(name) and not name.startswith(header.drafting)]
     types = {name: GGMLQuantizationType(header.tensors[name][1]).name for name in linears}
     tables = [name for name in ("token_embd.weight", "output.weight") if name in sizes]
     ggml_types = frozenset(GGMLQuantizationType(header.tensors[name][1]).name for name in (*linears, *tables))
@@ -89,12 +89,13 @@ def scales_of(ggml_type: str, stored: int) -> int:
 def quantized_level(shape: Shape, level: str) -> QuantizedBase:
     """Bytes of `level` before there is a file: each tensor in the type that llama-quantize would give it."""
     sizes, ggml_types = {"linears": 0, "token_embd": 0, "output": 0}, set()
-    scales, of_layers, layers = [], [], Counter[str]()
+    scales, of_layers = [], []
+    layers = iter([layer for layer, linears in enumerate(shape.by_layer) for _ in linears])
     for tensor, ggml_type, size in matrices(shape, level):
         if tensor not in sizes:
-            scales.append((f"blk.{layers[tensor]}.{tensor}", scales_of(ggml_type, size)))
-            of_layers.append((layers[tensor], size))
-            layers[tensor] += 1
+            layer = next(layers)
+            scales.append((f"blk.{layer}.{tensor}", scales_of(ggml_type, size)))
+            of_layers.append((layer, size))
         sizes[tensor if tensor in sizes else "linears"] += size
         ggml_types.add(ggml_type)
     return QuantizedBase(

@@ -38,6 +38,22 @@ TENSORS = {  # the GGUF's names of a layer's linears, without their `ending`
 }
 # those of linears that are several in one, as Phi's
 FUSED_TENSORS = {"qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up"}
+# those of hybrids, by the module that the linear is in
+PLACED_TENSORS = {
+    # LFM2
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "self_attn.out_proj": "attn_output",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    # Qwen3.5
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.out_proj": "ssm_out",
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,9 @@ class Linear:
     @property
     def tensor(self) -> str:
         """Its name in a GGUF, without the layer; its own name if the GGUF's is not known."""
+        placed = PLACED_TENSORS.get(".".join(self.place.split(".")[-2:]))
+        if placed:
+            return placed
         name = self.name.removeprefix(ROUTED)
         return (TENSORS | FUSED_TENSORS).get(name, name) + self.ending
 

@@ -32,6 +32,8 @@ from pipeline.models.quantized_model import load_gguf
 from pipeline.models.tensors import frozen_tensors, tensor_bytes
 from pipeline.models.tuners.lora import check_adapter, lora_config
 from pipeline.models.unpacked_model import unpacked_model
+from pipeline.planning.config_file import load_shape
+from pipeline.planning.quantized import quantized_file, quantized_level
 
 LEVELS = ("F16", "Q8_0", "Q4_K_M")
 IDS = torch.arange(48).reshape(2, 24) * 37 % 2000
@@ -256,6 +258,15 @@ def test_logits_are_transformers_own_of_the_same_file(levels: dict[str, Path], l
     assert float((in_bfloat16 - expected).pow(2).mean() / expected.pow(2).mean()) <= 1e-3
     for (name, ours), (_, other) in zip(model.named_buffers(), theirs.named_buffers(), strict=True):
         assert torch.equal(ours, other), name
+
+
+@pytest.mark.slow
+def test_a_plan_knows_what_its_linears_take(levels: dict[str, Path]) -> None:
+    folder = levels["Q4_K_M"]
+    by_file = quantized_file(folder / "model.gguf")
+    by_level = quantized_level(load_shape(folder / "config.json"), "Q4_K_M")
+    assert by_file.layers == by_level.layers
+    assert set(by_file.scales) == set(by_level.scales)
 
 
 @pytest.mark.parametrize("level", ["F16", "Q4_K_M"])
