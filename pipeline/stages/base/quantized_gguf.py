@@ -80,6 +80,7 @@ def keep_gguf(
     from pipeline.models.quantized_model import load_gguf
 
     header = checked_header(file)
+    need_trained_family(header, file)
     if file.stat().st_size >= EARLY_BYTES:
         load_tokenizer_of(file, header)
     model, original = folder / MODEL_FILE, folder / (SOURCE_FILE if level else MODEL_FILE)
@@ -94,7 +95,7 @@ def keep_gguf(
         options = Quantizing(tensor_types=tensor_types, requantize=True)
         quantize_gguf(Llama(tools, os.cpu_count() or 1), original, model, level, options)
     header = check_gguf(model)
-    check_trainable(header, file)
+    need_dequantizers(header, file)
     tokenizer = load_tokenizer_of(model, header)
     save_tokenizer(tokenizer, folder)
     write_config(model, header, folder, special_ids(tokenizer))
@@ -139,12 +140,10 @@ def copy_file(source: Path, target: Path) -> None:
             shutil.copyfileobj(stream, copy, 1 << 20)
 
 
-def check_trainable(header: Header, file: Path) -> None:
-    """Raise `DataError` if a matrix of the file has a type that training has no dequantizer for, or the
-    architecture is not a known one.
+def need_trained_family(header: Header, file: Path) -> None:
+    """Raise `DataError` if nothing can be trained on files of this architecture. The header says so before
+    the file is copied, or quantized.
     """
-    from pipeline.gguf.dequantize import layout
-
     architecture = header.fields.get("general.architecture")
     if architecture not in TRAINED_ON:
         raise DataError(
@@ -152,6 +151,12 @@ def check_trainable(header: Header, file: Path) -> None:
             f"{file} is of architecture {architecture}, and adapters are trained on the GGUFs of "
             f"{', '.join(TRAINED_ON)}: set base.quantization to nf4, with the model's Hugging Face folder",
         )
+
+
+def need_dequantizers(header: Header, file: Path) -> None:
+    """Raise `DataError` if a matrix of the file has a type that training has no dequantizer for."""
+    from pipeline.gguf.dequantize import layout
+
     for name, (_, kind) in header.tensors.items():
         try:
             layout(kind)

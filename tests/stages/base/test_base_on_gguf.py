@@ -31,6 +31,7 @@ from pipeline.llamacpp.logits import open_gguf
 from pipeline.llamacpp.server import serving
 from pipeline.llamacpp.tools import Llama, Toolchain, run_tool
 from pipeline.models.quantized_model import load_gguf
+from pipeline.stages.base import quantized_gguf
 from pipeline.stages.base.stage import base
 
 Bring = Callable[..., dict[str, Any]]
@@ -213,6 +214,16 @@ def test_odd_metadata_is_a_sentence_or_a_model_that_llama_cpp_loads(
             with open_gguf(Llama(tools), ModelFiles(file), ctx_size=16) as opened:
                 assert np.isfinite(opened.logits([1, 2, 3], [0, 1, 2])).all(), (field, value)
     assert tried > 400 // SHARE and accepted < tried / 4
+
+
+def test_a_family_that_is_not_trained_on_is_refused_before_its_file_is_copied(
+    gguf_file: Path, bring: Bring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To copy and quantize a file of gigabytes takes minutes."""
+    monkeypatch.setattr(quantized_gguf, "TRAINED_ON", ("falcon",))
+    monkeypatch.setattr(quantized_gguf, "copy_file", lambda *_: pytest.fail("copied"))
+    with pytest.raises(DataError, match=r"Q-MODELS-028.*of falcon: .*nf4"):
+        bring(gguf_file, "Q8_0")
 
 
 @pytest.mark.parametrize(("kind", "name"), [(16, "IQ2_XXS"), (9, "Q8_1"), (4_000, "4000")])
