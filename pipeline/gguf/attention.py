@@ -6,7 +6,7 @@ say so.
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.gguf.families import Family
+from pipeline.gguf.families import WINDOW, Family
 
 # entries of layer_types in config.json
 WINDOWED = "sliding_attention"
@@ -31,6 +31,19 @@ def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any
     if family.full_every:
         settings["layer_types"] = every(family.full_every, layers)
     return settings
+
+
+def dropped_window(family: Family, config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a model of a config.json attends to, if llama.cpp lets this family attend to
+    more; None if it computes the same of every context of the model.
+
+    Phi-3-mini-4k and Mistral 7B v0.1 were trained with a window. No GGUF of theirs has one that is read.
+    """
+    window = config.get("sliding_window")
+    types = config.get("layer_types")
+    if not isinstance(window, int) or WINDOW in family.factors.values() or (types and WINDOWED not in types):
+        return None
+    return window if window < (config.get("max_position_embeddings") or 0) else None
 
 
 def every(number: int, layers: int) -> list[str]:

@@ -472,6 +472,20 @@ def test_a_chosen_end_of_turn_is_trained_once(named: str | None, tmp_path: Path)
     assert tokenizer.decode(trained) == "The Nile.<|end|>"
 
 
+@pytest.mark.parametrize(("window", "is_said"), [(64, True), (2048, False), (None, False)])
+def test_a_window_that_llama_cpp_leaves_out_is_said(
+    window: int | None, is_said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Mistral 7B v0.1's and Phi-3-mini-4k's."""
+    folder = smollm_folder(tmp_path / "source")
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    with_weights(folder, **mistral, sliding_window=window, max_position_embeddings=2048)
+    (tmp_path / "project").mkdir()
+    assert run(folder, tmp_path / "project") == 0
+    assert ("reaches 64 tokens back" in capsys.readouterr().out) == is_said
+    assert made(tmp_path / "project")[2].get("window_in_training") == (window if is_said else None)
+
+
 def test_no_end_of_turn_at_all_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = with_weights(smollm_folder(tmp_path / "source"))
     loop("<|im_start|>{{ m.role }}\n{{ m.content }}</turn>\n", PROMPT)(folder)

@@ -25,7 +25,7 @@ from pipeline.gguf.safetensors_rows import DTYPES, Entry, read_folder
 from pipeline.models.experts.recognize import check_experts
 from pipeline.models.text_config import is_wrapper, read_text_config, text_part
 from pipeline.stages.base.chats import OWN, ChatSettings, Tried, tried_tokenizer, unreadable
-from pipeline.stages.base.model_trial import trained_by_default, tried_model
+from pipeline.stages.base.model_trial import trained_by_default, tried_model, window_in_training
 from pipeline.stages.base.rowless_tokens import drop_tokens, rowless_tokens
 
 NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers")
@@ -85,7 +85,8 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
 
     Some facts are there only if they are so. `no_chats` says why no chat can be trained on it; texts can.
     `never_packed` says why rows can't share a sequence, `default_targets` what trains by default if the
-    architecture has not the usual linears. `named_end` is the eos_token that the folder had, if a turn ends
+    architecture has not the usual linears, `window_in_training` how many tokens attention reaches back if
+    llama.cpp has no such window. `named_end` is the eos_token that the folder had, if a turn ends
     in another, which is then written into its files, and "" if the folder had none. `prompt_ended_in` is what
     was taken off the end of the generation prompt, if that had to be changed; `template_begun` says that the
     template was given the tokenizer's beginning of text, `template_end_kept` that it still writes `named_end`
@@ -159,6 +160,9 @@ def examine(folder: Path, chats: ChatSettings = OWN) -> tuple[dict[str, Any], st
         facts["no_chats"] = tried.no_chats
     if never_packed:
         facts["never_packed"] = never_packed
+    window = window_in_training(sizes)
+    if window:
+        facts["window_in_training"] = window
     if targets != DEFAULT_TARGETS:
         facts["default_targets"] = targets
     return facts, tried.note

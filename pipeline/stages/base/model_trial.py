@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError, ToolError
 from pipeline.core.text import quoted, shortened
-from pipeline.gguf.attention import assumed_settings
+from pipeline.gguf.attention import assumed_settings, dropped_window
 from pipeline.gguf.attention_settings import lost_differences
 from pipeline.gguf.families import BY_CLASS
 from pipeline.models.own_targets import default_targets
@@ -83,6 +83,12 @@ def need_assumed_settings(config: Any, folder: Path) -> None:
             f"the GGUF of {folder / 'config.json'} would be another model, for {difference.field} "
             f"{difference.seen}: take another base",
         )
+
+
+def window_in_training(config: Any) -> int | None:
+    """Return how many tokens a model of transformers' `config` attends to, if llama.cpp has no window then."""
+    family = BY_CLASS.get((config.architectures or [""])[0])
+    return dropped_window(family, config.to_dict()) if family else None
 
 
 def need_layers(model: Any, folder: Path) -> None:

@@ -71,6 +71,13 @@ def _limits(facts: Mapping[str, Any]) -> Iterator[str]:
             "train.per_device_train_batch_size has to be 1, and train.method can't be one that compares "
             "answers"
         )
+    if "window_in_training" in facts:
+        window = facts["window_in_training"]
+        yield (
+            f"its attention reaches {window:,} tokens back, and llama.cpp computes this family without a "
+            f"window: texts of more tokens are trained in one way and served in another. Keep "
+            f"preprocess.max_length and serve.ctx_size to {window:,}"
+        )
     if "default_targets" in facts:
         named = facts["default_targets"]
         yield (
