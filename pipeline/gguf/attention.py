@@ -1,6 +1,6 @@
-"""Settings of attention that llama.cpp takes for granted of a family: no field of a GGUF holds them, so that
-a model with another config.json is another model there. And which layers attend to a window, if a field may
-say so.
+"""Settings, most of attention, that llama.cpp takes for granted of a family: no field of a GGUF holds them,
+so that a model with another config.json is another model there. And which layers attend to a window, if a
+field may say so.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,9 @@ def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any
 
     The scores of Gemma's attention are divided by the root of `query_pre_attn_scalar`. llama.cpp takes the
     width of a head, but for the largest model, which it knows by the count of its layers.
+
+    The embeddings of a Falcon-H1 are multiplied when it is converted, and the head is the same tensor if the
+    two are tied.
     """
     layers = config["num_hidden_layers"]
     settings: dict[str, Any] = {}
@@ -30,6 +33,8 @@ def assumed_settings(family: Family, config: Mapping[str, Any]) -> dict[str, Any
         settings["query_pre_attn_scalar"] = share if is_largest else config.get("head_dim", share)
     if family.full_every:
         settings["layer_types"] = every(family.full_every, layers)
+    if family.multiplied and config.get("tie_word_embeddings"):
+        settings["lm_head_multiplier"] = config["embedding_multiplier"]
     return settings
 
 

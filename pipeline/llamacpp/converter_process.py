@@ -27,6 +27,7 @@ def main(argv: list[str]) -> None:
         write_more(settings["fields"])
     leave_out_missing_drafts()
     know_attention_by_both_names()
+    know_width_of_heads()
     if script.endswith("convert_lora_to_gguf.py"):
         stack_each_projection()
         name_ministral()
@@ -68,6 +69,22 @@ def know_attention_by_both_names() -> None:
         return numbers or find(self)
 
     GraniteHybridModel.get_attn_layers = attention_layers
+
+
+def know_width_of_heads() -> None:
+    """Convert a Falcon-H1 whose config.json has no `head_dim`, which is then the share of a head, as
+    transformers takes it. llama.cpp's ends in a KeyError.
+    """
+    from conversion.falcon_h1 import FalconH1Model  # type: ignore[import-not-found]
+
+    write = FalconH1Model.set_gguf_parameters
+
+    def with_width(self: Any) -> None:
+        share = self.hparams["hidden_size"] // self.hparams["num_attention_heads"]
+        self.hparams.setdefault("head_dim", share)
+        write(self)
+
+    FalconH1Model.set_gguf_parameters = with_width
 
 
 def stack_each_projection() -> None:

@@ -649,6 +649,17 @@ def test_a_gemma_with_another_scale_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "query_pre_attn_scalar 256, and llama.cpp" in said and "with 16" in said
 
 
+def test_a_tied_falcon_h1_with_a_factor_of_its_own_for_the_head_is_refused(tmp_path: Path) -> None:
+    """As tiiuae's Falcon-H1-Tiny-90M. llama.cpp's converter multiplies the only table by the embeddings'."""
+    factors = {"embedding_multiplier": 0.25, "lm_head_multiplier": 0.125}
+    kind = {"model_type": "falcon_h1", "architectures": ["FalconH1ForCausalLM"], **factors}
+    folder = with_config(smollm_folder(tmp_path), **kind, tie_word_embeddings=True)
+    with pytest.raises(DataError, match=r"Q-BASE-055.*lm_head_multiplier 0\.125, .* with 0\.25"):
+        need_assumed_settings(read_text_config(folder), folder)
+    with_config(folder, **kind, tie_word_embeddings=False)
+    need_assumed_settings(read_text_config(folder), folder)
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

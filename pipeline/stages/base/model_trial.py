@@ -86,7 +86,7 @@ def need_assumed_settings(config: Any, folder: Path) -> None:
 
 
 def window_in_training(config: Any) -> int | None:
-    """Return how many tokens a model of transformers' `config` attends to, if llama.cpp has no window then."""
+    """Return how many tokens a model of this configuration attends to; None if llama.cpp does the same."""
     family = BY_CLASS.get((config.architectures or [""])[0])
     return dropped_window(family, config.to_dict()) if family else None
 

@@ -2,6 +2,7 @@
 on, they compute the same.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from families import MORE
+from gguf import GGUFReader
 from gguf_edit import change_rows
 from tokenizer_folders import qwen35_folder
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -108,6 +110,21 @@ def compare_with_folder(gguf: Path, folder: Path) -> None:
     with torch.no_grad():
         ours, theirs = (model(input_ids=ids, use_cache=False).logits for model in (trained_on, rounded))
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-3
+
+
+@pytest.mark.slow
+def test_a_falcon_h1_whose_settings_lack_the_width_of_a_head_is_converted(
+    tools: Toolchain, tmp_path: Path
+) -> None:
+    """As transformers writes config.json. llama.cpp's converter ended in a KeyError."""
+    folder = qwen35_folder(tmp_path / "merged", tools, WORDS)
+    random_family("falcon_h1", folder, head_dim=16)
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    assert config.pop("head_dim") == 16
+    file.write_text(json.dumps(config), encoding="utf-8")
+    to_gguf(tools, folder, tmp_path / "a.gguf", "F16", HeaderFields("tiny", "qwen35"))
+    assert GGUFReader(tmp_path / "a.gguf").fields["falcon-h1.attention.key_length"].contents() == 16
 
 
 @pytest.mark.parametrize(("make", "changed"), MODELS)
