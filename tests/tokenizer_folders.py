@@ -37,9 +37,10 @@ QWEN3_ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")
 # the first of Gemma's tokens, in their order, and what is written between turns
 GEMMA_CONTROL = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
 GEMMA_END = GEMMA_CONTROL.index("<end_of_turn>")
-GEMMA_PLAIN = ("\n", "\n\n")  # added tokens that are no control tokens
-GEMMA_WORDS = 2_048  # all tokens of `gemma_folder`
 SPACE = "▁"  # what stands for a space in SentencePiece's pieces
+GEMMA_RUNS = tuple(SPACE * length for length in range(2, 32))  # of spaces
+GEMMA_PLAIN = ("\n", "\n\n", *GEMMA_RUNS)  # added tokens that are no control tokens
+GEMMA_WORDS = 2_048  # all tokens of `gemma_folder`
 # as Gemma 3 is published: a system turn goes into the first user turn
 GEMMA_TEMPLATE = """\
 {{ bos_token }}
@@ -154,7 +155,7 @@ def _pieces(count: int) -> list[str]:
     tokenizer = Tokenizer.from_str(_smollm()["tokenizer.json"])
     texts = (tokenizer.decode([number]) for number in range(tokenizer.get_vocab_size()))
     pieces = (text.replace(" ", SPACE) for text in texts if text.isascii() and text.isprintable() and text)
-    return list(islice(pieces, count))
+    return list(islice((piece for piece in pieces if piece not in GEMMA_RUNS), count))
 
 
 def _gemma_json(words: list[str], added: list[str]) -> str:
@@ -162,7 +163,7 @@ def _gemma_json(words: list[str], added: list[str]) -> str:
     numbers = {word: number for number, word in enumerate(words)}
     merges = [
         (word[:place], word[place:])
-        for word in words[len(added) :]
+        for word in (*GEMMA_RUNS, *words[len(added) :])
         for place in range(1, len(word))
         if word[:place] in numbers and word[place:] in numbers
     ]

@@ -23,10 +23,10 @@ MEMORY_EACH = 16  # bytes more, for each byte of the file; a sound one takes som
 MOST_TOKENS = 64  # for each character; a sound one has at most 8, an emoji's bytes in halves
 TOO_MUCH = "too much"
 # strings on which pre-tokenizers differ: digits, contractions, spaces, newlines, scripts, code, vowel signs
-# that are marks of their own, a space at the beginning
+# that are marks of their own, a space at the beginning, more spaces than any token has
 PROBES = (
     "Hello, world! I'm 12345 years and 67.89 days old; you'll see.",
-    "def f(x):\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces ",
+    "def f(x):\n    return {'a': x ** 2}\n\n\n\t# tabs  and   spaces " + " " * 33,
     "naïve café – “quotes” 東京 Привет مرحبا 🙂👩‍💻 ½ ①",
     " हिन्दी में नमस्ते, ภาษาไทย",
 )

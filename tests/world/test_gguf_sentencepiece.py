@@ -1,4 +1,6 @@
-"""GGUFs with SentencePiece's vocabularies, Llama 2's and Mistral 7B's kind, from the file to parity."""
+"""GGUFs with SentencePiece's vocabularies: Llama 2's and Mistral 7B's kind from the file to parity, Gemma's
+unpacked.
+"""
 
 import json
 from pathlib import Path
@@ -7,17 +9,21 @@ import pytest
 import tiny
 import torch
 from conftest import run_stages
-from families import SIZES
-from tokenizer_folders import llama2_folder
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+from families import GEMMA, MORE, SIZES
+from tokenizer_folders import GEMMA_WORDS, gemma_folder, llama2_folder
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 from pipeline.chat.tokenizer_file import PROBES, plain_tokenizer
+from pipeline.gguf.header import read_header
 from pipeline.llamacpp.converters import HeaderFields, to_gguf
-from pipeline.llamacpp.tools import Toolchain
+from pipeline.llamacpp.tools import Toolchain, run_converter
 
 PREPARED = ("base", "curate", "preprocess", "train")
 MERGED = ("merge", "convert", "imatrix", "quantize@Q4_K_M", "parity")
 
+VOCABULARY = {
+    f"tokenizer.ggml.{field}" for field in ("model", "tokens", "scores", "token_type", "add_space_prefix")
+}
 # checks of parity
 TOKENS = {"text_template", "tokens_ids", "tokens_corpus", "tokens_special"}
 
@@ -63,3 +69,28 @@ def test_its_tokens_are_the_same_up_to_parity(
     assert verdicts.keys() >= TOKENS and {verdicts[key] for key in TOKENS} == {"pass"}
     # of a random model and at standard depth some are not measured
     assert set(verdicts.values()) == {"pass", "not measured"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(GEMMA))
+def test_a_gemmas_vocabulary_is_converted_to_what_it_was(
+    family: str, tools: Toolchain, tmp_path: Path
+) -> None:
+    """Without tokenizer.model the converter can't read a Gemma 2's folder, and takes a Gemma 3's for another
+    model's.
+    """
+    source = gemma_folder(tmp_path / "source")
+    ends = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0, "vocab_size": GEMMA_WORDS}
+    config = AutoConfig.for_model(family, **SIZES | MORE[family] | ends)
+    AutoModelForCausalLM.from_config(config).save_pretrained(source)
+    file = tmp_path / "tiny.gguf"
+    to_gguf(tools, source, file, "F16", HeaderFields("tiny", None))
+    root = run_stages(tiny.write_project(tmp_path / "project", tiny.tiny_params(file)), ("base",))
+    again = tmp_path / "vocabulary.gguf"
+    run_converter(tools, "convert_hf_to_gguf.py", [root / "models/base", "--vocab-only", "--outfile", again])
+    wanted, found = (
+        {key: value for key, value in read_header(path).fields.items() if key in VOCABULARY}
+        for path in (file, again)
+    )
+    assert wanted.keys() == VOCABULARY
+    assert found == wanted

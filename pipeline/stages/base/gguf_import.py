@@ -26,9 +26,9 @@ from pipeline.models.header_config import header_config
 from pipeline.models.tensors import all_finite
 from pipeline.stages.base.chats import need_compiled
 from pipeline.stages.base.hf_folder import special_ids
-from pipeline.stages.base.sentencepiece_file import puts_spaces, write_pieces
+from pipeline.stages.base.runs_of_spaces import SPACE, keep_runs_of_spaces
+from pipeline.stages.base.sentencepiece_file import has_scores, puts_spaces, write_pieces
 
-SPACE = "\u2581"  # which SentencePiece writes for a space
 # tokenizer.ggml.pre of vocabularies of GPT-2's kind with single digits: SmolLM 1 and 2, Granite 3
 SINGLE_DIGITS = ("smollm", "refact")
 
@@ -79,7 +79,7 @@ def unpack_gguf(
     with redirect_stderr(io.StringIO()):
         model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
-    if puts_spaces(header):
+    if has_scores(header):
         write_pieces(header, folder)
     same_ids_as_llama_cpp(file, folder, tools, tokenizer.eos_token)
     return tied
@@ -125,6 +125,8 @@ def load_tokenizer_of(file: Path, header: Header) -> Any:
     tokenizer = from_gguf(kind, file, header)
     drop_defaults(tokenizer, header.fields["tokenizer.ggml.tokens"])
     set_pre_tokenizer(tokenizer, header.fields.get("tokenizer.ggml.pre"))
+    if has_scores(header):
+        keep_runs_of_spaces(tokenizer, header)
     if puts_spaces(header):
         put_spaces(tokenizer)
     templates = named_templates(header.fields)

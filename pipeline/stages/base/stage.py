@@ -42,6 +42,7 @@ from pipeline.stages.base.named_file import NamedFile
 from pipeline.stages.base.new_tokens import add_new_tokens
 from pipeline.stages.base.quantized_gguf import IN_HEADER, joined, keep_gguf, settle_headers
 from pipeline.stages.base.rowless_tokens import drop_rowless
+from pipeline.stages.base.runs_of_spaces import LONGEST_FIRST, settle_runs_of_spaces
 from pipeline.stages.base.summary import summary
 from pipeline.stages.base.template_files import settle_in_folder
 from pipeline.stages.base.text_part import find_text_part, take_text_part, write_text_part
@@ -154,6 +155,8 @@ def base(
             else:
                 config = read_object(aside / "config.json")
                 wrapper = take_text_part(aside, config, chosen.model) if is_wrapper(config) else None
+            if not stays_gguf and settle_runs_of_spaces(aside):
+                print(f"base: {LONGEST_FIRST}")
             rowless: list[str] = []
             new_tokens = {}
             if chosen.new_tokens:
