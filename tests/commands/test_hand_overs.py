@@ -551,3 +551,21 @@ def test_the_example_in_the_docs_is_what_is_printed(
     assert [key for key in keys if f"`{key}`" not in page] == []
     example = page.partition("```text\n")[2]
     assert example.partition("```")[0].split() == done.stdout.split(), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("judge --base base --gguf a.gguf --data chats.jsonl", "--data"),
+        ("judge --merged merged --gguf a.gguf --scorer rouge_l", "--scorer"),
+        ("judge --merged merged --gguf a.gguf --threads 2", "--threads"),
+        ("judge a.gguf --files-only", "--files-only"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    line: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = quench(*line.split())
+    assert done.exit_code == 2
+    assert f"{option} is for" in " ".join(done.stderr.split())

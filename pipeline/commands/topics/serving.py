@@ -102,16 +102,34 @@ def judge(
     """Judge any GGUF files on your own held-out chats: which is best and fits; needs no params.yaml. With
     --base, --adapter, --merged or --gguf: which hand-over between these differs.
     """
+    asked = {
+        "--data": data,
+        "--rows": rows,
+        "--scorer": scorers,
+        "--memory": memory,
+        "--ctx-size": ctx_size,
+        "--reference": reference,
+        "--threads": threads,
+        "--gpu-layers": gpu_layers,
+    }
     if base or adapter or merged or gguf:
         if files:
             raise typer.BadParameter(
                 "GGUFs to be compared with each other, and --base, --adapter, --merged or --gguf: give either"
+            )
+        unread = next((option for option, value in asked.items() if value not in (None, [])), None)
+        if unread:
+            raise typer.BadParameter(
+                f"{unread} is for GGUFs that answer your chats: leave it out with --base, --adapter, "
+                "--merged or --gguf"
             )
         from pipeline.commands.hand_overs.command import main as name_difference
         from pipeline.commands.hand_overs.inputs import need_files
 
         named = need_files(base, adapter, merged, gguf or [])
         raise typer.Exit(name_difference(named, params, root, files_only=files_only, as_json=as_json))
+    if files_only:
+        raise typer.BadParameter("--files-only is for --base, --adapter, --merged or --gguf: leave it out")
     from pipeline.commands.judge.command import Options, main
 
     options = Options(data, rows, tuple(scorers or ()), reference, memory, ctx_size, threads, gpu_layers)
