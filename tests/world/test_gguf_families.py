@@ -47,6 +47,7 @@ def unlike_passed(checks: dict[str, Any]) -> dict[str, Any]:
         "smollm3",
         "olmo2",
         "olmo3",
+        "ministral3",
         "phi3",
         "lfm2",
         "qwen3_5_text",
