@@ -1,4 +1,4 @@
-"""A small Qwen3.5 that reads images too, and its text model, from the folder to the proofs of the GGUF."""
+"""Small models that read images (Gemma 3, Qwen3.5) and a text model, from the folder to the GGUF's proofs."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tiny
-from tokenizer_folders import qwen35_folder
+from tokenizer_folders import GEMMA_WORDS, gemma_folder, qwen35_folder
 from wrappers import text_model, with_drafts, wrapper
 
 from pipeline.__main__ import main
@@ -21,12 +21,20 @@ THOUGHT = "I add the two numbers."
 # hidden is a multiple of 256, the block of K-quants
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 DELTA = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
-KINDS = ("qwen3_5", "qwen3_5_text")
-TEXT_PARTS = {"qwen3_5": "qwen3_5_text"}
+# what each is called in the GGUF
+ARCHITECTURES = {"gemma3": "gemma3", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35"}
+TEXT_PARTS = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
+# how their templates open an answer
+OPENINGS = {"gemma3": "<start_of_turn>model\n", "qwen35": "assistant\n"}
 
 
 def source(kind: str, folder: Path, tools: Toolchain) -> Path:
     """Write a small model of this kind with its tokenizer; return its folder."""
+    if kind == "gemma3":
+        ends = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+        sizes = SIZES | {"query_pre_attn_scalar": SIZES["head_dim"], "vocab_size": GEMMA_WORDS}
+        wrapper(kind, gemma_folder(folder), ends, **sizes)
+        return folder
     qwen35_folder(folder, tools, WORDS)
     ends = {"bos_token_id": WORDS, "eos_token_id": WORDS + 2, "pad_token_id": WORDS}
     sizes = SIZES | DELTA | {"vocab_size": 8192}
@@ -43,7 +51,7 @@ def source(kind: str, folder: Path, tools: Toolchain) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.base_cells("NF4", "merged", "levels", "parity", "served", families="kind", called=TEXT_PARTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_it_is_trained_converted_and_proven(kind: str, tools: Toolchain, tmp_path: Path) -> None:
     params = tiny.tiny_params(source(kind, tmp_path / "source", tools))
     params["quantize"]["levels"] = ["Q4_K_M"]
@@ -53,18 +61,20 @@ def test_it_is_trained_converted_and_proven(kind: str, tools: Toolchain, tmp_pat
     root = tiny.write_project(tmp_path / "project", params, rows=24)
     file = root / "data/raw/chats.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    architecture = ARCHITECTURES[kind]
     for row in rows[::2]:
-        row["messages"][-1]["reasoning_content"] = THOUGHT
+        if architecture == "qwen35":
+            row["messages"][-1]["reasoning_content"] = THOUGHT
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for stage in STAGES:
         assert main([stage, "--root", str(root)]) == 0, stage
     tokenizer = load_tokenizer(root / "models/merged")
     question = [{"role": "user", "content": "hi"}]
-    assert render(tokenizer, question, add_generation_prompt=True).endswith("assistant\n")
+    assert render(tokenizer, question, add_generation_prompt=True).endswith(OPENINGS[architecture])
     stats = json.loads((root / "reports/labels.json").read_text(encoding="utf-8"))
     assert "token_across_turns" not in json.dumps(stats)
     header = read_header(root / "models/gguf/tiny-F16.gguf")
-    assert header.fields["general.architecture"] == "qwen35"
+    assert header.fields["general.architecture"] == architecture
     assert header.fields.get("qwen35.nextn_predict_layers", 0) == (kind == "qwen3_5")
     report = json.loads((root / "reports/parity.json").read_text(encoding="utf-8"))
     odd = {name: check for name, check in report["checks"].items() if check["verdict"] == "fail"}
