@@ -182,11 +182,13 @@ def _shape(config: Any) -> Shape:
 
 
 def _layers(model: Any) -> tuple[str, Any]:
-    """Return the name of the list of decoder layers and the list."""
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] == "layers" and len(module):
-            return name, module
-    raise ValueError("it has no module called layers")
+    """Return the name of the list of decoder layers and the list. Raises `ValueError` if they are elsewhere,
+    where stage `base` refuses them.
+    """
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    if not layers:
+        raise ValueError("its layers are not model.layers, where adapters are put")
+    return "model.layers", layers
 
 
 def _linears(layer: Any, place: str, apart: Container[str]) -> Iterator[Linear]:

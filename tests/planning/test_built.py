@@ -177,7 +177,8 @@ def test_a_wrappers_text_part_is_planned_as_stage_base_takes_it(kind: str, text:
     ("config", "error", "said"),
     [
         ({"model_type": "nothing"}, "Q-PLANNING-005", "no such type"),
-        ({"model_type": "gpt2"}, "Q-PLANNING-005", "layers"),
+        ({"model_type": "gpt2"}, "Q-PLANNING-005", "model.layers"),
+        ({"model_type": "gpt_neox"}, "Q-PLANNING-005", "model.layers"),
         ({"model_type": "ministral3", "text_config": {}}, "Q-PLANNING-005", "text_config"),
         ({"model_type": "whisper"}, "Q-PLANNING-005", "an encoder and a decoder"),
         ({"model_type": "qwen2_5_vl"}, "Q-PLANNING-005", "no causal language model"),
