@@ -130,3 +130,14 @@ def test_with_gemmas_template_it_is_merged_quantized_and_proven(
     assert all(fields[key] == original[key] for key in VOCABULARY)
     checks = checks_of(tmp_path, "weights_merged", "weights_gguf", "tokens_corpus", "outputs_q4_k_m")
     assert checks["outputs_gguf"]["figure"] < NATS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_an_adapter_trained_on_the_file_itself_is_proven(
+    gemma: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = {"quantization": "gguf", "chat_template": "gemma.jinja", "end_of_turn": END}
+    params = write_project(tmp_path, gemma, base)
+    run(tmp_path, params, (*PREPARED, "train", "lora", "parity"), capfd)
+    checks_of(tmp_path, "weights_file", "weights_lora", "tokens_corpus", "outputs_bare", "outputs_served")
