@@ -23,6 +23,7 @@ from pipeline.core.git_lfs import REMEDY, is_pointer
 from pipeline.core.hashing import file_hash
 from pipeline.core.places import expanded
 from pipeline.core.publish import need_disk, publishing, remove, write_json
+from pipeline.gguf.base_files import MODEL_FILE
 from pipeline.gguf.families import BY_CLASS
 from pipeline.gguf.header import Header
 from pipeline.gguf.tied import OneMatrix
@@ -178,6 +179,8 @@ def base(
                     same_ids_when_converted(aside, tools)
         except DataError as error:  # the user knows the source, not what is not published yet
             sentence = error.sentence.replace(str(unfinished / origin.name), origin.name)
+            if stays_gguf:
+                sentence = sentence.replace(str(aside / MODEL_FILE), chosen.model)
             raise DataError(error.id, sentence.replace(str(aside), chosen.model)) from error
         files = {path.name: file_hash(path) for path in sorted(aside.iterdir())}
     named = header.fields.get("general.license") if header else None

@@ -121,8 +121,9 @@ def test_a_gguf_that_would_lose_something_is_refused(
     tmp_path: Path, bring: Bring, changed: dict[str, Any], words: str
 ) -> None:
     file = tiny.tiny_gguf(tmp_path / "odd.gguf", **changed)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=words) as refused:
         bring(file)
+    assert "model.gguf" not in refused.value.sentence  # which is a copy that the user doesn't know
     assert not (tmp_path / "models/base").exists()
 
 
