@@ -358,7 +358,7 @@ def test_what_is_refused_is_not_fetched(hub, bring, config, file, id):
 def test_a_broken_template_is_refused_before_the_weights(hub, bring, folder, tmp_path, monkeypatch, source):
     broken = b"{% for m in messages %}{{ m.content }"
     monkeypatch.setattr("pipeline.stages.base.chats.EARLY_BYTES", 0)
-    monkeypatch.setattr(shutil, "copyfileobj", lambda *_: pytest.fail("a file was copied"))
+    monkeypatch.setattr(shutil, "copyfile", lambda *_: pytest.fail("a file was copied"))
     hub.files["chat_template.jinja"] = hub.listed["chat_template.jinja"] = broken
     (folder / "chat_template.jinja").write_bytes(broken)
     with pytest.raises(DataError, match="Q-BASE-037"):
@@ -373,7 +373,7 @@ def test_a_base_for_texts_alone_says_so_before_the_weights(hub, bring, folder, c
     hub.files["chat_template.jinja"] = hub.listed["chat_template.jinja"] = b"hello"
     (folder / "chat_template.jinja").write_bytes(b"hello")
     hub.broken["model.safetensors"] = 20_480
-    monkeypatch.setattr(shutil, "copyfileobj", lambda *_: (folder / "gone").stat())
+    monkeypatch.setattr(shutil, "copyfile", lambda *_: (folder / "gone").stat())
     with pytest.raises((MachineError, OSError)):
         bring(REPO, revision=COMMIT) if source == "hub" else bring(folder)
     said = capsys.readouterr().out
@@ -418,6 +418,12 @@ def ends_apart(folder):
     drop("chat_template.jinja")(folder)
 
 
+def endless(folder):
+    """Neither the settings nor a template show an end."""
+    edit("tokenizer_config.json", eos_token=None)(folder)
+    drop("chat_template.jinja")(folder)
+
+
 def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -439,7 +445,7 @@ def pickled(folder):
         (edit("config.json", num_local_experts=8), "Q-MODELS-010"),
         (edit("config.json", quantization_config={"quant_method": "gptq"}), "Q-BASE-011"),
         (ends_apart, "Q-BASE-014"),
-        (edit("tokenizer_config.json", eos_token=None), "names no end-of-turn token"),
+        (endless, "names no end-of-turn token"),
         (put("chat_template.jinja", b"{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"), "Q-CHAT-008"),
         (put("chat_template.jinja", b"{{ messages"), "Q-BASE-037"),
         (edit("tokenizer.json", normalizer=doubling(3, by=9999)), "Q-CHAT-009.*GB of memory"),
