@@ -16,6 +16,7 @@ from pipeline.config.sections import Training
 from pipeline.llamacpp.tools import Toolchain
 from pipeline.models.own_targets import default_targets
 from pipeline.stages.base.hf_folder import examine
+from pipeline.stages.base.runs_of_spaces import settle_runs_of_spaces
 
 NAMES = (
     "qwen2",
@@ -84,7 +85,7 @@ MORE: dict[str, dict[str, Any]] = {
     # Every second layer of a Gemma 2, and five of six of a Gemma 3, look no further back than the window.
     # With smaller weights attention is so even that a lost q_proj changes little.
     "gemma2": WINDOWED | {"initializer_range": 0.03},
-    "gemma3_text": WINDOWED | {"initializer_range": 0.022, "num_hidden_layers": 6},
+    "gemma3_text": WINDOWED | {"initializer_range": 0.019, "num_hidden_layers": 6},
     "granite": GRANITE,
     "olmo2": {"tie_word_embeddings": False},
     "phi3": {  # as Phi-4-mini: a part of each head turns, by listed factors
@@ -254,6 +255,7 @@ def write_tokenizer(name: str, folder: Path, tools: Toolchain) -> dict[str, int]
         return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     if name in GEMMA:
         tokenizer_folders.gemma_folder(folder)
+        settle_runs_of_spaces(folder)  # as stage base does
         return {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
     make = QWEN_FOLDERS.get(name, tokenizer_folders.qwen_folder)
     tiny.cut_vocabulary(make(folder, tools) / "tokenizer.json", qwen2_variants.KEPT)
