@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo run demo-small demo-gguf test unit exhaustive mutants lint clean lock toolchain compiler
+.PHONY: help setup demo run demo-small demo-gguf test unit lint clean lock toolchain compiler
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
@@ -33,23 +33,12 @@ demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file
 	quench config use demo-gguf
 	$(MAKE) run
 
-# what `python benchmarks/suite.py durations` reads; the suite's name is the commit
-SEEN = --junitxml=.pytest_cache/$@.xml -o junit_suite_name="$$(git describe --always --dirty 2>/dev/null)"
-
 # the longest files first: xdist hands them out in this order
 test: setup  ## run the tests (not the slow ones, not those that need a GPU)
-	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SEEN) tests/workflow tests/faults tests
+	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/workflow tests/faults tests
 
 unit: setup  ## run the tests that need no PyTorch, Transformers, DVC or Snakemake and no process of their own
-	pytest --unit -m "not gpu and not slow" --numprocesses 2 --dist loadfile $(SEEN) tests
-
-exhaustive: setup  ## run the tests that CI leaves out (hours), and write down what came of them in benchmarks/results
-	python benchmarks/exhaustive.py
-
-ROOM ?= gate
-
-mutants: setup  ## change a ROOM's code in many small places, one at a time, and list what its unit tests do not find
-	OMP_NUM_THREADS=1 python benchmarks/mutants.py $(ROOM)
+	pytest --unit -m "not gpu and not slow" --numprocesses 2 --dist loadfile tests
 
 lint: setup  ## check style, types and the layers of imports
 	ruff check

@@ -72,7 +72,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(root: Path, tests: Sequence[str]) -> Results:
     """What came of these tests of the project in `root`."""
     report = root.parent / "results.xml"
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={report}"]
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += [f"--junitxml={report}", "-o", "junit_family=xunit1"]  # which names the files
     own = {"PYTHONPATH": str(root), STORE: str(root.parent / "kept")}
     done = ended([sys.executable, *command, *tests], cwd=root, env=os.environ | own)
     assert done.returncode in (0, 1), f"{done.stdout}\n{done.stderr}"
