@@ -13,38 +13,10 @@ import typer
 from pipeline.commands import data, remote
 from pipeline.commands.topics import config, doctor, model, running, serving
 from pipeline.commands.topics.options import WholeLines
-from pipeline.core.errors import ConfigError, QuenchError, Stopped
+from pipeline.core.errors import QuenchError, Stopped
 from pipeline.core.publish import printing
 from pipeline.core.text import screen
 from pipeline.models.runtime import silence_libraries
-
-FORMER = {  # verbs of 0.1.0
-    "adapter-norms": "model norms",
-    "adapters": "status or serve --scale NAME=SCALE",
-    "apply": "model apply",
-    "diff": "model patch",
-    "env": "doctor env",
-    "explain": "doctor explain",
-    "graph": "config graph",
-    "methods": "config methods",
-    "pairs": "data pairs",
-    "params": "config show",
-    "parity": "model parity",
-    "plan": "config plan",
-    "quantization-check": "model nf4",
-    "report": "status",
-    "setup": "doctor setup",
-    "sweep": "run sweep",
-    "upgrade": "doctor upgrade",
-    "use": "config use",
-    "verify": "model verify",
-    "verify-bundle": "ship --check DIR",
-}
-GONE = {
-    "export-lora": "the merged model's files are the base with its adapter (docs/merging.md)",
-    "load": "llama.cpp's tools/server/bench measures a server under load",
-    "split": "llama-gguf-split cuts a GGUF into parts (docs/merging.md)",
-}
 
 
 class Sentences(WholeLines):
@@ -62,17 +34,6 @@ class Sentences(WholeLines):
         """Parse the command line and run it (called by Typer)."""
         with screen():
             return super().main(*given, **named)
-
-    def get_command(self, ctx: Any, name: str) -> Any:
-        """The verb `name` (called by Typer). Raises `ConfigError` for one that has another name now, or is
-        gone.
-        """
-        if name in FORMER:
-            names = " or ".join(f"`quench {verb}`" for verb in FORMER[name].split(" or "))
-            raise ConfigError("Q-COMMANDS-039", f"`quench {name}` is called {names} now")
-        if name in GONE:
-            raise ConfigError("Q-COMMANDS-039", f"`quench {name}` is gone: {GONE[name]}")
-        return super().get_command(ctx, name)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command (called by Typer)."""

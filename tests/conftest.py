@@ -119,7 +119,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record",
         action="store_true",
-        help="write tests/recorded, the archived project or docs/bases.md again: from what is there now",
+        help="write tests/recorded or docs/bases.md again: from what is there now",
     )
     needed.pytest_addoption(parser)
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.gone import reasons
 from pipeline.core.strict_yaml import Place
 from pipeline.core.text import plural, quoted, safe
 
@@ -17,6 +16,10 @@ ELSEWHERE = {
     "lr": "train.learning_rate",
     "grad_accum": "train.gradient_accumulation_steps",
     "max_seq_length": "preprocess.max_length",
+    "use_dora": "train.lora_variants",
+    "use_rslora": "train.lora_variants",
+    "init_lora_weights": "train.lora_variants",
+    "loraplus_lr_ratio": "train.lora_variants",
 }
 LONGEST, MOST = 400, 1900  # characters of one error, and of all
 
@@ -43,15 +46,7 @@ def _line(error: Any, lines: Mapping[Place, int], keys: Sequence[str]) -> str:
 def _sentence(error: Any, keys: Sequence[str]) -> str:
     given = quoted(error["input"])
     key = ".".join(part for part in error["loc"] if isinstance(part, str))
-    former = reasons(key)
     match error["type"]:
-        case "extra_forbidden" if former:
-            held = error["input"]
-            names = [f"{key}.{name}" for name in held] if isinstance(held, Mapping) else [key]
-            way = "`quench config upgrade` takes it out" if all(map(reasons, names)) else "take it out"
-            return f"is gone: {former[0]} ({way})"
-        case "list_type" if former:
-            return f"is {given}, and {former[0]} (`quench config upgrade` writes it so)"
         case "extra_forbidden":
             return f"unknown key (value {given}): {nearest(key, keys)}"
         case "missing":

@@ -17,10 +17,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from pipeline.config.faults import nearest
-from pipeline.config.gone import BESIDE, GONE, TAKEN, other_source, predecessors, reasons
 from pipeline.config.params import Params, Read, checked, read_params
 from pipeline.config.sections.values import Key, group_of, keys_of
-from pipeline.config.text import as_yaml, change, completed, line_end, value_at, without
+from pipeline.config.text import as_yaml, change, completed, line_end, value_at
 from pipeline.core.errors import ConfigError
 from pipeline.core.publish import publishing
 from pipeline.core.strict_yaml import read_strict, read_value
@@ -101,8 +100,7 @@ def place_of(name: str) -> Key:
     """The place of a key, "train.r". Raises `ConfigError` for none, with the nearest that there is."""
     fields = _fields()
     if name not in fields:
-        former = reasons(name)
-        remedy = f"it is gone: {former[0]}" if former else nearest(name, list(fields))
+        remedy = nearest(name, list(fields))
         raise ConfigError("Q-CONFIG-005", f"no key is called {safe(name, 80)!r}: {remedy}")
     if group_of(fields[name]):
         raise ConfigError(
@@ -150,14 +148,12 @@ def _text(file: Path) -> str:
     return file.read_bytes().decode("utf-8")
 
 
-def _with(text: str, given: Given, dropped: Sequence[Key] = ()) -> str:
-    """`text` with the settings `given`, without those at `dropped` (a key before its section)."""
+def _with(text: str, given: Given) -> str:
+    """`text` with the settings `given`."""
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.preserve_quotes, yaml.width = True, 1 << 16
     values = yaml.load(text.replace(line_end(text), "\n")) or {}
-    for place in dropped:
-        value_at(values, place[:-1]).pop(place[-1])
     for place, value in given.items():
         put(values, place, yaml.load(as_yaml(value)) if isinstance(value, list | dict) else value)
     written = StringIO()
@@ -180,82 +176,3 @@ def _holds(file: Path, values: Any) -> bool:
         return bool(read_strict(file)[0] == values)
     except ConfigError:
         return False
-
-
-def upgraded(file: Path) -> list[str]:
-    """Take the former settings out of a `params.yaml`, whose other text stays; a sentence on each: what holds
-    now, and what it was if that is something else. A value whose key has another name goes there: of several
-    values the first in the table, of several lists all, or what `TAKEN` makes of them.
-
-    Raises `ConfigError` if the rest is wrong, or where a former value can't become another key's.
-    """
-    file = file.resolve()  # a link stays one
-    values, lines = read_strict(file)
-    places: list[Key] = [place for name in GONE if (place := tuple(name.split("."))) in lines]
-    sections = values.items() if isinstance(values, Mapping) else ()
-    empty: list[Key] = [
-        (name,) for name, held in sections if not held and name not in Params.model_fields and reasons(name)
-    ]
-    left, dropped, moved = deepcopy(values), [*places, *empty], dict[Key, Any]()
-    for place in empty:
-        left.pop(place[0])
-    for place in places:
-        gone, value = GONE[".".join(place)], value_at(left, place[:-1]).pop(place[-1])
-        if gone.new_name and value != gone.now:
-            try:
-                moved.setdefault(place_of(gone.new_name), _taken(gone.new_name, value, values))
-            except (TypeError, ValueError):
-                raise ConfigError(
-                    "Q-CONFIG-005",
-                    f"{'.'.join(place)} (line {lines[place]}) can't become {gone.new_name} in {file}, which "
-                    "has that key already or a value that neither can have: edit it",
-                ) from None
-        while not value_at(left, place := place[:-1]) and place:
-            value_at(left, place[:-1]).pop(place[-1])
-            dropped.append(place)
-    for place, value in moved.items():
-        put(left, place, value)
-    base = checked(file, left, {}).base
-    if problem := other_source(value_at(values, ("base", "source")), base.source, base.model):
-        raise ConfigError("Q-CONFIG-005", f"{file}: {problem}")
-    if dropped:
-        names = ", ".join(f"{'.'.join(place)} (line {lines[place]})" for place in [*places, *empty])
-        problem = f"{names} can't be taken out of the text of {file}: edit it"
-        text = without(_text(file), lines, dropped)
-        try:
-            _write(file, _with(text, moved) if moved else text, left, problem)
-        except ConfigError:  # keys share lines, or none are left: comments at what goes may go too
-            _write(file, _with(_text(file), moved, dropped), left, problem)
-    sentences = [_sentence(place, value_at(values, place)) for place in places]
-    return sentences + [f"{name} is gone: {reasons(name)[0]}" for (name,) in empty]
-
-
-def _taken(new_name: str, value: Any, values: Any) -> Any:
-    """What a key is set to that takes the place of a former one with `value`, and of others in `values`.
-
-    Raises `TypeError` or `ValueError` where `TAKEN` can make nothing of them.
-    """
-    if new_name not in TAKEN:
-        return _joined(new_name, values) if isinstance(value, list) else value
-    *place, key = new_name.split(".")
-    section = value_at(values, tuple(place))
-    if key in section and new_name not in BESIDE:
-        raise ValueError(key)
-    for name, now in predecessors(new_name).items():
-        given = section.get(name.rpartition(".")[2], now)
-        if now is not None and type(given) is not type(now):
-            raise TypeError(name)
-    return TAKEN[new_name](section)
-
-
-def _joined(new_name: str, values: Any) -> list[Any]:
-    """The lists of all former keys that are one list now, each with its former default if left out."""
-    former = predecessors(new_name)
-    lists = {name: value_at(values, tuple(name.split("."))) for name in former}
-    return [item for name, now in former.items() for item in (now if lists[name] is None else lists[name])]
-
-
-def _sentence(place: Key, value: Any) -> str:
-    name = ".".join(place)
-    was = "" if value == GONE[name].now else f", and was {as_yaml(value)} here"
-    return f"{name} is gone: {GONE[name].why}{was}"

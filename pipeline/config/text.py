@@ -118,21 +118,6 @@ def line_end(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
 
 
-def without(text: str, lines: Mapping[Place, int], places: Sequence[Key]) -> str:
-    """`text`, which has its keys on these lines, without those of `places` and the comments above them. Keys
-    that share a line with others are left to the caller to find.
-    """
-    rows = text.splitlines()
-    drop: set[int] = set()
-    for place in places:
-        first, last = lines[place], _last_line(place, rows, lines)
-        while first > 1 and rows[first - 2].lstrip().startswith("#"):
-            first -= 1
-        drop.update(range(first, last + 1))
-    kept = enumerate(text.splitlines(keepends=True), 1)
-    return "".join(row for number, row in kept if number not in drop)
-
-
 def value_at(values: Any, place: Key) -> Any:
     """What stands at a place, None for nothing."""
     for name in place:

@@ -79,8 +79,7 @@ def read_settings(root: Path) -> Read:
         raise ConfigError(
             error.id,
             f"{error.sentence}; but this project is of Quench {version_of(root)}, {installed_version()} is "
-            "installed: `quench config upgrade` and `quench doctor upgrade` take it over, or install that "
-            "version",
+            "installed: correct the settings and run `quench doctor upgrade`, or install that version",
         ) from error
 
 

@@ -13,7 +13,6 @@ import pytest
 from make import quench, ran, script
 from verbs import verb_names
 
-from pipeline.cli import FORMER
 from pipeline.commands import doctor
 from pipeline.core.errors import MachineError, ToolError
 from pipeline.core.places import PROJECT
@@ -125,8 +124,6 @@ def test_the_line_for_the_shell_puts_these_programs_on_its_path() -> None:
         (["run", "train", "-n"], 2, "Q-CONFIG-001: "),
         (["run", "train", "--json"], 2, "run sweep SPACE"),
         (["doctor", "explian"], 2, "No such command"),
-        (["plan", "--serve"], 2, "Q-COMMANDS-039: "),
-        (["split", "model.gguf"], 2, "Q-COMMANDS-039: "),
         (["bake"], 2, "No such command"),
     ],
 )
@@ -148,15 +145,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_twelve_verbs_and_no_more() -> None:
     first = {verb.split()[0] for verb in verb_names()}
     listed = set(re.findall(r"^  ([a-z]+)  ", quench("--help").stdout, re.MULTILINE))
-    assert len(first) == 12 and listed == first and not FORMER.keys() & first
-
-
-@pytest.mark.parametrize("name", FORMER)
-def test_a_former_name_says_what_it_is_called_now(name: str) -> None:
-    shown = quench(name, "x")
-    assert shown.exit_code == 2 and shown.stderr.startswith("quench: Q-COMMANDS-039: ")
-    words = FORMER[name].partition(" or ")[0].partition(" --")[0].split()
-    assert quench(*words, "--help").exit_code == 0
+    assert len(first) == 12 and listed == first
 
 
 def test_status_prints_where_the_report_is_and_what_is_served(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ LINES = {
     ),
     "config show": Line("quench config show train.r --json --root {project}", field=("train.r", "value", 4)),
     "config graph": Line("quench config graph --root {copy}", "dvc.yaml"),
-    "config upgrade": Line("quench config upgrade --root {copy}", "params.yaml has no former settings"),
     "config methods": Line("quench config methods --json", field=("methods", 0, "NF4", "yes")),
     "doctor": Line("quench doctor --root {project}", "params.yaml: graph of merged models"),
     "config plan": Line("quench config plan --json --root {project}", field=("tokens_per_forward", 160)),

@@ -89,7 +89,7 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         (f"base: {{revision: {COMMIT[1:]}}}", "base.revision", "a commit"),
         ("base: {revision: null}", "base", "is not the name of one: give the hub's commit"),
         ("base: {revision: null, model: x.gguf}", "base", "or set file to null"),
-        ("base: {source: hub}", "base.source", "a commit in base.revision says hub"),
+        ("base: {source: hub}", "base.source", "did you mean base.model"),
         ("base: {sha256: null}", "base", "places are named and sha256 is null"),
         ("base: {sha256: SHA256, places: [{path: x, url: 'https://x'}]}", "base.places.0", "exactly one"),
         (

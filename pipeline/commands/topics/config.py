@@ -68,14 +68,6 @@ def graph(
     recipes.graph(root, cache_base)
 
 
-@app.command(epilog="example: quench config upgrade")
-def upgrade(root: Root = Path()) -> None:
-    """Take settings out of params.yaml that former versions had, with a sentence on each."""
-    from pipeline.config.overrides import upgraded
-
-    print("\n".join(upgraded(root / "params.yaml")) or "params.yaml has no former settings")
-
-
 @app.command(epilog="example: quench config methods")
 def methods(
     as_json: Json = False,

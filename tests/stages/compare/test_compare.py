@@ -274,7 +274,7 @@ def test_a_job_that_nobody_asks_for_is_refused_before_it_runs(
     ("changes", "words"),
     [
         ({"compare": {"strategies": ["best"]}}, "is 'best', input should be 'merged_16'"),
-        ({"compare": {"strategies": {"nf4": [MERGED_16]}}}, "one list of names .`quench config upgrade`"),
+        ({"compare": {"strategies": {"nf4": [MERGED_16]}}}, "input should be a valid list"),
         (
             {"compare": {"seeds": [1], "strategies": ["scales_level"]}},
             "compare.strategies scales_level: name two at least",
