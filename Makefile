@@ -47,7 +47,7 @@ lint: setup  ## check style, types and the layers of imports
 	lint-imports
 
 clean:  ## delete what the pipeline made; your data in data/raw, DVC's cache and the toolchain stay
-	rm -rf models/.budget models/.compare models/.distill models/.parity models/.sweep data/.curating data/.*.writing data/.*.old data/final data/tokens data/rejects.jsonl data/changes.jsonl data/clusters.jsonl models/* reports/*.* reports/eval reports/judge reports/pairs reports/sweep reports/tensorboard reports/budget/* reports/compare/* reports/distill/* logs .snakemake
+	rm -rf models/.compare models/.distill models/.parity models/.sweep data/.curating data/.*.writing data/.*.old data/final data/tokens data/rejects.jsonl data/changes.jsonl data/clusters.jsonl models/* reports/*.* reports/eval reports/judge reports/pairs reports/sweep reports/tensorboard reports/compare/* reports/distill/* logs .snakemake
 
 lock: export UV_BUILD_CONSTRAINT := requirements.lock
 lock: $(DONE)/project  ## resolve requirements.lock again from pyproject.toml

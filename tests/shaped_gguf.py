@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 import tiny
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
-from pipeline.planning.budget import MENU
 from pipeline.planning.config_file import read_shape
 from pipeline.planning.shape import Shape
 
@@ -103,18 +101,3 @@ def written(file: Path, shape: Shape) -> Path:
         llama__rope__dimension_count=shape.head_dim,
         **({"llama__expert_count": experts, "llama__expert_used_count": 2} if experts else {}),
     )
-
-
-def fewest_bytes(file: Path) -> int:
-    """Bytes of a GGUF with each of its matrices in the smallest type that its rows can have."""
-    reader = GGUFReader(file)
-    blocks = [GGML_QUANT_SIZES[GGMLQuantizationType[kind]] for kind in MENU]
-    stored = [
-        min(
-            int(one.n_elements) // weights * size
-            for weights, size in [*blocks, (1, one.n_bytes // one.n_elements)]
-            if (len(one.shape) > 1 or weights == 1) and one.shape[0] % weights == 0
-        )
-        for one in reader.tensors
-    ]
-    return int(reader.data_offset) + sum(-(-size // 32) * 32 for size in stored)

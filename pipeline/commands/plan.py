@@ -32,7 +32,6 @@ from pipeline.core.units import BOTH_UNITS, DISK_GB, MEMORY_GB, disk_gb, memory_
 from pipeline.core.usage import Figures
 from pipeline.llamacpp.devices import sees_gpu
 from pipeline.planning.base import find_shape, plan_run
-from pipeline.planning.budget import check_budgets
 from pipeline.planning.config_file import load_shape
 from pipeline.planning.duration import PCIE
 from pipeline.planning.memory import MemoryPlan
@@ -95,7 +94,6 @@ def main(
     if params.train.device == "cpu" and not serve:
         card = main_memory()
     base = config.name if config else params.base.model
-    check_budgets(shape, params.quantize.budgets, params.serving)
     # what is to be trained on a GPU is served there too, unless it says otherwise
     by_training = not serve or params.machine.n_gpu_layers == AUTO
     if card is None and not (wants_gpu(params.train) if by_training else params.serving.on_gpu):

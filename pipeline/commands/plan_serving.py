@@ -27,7 +27,7 @@ from pipeline.gate.inputs import load_inputs, read_evaluation
 from pipeline.gate.recommend import Recommendation, advise, memory_of
 from pipeline.gguf.file import kv_cache_bytes
 from pipeline.planning.base import find_quantized
-from pipeline.planning.budget import file_bytes
+from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.serving import (
     LevelPlan,
     PlannedModel,
@@ -118,7 +118,7 @@ def models(params: Params, root: Path, shape: Shape) -> list[tuple[str, list[Pat
         lora = lora_bytes(setup_of(params, shape)) if product.with_lora else 0
         return [(served, files(served), quantized.file + lora)]
     return [
-        (level, files(level), file_bytes(shape, level, params.serving))
+        (level, files(level), level_bytes(shape, level))
         for level in (*params.quantize.files, params.convert.type)
     ]
 

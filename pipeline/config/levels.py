@@ -2,7 +2,6 @@
 
 import re
 
-from pipeline.config.budgets import parse_budget
 from pipeline.config.ggml_types import LEVELS, TYPES
 
 UNTUNED = "base-"  # what the names of the untuned base's models begin with
@@ -12,9 +11,8 @@ IMPROVED_BY = {SUFFIX: "An importance matrix", DISTILLED: "Distilling the scales
 
 
 class ModelName(str):
-    """The name of a model, with what it says: F16, Q4_K_M, q4_k_m-imatrix, Q4_0-distilled, base-Q4_K_M, or a
-    budget (4.2GB). Whether there is such a level is not asked. Levels and endings are read in any case, base-
-    in lower case.
+    """The name of a model, with what it says: F16, Q4_K_M, q4_k_m-imatrix, Q4_0-distilled or base-Q4_K_M.
+    Whether there is such a level is not asked. Levels and endings are read in any case, base- in lower case.
     """
 
     @property
@@ -51,11 +49,6 @@ class ModelName(str):
     def imatrix(self) -> bool:
         """Whether it is made with the importance matrix."""
         return self.ending == SUFFIX
-
-    @property
-    def has_own_types(self) -> bool:
-        """Whether its types were chosen tensor by tensor, so that no level says what they are."""
-        return parse_budget(self) is not None
 
     def reference(self, sixteen: str) -> str:
         """The model that it is compared with, `sixteen` being the 16-bit type: a level of the untuned base

@@ -175,19 +175,18 @@ class Params(sections.Section):
                 *self.quantize.untuned,
             ]
             needed, why = self.convert.type, "which every level is compared with"
-            made_by = "(quantize.levels, quantize.distill and quantize.budgets, spelled as there)"
+            made_by = "(quantize.levels and quantize.distill, spelled as there)"
         if unknown := [model for model in self.evaluate.models if model not in names]:
             yield f"evaluate.models names {', '.join(unknown)}: it can name {', '.join(names)} {made_by}"
         if needed not in self.evaluate.models:
             yield f"evaluate.models lacks {needed}, {why}: add it"
 
     def _of_one_gguf(self) -> Iterator[str]:
-        for key, remedy in (("distill", "[], and train.method to distill"), ("budgets", "[]")):
-            if levels := getattr(self.quantize, key):
-                yield (
-                    f"quantize.{key} names {', '.join(levels)} and base.quantization is gguf, so no level is "
-                    f"made: set it to {remedy}"
-                )
+        if self.quantize.distill:
+            yield (
+                f"quantize.distill names {', '.join(self.quantize.distill)} and base.quantization is gguf, "
+                "so no level is made: set it to [], and train.method to distill"
+            )
 
 
 class Read(NamedTuple):

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from pipeline.config.levels import ModelName
 from pipeline.config.products import product_of
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import json_hash
@@ -21,7 +20,7 @@ from pipeline.core.metrics_log import MetricsLog
 from pipeline.core.text import safe
 from pipeline.gate.deciding_scorer import with_deciding_scorer
 from pipeline.gate.evaluations import ANSWERS, Answer, Answers, Evaluation, Evaluations
-from pipeline.gate.records import Base, Budget, Data, Labels, Merge, Parity, Shape, Strategies, Train
+from pipeline.gate.records import Base, Data, Labels, Merge, Parity, Shape, Strategies, Train
 
 SHOWN = 3  # faults named in one sentence
 Record = TypeVar("Record", bound=Shape)
@@ -49,8 +48,6 @@ class Inputs:
     answers: Answers = field(default_factory=dict)
     # what `quench model nf4`, which is not a stage, measured of this very base
     quantization_check: Mapping[str, Any] | None = None
-    # how the types of each level made to measure were chosen
-    budgets: Sequence[Budget] = ()
 
 
 def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
@@ -68,11 +65,6 @@ def load_inputs(root: Path, models: Sequence[str]) -> Inputs:
         evaluations={model: read_evaluation(root, model) for model in models},
         log=read_curve(root),
         metrics_log=MetricsLog(root / "reports/train.jsonl").rows(),
-        budgets=[
-            read(f"reports/budget/{model}.json", Budget, f"budget@{model}")
-            for model in models
-            if ModelName(model).has_own_types
-        ],
     )
     scored = [model for model, evaluation in inputs.evaluations.items() if evaluation.task]
     answers = {model: read_answers(root, model) for model in scored}

@@ -139,30 +139,6 @@ class Strategies(Shape):
     seeds: list[Any]
 
 
-class BudgetRival(Shape):
-    """The fixed level that a budget's types were held against; differences are theirs less its, in nats."""
-
-    level: str
-    bytes: Count
-    kld: Number
-    difference: Number
-    low: Number
-    high: Number
-    p_value: Number
-
-
-class Budget(Shape):
-    """reports/budget/BUDGET.json."""
-
-    budget: str
-    chosen: Literal["own", "level"]
-    most_bytes: Count
-    kld: Number
-    rival: BudgetRival | None
-    types: dict[str, str]
-    rows: Count
-
-
 class ParityCheck(Shape):
     """One parity check of parity's report."""
 

@@ -13,8 +13,6 @@ K_BLOCK = 256
 PLAIN_TYPES = ("F32", "F16", "BF16")
 # the field of a placeholder: a GGUF without tensors for one that is not needed; it says why
 NOT_MADE = "quench.not_made"
-# the field of a level made to measure: the budget that its types were chosen for, tensor by tensor
-BUDGET_FIELD = "quench.budget"
 HEADS = ("output.weight", "token_embd.weight")
 
 
@@ -72,8 +70,7 @@ def describe(path: Path) -> dict[str, Any]:
     types = {name: GGMLQuantizationType(ggml_type).name for name, (_, ggml_type) in header.tensors.items()}
     file_type = header.fields.get("general.file_type")
     level = LlamaFileType(file_type).name if file_type is not None else ""
-    # types that were chosen for a budget are not fallbacks
-    block_level = ("_K" in level or "IQ" in level) and BUDGET_FIELD not in header.fields
+    block_level = "_K" in level or "IQ" in level
     fallbacks: Counter[str] = Counter(
         types[name]
         for name, (shape, _) in header.tensors.items()

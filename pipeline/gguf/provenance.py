@@ -12,12 +12,12 @@ from typing import Any
 from pipeline.config.tuners import trained_file
 from pipeline.core.hashing import file_hash, json_hash
 from pipeline.core.publish import read_json
-from pipeline.gguf.file import BUDGET_FIELD, check_gguf
+from pipeline.gguf.file import check_gguf
 
 OWN = "quench."
 IMATRIX = "quench.imatrix."  # what stage quantize adds, other in every level
 DISTILL = "quench.distill."  # what stage distill adds to the level that it refines
-OF_A_LEVEL = (IMATRIX, DISTILL, BUDGET_FIELD)  # what a level says of itself, beside what it shares with F16
+OF_A_LEVEL = (IMATRIX, DISTILL)  # what a level says of itself, beside what it shares with F16
 ADAPTER = "quench.adapter.sha256"
 # in an adapter's GGUF, or one with trained scales: the very file that was trained on
 BASE_FILE = "quench.base_gguf.sha256"

@@ -11,8 +11,8 @@ from pipeline.config.levels import UNTUNED
 from pipeline.config.products import PRODUCTS
 from pipeline.core.hardware import Card
 from pipeline.planning.base_kinds import base_kind
-from pipeline.planning.budget import file_bytes
 from pipeline.planning.duration import PCIE, Work, assumed_tflops, copied_bytes, flops_per_token
+from pipeline.planning.level_bytes import level_bytes
 from pipeline.planning.memory import MemoryPlan, made_file, plan_memory
 from pipeline.planning.setup import Setup
 from pipeline.planning.weights import adapter_bytes, lora_bytes, optimizer_bytes
@@ -225,7 +225,7 @@ def plan_disk(setup: Setup) -> dict[str, int]:
     if not base_kind(setup).is_file:
         sizes["merged model"] = 2 * shape.parameters + TOKENIZER
         for level in ("F16", *([f"{UNTUNED}F16"] if setup.untuned else []), *setup.levels):
-            sizes[f"{level} GGUF"] = file_bytes(shape, level)
+            sizes[f"{level} GGUF"] = level_bytes(shape, level)
     before = quantized.file + quantized.made_from if quantized else 2 * shape.parameters
     copies = sum(sizes.values()) - sizes["checkpoints"] + (quantized.file if quantized else before)
     if rollouts := made_file(setup):

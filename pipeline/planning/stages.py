@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipeline.config.ggml_types import TYPES
-from pipeline.config.levels import ModelName
 from pipeline.config.params import Params
 from pipeline.config.sections.models import MERGE_ROWS
 from pipeline.core.cpu import multiplies_bfloat16
@@ -148,5 +147,5 @@ def by_size(name: str, item: str, plan: Plan) -> float:
 
 
 def stored(level: str, plan: Plan) -> list[tuple[str, str, int]]:
-    """(name, ggml type, bytes) of every matrix at a level; nothing of one whose types are not known."""
-    return [] if ModelName(level).has_own_types else list(matrices(plan.setup.shape, level))
+    """Return (name, ggml type, bytes) of every matrix at a level."""
+    return list(matrices(plan.setup.shape, level))

@@ -150,7 +150,6 @@ KEYS = {
     "quantize.levels": Other(["Q4_K_M"], {"evaluate.models": ["base-F16", "F16", "Q4_K_M"]}),
     "quantize.tensor_types": Other({"token_embd": "Q8_0"}),
     "quantize.distill": Other(["Q4_K_M"]),
-    "quantize.budgets": Other(["5GB"]),
     "distill.max_steps": Other(10, {"quantize.distill": ["Q4_K_M"]}),
     "compare.seeds": Other([1, 2]),
     "compare.levels": Other(["Q5_K_M"], SEEDS),

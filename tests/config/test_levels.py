@@ -39,13 +39,12 @@ def test_llama_quantize_wants_a_matrix_for_exactly_these(tools: Toolchain) -> No
         ("Q4_K_M-IMATRIX", "Q4_K_M", "Q4_K_M", "imatrix", "F16"),
         ("Q4_0-distilled", "Q4_0", "Q4_0", "made_of", "F16"),
         ("Q4_0-imatrix-distilled", "Q4_0", "Q4_0-imatrix", "made_of", "F16"),  # there is none
-        ("4.2GB", "4.2GB", "4.2GB", "has_own_types", "F16"),
     ],
 )
 def test_what_a_name_says(name: str, level: str, plain: str, says: str, reference: str) -> None:
     model = ModelName(name)
     assert (model, model.level, model.plain, model.bare) == (name, level, plain, name.removeprefix("base-"))
-    properties = ("untuned", "imatrix", "made_of", "has_own_types")
+    properties = ("untuned", "imatrix", "made_of")
     assert [flag for flag in properties if getattr(model, flag)] == says.split()
     assert model.reference("F16") == reference
     assert ModelName(name.replace("F16", "BF16")).reference("BF16") == reference.replace("F16", "BF16")

@@ -177,9 +177,9 @@ def test_wrong_key_wrong_type_and_bad_value_are_one_message_with_three_paths(loa
         ),
         ("evaluate: {models: [base-F16, Q4_K_M]}", "params", "lacks F16"),
         (
-            "base: {quantization: gguf}\nevaluate: {models: [base, adapter]}\nquantize: {budgets: [5GB]}",
+            "base: {quantization: gguf}\nevaluate: {models: [base, adapter]}\nquantize: {distill: [Q4_K_M]}",
             "params",
-            "quantize.budgets",
+            "quantize.distill",
         ),
         ("evaluate: {models: [F16, Q8_0]}", "params", "names Q8_0.*can name base-F16, F16, Q4_K_M, Q5_K_M"),
         ("serve: {parallel: true}", "serve.parallel", "is True"),
@@ -461,7 +461,7 @@ def test_what_follows_from_a_faulty_key_is_no_fault_of_its_own(load):
     [
         *(("curate.repair", "turns"), ("curate.reject", "garbage"), ("curate.languages", "en")),
         *(("curate.personal", "ip"), ("curate.decontaminate", "a.jsonl"), ("train.lora_variants", "dora")),
-        *(("train.modules_to_save", "norm"), ("train.experts", "router"), ("quantize.budgets", "1GB")),
+        *(("train.modules_to_save", "norm"), ("train.experts", "router")),
         *(("quantize.distill", "Q4_0"), ("compare.seeds", 1), ("compare.strategies", "lora_level")),
         *(("evaluate.models", "F16"), ("evaluate.scorers", "rouge_l"), ("evaluate.harness", "arithmetic")),
     ],

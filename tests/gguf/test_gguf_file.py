@@ -54,7 +54,6 @@ ROWS = {
     [
         ({"general.file_type": 15}, {"Q5_0": 1, "Q8_0": 1}),  # Q4_K_M
         ({"general.file_type": 30}, {"Q5_0": 1, "Q8_0": 1}),  # IQ4_XS
-        ({"general.file_type": 15, "quench.budget": "5.5"}, {}),  # chosen tensor by tensor
         ({"general.file_type": 2}, {}),  # Q4_0, which has blocks of 32
         ({}, {}),
     ],

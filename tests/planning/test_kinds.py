@@ -19,7 +19,7 @@ from pipeline.planning.setup import wants_gpu
 from pipeline.planning.shape import Shape
 
 GGUF, QWEN_MOE = {"quantization": "gguf"}, published("qwen1.5-moe-a2.7b-chat")
-LEVELS = ["Q4_K_M", "Q5_K_M", "4.5bpw"]
+LEVELS = ["Q4_K_M", "Q5_K_M"]
 EXPERTS = {"r": 16, "target_modules": ["q_proj"], "experts": ["gate_proj", "up_proj", "down_proj"]}
 WITH_ROUTER = {"experts": [*EXPERTS["experts"], "router"]}
 

@@ -307,7 +307,7 @@ EDITS: dict[str, tuple[str, Edit, set[str]]] = {
     "section preprocess": (
         "config/sections/data.py",
         other("Preprocess"),
-        {"curate", "augment", *WITH_PREPROCESS, *MEASURING, "budget", "merge", "evaluate", "compare"},
+        {"curate", "augment", *WITH_PREPROCESS, *MEASURING, "merge", "evaluate", "compare"},
     ),
     "section merge": ("config/sections/models.py", other("Merge"), MERGING),
     "section parity": ("config/sections/measuring.py", other("Parity"), {"parity", *CONVERTING}),
@@ -528,8 +528,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     for name in ("Snakefile", ".dvcignore"):
         shutil.copy(PROJECT / name, root)
     settings = full_params()
-    # compare, distill and budget have jobs
-    jobs = {"seeds": "42", "distill": "Q4_K_M", "budgets": "4.6bpw"}
+    # compare and distill have jobs
+    jobs = {"seeds": "42", "distill": "Q4_K_M"}
     for key, value in jobs.items():
         assert f" {key}: []" in settings
         settings = settings.replace(f" {key}: []", f" {key}: [{value}]")

@@ -68,7 +68,7 @@ def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     file = tmp_path_factory.mktemp("recipe") / f"{name}.yaml"
     values = load_params(PROJECT / f"recipes/{name}.yaml").model_dump(mode="json")
     if compared:
-        values["quantize"] |= {"distill": ["Q4_K_M"], "budgets": ["4.6bpw"]}
+        values["quantize"] |= {"distill": ["Q4_K_M"]}
         values["compare"] |= {"seeds": [42, 43], "levels": ["Q4_K_M", "Q6_K"]}
         values["compare"]["strategies"] += ["distilled_scales", "merged_distilled"]
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -140,7 +140,7 @@ def snakemake_graph(
 
 
 # no stage writes them as such, several write into them
-EMPTY = {"data/augmented", "reports/budget", "reports/compare", "reports/distill"}  # by default
+EMPTY = {"data/augmented", "reports/compare", "reports/distill"}  # by default
 FOLDERS = ("models/gguf", "reports/eval", *EMPTY)
 
 
@@ -181,7 +181,7 @@ def test_both_tools_know_the_same_stages(
     assert dvc_graph.keys() == snakemake_graph.keys()
     is_compared = bool(load_params(recipe).compare.seeds)
     # which have no job then
-    off = ("augment",) if is_compared else ("augment", "budget", "distill", "compare_")
+    off = ("augment",) if is_compared else ("augment", "distill", "compare_")
     wanted = {stage for stage in stages_in(graph) if not stage.startswith(off)}
     assert {name.partition("@")[0] for name in dvc_graph} == wanted
     for name, stage in dvc_graph.items():
@@ -226,9 +226,8 @@ def test_every_parameter_is_tracked(recipe: Path, graph: Graph, dvc_stages: dict
         stage = name.partition("@")[0].partition("_")[0]
         tracked = {key for dep in dvc_stages[name].deps if hasattr(dep, "params") for key in dep.params}
         if stage not in sections:
-            # `budget` is told its size by its name, `imatrix` reads what follows from the levels, `lora` and
-            # `tuned` have no settings of their own
-            assert stage in ("budget", "imatrix") or (stage in ("lora", "tuned") and not tracked)
+            # `imatrix` reads what follows from the levels, `lora` and `tuned` have no settings of their own
+            assert stage == "imatrix" or (stage in ("lora", "tuned") and not tracked)
             continue
         keys = {f"{stage}.{key}" for key in Params.model_fields[stage].annotation.model_fields}  # type: ignore[union-attr]
         assert sections[stage].keys() == {key.partition(".")[2] for key in keys}

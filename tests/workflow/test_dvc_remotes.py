@@ -144,7 +144,7 @@ def project(served: Path, s3: S3, forked: Forked, tmp_path_factory: pytest.TempP
             shutil.copyfile(source, root / name)
     (root / "dvc.yaml").write_text(dvc_text("adapter"))
     users = ("data/guard", "data/evaluation", "data/distill")
-    for folder in (*users, "data/augmented", "reports/budget", "reports/compare", "reports/distill"):
+    for folder in (*users, "data/augmented", "reports/compare", "reports/distill"):
         (root / folder).mkdir(parents=True, exist_ok=True)
         (root / folder / ".gitkeep").touch()
     made = Project(root, forked)

@@ -57,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(PROJECT / ".dvcignore", root)
     for path in (
         *("code", "data/raw/file", "data/guard/file", "data/evaluation/file", "data/augmented/.gitkeep"),
-        *(f"reports/{name}/.gitkeep" for name in ("budget", "compare", "distill")),
+        *(f"reports/{name}/.gitkeep" for name in ("compare", "distill")),
     ):
         put(root / path, dice.randbytes(100))
     Repo.init(str(root), no_scm=True).close()

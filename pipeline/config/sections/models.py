@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.config.budgets import budget_problem
 from pipeline.config.ggml_types import LEVELS, WITH_SCALES
 from pipeline.config.levels import DISTILLED, ModelName, tensor_type_problem
 from pipeline.config.sections.values import (
@@ -43,7 +42,7 @@ class Convert(Section):
 
 
 # of section quantize: no files but those of its levels
-LEVELS_ALONE: Mapping[str, list[str]] = {"distill": [], "budgets": []}
+LEVELS_ALONE: Mapping[str, list[str]] = {"distill": []}
 
 
 class Quantize(Section):
@@ -63,20 +62,6 @@ class Quantize(Section):
         "levels whose scales are taught the 16-bit model's own answers: spelled as in levels, made beside "
         "them as LEVEL-distilled (see section distill), e.g. [Q4_0]; []: none",
     )
-
-    budgets: Annotated[list[str], Field(max_length=20), ONCE] = key(
-        [],
-        "levels made to measure, named by the size that each may have: 4.2GB or 500MB (of the file) | "
-        "4.6bpw (bits per weight) | fits-8GB-at-8192 (memory when served with so many tokens); types are "
-        "chosen tensor by tensor by what each costs on your data; []: none",
-    )
-
-    @field_validator("budgets")
-    @classmethod
-    def _budgets_can_be_read(cls, budgets: list[str]) -> list[str]:
-        if problems := [problem for text in budgets if (problem := budget_problem(text))]:
-            raise ValueError("; ".join(problems))
-        return budgets
 
     @field_validator("tensor_types")
     @classmethod
@@ -102,8 +87,8 @@ class Quantize(Section):
 
     @property
     def tuned(self) -> list[str]:
-        """The levels of the tuned model, in the order of `levels`; then those made to measure."""
-        return [*(level for level in self.levels if not ModelName(level).untuned), *self.budgets]
+        """The levels of the tuned model, in the order of `levels`."""
+        return [level for level in self.levels if not ModelName(level).untuned]
 
     @property
     def files(self) -> list[str]:
@@ -137,7 +122,7 @@ class Quantize(Section):
         """The stage that makes a level's file, as it is run: "quantize@Q4_K_M"."""
         if level := ModelName(model).made_of:
             return f"distill@{level}"
-        return f"{'budget' if model in self.budgets else 'quantize'}@{model}"
+        return f"quantize@{model}"
 
 
 class Distill(Section):

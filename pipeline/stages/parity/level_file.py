@@ -52,9 +52,7 @@ def file_check(
     plain = [
         tensor
         for each, tensor in after.items()
-        if not ModelName(name).has_own_types  # proven when it was made
-        and PLAIN_OF.get(level, PLAIN).search(each)
-        and each not in requested
+        if PLAIN_OF.get(level, PLAIN).search(each) and each not in requested
     ]
     ggml_types = sorted({tensor.type for tensor in plain if tensor.columns % K_BLOCK == 0})
     if ggml_types and expected_type not in ggml_types:

@@ -109,13 +109,12 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
 
     A tensor may have `SLACK` times its type's usual noise, and a weight as many times its type's largest
     error. The second is not asked of a level with an importance matrix, which gives unimportant weights up.
-    `tensor_types` is `quantize.tensor_types`, without which a file with types of its own was made. A type
-    without a known noise or a dequantizer in the package gguf leaves the parity check unmeasured, unless
-    something is wrong already. Raises `ConfigError` where `tensor_types` can't be.
+    `tensor_types` is `quantize.tensor_types`. A type without a known noise or a dequantizer in the package
+    gguf leaves the parity check unmeasured, unless something is wrong already. Raises `ConfigError` where
+    `tensor_types` can't be.
     """
     title = f"Weights of {gguf.stem} → {name}"
     model = ModelName(name)
-    tensor_types = NO_TYPES if model.has_own_types else tensor_types
     check_tensor_types(gguf, tensor_types, model.imatrix)
     (_, before), (header, after) = gguf_tensors(gguf), gguf_tensors(level)
     if check := file_check(title, name, tensor_types, header, before, after):
@@ -137,7 +136,7 @@ def level_weights(gguf: Path, level: Path, name: str, tensor_types: Mapping[str,
     )
     if lost := {tensor: noise for tensor, noise in noises.items() if noise.lost}:
         return lost_check(title, lost, before, after)
-    if model.imatrix or model.has_own_types:  # which may have been made with one, too
+    if model.imatrix:
         noises = {tensor: replace(noise, worst=0.0) for tensor, noise in noises.items()}
     return noise_check(title, noises, after)
 

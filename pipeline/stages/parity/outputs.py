@@ -126,12 +126,8 @@ def output_checks(
                 if level.made_of:
                     continue  # the base has none
                 # the matrix is the merged model's; without it the level would be judged by another one
-                if level.imatrix or level.has_own_types:
-                    why = (
-                        "its types were chosen for the merged model, not for the base with the adapter"
-                        if level.has_own_types
-                        else "the importance matrix is the merged model's, so the base has none at this level"
-                    )
+                if level.imatrix:
+                    why = "the importance matrix is the merged model's, so the base has none at this level"
                     checks[level_key("outputs_lora", level)] = Check(lora_title(level), "not measured", why)
                 else:
                     with (

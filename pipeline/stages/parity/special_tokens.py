@@ -181,7 +181,7 @@ def of_another_run(f16: Header, name: str, level: Header) -> Iterator[Difference
 
 def kept_fields(header: Header) -> dict[str, Any]:
     """What llama-quantize takes over: the settings that the model is computed with, vocabulary, special ids,
-    chat template, provenance; a level's type, importance matrix, distillation and budget are its own.
+    chat template, provenance; a level's type, importance matrix and distillation are its own.
     """
     kept = ("tokenizer.", OWN, f"{header.fields.get('general.architecture')}.")
     return {

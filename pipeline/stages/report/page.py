@@ -29,7 +29,7 @@ from pipeline.stages.report.calls_section import calls_values
 from pipeline.stages.report.comparisons import compared_values, domain_rows, forgetting_values, task_scores
 from pipeline.stages.report.level_table import GROUPS, level_rows
 from pipeline.stages.report.merge_section import adapter_values, merge_values
-from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, budget_values, quantizing_values
+from pipeline.stages.report.quantizing import PARTLY, RECOVERED, WORSE, quantizing_values
 from pipeline.stages.report.strategies_section import strategies_values
 from pipeline.workflow.stages import stages_in, table
 
@@ -96,7 +96,6 @@ def page_values(
         "lora": evaluations[served].lora if served else None,
         "distillation": distillation(inputs.evaluations),
         "quantizing": None if served else quantizing_values(inputs.evaluations, scores, reference),
-        "budgets": [budget_values(budget, inputs.evaluations) for budget in inputs.budgets],
         "thresholds": {"RECOVERED": RECOVERED, "PARTLY": PARTLY, "WORSE": WORSE},
         "forgetting": forgetting_values(inputs.evaluations),
         "calls": calls_values(inputs.evaluations, inputs.answers),
@@ -136,13 +135,6 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         Section("calls", "Calls of tools", ["report"], each) if values["calls"] else None,
         Section("quantizing", "What quantizing costs, and what recovers it", ["report"], each)
         if not served
-        else None,
-        Section(
-            "budgets",
-            "Levels made to measure",
-            [f"budget@{budget['budget']}" for budget in values["budgets"]],
-        )
-        if values["budgets"]
         else None,
         Section("distillation", "Distillation", ["report"], each)
         if values["distillation"] is not None

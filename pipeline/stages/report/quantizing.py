@@ -1,22 +1,18 @@
 """What quantizing costs: each level of the untuned base beside the tuned model's, and whether fine-tuning or
-an importance matrix or distilling recovers it; for levels made to measure the types that were chosen, and the
-fixed level they were held against (`reports/budget/BUDGET.json`).
+an importance matrix or distilling recovers it.
 
 A level's divergence is from its own 16-bit model (base-LEVEL from base-F16, LEVEL from F16), so the two
 columns show the same rounding done to two models.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.levels import IMPROVED_BY, UNTUNED, ModelName
 from pipeline.config.products import REFERENCES
-from pipeline.core.text import count
 from pipeline.gate.evaluations import Evaluations
-from pipeline.gate.records import Budget
-from pipeline.pages.formats import probability, signed, size
+from pipeline.pages.formats import signed
 from pipeline.stages.report.comparisons import Comparison, Scores, compare
 
 RECOVERED, PARTLY, WORSE = 0.5, 0.8, 1.25  # of the divergence before: below, below, above
@@ -83,9 +79,7 @@ def _levels(evaluations: Evaluations) -> list[str]:
     """The fixed levels, tuned or not, as llama-quantize makes them by itself."""
     spelled = dict.fromkeys(ModelName(model).bare for model in evaluations)
     return [
-        str(level)
-        for level in map(ModelName, spelled)
-        if level not in REFERENCES and level == level.plain and not level.has_own_types
+        str(level) for level in map(ModelName, spelled) if level not in REFERENCES and level == level.plain
     ]
 
 
@@ -140,47 +134,4 @@ def _missing(rows: Sequence[Level], reference: str) -> str:
     return (
         f"Not measured against their own 16-bit model ({reference}, {UNTUNED}{reference}): "
         f"{', '.join(lacking)}; name them in quantize.levels and evaluate.models."
-    )
-
-
-def budget_values(budget: Budget, evaluations: Evaluations) -> dict[str, Any]:
-    """What the section's template needs of one budget: its sentence, and a row for each kind of tensor with
-    the types of its tensors ("Q4_0 × 20, Q5_1 × 10").
-    """
-    kinds: dict[str, Counter[str]] = {}
-    for tensor, ggml_type in budget.types.items():
-        kind = ".".join(part for part in tensor.split(".")[:-1] if part != "blk" and not part.isdigit())
-        kinds.setdefault(kind, Counter())[ggml_type] += 1
-    measured = evaluations.get(budget.budget)
-    return {
-        "budget": budget.budget,
-        "own": budget.chosen == "own",
-        "sentence": _shipped(budget),
-        "most_bytes": budget.most_bytes,
-        "kld": budget.kld,
-        "test_kld": measured.kld_mean if measured else None,
-        "rows": budget.rows,
-        "kinds": [
-            {
-                "kind": kind,
-                "types": ", ".join(f"{name} × {count(times)}" for name, times in types.most_common()),
-            }
-            for kind, types in sorted(kinds.items())
-        ],
-    }
-
-
-def _shipped(budget: Budget) -> str:
-    """Which file ships, and why."""
-    rival = budget.rival
-    chosen = f"chosen types diverge {budget.kld:.4f} nats from 16 bit"
-    if rival is None:
-        return f"No fixed level is as small, so nothing was held against them: the {chosen}."
-    rival_text = f"{rival.level}, the best fixed level that fits ({size(rival.bytes)}), {rival.kld:.4f}"
-    chance = f"p {probability(rival.p_value)}, paired over rows"
-    if budget.chosen == "own":
-        return f"The chosen types ship: {chosen}, {rival_text} ({chance})."
-    return (
-        f"{rival.level} ships, for the chosen types are not better beyond noise: the {chosen}, {rival_text} "
-        f"({chance})."
     )

@@ -6,19 +6,17 @@ trained; but for `check_shared`, which the stage asks too.
 """
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.methods import METHODS
 from pipeline.config.params import Params
-from pipeline.config.sections import Serve, Training
+from pipeline.config.sections import Training
 from pipeline.core.checks import Check, Verdict, refuse
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.core.hardware import Card
 from pipeline.core.publish import DISK_MARGIN
 from pipeline.core.units import disk_gb, memory_gb
 from pipeline.gguf.base_files import MODEL_FILE
-from pipeline.planning.budget import check_budgets
 from pipeline.planning.config_file import load_shape
 from pipeline.planning.plan import CACHE, Plan, make_plan, own_bytes
 from pipeline.planning.quantized import quantized_file
@@ -80,7 +78,6 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
     ]
     try:
         shape = load_shape(base / "config.json")
-        checks += room_in_budgets(shape, params.quantize.budgets, params.serving)
         checks += nf4_widths(shape, settings, card)
         quantized = quantized_file(base / MODEL_FILE) if settings.quantization == "gguf" else None
         plan = make_plan(setup_of(params, shape, card, quantized, processes))
@@ -122,15 +119,6 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
         remedy = "set base.quantization to none, or train on a GPU"
         return [Check("NF4 widths", "fail", finding, remedy, "Q-TRAIN-004")]
     return [Check("NF4 widths", "pass", f"{of} are dequantized as they should be")]
-
-
-def room_in_budgets(shape: Shape, budgets: Sequence[str], serve: Serve) -> list[Check]:
-    """A file can be made for each of `quantize.budgets`, by the plan; nothing if there are none."""
-    try:
-        check_budgets(shape, budgets, serve)
-    except ConfigError as error:
-        return [Check("budgets", "fail", error.sentence, "", error.id)]
-    return [Check("budgets", "pass", f"{', '.join(budgets)} can hold the model")] if budgets else []
 
 
 def memory_plan(plan: Plan, free: int) -> Check:

@@ -43,9 +43,7 @@ def with_provenance(file: Path, merged: Path, **changed: Any) -> Path:
 
 def test_what_agrees_passes(merged: Path, tools: Toolchain, tmp_path: Path) -> None:
     f16 = with_provenance(tmp_path / "model-F16.gguf", merged)
-    level = with_provenance(
-        tmp_path / "model-Q4_0.gguf", merged, quench__imatrix__sha256="ef", quench__budget="4.6bpw"
-    )
+    level = with_provenance(tmp_path / "model-Q4_0.gguf", merged, quench__imatrix__sha256="ef")
     tokenizer = load_tokenizer(merged)
     checks = (
         special_tokens(tokenizer, merged, f16, tools),
