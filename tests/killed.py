@@ -26,7 +26,6 @@ FORKED.set_forkserver_preload(
         "peft",
         "bitsandbytes",
         "datasets",
-        "trl.trainer.sft_trainer",
     ]
 )
 

@@ -29,7 +29,6 @@ DEMO_MEMORY = 8 * GB
 PINNED = (
     "transformers",
     "peft",
-    "trl",
     "bitsandbytes",
     "gguf",
     "dvc",

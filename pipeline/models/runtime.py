@@ -28,9 +28,8 @@ def silence_libraries() -> None:
     """
     # bitsandbytes: "Failed to load CPU gemm_4bit_forward from kernels-community" without a package that would
     # fetch one from the hub; its own kernel does the same
-    for noisy in ("trl", "bitsandbytes"):
-        getLogger(noisy).setLevel("ERROR")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|trl")
+    getLogger("bitsandbytes").setLevel("ERROR")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers heeds it too

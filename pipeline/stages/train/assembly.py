@@ -102,8 +102,7 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
     rows, held_out = load_rows(run.tokens, "train"), load_rows(run.tokens, "val")
     check_settings(settings, rows=len(rows), held_out=len(held_out), cuda=torch.cuda.is_available())
     model, loss = load_model(run)
-    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    learning = learner.learning(Collator(padding), rows, held_out)
+    learning = learner.learning(Collator(), rows, held_out)
     questions = sequences(held_out, settings.sample_rows, wanted=True)
     steps, journal = total_steps(settings, len(rows)), None
     monitor = monitor_of(steps, settings)

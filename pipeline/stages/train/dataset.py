@@ -11,8 +11,6 @@ from pipeline.chat.tokens import IGNORED
 Labelled = tuple[list[int], list[int]]  # ids and labels of a sequence
 OTHERS = "others"  # of a batch: the same prompts with other answers
 PARTS = ("input_ids", "labels", "position_ids")  # of a batch: what its log-probabilities depend on
-# of a batch of several sequences: where each begins, for attention and recurrent layers
-BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 # what a batch knows of itself; `items` are what its loss is a mean over: tokens, positions, pairs or answers
 NOT_FOR_THE_MODEL = (
     *("rows", "row_ids", "trained_tokens", "items", "weights"),
@@ -32,29 +30,50 @@ def load_rows(tokens: Path, split: str) -> Any:
 
 
 class Collator:
-    """Flattens packed rows into one sequence (1, T); positions restart with each row (TRL's collator)."""
-
-    def __init__(self, pad_token_id: int) -> None:
-        from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
-
-        self.flatten = DataCollatorForLanguageModeling(pad_token_id=pad_token_id, padding_free=True)
+    """Flattens packed rows into one sequence (1, T), without padding."""
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """input_ids, labels and position_ids (1, T), the rows' numbers and ids, how many tokens are trained,
         and, unless all are 1, the weights (1, T) of the tokens' losses.
         """
-        batch: dict[str, Any] = self.flatten(examples)
-        if sum(len(example["seq_lengths"]) for example in examples) == 1:
-            # Recurrent layers and convolutions without a kernel for packed rows refuse any row that names its
-            # borders, also if it has none inside.
-            for name in BORDERS:
-                del batch[name]
+        batch = flattened(examples)
         batch["rows"] = [example["row"] for example in examples]
         batch["row_ids"] = [name for example in examples for name in example["row_ids"]]
         batch["trained_tokens"] = batch["items"] = int((batch["labels"][:, 1:] != IGNORED).sum())
         if any(weight != 1 for example in examples for weight in example.get("weights", ())):
             batch["weights"] = token_weights(examples)
         return batch
+
+
+def flattened(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return input_ids, labels and position_ids (1, T) of packed rows behind each other.
+
+    Positions restart with each sequence, whose first token nothing predicts, so it has no label. Several
+    sequences come with their borders, as transformers' attention and recurrent layers take them. Recurrent
+    layers and convolutions without a kernel for packed rows refuse any row with borders, so one sequence has
+    none.
+    """
+    import torch
+
+    ids = torch.tensor([token for example in examples for token in example["input_ids"]])
+    labels = torch.tensor([label for example in examples for label in example["labels"]])
+    lengths = torch.tensor([length for example in examples for length in example["seq_lengths"]])
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
+    labels[positions == 0] = IGNORED
+    batch: dict[str, Any] = {"input_ids": ids[None], "labels": labels[None], "position_ids": positions[None]}
+    if len(lengths) > 1:
+        ends = lengths.cumsum(0).to(torch.int32)
+        borders = torch.cat([torch.zeros(1, dtype=torch.int32), ends])
+        numbers = torch.arange(len(lengths), dtype=torch.int32)
+        longest = int(lengths.max())
+        batch |= {
+            "cu_seq_lens_q": borders,
+            "cu_seq_lens_k": borders,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "seq_idx": numbers.repeat_interleave(lengths)[None],
+        }
+    return batch
 
 
 def for_the_model(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ LIBRARIES = (
     "torch",
     "transformers",
     "peft",
-    "trl",
     "bitsandbytes",
     "accelerate",
     "datasets",

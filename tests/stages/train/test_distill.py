@@ -172,7 +172,7 @@ def test_answers_to_other_rows_are_refused(project: Path, tmp_path: Path) -> Non
 
     teacher = ask(project, tmp_path)
     rows = load_rows(project / "data/tokens", "train")
-    collate = DistillCollator(Collator(0), teacher.train)
+    collate = DistillCollator(Collator(), teacher.train)
     batch = collate([rows[1], rows[0]])
     first, second = (teacher.train.of(number)[0] for number in (0, 1))
     assert batch["trained_tokens"] == len(batch["teacher_logs"]) == len(first) + len(second)

@@ -384,7 +384,7 @@ def test_ktos_other_answers_are_those_of_other_prompts(prepared: Path, tmp_path:
     for packing in (True, False):
         folder = tokens_of(prepared, tmp_path / str(packing), "kto", packing=packing, rows=rows)
         found = load_rows(folder, "train")
-        collator = PreferenceCollator(Collator(0), "kto", found)
+        collator = PreferenceCollator(Collator(), "kto", found)
         for number in range(len(found)):
             row, others = found[number], collator.with_others(number)
             for (prompt, _), (other_prompt, said) in zip(split(row), split(others), strict=True):
@@ -403,14 +403,14 @@ def test_ktos_other_answers_make_no_row_longer_than_the_longest() -> None:
         }
 
     rows = Dataset.from_list([row((8, 2)), row((2, 10)), row((3, 1), (3, 2), (3, 3))])
-    others = PreferenceCollator(Collator(0), "kto", rows)
+    others = PreferenceCollator(Collator(), "kto", rows)
     # prompts of 8, 2 and 3 tokens with the answers behind them, of 10, 1 and 2 tokens; 15 are the longest row
     assert others.longest == 15
     assert others.with_others(0)["seq_lengths"] == [8 + 7]
     assert others.with_others(1)["seq_lengths"] == [2 + 1]
     assert others.with_others(2)["seq_lengths"] == [3 + 2] * 3
     rows = Dataset.from_list([row((3, 1), (3, 4)), row((1, 4)), row((1, 6))])
-    others = PreferenceCollator(Collator(0), "kto", rows)
+    others = PreferenceCollator(Collator(), "kto", rows)
     assert others.with_others(0)["seq_lengths"] == [3 + 1, 3 + 4]  # both borrow 4 tokens; 11 are the longest
 
 

@@ -217,7 +217,7 @@ def test_a_model_whose_packed_rows_see_each_other_is_refused(tiny_qwen2: Path) -
     from pipeline.models.qlora import load_quantized
     from pipeline.stages.train.dataset import Collator
 
-    model, collate = load_quantized(tiny_qwen2, settings()), Collator(0)
+    model, collate = load_quantized(tiny_qwen2, settings()), Collator()
     rows = [([970, 11, 1879], [-100] * 3), ([40, 2776, 3974, 13], [-100] * 4)]
     error = check_no_leaks(model, collate, rows)
     assert error is not None and error < 1e-3

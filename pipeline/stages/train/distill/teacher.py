@@ -102,7 +102,8 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
 
 def batches(rows: Any) -> Iterator[dict[str, Any]]:
     """The rows in order, batched to at most the longest one's length: what fits training fits here."""
-    collate, length = Collator(0), 0  # nothing is padded
+    collate = Collator()
+    length = 0
     waiting: list[dict[str, Any]] = []
     longest = max((sum(lengths) for lengths in rows["seq_lengths"]), default=0)
     for row in rows:
