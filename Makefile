@@ -34,13 +34,13 @@ demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file
 	$(MAKE) run
 
 # the longest files first: xdist hands them out in this order
-test: setup  ## run the tests (not the slow ones, not those that need a GPU)
+test: setup $(DONE)/dev  ## run the tests (not the slow ones, not those that need a GPU)
 	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/workflow tests/faults tests
 
-unit: setup  ## run the tests that need no PyTorch, Transformers, DVC or Snakemake and no process of their own
+unit: setup $(DONE)/dev  ## run the tests that need no PyTorch, Transformers, DVC or Snakemake and no process of their own
 	pytest --unit -m "not gpu and not slow" --numprocesses 2 --dist loadfile tests
 
-lint: setup  ## check style, types and the layers of imports
+lint: setup $(DONE)/dev  ## check style, types and the layers of imports
 	ruff check
 	ruff format --check
 	mypy
@@ -49,12 +49,18 @@ lint: setup  ## check style, types and the layers of imports
 clean:  ## delete what the pipeline made; your data in data/raw, DVC's cache and the toolchain stay
 	rm -rf models/.compare models/.distill models/.parity models/.sweep data/.curating data/.*.writing data/.*.old data/final data/tokens data/rejects.jsonl data/changes.jsonl data/clusters.jsonl models/* reports/*.* reports/eval reports/judge reports/pairs reports/sweep reports/tensorboard reports/compare/* reports/distill/* logs .snakemake
 
-lock: export UV_BUILD_CONSTRAINT := requirements.lock
-lock: $(DONE)/project  ## resolve requirements.lock again from pyproject.toml
-	uv pip compile pyproject.toml --quiet --universal --all-extras --generate-hashes --no-emit-index-url --no-annotate --no-header -p 3.11 \
-	  $$(uv pip compile pyproject.toml --quiet --universal --all-extras --no-annotate --no-header -p 3.11 \
+lock: export UV_BUILD_CONSTRAINT := requirements-dev.lock
+lock: $(DONE)/project  ## resolve requirements-dev.lock and requirements.lock again from pyproject.toml
+	$(call resolve,requirements-dev.lock,--all-extras)
+	$(call resolve,requirements.lock,--extra lock --constraints requirements-dev.lock)
+
+# $(1): the file; $(2): which packages
+define resolve
+	uv pip compile pyproject.toml --quiet --universal $(2) --generate-hashes --no-emit-index-url --no-annotate --no-header -p 3.11 \
+	  $$(uv pip compile pyproject.toml --quiet --universal $(2) --no-annotate --no-header -p 3.11 \
 	     | sed -n 's/^\(torch\|nvidia-[a-z0-9-]*\|cuda-[a-z0-9-]*\)==.*/--no-emit-package \1/p') \
-	  -o requirements.lock
+	  -o $(1)
+endef
 
 # --- the steps of setup -------------------------------------------------------------------------------------------
 
@@ -87,6 +93,11 @@ $(DONE)/torch: $(DONE)/venv
 $(DONE)/lock: requirements.lock $(DONE)/torch
 	@echo "installing the packages of requirements.lock"
 	@$(VENV)/bin/python -m pipeline.commands.install requirements.lock
+	@touch $@
+
+$(DONE)/dev: requirements-dev.lock $(DONE)/lock
+	@echo "installing what tests and linters need besides, from requirements-dev.lock"
+	@$(VENV)/bin/python -m pipeline.commands.install requirements-dev.lock
 	@touch $@
 
 $(DONE)/demo: requirements-demo.lock $(DONE)/lock

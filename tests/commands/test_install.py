@@ -256,7 +256,10 @@ def test_what_is_no_wheel_is_built_with_what_is_installed(tmp_path: Path, instal
     assert ("-m pip install" in log) == (installer == "pip")
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-demo.lock", "requirements-bases.lock"])
+@pytest.mark.parametrize(
+    "name",
+    ["requirements.lock", "requirements-dev.lock", "requirements-demo.lock", "requirements-bases.lock"],
+)
 def test_locks_are_pinned_by_hash_and_name_no_index(name: str) -> None:
     text = (PROJECT / name).read_text(encoding="utf-8")
     requirements = [
