@@ -10,13 +10,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo run demo-small demo-gguf test unit lint clean lock toolchain compiler
+.PHONY: help setup dev demo run demo-small demo-gguf test unit lint clean lock toolchain compiler
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
 
 setup: compiler $(DONE)/project $(DONE)/demo toolchain  ## install everything into .venv and .tools (does nothing the second time)
 	@echo "set up: $(VENV) and llama.cpp are ready"
+
+dev: setup $(DONE)/dev  ## install what tests and linters need besides
 
 demo: setup run  ## run the entire pipeline on real text; ends in a table of levels
 
@@ -34,13 +36,13 @@ demo-gguf: setup  ## the short way: train on a GGUF as it is and serve that file
 	$(MAKE) run
 
 # the longest files first: xdist hands them out in this order
-test: setup $(DONE)/dev  ## run the tests (not the slow ones, not those that need a GPU)
+test: dev  ## run the tests (not the slow ones, not those that need a GPU)
 	pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/workflow tests/faults tests
 
-unit: setup $(DONE)/dev  ## run the tests that need no PyTorch, Transformers, DVC or Snakemake and no process of their own
+unit: dev  ## run the tests that need no PyTorch, Transformers, DVC or Snakemake and no process of their own
 	pytest --unit -m "not gpu and not slow" --numprocesses 2 --dist loadfile tests
 
-lint: setup $(DONE)/dev  ## check style, types and the layers of imports
+lint: dev  ## check style, types and the layers of imports
 	ruff check
 	ruff format --check
 	mypy
@@ -52,7 +54,7 @@ clean:  ## delete what the pipeline made; your data in data/raw, DVC's cache and
 lock: export UV_BUILD_CONSTRAINT := requirements-dev.lock
 lock: $(DONE)/project  ## resolve requirements-dev.lock and requirements.lock again from pyproject.toml
 	$(call resolve,requirements-dev.lock,--all-extras)
-	$(call resolve,requirements.lock,--extra lock --constraints requirements-dev.lock)
+	$(call resolve,requirements.lock,--extra lock --extra languages --extra excel --constraints requirements-dev.lock)
 
 # $(1): the file; $(2): which packages
 define resolve

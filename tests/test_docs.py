@@ -62,8 +62,7 @@ def commands(page: Path, *names: str) -> list[tuple[list[str], bool]]:
     ]
 
 
-def test_readme_is_one_page_and_leads_to_all_others() -> None:
-    assert len(README.splitlines()) <= 150
+def test_readme_leads_to_all_other_pages() -> None:
     linked = set(re.findall(r"\]\(([^)#]+)", README))
     assert [page.name for page in PAGES[1:] if str(page.relative_to(PROJECT)) not in linked] == []
 

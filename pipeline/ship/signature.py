@@ -88,6 +88,6 @@ def _library() -> tuple[Any, Any, Any]:
     except ImportError as error:
         raise ToolError(
             "Q-SHIP-009",
-            "signatures need the package model-signing: run `make setup`",
+            "signatures need the package model-signing: run `make dev`, or install quench[signing]",
         ) from error
     return signing, verifying, hashing

@@ -49,7 +49,7 @@ def main(root: Path, space_file: Path, name: str, words: Sequence[str], *, as_js
     """
     if find_spec("optuna") is None:
         raise ToolError(
-            "Q-SWEEP-004", "the package optuna is not installed: run `make setup`, or install quench[sweep]"
+            "Q-SWEEP-004", "the package optuna is not installed: run `make dev`, or install quench[sweep]"
         )
     space, sweep = read_space(space_file), Sweep.named(root, name)
     is_continued = bool(known_trials(sweep, SEARCH, space))

@@ -44,7 +44,8 @@ def run_harness(server: Server, tasks: list[str], folder: Path) -> dict[str, dic
     if find_spec("lm_eval") is None:
         raise ConfigError(
             "Q-EVALUATE-007",
-            "evaluate.harness needs lm-evaluation-harness: run `make setup`, or set it to []",
+            "evaluate.harness needs lm-evaluation-harness: run `make dev`, install quench[harness], or set "
+            "it to []",
         )
     if not folder.is_dir():
         raise ConfigError(
