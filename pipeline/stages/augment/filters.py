@@ -14,9 +14,10 @@ from pipeline.metrics.text import rouge_l
 from pipeline.stages.augment.instructions import TEXTS, Call, asked_turns, question_of, right_answer
 from pipeline.stages.augment.journal import Text
 
-NEAR = 0.9  # ROUGE-L of a question in other words with the question: above, nothing was said otherwise
-RIGHT = 0.9  # points from which a flawed answer is a right one
-LONG_ANSWER = 20  # characters of an answer that can't stand in a question by chance
+# ROUGE-L of a reworded question with the original. Above this nothing was reworded.
+NEAR = 0.9
+RIGHT = 0.9  # points from which a flawed answer counts as right
+LONG_ANSWER = 20  # characters of an answer that can't occur in a question by chance
 WORD = re.compile(r"\w+")
 NUMBER = re.compile(r"\d+")
 OF_THE_TASK = re.compile(
@@ -59,7 +60,7 @@ def problem_of(kind: AugmentKind, call: Call, text: Text) -> str | None:
         return "unreadable"
     if _repeats(written, TEXTS[call.instruction]):
         return "repeats_instruction"
-    # a vague answer may well be a refusal, and is no worse as an answer to reject
+    # A vague answer may well be a refusal, and is not a worse answer to reject.
     if kind != "rejected" and is_refusal(written):
         return "refusal"
     if kind == "questions":
@@ -107,28 +108,29 @@ def same_words(first: str, second: str) -> bool:
     second_words = WORD.findall(second.casefold())
     if not first_words and not second_words:
         return first.strip() == second.strip()
-    # in code and commands, signs are what is said
+    # In code and commands the signs carry the meaning.
     return first_words == second_words and _signs(first) == _signs(second)
 
 
 def _repeats(written: str, instruction: str) -> bool:
-    """Return True if a text is nothing but words of the instruction, as small models write it."""
+    """Return True if a text is only words of the instruction, which small models sometimes write."""
     written_words = " ".join(WORD.findall(written.casefold()))
     instruction_words = " ".join(WORD.findall(instruction.casefold()))
     return " " in written_words and f" {written_words} " in f" {instruction_words} "
 
 
 def _signs(text: str) -> str:
-    """Return the signs of a text that mean something, without those that end a sentence or quote it."""
+    """Return the signs of a text that carry meaning, without those that end a sentence or quote it."""
     return re.sub(r"[\w\s.,;:!?\"'`´’“”*]", "", text)
 
 
 def found_right(
     calls: Sequence[Call], texts: Sequence[str], settings: Evaluate, root: Path
 ) -> list[float | None]:
-    """Return the points that the first of `evaluate.scorers` gives each flawed answer; None: not measured.
+    """Return the points that the first of `evaluate.scorers` gives each flawed answer, or None if not
+    measured.
 
-    Raises as `score_answers`.
+    Raises the errors of `score_answers`.
     """
     if not settings.scorers or not calls:
         return [None] * len(calls)

@@ -1,7 +1,7 @@
-"""Instructions for the model that writes, for each kind of row and flaw, and the rows that they are about.
+"""Instructions for the writing model, one for each kind of row and flaw, and the rows that they are about.
 
-An instruction is named by what it asks for and its version ("rejected.vague/1"), and each written row has
-that name. Another wording is another version, and its texts are asked for again.
+An instruction's name is what it asks for and its version ("rejected.vague/1"). Each written row contains that
+name. Another wording is another version, and its texts are requested again.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from pipeline.config.sections import Augment, AugmentKind
 from pipeline.core.jsonl import read_rows
 
 WRITTEN_SPLITS = ("train", "val")
-WATCHED_PART = 4  # rows of training for one more of val
-WATCHED = 32  # rows of val at most
+WATCHED_PART = 4  # training rows for each additional row of val
+WATCHED = 32  # maximum rows of val
 QUESTION = (
     "Say this message in other words, in its own language. Keep its meaning, and every number, name, path, "
     "command and quoted text as it is. Do not answer it. Write only the message in other words."
@@ -31,12 +31,12 @@ FLAWS = {
 TEXTS: Mapping[str, str] = {
     "questions/1": QUESTION,
     **{f"rejected.{flaw}/1": FLAWED.format(flaw=told) for flaw, told in FLAWS.items()},
-    "answers/1": "",  # the conversation itself is asked
+    "answers/1": "",  # The conversation itself is the request.
 }
 
 
 class Call(NamedTuple):
-    """One text to be written: to which row of which split, by which instruction, and the request for it."""
+    """One text to be written: the row and its split, the instruction, and the request to send."""
 
     row: Row
     split: str
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 def calls_of(kind: AugmentKind, settings: Augment, final: Path) -> list[Call]:
     """Return the calls for a kind, in the order in which they are made. Only rejected answers are also
-    written to rows of val, so that what is learned of pairs can be watched.
+    written to rows of val, so that what the model learns from pairs can be watched.
     """
     calls = []
     for split in WRITTEN_SPLITS if kind == "rejected" else WRITTEN_SPLITS[:1]:
@@ -62,8 +62,8 @@ def calls_of(kind: AugmentKind, settings: Augment, final: Path) -> list[Call]:
 
 
 def _is_whole(row: Row) -> bool:
-    """Return True if a row is no later copy of one that curation repeats ("a.jsonl:7*2"), and nothing of it
-    was cut off: a cut answer is not one to learn from twice.
+    """Return True if a row is not a later copy that curation made ("a.jsonl:7*2"), and none of its turns was
+    cut off. A cut answer is not one to learn from twice.
     """
     return not is_copy(row) and not any("cut" in turn for turns in TURN_LISTS for turn in row.get(turns, ()))
 
@@ -77,13 +77,13 @@ def call_of(kind: AugmentKind, settings: Augment, row: Row, split: str, number: 
 
 
 def seed_of(seed: int, kind: str, row: Row, number: int) -> int:
-    """Return 31 bits, which every server takes as a seed."""
+    """Return a seed of 31 bits, which every server accepts."""
     digest = hashlib.sha256(f"{seed}:{kind}:{row['id']}:{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
 def question_place(row: Row) -> int | None:
-    """Return the place of the user's turn that the row's answer is to; None if it is to something else."""
+    """Return the index of the user's turn that the row answers, or None if it answers something else."""
     place = len(row["messages"]) - (2 if row["kind"] in ANSWERED else 1)
     if place < 0 or row["messages"][place]["role"] != "user":
         return None
@@ -91,26 +91,26 @@ def question_place(row: Row) -> int | None:
 
 
 def question_of(row: Row) -> str:
-    """Return the text of that turn, "" if there is none."""
+    """Return the text of that turn, or "" if it is missing."""
     place = question_place(row)
     return "" if place is None else str(row["messages"][place]["content"])
 
 
 def right_answer(row: Row) -> str:
-    """Return the answer in words that a row gives, "" if it gives none."""
+    """Return the row's answer in words, or "" if it has none."""
     if row["kind"] == "prompt":
         return str(row["answer"])
     return str(row["messages"][-1]["content"]) if row["kind"] == "chat" and row["messages"] else ""
 
 
 def asked_turns(row: Row) -> list[dict[str, Any]]:
-    """Return the turns before a row's answer, as a conversation that is not trained."""
+    """Return the turns before a row's answer, as an untrained conversation."""
     turns = row["messages"][:-1] if row["kind"] in ANSWERED else row["messages"]
     return untrained_turns(turns)
 
 
 def _is_rejectable(row: Row) -> bool:
-    """Return True if a row has an answer in words, which its author doesn't call bad."""
+    """Return True if a row has an answer in words that its author doesn't call bad."""
     if row["kind"] not in ("chat", "prompt") or question_place(row) is None:
         return False
     if row["kind"] == "chat" and (not is_answerable(row) or not row["messages"][-1].get("train", True)):
@@ -135,7 +135,7 @@ def _answer(row: Row, _: int) -> tuple[str, dict[str, Any]]:
 
 
 def _told(material: str, instruction: str) -> dict[str, Any]:
-    """Return the request; what is to be done comes last, which small models follow best."""
+    """Return the request. The instruction comes last because small models follow it best there."""
     return {"messages": [{"role": "user", "content": f"{material}\n\n{instruction}"}]}
 
 
@@ -156,6 +156,6 @@ MESSAGES: Mapping[AugmentKind, Callable[[Row, int], tuple[str, dict[str, Any]]]]
 
 
 def request_bytes(calls: list[Call]) -> Iterator[int]:
-    """Yield the bytes of text that each call sends."""
+    """Yield the number of text bytes that each call sends."""
     for call in calls:
         yield sum(len(str(turn.get("content") or "").encode()) for turn in call.request["messages"])

@@ -1,7 +1,7 @@
-"""Keep what was written, as it comes: a line a text in `models/.augment/KIND/journal.jsonl`.
+"""Append each written text to `models/.augment/KIND/journal.jsonl`, one line a text.
 
-Every line is on the disk before the next text is asked for, so a kill loses the texts that are being written
-and no other. The journal stays when the stage is done: a run after a change of scorer asks for nothing again.
+Every line is on the disk before the next text is requested, so a kill loses only the texts in progress. The
+journal stays after the stage is done: a run after a change of scorer requests nothing again.
 """
 
 import os
@@ -19,12 +19,12 @@ from pipeline.core.jsonl import BadLine, parse_object, to_line
 from pipeline.core.progress import progress
 from pipeline.stages.augment.instructions import Call
 
-Text = dict[str, Any]  # of the journal: turn, stopped, calls, tokens, time
+Text = dict[str, Any]  # keys: turn, stopped, calls, tokens, time
 Ask = Callable[[dict[str, Any]], Text]
 
 
 class Journal:
-    """The texts of one kind, by the key of their call: its request and who writes."""
+    """The texts of one kind, by the key of their call. The key covers the request and the writer."""
 
     def __init__(self, file: Path, writer: Mapping[str, Any]) -> None:
         self.file = file
@@ -33,7 +33,7 @@ class Journal:
         self.lock = Lock()
 
     def key(self, call: Call) -> str:
-        """Return what a call is known by."""
+        """Return the key of a call."""
         return json_hash([self.writer, call.request])
 
     def missing(self, calls: Sequence[Call]) -> list[Call]:
@@ -41,15 +41,15 @@ class Journal:
         return [call for call in calls if self.key(call) not in self.texts]
 
     def tokens(self, calls: Sequence[Call]) -> int:
-        """Return the tokens that the answered ones of `calls` took, read and written."""
+        """Return the tokens read and written for those of `calls` that were answered."""
         texts = (self.texts.get(self.key(call)) for call in calls)
         return sum(sum(text["tokens"]) for text in texts if text)
 
     def fill(self, calls: Sequence[Call], asking: AbstractContextManager[Ask], slots: int, most: int) -> None:
-        """Answer what is missing of `calls`, `slots` at a time; `asking` is entered only if something is.
+        """Answer the missing `calls`, `slots` at a time. `asking` is entered only if a call is missing.
 
-        Raises what a call raises, after the texts that came before are kept, and `DataError` if they took
-        more than `most` tokens.
+        Raises the error of a failed call, after the texts that came before are kept, and `DataError` if the
+        calls used more than `most` tokens.
         """
         missing = self.missing(calls)
         if not missing:
@@ -73,9 +73,7 @@ class Journal:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _answer(self, ask: Ask, call: Call, file: BinaryIO) -> int:
-        """Answer one call and keep the text, before the slot takes the next one. Return the tokens that it
-        took.
-        """
+        """Answer one call and keep the text before the slot starts the next one. Return the tokens used."""
         key = self.key(call)
         text = ask(call.request)
         with self.lock:
@@ -90,7 +88,7 @@ class Journal:
 
 
 def _read(file: Path) -> dict[str, Text]:
-    """Return the texts of a journal; a last line that a kill tore is cut off."""
+    """Return the texts of a journal. A last line that a kill tore is cut off."""
     if not file.is_file():
         return {}
     lines = file.read_bytes().split(b"\n")

@@ -1,7 +1,7 @@
-"""Written texts that say what a row of another split says: they would carry it over the border.
+"""Written texts that repeat a row of another split, and so would leak it across the border.
 
-The row that a text was written to is on the right side already, and so is all that it shares with other
-rows: only what the text says beyond its own row counts.
+The row that a text was written to is on the right side already, and so is everything that it shares with
+other rows. Only what the text adds to its own row counts.
 """
 
 import re
@@ -14,9 +14,10 @@ from pipeline.config.sections import AugmentKind
 from pipeline.core.jsonl import read_rows
 from pipeline.stages.augment.instructions import Call, question_of
 
-WORDS = 13  # in a row that a training row may not share with one that is held out, as in curation
-SHINGLE = 3  # words
-ALIKE = 0.7  # Jaccard similarity of two questions that curation keeps on one side of the split
+# Consecutive words that a training row may not share with a held-out one, as in curation.
+WORDS = 13
+SHINGLE = 3  # length in words
+ALIKE = 0.7  # Jaccard similarity of two questions from which curation keeps them on one side of the split
 SPLITS = ("train", "val", "test")
 Shingles = frozenset[int]
 
@@ -26,9 +27,9 @@ def shared(
 ) -> Mapping[int, str]:
     """Return the reason for each place whose text shares too much with a row of another split in `final`.
 
-    The rows are read one at a time; memory grows by the written texts only.
+    The rows are read one at a time, so memory grows only with the written texts.
     """
-    runs = defaultdict[int, list[int]](list)  # places by the hash of a run
+    runs = defaultdict[int, list[int]](list)  # places by the hash of a run of words
     questions = defaultdict[int, list[int]](list)  # places by the hash of a shingle
     new = [_shingles(text, SHINGLE) for text in written]
     own = [_shingles(question_of(call.row), SHINGLE) for call in calls]
@@ -67,7 +68,7 @@ def _alike(first: Shingles, second: Shingles) -> float:
 
 
 def _shingles(text: str, length: int) -> Shingles:
-    """Return the hashes of all runs of `length` words and signs; a shorter question is one run."""
+    """Return the hashes of all runs of `length` words and signs. A shorter question is one run."""
     words = re.findall(r"\w+|[^\w\s]", text.casefold())
     if length == WORDS:
         words = [word for word in words if word[0].isalnum() or word[0] == "_"]

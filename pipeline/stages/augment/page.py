@@ -1,4 +1,4 @@
-"""The page of one kind of written rows: counts by reason, and examples beside the rows they come from."""
+"""Page for one kind of written rows: counts by reason, and examples next to the rows they come from."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

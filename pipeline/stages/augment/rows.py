@@ -1,8 +1,9 @@
-"""Written texts as rows: as data/raw would hold them, and after curation, which runs in a sub-project.
+"""Written texts as rows: in the form of data/raw, and after curation, which runs in a sub-project.
 
 The rules are those of section `curate`: secrets and personal data, refusals, garbage, lengths, control
-tokens, `curate.decontaminate`. Every row is for training there; near duplicates are not looked for, since
-rows that share an answer are meant to be alike (`pipeline.stages.augment.filters` compares what was written).
+tokens, `curate.decontaminate`. Every row is for training there. Near duplicates are not looked for, because
+rows that share an answer are meant to be alike (`pipeline.stages.augment.filters` compares the written
+texts).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ KEPT = ("tools", "domain", "reward", OTHERS)
 
 
 class Curated(NamedTuple):
-    """Rows of each split, and (line of the raw file, reason) of those that curation rejected."""
+    """Rows of each split, and (line of the raw file, reason) for each row that curation rejected."""
 
     rows: dict[str, list[Row]]
     rejected: list[tuple[int, str]]
@@ -63,7 +64,7 @@ def _said(text: str) -> dict[str, str]:
 
 
 def origin(call: Call, text: Text, writer: Mapping[str, Any], temperature: float) -> dict[str, Any]:
-    """Return where a row comes from, as it stands in the row."""
+    """Return the origin of a row as the row states it."""
     return {
         "of": call.row["id"],
         **writer,
@@ -81,11 +82,11 @@ def curated(
     rows: Sequence[Mapping[str, Any]],
     origins: Sequence[tuple[str, Mapping[str, Any]]],
 ) -> Curated:
-    """Return `rows` after stage curate has run on them in the sub-project `project` (absolute); `origins` are
-    the split and the origin of each. Raises what the stage ended with.
+    """Return `rows` after stage curate has run on them in the sub-project `project` (absolute path).
+    `origins` are the split and the origin of each row. Raises the error that the stage stopped with.
     """
     curate = params.curate
-    remove(project / "data/guard")  # links to what may be named no more
+    remove(project / "data/guard")  # Links to files that the settings may no longer name.
     write_rows(project / "data/raw/written.jsonl", map(dict, rows))
     links = curation_links(curate, root / "data", root / "models/base")
     changes = rows_for_training() | {"languages": curate.languages}
@@ -108,5 +109,5 @@ def _rejected(project: Path) -> Iterator[tuple[int, str]]:
 
 
 def figures_of(project: Path) -> dict[str, Any]:
-    """Return what curation changed, by rule."""
+    """Return the changes that curation made, by rule."""
     return dict(read_json(project / "reports/data.json", "run the stage again")["changed"])

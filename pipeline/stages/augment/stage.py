@@ -1,11 +1,12 @@
-"""Write rows to those of training by a model: questions in other words, flawed answers as `rejected`, answers
-to prompts that have none. Off by default (`augment.kinds`).
+"""Write rows to those of training with a model: reworded questions, flawed answers as `rejected`, answers to
+prompts that have none. Off by default (`augment.kinds`).
 
-Reads `data/final/` (what a row is written to is a training row, or for watching a row of val, so nothing
-crosses the split), `data/guard/`, `data/evaluation/` (scorers), `models/base/` and the model that writes.
-Writes `data/augmented/KIND-{train,val}.jsonl`, which stage preprocess adds to the rows of each split, and
-`reports/augment/KIND.json`, `KIND.dropped.jsonl` and `KIND.html`. What was written is kept in
-`models/.augment/KIND/journal.jsonl`, so a killed run goes on. Command: `python -m pipeline augment@rejected`
+Reads `data/final/` (texts are written to training rows, or to rows of val for monitoring, so nothing crosses
+the split), `data/guard/`, `data/evaluation/` (scorers), `models/base/` and the writing model. Writes
+`data/augmented/KIND-{train,val}.jsonl`, which stage preprocess adds to the rows of each split, and
+`reports/augment/KIND.json`, `KIND.dropped.jsonl` and `KIND.html`. Texts are kept in
+`models/.augment/KIND/journal.jsonl`, so a killed run continues. Command: `python -m pipeline
+augment@rejected`
 """
 
 from collections import Counter
@@ -38,8 +39,8 @@ from pipeline.stages.augment.rows import Curated, curated, figures_of, origin, r
 from pipeline.stages.augment.writers import ROOM, addressed, identity, key_of, served
 
 FOLDER = scratch("augment")
-LETTERS_PER_TOKEN = 2  # bytes of a text: rather too few, so that the budget is not exceeded
-EXAMPLES = 6  # of rows, and of what was dropped, on the page
+LETTERS_PER_TOKEN = 2  # bytes of text; low on purpose, so that the budget is not exceeded
+EXAMPLES = 6  # rows, and dropped texts, on the page
 NOTHING = {
     "questions": "no row of {file} has a question of the user's before its answer",
     "rejected": "no chat of {file} ends in an answer in words, and no prompt there has one",
@@ -49,13 +50,13 @@ NOTHING = {
 
 @dataclass
 class Sorted:
-    """Calls with their texts: those that became rows so far, and the others with a reason."""
+    """Calls with their texts: those that became rows so far, and the dropped ones with a reason."""
 
     kept: list[tuple[Call, Text]] = field(default_factory=list)
     dropped: list[tuple[Call, Text, str]] = field(default_factory=list)
 
     def drop(self, reasons: Mapping[int, str]) -> None:
-        """Move the texts at these places of `kept` to those that are dropped."""
+        """Move the texts at these places of `kept` to `dropped`."""
         self.dropped += [(*self.kept[place], reason) for place, reason in sorted(reasons.items())]
         self.kept = [pair for place, pair in enumerate(self.kept) if place not in reasons]
 
@@ -112,7 +113,7 @@ def main(params: Params, root: Path, item: str) -> None:
 
 
 def checked_kind(settings: Augment, item: str) -> AugmentKind:
-    """Return the kind that a job is of. Raises `ConfigError` if the settings don't ask for it."""
+    """Return the kind of a job. Raises `ConfigError` if the settings don't contain it."""
     for kind in settings.kinds:
         if kind == item:
             return kind
@@ -124,7 +125,7 @@ def checked_kind(settings: Augment, item: str) -> AugmentKind:
 
 
 def check_budget(settings: Augment, calls: Sequence[Call], journal: Journal, kind: str) -> None:
-    """Say how much will be asked, and raise `ConfigError` if that is above the budget of the settings."""
+    """Print how much will be requested. Raises `ConfigError` if that is above the budget of the settings."""
     missing = journal.missing(calls)
     tokens = sum(
         size // LETTERS_PER_TOKEN + ROOM + settings.max_new_tokens for size in request_bytes(missing)
@@ -146,7 +147,7 @@ def check_budget(settings: Augment, calls: Sequence[Call], journal: Journal, kin
 
 
 def sort(kind: AugmentKind, calls: Sequence[Call], journal: Journal, params: Params, root: Path) -> Sorted:
-    """Return the texts that can become rows, and those that are dropped, each with its reason."""
+    """Return the texts that can become rows, and the dropped ones, each with its reason."""
     result = Sorted([(call, journal[call]) for call in calls])
     reasons = {}
     for place, (call, text) in enumerate(result.kept):
@@ -166,7 +167,7 @@ def sort(kind: AugmentKind, calls: Sequence[Call], journal: Journal, params: Par
 
 
 def repeated(pairs: Sequence[tuple[Call, Text]], others: Mapping[int, str]) -> dict[int, str]:
-    """Return the places, besides `others`, whose text was written to the same row before."""
+    """Return the places, apart from `others`, with a text that was already written to the same row."""
     seen: dict[str, list[str]] = {}
     places: dict[int, str] = {}
     for place, (call, text) in enumerate(pairs):
@@ -181,14 +182,14 @@ def repeated(pairs: Sequence[tuple[Call, Text]], others: Mapping[int, str]) -> d
 
 
 def counts_of(sorted_texts: Sorted, rejected: Sequence[tuple[int, str]]) -> dict[str, int]:
-    """Return how many texts were dropped, by reason; those that curation rejected by its own reasons."""
+    """Count the dropped texts by reason. Rows that curation rejected count under its own reasons."""
     found = Counter(reason for _, _, reason in sorted_texts.dropped)
     found.update(reason for _, reason in rejected)
     return dict(most(found))
 
 
 def nothing_left(kind: str, dropped: Mapping[str, int]) -> DataError:
-    """Return the error of texts of which no row came."""
+    """Return the error for texts that gave no row at all."""
     return DataError(
         "Q-AUGMENT-010",
         f"no row of kind {kind} came of what the model wrote ({_in_words(dropped)}), so nothing is written: "
@@ -201,7 +202,7 @@ def _in_words(dropped: Mapping[str, int]) -> str:
 
 
 def publish(root: Path, kind: str, result: Curated, sorted_texts: Sorted, report: Mapping[str, Any]) -> None:
-    """Write the rows, what was dropped, the report and its page."""
+    """Write the rows, the dropped texts, the report and its page."""
     for split, rows in result.rows.items():
         write_rows(root / f"data/augmented/{kind}-{split}.jsonl", rows)
     reports = root / "reports/augment"
@@ -209,7 +210,7 @@ def publish(root: Path, kind: str, result: Curated, sorted_texts: Sorted, report
         _dropped_entry(call, reason) | {"text": written_text(text)}
         for call, text, reason in sorted_texts.dropped
     ]
-    # their texts stand in the rejects of the sub-project's curation, whose rules may be about secrets
+    # Their texts are in the rejects of the sub-project's curation, whose rules may be about secrets.
     dropped += [_dropped_entry(sorted_texts.kept[line - 1][0], reason) for line, reason in result.rejected]
     write_rows(reports / f"{kind}.dropped.jsonl", dropped)
     write_json(reports / f"{kind}.json", report)
@@ -225,7 +226,7 @@ def _dropped_entry(call: Call, reason: str) -> dict[str, Any]:
 
 
 def example(call: Call, text: Text, reason: str | None = None) -> dict[str, Any]:
-    """Return a text beside its row, for the page."""
+    """Return a text next to its row, for the page."""
     before = "\n\n".join(turn["content"] for turn in asked_turns(call.row) if turn["role"] == "user")
     if call.instruction.startswith("rejected"):
         before += f"\n\n→ {right_answer(call.row)}"

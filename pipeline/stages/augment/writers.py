@@ -26,16 +26,18 @@ from pipeline.llamacpp.tools import find_llama
 from pipeline.stages.augment.journal import Ask, Text
 
 WAITS = (1.0, 4.0, 16.0, 60.0)  # seconds before another try if the address is busy or silent
-LONGEST_WAIT = 120.0  # that an address may ask for
+LONGEST_WAIT = 120.0  # seconds that an address may ask for
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
-READ_SECONDS = 120.0  # without a byte
-CALL_SECONDS = 600.0  # of one try
-MOST_BYTES = 16 << 20  # of a reply
-ROOM = 256  # tokens of the instruction and the template, beside the row
+READ_SECONDS = 120.0  # seconds without a byte
+CALL_SECONDS = 600.0  # seconds for one try
+MOST_BYTES = 16 << 20  # bytes of a reply
+ROOM = 256  # tokens of the instruction and the template, in addition to the row
 
 
 def identity(settings: Augment, root: Path) -> dict[str, Any]:
-    """Return who writes, as each row has it. Raises `ConfigError` for a file that is no GGUF."""
+    """Return the writer's identity as each row states it. Raises `ConfigError` for a file that is not a
+    GGUF.
+    """
     if settings.url:
         return {"model": settings.model, "url": settings.url}
     file = model_file(settings, root)
@@ -43,8 +45,8 @@ def identity(settings: Augment, root: Path) -> dict[str, Any]:
 
 
 def model_file(settings: Augment, root: Path) -> Path:
-    """Return the path of the GGUF that writes; a relative one is the project's. Raises `ConfigError` if it
-    is not there, or no GGUF.
+    """Return the path of the GGUF that writes. A relative path is resolved in the project. Raises
+    `ConfigError` if the file is missing or not a GGUF.
     """
     file = root / expanded(str(settings.model), "augment.model")
     try:
@@ -62,12 +64,12 @@ def model_file(settings: Augment, root: Path) -> Path:
 
 @contextmanager
 def served(params: Params, root: Path) -> Iterator[Ask]:
-    """Serve the GGUF while the body runs, and give what asks it."""
+    """Serve the GGUF while the body runs, and yield the function that sends a request to it."""
     settings = params.augment
     room = params.preprocess.max_length + 2 * settings.max_new_tokens + ROOM
     files = ModelFiles(model_file(settings, root), None)
     with serving(find_llama(params.machine), files, ctx_size=room, parallel=settings.parallel) as server:
-        # an empty cache: what a slot answered before changes the rounding, and so the text
+        # Prompt caching is off because a slot's earlier answer changes the rounding, and so the text.
         yield lambda request: text_of(
             server.post("/v1/chat/completions", request | {"cache_prompt": False}), "llama-server"
         )
@@ -75,11 +77,13 @@ def served(params: Params, root: Path) -> Iterator[Ask]:
 
 @contextmanager
 def addressed(settings: Augment) -> Iterator[Ask]:
-    """Give what asks the model at `augment.url`. Raises `ConfigError` if the key is missing."""
+    """Yield the function that sends a request to `augment.url`. Raises `ConfigError` if the key is
+    missing.
+    """
     key = key_of(settings)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = str(settings.url).rstrip("/")
-    is_local = urlsplit(url).hostname in THIS_MACHINE  # no proxy leads back to this machine
+    is_local = urlsplit(url).hostname in THIS_MACHINE  # No proxy leads back to this machine.
     timeout = httpx.Timeout(READ_SECONDS, connect=30.0)
     with httpx.Client(headers=headers, timeout=timeout, trust_env=not is_local) as client:
         address = f"{url}/chat/completions"
@@ -87,7 +91,7 @@ def addressed(settings: Augment) -> Iterator[Ask]:
 
 
 def key_of(settings: Augment) -> str | None:
-    """Return the address's key. Raises `ConfigError` if the variable holds none."""
+    """Return the address's key. Raises `ConfigError` if the variable contains none."""
     if not settings.key_env:
         return None
     key = os.environ.get(settings.key_env, "").strip()
@@ -101,7 +105,7 @@ def key_of(settings: Augment) -> str | None:
 
 
 def _asked(client: httpx.Client, address: str, request: dict[str, Any], key: str | None) -> Text:
-    """Return the reply, tried again while the address is busy or silent. Raises `ToolError`."""
+    """Return the reply, after further tries while the address is busy or silent. Raises `ToolError`."""
     why = ""
     for wait in (*WAITS, None):
         asked_for = None
@@ -128,7 +132,7 @@ def _asked(client: httpx.Client, address: str, request: dict[str, Any], key: str
 
 
 def _sent(client: httpx.Client, address: str, request: dict[str, Any]) -> tuple[int, str, bytes]:
-    """Return status, Retry-After and body of one try; a reply without end or of any size is broken off."""
+    """Return status, Retry-After and body of one try. A reply that is endless or too large is aborted."""
     end = time.monotonic() + CALL_SECONDS
     body = bytearray()
     with client.stream("POST", address, json=request) as reply:
@@ -142,12 +146,12 @@ def _sent(client: httpx.Client, address: str, request: dict[str, Any]) -> tuple[
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Return the seconds that an address asks to wait; None for a date, or if it asks for nothing."""
+    """Return the seconds that an address asks to wait, or None for a date or a missing header."""
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
 
 
 def _shown(body: bytes, key: str | None) -> str:
-    """Return the beginning of what an address says, without the key that it may repeat."""
+    """Return the beginning of a reply, without the key that it may repeat."""
     text = body[:4096].decode("utf-8", "replace")
     return one_line(text.replace(key, "(the key)") if key else text, 200)
 
@@ -160,7 +164,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def text_of(reply: Any, who: str) -> Text:
-    """Return what is kept of a chat completion. Raises `ToolError` if it is none."""
+    """Return the kept parts of a chat completion. Raises `ToolError` if the reply is not one."""
     try:
         answer = answer_of(reply["choices"][0])
         usage = reply.get("usage") or {}
