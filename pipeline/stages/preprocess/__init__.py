@@ -1,1 +1,1 @@
-"""Rows to token tables, packed, and proven to be what was said."""
+"""Tokenize rows, pack them into tables, and prove the tables against the rows' text."""

@@ -1,4 +1,4 @@
-"""Packing: which sequences share a packed row, so that hardly a token of it is empty."""
+"""Packing: choose the sequences that share a packed row, so that hardly any of its tokens are empty."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
@@ -11,17 +11,17 @@ from pipeline.models.packed_rows import rows_apart
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """The sequences, by number, of each packed row of at most `capacity` tokens; each sequence is in one,
-    whole.
+    """Return the sequence numbers of each packed row of at most `capacity` tokens. Each sequence is in one
+    row, whole.
 
-    Best-fit decreasing over all of them (as TRL's `bfd`, which does it for 1,000 at a time;
+    Best-fit decreasing over all of them (like TRL's `bfd`, which does it for 1,000 at a time;
     arXiv:2404.10830): the longest first, each into the row that it fills best. Equal lengths keep their
-    order, so equal input gives equal rows. Raises `AssertionError` where a sequence is longer than a row or
-    empty: nothing is cut here.
+    order, so equal input gives equal rows. Raises `AssertionError` if a sequence is longer than a row or
+    empty, because nothing is cut here.
     """
     rows: list[list[int]] = []
     by_space = defaultdict[int, list[int]](list)  # tokens left: the rows that have this many left
-    spaces: list[int] = []  # its keys, ascending: the smallest that is large enough is the best fit
+    spaces: list[int] = []  # ascending keys of `by_space`; the smallest that is large enough is the best fit
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         length = lengths[number]
         _check_fits(number, length, capacity)
@@ -43,8 +43,8 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def in_order(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """The sequences, by number, of each packed row of at most `capacity` tokens, in the order given: a row
-    ends before the sequence that doesn't fit any more.
+    """Return the sequence numbers of each packed row of at most `capacity` tokens, in the given order. A row
+    ends before the first sequence that doesn't fit any more.
 
     Raises `AssertionError` as `best_fit` does.
     """

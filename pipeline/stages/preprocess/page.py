@@ -1,7 +1,6 @@
-"""What the model will learn as a page: rows as colored tokens, trained against masked, and the statistics of
-the tokens.
+"""Page of training labels: rows as colored tokens, trained against masked, and the statistics of the tokens.
 
-`render_labels_page` fills `templates/labels.html.jinja`; the numbers come from `reports/labels.json`, the
+`render_labels_page` fills `templates/labels.html.jinja`. The numbers come from `reports/labels.json`, the
 rows from the tokens that stage `preprocess` wrote.
 """
 
@@ -21,7 +20,7 @@ from pipeline.stages.preprocess.tables import Written
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# kind of row: what it is called, and what to look for in it
+# kind of row: its title, and what to look for in it
 KINDS = {
     "one exchange": ("One exchange", "The answer and its end of turn are trained, the question is not."),
     "several turns": ("Several turns", "Every answer is trained, each after the turns before it."),
@@ -40,13 +39,13 @@ KINDS = {
     ),
     "feedback": ("Feedback", "The last answer, which has a thumb up or down, is scored."),
 }
-LONGEST = 600  # tokens that are shown of a sequence
-VISIBLE = str.maketrans({" ": "<u>·</u>", "\t": "<u>→</u>\t", "\n": "<u>↵</u>\n"})  # of white space
-LITTLE = 0.02  # of the tokens trained: hardly worth the reading
+LONGEST = 600  # tokens shown of a sequence
+VISIBLE = str.maketrans({" ": "<u>·</u>", "\t": "<u>→</u>\t", "\n": "<u>↵</u>\n"})  # visible white space
+LITTLE = 0.02  # Trained share of the tokens below which reading the rest is hardly worth it.
 
 
 def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> str:
-    """The page as one string of HTML."""
+    """Return the page as one string of HTML."""
     train = stats["splits"]["train"]
     kinds = [
         {
@@ -74,7 +73,7 @@ def render_labels_page(stats: Mapping[str, Any], samples: Sequence[Mapping[str, 
 
 
 def _verdict(stats: Mapping[str, Any]) -> str:
-    """The outcome of the rows, in a sentence or two."""
+    """Return the outcome of the rows, in a sentence or two."""
     train = stats["splits"]["train"]
     sentences = [f"{plural(train['rows'], 'training row')} with {plural(train['tokens'], 'token')}"]
     if stats["packing"]:
@@ -99,7 +98,7 @@ def _verdict(stats: Mapping[str, Any]) -> str:
 
 
 def _notes(stats: Mapping[str, Any]) -> list[str]:
-    """What the user should look at before training."""
+    """Return what the user should look at before training."""
     train = stats["splits"]["train"]
     rejected = sum(train["rejected"].values())
     notes = []
@@ -119,12 +118,12 @@ def _notes(stats: Mapping[str, Any]) -> list[str]:
 
 
 def unused(stats: Mapping[str, Any]) -> Counter[str]:
-    """The rows of all splits, by kind, that the method doesn't learn from."""
+    """Count the rows of all splits that the method doesn't learn from, by kind."""
     return sum((Counter(split["untrained"]) for split in stats["splits"].values()), Counter[str]())
 
 
 def _rewards(rewards: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The distribution of rewards and weights, drawn; None if no row has a reward."""
+    """Return the distribution of rewards and weights as drawings, or None if no row has a reward."""
     if not rewards["sequences"]:
         return None
     drawings = {
@@ -135,7 +134,7 @@ def _rewards(rewards: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _rejects(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Reasons of all splits, commonest first, each with its rows and examples."""
+    """Return the reasons of all splits, commonest first, each with its number of rows and examples."""
     reasons: dict[str, dict[str, Any]] = {}
     for name, split in stats["splits"].items():
         for reason, rows in split["rejected"].items():
@@ -146,7 +145,7 @@ def _rejects(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _shown(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample with its tokens as HTML, and how many of them are not shown."""
+    """Return a sample with its tokens as HTML, and the number of tokens that are not shown."""
     return {
         **sample,
         "html": tokens_html(sample["pieces"]),
@@ -155,7 +154,9 @@ def _shown(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
-    """Tokens as HTML: `<mark>` trained, `<i>` a token, `<b>` a control token, `<u>` white space; escaped."""
+    """Return tokens as escaped HTML: `<mark>` trained, `<i>` a token, `<b>` a control token, `<u>` white
+    space.
+    """
     from markupsafe import Markup, escape
 
     def token(piece: Mapping[str, Any]) -> str:
@@ -170,7 +171,9 @@ def tokens_html(pieces: Sequence[Mapping[str, Any]]) -> "Markup":
 
 
 def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]:
-    """The sequence of this name, read back: kind, name, counts, the pieces of its first `LONGEST` tokens."""
+    """Return the sequence of this name, read back: kind, name, counts, pieces of its first `LONGEST`
+    tokens.
+    """
     sequence = written.take(name)
     assert sequence is not None, name
     ids, labels = (part.tolist() for part in sequence)
@@ -185,7 +188,9 @@ def sample(kind: str, name: str, written: Written, plain: Any) -> dict[str, Any]
 
 
 def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, Any]]:
-    """{"text", "trained", "special", "tokens"} of each token, or of several that make one character."""
+    """Return {"text", "trained", "special", "tokens"} for each token, or for several that make one
+    character.
+    """
     special, start = set(plain.get_added_tokens_decoder()), 0
     texts = []
     for end in range(1, len(ids) + 1):

@@ -1,7 +1,7 @@
-"""The proof that data/tokens says what data/final says, made from what was written and without the encoder.
+"""Prove that data/tokens matches data/final, from the written files and without the encoder.
 
 Every sequence is decoded, its masked and its trained stretches apart, and compared with the text that the
-template itself gives for the row's turns: an answer, up to its end of turn, is what the template adds to the
+template itself gives for the row's turns. An answer, up to its end of turn, is what the template adds to the
 text before it.
 """
 
@@ -36,13 +36,13 @@ from pipeline.stages.preprocess.stretches import (
 )
 from pipeline.stages.preprocess.tables import Written
 
-TOGETHER = 256  # rows that are decoded in one call
+TOGETHER = 256  # rows decoded in one call
 
 
 def load_base(folder: Path, tokenizer: Any) -> Base:
     """Return the base in `folder`. Raises `DataError` if generation would not stop at its end of turn.
 
-    Generation goes by generation_config.json, and by config.json only if that names no end.
+    Generation uses generation_config.json, and config.json only if that names no end.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = [part["vocab_size"] for part in (config, config.get("text_config") or {}) if "vocab_size" in part]
@@ -81,8 +81,8 @@ def load_base(folder: Path, tokenizer: Any) -> Base:
 def prove(
     path: Path, rows: Sequence[Path], base: Base, max_length: int, train: Train, rejected: int
 ) -> dict[str, int]:
-    """Prove the Parquet file at `path` against the files of `rows` that it was made of, of which `rejected`
-    were left out; the counts of what is in it. With `train.train_on_prompt` what is asked is trained too.
+    """Check the Parquet file at `path` against the files of `rows` that it was made from, and return its
+    counts. `rejected` rows were left out. With `train.train_on_prompt` the prompts are trained too.
 
     Raises `DataError` with the failure's name and the row at the first difference.
     """
@@ -156,8 +156,8 @@ def check_pairs(written: Written, file: str) -> None:
 
 
 def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -> Iterator[Claim]:
-    """(name, what is written, what should be, how many turns are trained) of each sequence of the row; none
-    of a row that was left out.
+    """Yield (name, written sequence, expected stretches, number of trained turns) for each sequence of the
+    row. Yield nothing for a row that was left out.
     """
     if METHODS[method].prompts:
         if row.get("kind", "chat") not in METHODS[method].rows:
@@ -196,7 +196,9 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
 
 
 def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Iterator[Claim]:
-    """The same of a row whose answers are compared or judged: each answer after the prompt, in its role."""
+    """Yield the claims of a row with compared or judged answers: each answer after the prompt, in its
+    role.
+    """
     if "chosen" in row:
         prompt = len(row["messages"])
         answers = [

@@ -3,14 +3,14 @@
 A weight multiplies the loss of a chat's tokens. Raw weights of a reward r, over the training rows that have
 one:
 
-- min_max: (r − min) ÷ (max − min), the worst counts nothing;
+- min_max: (r − min) ÷ (max − min), so the worst counts nothing;
 - z_score: 1 + (r − mean) ÷ standard deviation, but not below 0;
 - softmax: exp((r − max) ÷ temperature), as in reward-weighted regression (Peters and Schaal, 2007).
 
-They are divided by their mean over the trained tokens, so that the learning rate means what it does without
-rewards. Only differences of rewards count, so a negative one is one like any other. Where all rewards are
-equal, and in a row without one, the weight is exactly 1. Rows kept for monitoring get weights by the same
-numbers.
+They are divided by their mean over the trained tokens, so that the learning rate means the same as without
+rewards. Only differences of rewards count, so a negative reward is treated like any other. The weight is
+exactly 1 if all rewards are equal, and in a row without a reward. Rows kept for monitoring get weights by
+the same numbers.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 Numbers = np.ndarray[Any, Any]
-BINS = 20  # of the histograms
-STEEP = 20.0  # times the mean weight: few rows stand for all
+BINS = 20  # bins of the histograms
+STEEP = 20.0  # times the mean weight; above this a few rows dominate all others
 
 
 @dataclass(frozen=True)
 class Weighting:
-    """From rewards to weights: the numbers of the training rows that the rule above needs."""
+    """Conversion from rewards to weights: the numbers of the training rows that the rule above needs."""
 
     rule: str
     low: float = 0.0
@@ -37,7 +37,7 @@ class Weighting:
     divisor: float = 1.0
 
     def weights(self, rewards: Numbers) -> Numbers:
-        """The weights (N,) of rewards (N,), float32; NaN stands for a row without a reward."""
+        """Return the weights (N,), float32, of rewards (N,). NaN marks a row without a reward."""
         if self.rule == "none" or self.low == self.high:
             return np.ones(len(rewards), np.float32)
         return np.where(np.isnan(rewards), 1.0, self._raw(rewards) / self.divisor).astype(np.float32)
@@ -51,8 +51,8 @@ class Weighting:
 
 
 def weighting(rule: str, rewards: Numbers, tokens: Numbers, temperature: float = 1.0) -> Weighting:
-    """Return the weighting of training rows with these rewards (N,), NaN for none, and trained tokens (N,).
-    Only softmax has a `temperature`.
+    """Return the weighting of training rows with these rewards (N,), NaN if missing, and trained tokens
+    (N,). Only softmax has a `temperature`.
     """
     is_rewarded = ~np.isnan(rewards)
     if not is_rewarded.any():
@@ -72,7 +72,7 @@ def weighting(rule: str, rewards: Numbers, tokens: Numbers, temperature: float =
 
 
 def account(weighting: Weighting, rewards: Numbers, weights: Numbers) -> dict[str, Any]:
-    """What reports/labels.json says of the rewards: the rule, counts and both distributions."""
+    """Return the rewards' part of reports/labels.json: the rule, counts and both distributions."""
     known_rewards = rewards[~np.isnan(rewards)]
     of_known = weights[~np.isnan(rewards)]
     return {
@@ -91,7 +91,9 @@ def account(weighting: Weighting, rewards: Numbers, weights: Numbers) -> dict[st
 
 
 def histogram(values: Numbers) -> list[dict[str, float]]:
-    """{"from", "to", "rows"} of `BINS` equal bins from the lowest to the highest value, or of one."""
+    """Return {"from", "to", "rows"} of `BINS` equal bins from the lowest to the highest value, or of one
+    bin.
+    """
     if not len(values):
         return []
     counts, edges = np.histogram(values, bins=BINS if values.min() < values.max() else 1)
@@ -102,7 +104,7 @@ def histogram(values: Numbers) -> list[dict[str, float]]:
 
 
 def sentences(figures: Mapping[str, Any]) -> list[str]:
-    """What the terminal and the page say of the rewards."""
+    """Return the sentences about rewards for the terminal and the page."""
     if not figures["sequences"]:
         return []
     rows = f"{figures['sequences']:,} rewarded rows"

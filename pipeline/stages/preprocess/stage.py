@@ -1,10 +1,10 @@
-"""Turn rows into what the trainer sees: token ids, labels on what is to be learned only, packed rows; of the
-kinds of rows that `train.method` learns from.
+"""Turn rows into the trainer's input: token ids, labels only on what is to be learned, packed rows. Only the
+kinds of rows that `train.method` learns from are used.
 
 Reads `data/final/{train,val}.jsonl`, the rows that stage augment added to each (`augment.kinds`), and
-tokenizer, template and configuration in `models/base/`.
-Writes `data/tokens/{train,val}.parquet` (`pipeline.stages.preprocess.tables`; of prompts also what scorers
-get, `data/tokens/questions-{train,val}.jsonl`), `data/tokens/manifest.json`, `reports/labels.json` and
+tokenizer, template and configuration in `models/base/`. Writes `data/tokens/{train,val}.parquet`
+(`pipeline.stages.preprocess.tables`; for prompts also the scorers' input,
+`data/tokens/questions-{train,val}.jsonl`), `data/tokens/manifest.json`, `reports/labels.json` and
 `reports/labels.html`. Command: `python -m pipeline preprocess`
 """
 
@@ -47,7 +47,7 @@ from pipeline.stages.preprocess.tables import (
 )
 
 SPLITS = ("train", "val")
-TOO_LONG = "too_long"  # the reason of a row that is longer than preprocess.max_length
+TOO_LONG = "too_long"  # reason for a row that is longer than preprocess.max_length
 
 
 def preprocess(
@@ -60,27 +60,27 @@ def preprocess(
     train: Train | None = None,
     augmented: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Tokenize and pack both splits, prove what was written, publish the folder; the statistics of it, and
-    some rows to look at. `augmented` are the kinds of rows that are added from data/augmented beside
+    """Tokenize and pack both splits, prove the result and publish the folder. Return its statistics, and
+    some rows to look at. `augmented` are the kinds of rows that are added from data/augmented, next to
     `rows_folder`.
 
-    Of `train` the method, the order and the weights of rewards are used. A row longer than `max_length`
-    tokens (a pair: both answers together), one that the template can't render whole and with exact labels,
-    and one of a kind that the method has no use for is left out and counted by reason; nothing is cut. With
-    `train.train_on_prompt` what is asked is learned too, not the answers alone.
+    The method, the order and the weights of rewards come from `train`. A row is left out and counted by
+    reason if it is longer than `max_length` tokens (a pair: both answers together), if the template can't
+    render it whole and with exact labels, or if the method has no use for its kind. Nothing is cut. With
+    `train.train_on_prompt` the prompts are learned too, not only the answers.
 
-    Raises `DataError` where no training row is left, where tokenizer and configuration contradict each other
-    and where the proof fails, `ConfigError` if the base has not the targets of `train`, or can't keep rows
-    apart that the method or a batch computes together. Rows that it can't keep apart are not packed.
+    Raises `DataError` if no training row is left, if tokenizer and configuration contradict each other, or if
+    the proof fails. Raises `ConfigError` if the base lacks the targets of `train`, or can't keep rows apart
+    that the method or a batch computes together. Rows that it can't keep apart are not packed.
     """
     tokenizer = load_tokenizer(base)
     loaded_base = load_base(base, tokenizer)
     train = train or Train()
     learning = METHODS[train.method]
     if train.target_modules != DEFAULT_TARGETS:
-        fitted(train, base)  # stage train would say it too, after the rows are tokenized
+        fitted(train, base)  # Stage train would raise it too, but only after the rows are tokenized.
     never_packed = ""
-    # A pair's answers share a row, and so do the answers to a prompt, which itself is not packed.
+    # A pair's answers share a row. So do the answers to a prompt, but the prompt itself is not packed.
     if learning.answers:
         need_rows_apart(base, train.method)
     elif packing or train.per_device_train_batch_size > 1:
@@ -137,8 +137,8 @@ def preprocess(
 
 
 def nothing_trained(tokenizer: Any, stats: SplitStats, rows: Path, method: Method) -> DataError:
-    """Return the error of a training split of which no row can be trained: about the base, if a plain chat
-    fails on it as most rows do.
+    """Return the error for a training split without a trainable row. It is about the base if a plain chat
+    fails on it like most rows do.
     """
     counts = ", ".join(f"{code}: {count}" for code, count in stats.rejected.most_common())
     beginning = f"no row of {rows} can be trained ({counts or 'there is none'})"
@@ -170,7 +170,9 @@ def nothing_trained(tokenizer: Any, stats: SplitStats, rows: Path, method: Metho
 
 @dataclass(frozen=True)
 class Tokenization:
-    """How rows become tokens: by this base, `max_length` at most together, packed or not, by the method."""
+    """Settings for turning rows into tokens: the base, at most `max_length` tokens, packed or not, the
+    method.
+    """
 
     base: Base
     max_length: int
@@ -185,9 +187,8 @@ def write_split(
     split_stats: SplitStats,
     weighed: Weighting | None,
 ) -> dict[str, Any]:
-    """Write the Parquet file of one split's files of rows and prove it; gives its statistics and counts its
-    rows in `split_stats`. Rewards are weighed as `weighed` does, where there is none as this split's own
-    ask for.
+    """Write and prove the Parquet file of one split. Return its statistics, and count its rows in
+    `split_stats`. Rewards are weighted by `weighed`, or by this split's own rewards if it is None.
     """
     base, max_length, train = to_tokens.base, to_tokens.max_length, to_tokens.train
     table = to_table(sequences(base.tokenizer, rows, max_length, train, split_stats))
@@ -199,18 +200,18 @@ def write_split(
         pack = in_order if train.order == "as_given" else best_fit
         together = pack([sum(lengths[place] for place in unit) for unit in members], max_length)
         packed = [[place for unit in row for place in members[unit]] for row in together]
-    rewards = table["reward"].to_numpy().astype(float)  # NaN where there is none
+    rewards = table["reward"].to_numpy().astype(float)  # NaN if missing
     rule = train.reward if REWARD in METHODS[train.method].settings else "none"
     tokens = table["trained"].to_numpy()
     weighed = weighed or weighting(rule, rewards, tokens, train.reward_temperature)
     weights = weighed.weights(rewards)
     write_rows_of(target, table, packed, weights)
-    del table  # the proof reads what is on the disk
+    del table  # The proof reads the file on the disk.
     proven = prove(target, rows, base, max_length, train, split_stats.rejected.total())
     if proven["tokens"] != sum(lengths):
         raise AssertionError(
             f"packing changed the number of tokens from {sum(lengths)} to {proven['tokens']}"
-        )  # a bug, never the user's fault
+        )  # A bug, never the user's fault.
     density = round(sum(lengths) / (len(packed) * max_length), 4) if packed else 0.0
     return (
         proven
@@ -223,7 +224,9 @@ def write_split(
 def sequences(
     tokenizer: Any, files: Sequence[Path], max_length: int, train: Train, split_stats: SplitStats
 ) -> Iterator[dict[str, Any]]:
-    """Every sequence of the rows in `files` that the method can train as is; `split_stats` counts all."""
+    """Yield every sequence of the rows in `files` that the method can train as it is. `split_stats` counts
+    all.
+    """
     unit, pairs = 0, METHODS[train.method].pairs
     rows = encode_rows(tokenizer, rows_in(files), train.method)
     rows = with_prompts(tokenizer, rows) if train.train_on_prompt else rows
@@ -264,7 +267,7 @@ def main(params: Params, root: Path) -> None:
 
 
 def summary(stats: Mapping[str, Any]) -> Iterator[str]:
-    """The statistics in a few lines: what is trained, what was left out and why, what is unused."""
+    """Yield the statistics in a few lines: what is trained, what was left out and why, what is unused."""
     train = stats["splits"]["train"]
     if "never_packed" in stats:
         yield f"rows are not packed, though preprocess.packing is true: {stats['never_packed']}"

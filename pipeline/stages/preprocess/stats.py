@@ -1,4 +1,4 @@
-"""The outcome of a split's rows: trained, unfolded, or left out with a reason; and which to look at."""
+"""Outcome of a split's rows: trained, unfolded, or left out with a reason; and the rows to look at."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ from pipeline.chat.rows import JUDGED
 from pipeline.chat.tokens import NOT_LEARNED, Row
 from pipeline.core.jsonl import read_rows
 
-EXAMPLES = 2  # of each kind of row, and of each reason
-BINS = 32  # of the histogram of lengths, at most
-FIRST_BIN = 16  # tokens of its narrowest bins
+EXAMPLES = 2  # examples of each kind of row, and of each reason
+BINS = 32  # maximum bins of the histogram of lengths
+FIRST_BIN = 16  # tokens in its narrowest bins
 
 
 @dataclass
 class SplitStats:
-    """Counts, filled row by row; `examples` are the names of the first sequences of each kind of row."""
+    """Counts, filled row by row. `examples` are the names of the first sequences of each kind of row."""
 
     rejected: Counter[str] = field(default_factory=Counter)
     rejects: dict[str, list[dict[str, str]]] = field(default_factory=dict)
@@ -44,7 +44,9 @@ class SplitStats:
         self.without_system += kind != "text" and row["messages"][0]["role"] != "system"
 
     def stats(self, lengths: Sequence[int]) -> dict[str, Any]:
-        """The counts for reports/labels.json, with the histogram of the sequences' `lengths` in tokens."""
+        """Return the counts for reports/labels.json, with the histogram of the sequences' `lengths` in
+        tokens.
+        """
         return {
             "rows_read": self.kinds.total() + self.rejected.total(),
             "rejected": dict(sorted(self.rejected.items())),
@@ -63,12 +65,14 @@ def rows_in(files: Sequence[Path]) -> Iterator[Row]:
 
 
 def row_name(row: Row, file: str, number: int) -> str:
-    """The row's id; of a row that has none, file and line."""
+    """Return the row's id, or its file and line if it has none."""
     return row.get("id") or f"{file}:{number}"
 
 
 def kind_of(row: Row, *, unfolded: bool) -> str:
-    """What to look at in a row: its kind, unfolded, text, tools, reasoning, untrained turn, or turns."""
+    """Return the kind of a row for looking at it: its own kind, unfolded, text, tools, reasoning, untrained
+    turn, or turns.
+    """
     if row.get("kind") in JUDGED:
         return str(row["kind"])
     turns = row.get("messages", [])
@@ -86,7 +90,9 @@ def kind_of(row: Row, *, unfolded: bool) -> str:
 
 
 def histogram(lengths: Sequence[int]) -> list[dict[str, int]]:
-    """Sequences by tokens: {"from", "to", "rows"}, `to` excluded; at most `BINS`, 2ⁿ × `FIRST_BIN` wide."""
+    """Return sequences by tokens: {"from", "to", "rows"}, `to` excluded, in at most `BINS` bins, each 2ⁿ ×
+    `FIRST_BIN` wide.
+    """
     width = FIRST_BIN
     while lengths and max(lengths) >= width * BINS:
         width *= 2

@@ -1,4 +1,4 @@
-"""Stretches of trained and of masked text: the template's own, and what was written against it."""
+"""Stretches of trained and of masked text: the template's own, compared with what was written."""
 
 import json
 import re
@@ -15,15 +15,15 @@ from pipeline.core.errors import DataError
 from pipeline.core.text import common_start
 
 SHOWN = 60  # characters of a text in a message
-Stretch = tuple[bool, str]  # trained or masked, and its text
-# name, what is written, what should be, how many turns are trained
+Stretch = tuple[bool, str]  # whether it is trained, and its text
+# name, written sequence, expected stretches, number of trained turns
 Claim = tuple[str, Any, list[Stretch], int]
 
 
 @dataclass(frozen=True)
 class Base:
-    """What of the base the proof needs: its tokenizer, the same as `tokenizer.json` has it, rows of
-    embeddings, a pattern of control tokens.
+    """Parts of the base that the proof needs: its tokenizer, the tokenizer of `tokenizer.json` by itself, the
+    number of rows of embeddings, a pattern of control tokens.
     """
 
     tokenizer: Any
@@ -33,7 +33,7 @@ class Base:
 
 
 def check_claims(claims: list[Claim], base: Base, file: str) -> None:
-    """Raise `DataError` unless every sequence decodes, stretch by stretch, to what it should be."""
+    """Raise `DataError` unless every sequence decodes, stretch by stretch, to its expected text."""
     cut = [_stretches(*pair) for _, pair, _, _ in claims]
     texts = iter(
         base.plain.decode_batch([ids for stretches in cut for _, ids in stretches], skip_special_tokens=False)
@@ -72,20 +72,22 @@ def check_claims(claims: list[Claim], base: Base, file: str) -> None:
 
 
 def _stretches(ids: Any, labels: Any) -> list[tuple[bool, list[int]]]:
-    """Runs of trained and of masked tokens, in order."""
+    """Return the runs of trained and of masked tokens, in order."""
     trained = labels != IGNORED
     edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]
     return [(bool(trained[start]), ids[start:end].tolist()) for start, end in pairwise(edges) if end > start]
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:
-    """Neighbors of one kind as one, empty ones left out."""
+    """Return the stretches with neighbors of one kind joined and empty ones left out."""
     runs = groupby(((trained, text) for trained, text in stretches if text), key=itemgetter(0))
     return [(trained, "".join(text for _, text in run)) for trained, run in runs]
 
 
 def same(decoded: str, text: str, base: Base) -> bool:
-    """Whether both are one text to a tokenizer that may compose characters (NFC) or change outer spaces."""
+    """Return True if both are one text to a tokenizer that may compose characters (NFC) or change outer
+    spaces.
+    """
     if decoded == text:
         return True
     again: str = base.plain.decode(
@@ -97,13 +99,15 @@ def same(decoded: str, text: str, base: Base) -> bool:
 
 
 def _drops_a_space(plain: Any) -> bool:
-    """Whether a stretch that begins with a space is decoded without it, as Llama 2's tokenizer does."""
+    """Return True if a stretch that begins with a space is decoded without it, as Llama 2's tokenizer
+    does.
+    """
     ids = plain.encode("b a", add_special_tokens=False).ids
     return all(plain.decode(ids[start:], skip_special_tokens=False) != " a" for start in range(len(ids)))
 
 
 def _difference(where: str, seen: list[Stretch], wanted: list[Stretch]) -> str:
-    """The first difference in words."""
+    """Return the first difference in words."""
     trained, should = (
         "".join(text for is_trained, text in stretches if is_trained) for stretches in (seen, wanted)
     )
@@ -127,12 +131,14 @@ def _difference(where: str, seen: list[Stretch], wanted: list[Stretch]) -> str:
 
 
 def short(text: str) -> str:
-    """The beginning of a text, quoted."""
+    """Return the beginning of a text, quoted."""
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
 
 
 def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, name: str) -> list[Stretch]:
-    """The text of a conversation in stretches, trained from the end of the prompt to a turn's own end."""
+    """Return the text of a conversation in stretches, trained from the end of the prompt to a turn's own
+    end.
+    """
 
     def text(turns: list[Any], prompt: bool = False) -> str:
         return str(
@@ -175,13 +181,13 @@ def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, na
 
 
 def ended(messages: list[Any], learned: list[int]) -> int:
-    """Count the turns that end in an end of turn that is trained: all whose end was not cut off."""
+    """Count the turns with a trained end of turn: all whose end was not cut off."""
     return sum(not is_unended(messages[turn]) for turn in learned)
 
 
 def with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
-    """The claim where what is asked is trained too: all of it but turns with `train: false`, and of an
-    unfolded row's later parts the answer alone.
+    """Return the claim with the prompt trained too. Turns with `train: false` stay masked. Of an unfolded
+    row's later parts only the answer is trained.
     """
     name, pair, stretches, turns = claim
     messages = row.get("messages", [])
@@ -201,7 +207,7 @@ def with_prompt(claim: Claim, row: Row, base: Base) -> Claim:
 
 
 def _ends_cut_off(stretches: list[Stretch], messages: list[Any], base: Base) -> list[tuple[int, int]]:
-    """The characters from the end of each answer whose end was cut off, to the end of its turn."""
+    """Return the character ranges from the end of each cut-off answer to the end of its turn."""
     turns = [turn for turn in messages if turn["role"] == "assistant" and turn.get("train") is not False]
     eos = base.tokenizer.eos_token
     places = []
@@ -219,7 +225,7 @@ def _ends_cut_off(stretches: list[Stretch], messages: list[Any], base: Base) -> 
 
 
 def _without_ends(stretches: list[Stretch], places: list[tuple[int, int]]) -> list[Stretch]:
-    """The stretches, with the characters at `places` not trained."""
+    """Return the stretches, with the characters at `places` not trained."""
     kept: list[Stretch] = []
     start = 0
     for trained, text in stretches:
@@ -237,12 +243,14 @@ def _without_ends(stretches: list[Stretch], places: list[tuple[int, int]]) -> li
 
 
 def ends_of(stretches: list[Stretch], base: Base) -> int:
-    """How many ends of turn stand in the trained stretches."""
+    """Count the ends of turn in the trained stretches."""
     return sum(text.count(base.tokenizer.eos_token) for trained, text in stretches if trained)
 
 
 def of_segments(segments: list[Any], base: Base) -> list[Stretch]:
-    """Text without a template, between the tokenizer's own beginning and its end, if that is learned."""
+    """Return text without a template, between the tokenizer's own beginning and its end, if that is
+    learned.
+    """
     tokenizer = base.tokenizer
     stretches = [(segment["train"], segment["text"]) for segment in segments]
     said = [text for _, text in stretches if text]

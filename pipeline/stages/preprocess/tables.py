@@ -1,12 +1,13 @@
-"""What data/tokens holds: tokenized rows as Parquet, a packed row a line, which knows its sequences; and for
-rewards what scorers get to know of each prompt, and the functions of the user as they are now.
+"""Contents of data/tokens: tokenized rows as Parquet, a packed row a line, with the lengths of its
+sequences. For rewards also the scorers' input for each prompt, and a copy of the user's functions.
 
 Columns: `input_ids`, `labels` (int32, of all its sequences, one after the other), `seq_lengths` (the trainer
-restarts positions there), `row_ids` (the row of data/final that each sequence is of; `ID#2` is the second
-turn of an unfolded one, `ID#chosen` an answer of a pair), `roles` (int8, of each sequence: 1 preferred, -1
-not, 0 learned as it is) and `weights` (float32, of each sequence: what its loss is multiplied by).
+restarts positions there), `row_ids` (the row of data/final that each sequence comes from; `ID#2` is the
+second turn of an unfolded row, `ID#chosen` an answer of a pair), `roles` (int8, for each sequence: 1
+preferred, -1 not preferred, 0 learned as it is) and `weights` (float32, for each sequence: the factor of its
+loss).
 
-The functions are copied, so that data/tokens is all that training depends on, and only what it depends on.
+The functions are copied, so that training depends on all of data/tokens and on nothing else.
 """
 
 import shutil
@@ -31,8 +32,8 @@ from pipeline.metrics.own import function
 from pipeline.stages.preprocess.stats import row_name, rows_in
 
 INTS = pyarrow.list_(pyarrow.int32())
-CHUNK = 1024  # sequences that are held as Python lists at a time
-GROUP = 1024  # packed rows that are written at a time
+CHUNK = 1024  # sequences kept as Python lists at a time
+GROUP = 1024  # packed rows written at a time
 
 
 # a sequence to train, a row of `to_table`
@@ -47,7 +48,7 @@ SEQUENCE = pyarrow.schema(
         "trained": pyarrow.int32(),
     }
 )
-# a line of a Parquet file of packed rows
+# a row of a Parquet file of packed rows
 PACKED = pyarrow.schema(
     {
         "input_ids": INTS,
@@ -61,8 +62,8 @@ PACKED = pyarrow.schema(
 
 
 def sequence(name: str, encoded: Encoded, unit: int, reward: float | None = None) -> dict[str, Any]:
-    """A sequence to train: its name, ids and labels, the reward of its row (None: none), and the number of
-    the unit that it is in: sequences of one unit share a packed row.
+    """Return a sequence to train: its name, ids and labels, the reward of its row (None if missing), and the
+    number of its unit. Sequences of one unit share a packed row.
     """
     return {
         "row_id": name,
@@ -76,7 +77,7 @@ def sequence(name: str, encoded: Encoded, unit: int, reward: float | None = None
 
 
 def to_table(sequences: Iterable[dict[str, Any]]) -> Any:
-    """The sequences as one Arrow table: 8 bytes a token."""
+    """Return the sequences as one Arrow table, 8 bytes a token."""
     sequences = iter(sequences)
     batches = []
     while chunk := list(islice(sequences, CHUNK)):
@@ -85,13 +86,13 @@ def to_table(sequences: Iterable[dict[str, Any]]) -> Any:
 
 
 def token_lengths(table: Any) -> list[int]:
-    """The number of tokens of each sequence."""
+    """Return the number of tokens of each sequence."""
     return list(pyarrow.compute.list_value_length(table["input_ids"]).to_pylist())
 
 
 def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = None) -> None:
-    """Write the packed rows, each given by the numbers of its sequences in `table`, whose losses are
-    multiplied by `weights` (one for each sequence; None: 1).
+    """Write the packed rows, each given by the numbers of its sequences in `table`. `weights` has the factor
+    of each sequence's loss (None: 1).
     """
     ones = np.ones(table.num_rows) if weights is None else weights
     weight = pyarrow.array(ones, pyarrow.float32())
@@ -104,8 +105,9 @@ def write_rows_of(path: Path, table: Any, rows: list[list[int]], weights: Any = 
 def _packed(table: Any, rows: list[list[int]]) -> Any:
     taken = table.take([number for row in rows for number in row]).combine_chunks()
     lengths = pyarrow.compute.list_value_length(taken["input_ids"]).to_numpy()
-    sequences = np.cumsum([0, *map(len, rows)], dtype=np.int32)  # where the rows begin, in sequences
-    tokens = np.concatenate(([0], np.cumsum(lengths)))[sequences].astype(np.int32)  # and in tokens
+    sequences = np.cumsum([0, *map(len, rows)], dtype=np.int32)  # first sequence of each row, as an offset
+    # first token of each row, as an offset
+    tokens = np.concatenate(([0], np.cumsum(lengths)))[sequences].astype(np.int32)
     flat = [(tokens, taken[name].chunk(0).flatten()) for name in ("input_ids", "labels")]
     flat += [(sequences, pyarrow.array(lengths, pyarrow.int32()))]
     flat += [(sequences, taken[name].chunk(0)) for name in ("row_id", "role", "weight")]
@@ -117,8 +119,8 @@ def _packed(table: Any, rows: list[list[int]]) -> Any:
 class Written:
     """A Parquet file read back: every sequence in it, by row id.
 
-    `ids` and `labels` are all tokens in order (int32), `starts` where the sequences begin in them (one more
-    than there are sequences), `row_ids` the sequences' rows, `roles` and `weights` theirs, `lengths` the
+    `ids` and `labels` are all tokens in order (int32). `starts` are the offsets of the sequences in them, one
+    more than there are sequences. `row_ids`, `roles` and `weights` have one entry a sequence, `lengths` the
     tokens of each packed row. Raises `DataError` if the columns disagree.
     """
 
@@ -131,7 +133,7 @@ class Written:
         self.starts = np.concatenate(([0], np.cumsum(sizes)))
         self.row_ids: list[str] = column["row_ids"].flatten().to_pylist()
         self.roles, self.weights = (column[name].flatten().to_numpy() for name in ("roles", "weights"))
-        # sequences of each packed row
+        # sequences in each packed row
         self.counts, owners = (column[name].value_lengths().to_numpy() for name in ("seq_lengths", "row_ids"))
         ends = self.starts[np.concatenate(([0], np.cumsum(self.counts)))]
         if (
@@ -145,12 +147,14 @@ class Written:
                 f"{path.name}: its ids, labels, lengths and row ids don't fit each other, so rows would run "
                 "into each other",
             )
-        self._places: dict[str, list[int]] = {}  # of each row the last sequence first
+        self._places: dict[str, list[int]] = {}  # places of each row's sequences, the last one first
         for place in range(len(self.row_ids) - 1, -1, -1):
             self._places.setdefault(self.row_ids[place], []).append(place)
 
     def take(self, row_id: str) -> tuple[Any, Any] | None:
-        """(ids, labels) of this row's next sequence, which is then used up; None if there is none."""
+        """Return (ids, labels) of this row's next sequence, which is then used up, or None if none is
+        left.
+        """
         places = self._places.get(row_id)
         if not places:
             return None
@@ -159,17 +163,17 @@ class Written:
         return self.ids[part], self.labels[part]
 
     def role(self, row_id: str) -> int | None:
-        """The role of the next sequence of this row; None if there is none (left)."""
+        """Return the role of the next sequence of this row, or None if none is left."""
         places = self._places.get(row_id)
         return int(self.roles[places[-1]]) if places else None
 
     def left(self) -> Iterator[str]:
-        """The row ids of the sequences that were not taken."""
+        """Yield the row ids of the sequences that were not taken."""
         return (row_id for row_id, places in self._places.items() for _ in places)
 
 
 def write_questions(target: Path, table: Path, rows: Sequence[Path]) -> None:
-    """Write the questions of the sequences in `table` (Parquet), in order; `rows` made the table."""
+    """Write the questions of the sequences in `table` (Parquet), in order. The table was made from `rows`."""
     remaining = deque(Written(table).row_ids)
 
     def asked() -> Iterator[dict[str, Any]]:
@@ -183,8 +187,8 @@ def write_questions(target: Path, table: Path, rows: Sequence[Path]) -> None:
 
 
 def copy_rewards(target: Path, settings: Grpo, root: Path) -> None:
-    """Copy the files below `root`/data/evaluation that reward: those of functions that `rewards` names, and
-    those that are in the command of `external`. Raises `ConfigError` if a function is missing.
+    """Copy the reward files below `root`/data/evaluation: those of the functions that `rewards` names, and
+    those in the command of `external`. Raises `ConfigError` if a function is missing.
     """
     folder = root / "data/evaluation"
     named = (scorer.removeprefix("python:") for scorer in settings.rewards if scorer.startswith("python:"))
