@@ -1,6 +1,6 @@
 """Run one stage: `python -m pipeline STAGE [--params FILE] [--root DIR]`, for a level `quantize@Q4_K_M`.
 
-Used by Snakemake's rules and DVC's stages alike. Exit codes: see `pipeline.core.errors`.
+Snakemake's rules and DVC's stages both use it. Exit codes: see `pipeline.core.errors`.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from pipeline.workflow.stage_command import REPLAY, idle_of, need_work, parsed, 
 if TYPE_CHECKING:
     from pipeline.config.params import Params
 
-CODE, SETTINGS = "code", "settings"  # no stages of Snakemake's: DVC's first (pipeline/workflow/code_keys.py)
+# Not Snakemake stages: DVC runs these first (`pipeline/workflow/code_keys.py`).
+CODE, SETTINGS = "code", "settings"
 
 
 def run(
@@ -37,10 +38,10 @@ def run(
     shards: int | None = None,
 ) -> None:
     """Run `stage` ("train", "quantize@Q4_K_M") on the data below `root`, then record its outputs with DVC.
-    `group` are the processes that train together.
+    `group`: the processes that train together.
 
-    `shards`: publish what this many jobs have made of curate (`pipeline.stages.curate.shard`). In a job of
-    Snakemake's, outputs come back from DVC's cache instead where nothing that they depend on has changed; a
+    `shards`: publish what this many jobs have written of curate (`pipeline.stages.curate.shard`). In a
+    Snakemake job the outputs come back from DVC's cache instead if nothing that they depend on has changed. A
     job on another machine leaves a receipt for the one that records. Raises `QuenchError` for what a user can
     fix.
     """
@@ -73,7 +74,8 @@ def run(
         return
     need_graph(root, read.params.graph)
     need_settings(root, read, stage)
-    # Snakemake has said it of all stages; the settings of a sub-project, which names its file, are a stage's
+    # Snakemake has already said this for all stages. The settings of a sub-project, which passes its own
+    # params file, are made for one stage.
     if params_file is None and RUN not in os.environ:
         for sentence in idle_of(name, read.params):
             print(f"{name}: {sentence}")
@@ -100,7 +102,7 @@ def run(
 
 
 def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> None:
-    """Call the stage's `main`, with `extra` arguments, and write down what it took."""
+    """Call the stage's `main` with the `extra` arguments, and record what it used."""
     from pipeline.core.usage import noted
     from pipeline.planning.stages import plan_stage
     from pipeline.workflow.code_keys import stage_module
@@ -117,7 +119,9 @@ def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> N
 
 
 def _written_bytes(name: str, item: str, params: "Params", root: Path) -> int:
-    """Bytes on disk of what the job `item` ("" if there is one only) of stage `name` writes below `root`."""
+    """Return the bytes on disk that the job `item` ("" if there is only one) of stage `name` wrote below
+    `root`.
+    """
     from pipeline.workflow.stages import items_of, table, values_of
 
     values, stage = values_of(params), table().stages[name]
@@ -137,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
         options.error("name a STAGE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # a terminal without UTF-8 shows "?" for "±", not a traceback
+            # A terminal without UTF-8 shows "?" for "±" instead of a traceback.
             stream.reconfigure(errors="replace")
     silence_libraries()
     with screen(lasting=True):
@@ -185,8 +189,9 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
 
 
 def _say(error: QuenchError | Stopped, rank: Rank | None, stage: str, root: Path) -> None:
-    """Tell the user why the stage ended, and the machine on which Snakemake runs. Of several processes the
-    first alone leaves that, and one that only misses another leaves the word to our launcher or to it.
+    """Print why the stage stopped, and leave it for the machine on which Snakemake runs. In distributed
+    training only the first process leaves it. A process that only misses another one prints nothing if
+    our launcher started it, because the launcher or that other process reports the failure.
     """
     from pipeline.workflow.cluster import leave_failure
 

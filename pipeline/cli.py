@@ -1,5 +1,5 @@
-"""The command `quench`: its twelve verbs. Stages are run by `quench run`, `snakemake`, `dvc repro` or `python
--m pipeline STAGE`.
+"""Run the command `quench` with its twelve verbs. Stages are run by `quench run`, `snakemake`, `dvc repro`
+or `python -m pipeline STAGE`.
 
 The command lines are in `pipeline.commands.topics`. Each imports what it needs when it is run, so `quench
 --help` is instant.
@@ -20,8 +20,8 @@ from pipeline.models.runtime import silence_libraries
 
 
 class Sentences(WholeLines):
-    """A `QuenchError` is its id and sentence on stderr and its exit code, and so is `Stopped`; any other
-    exception is a bug and keeps its traceback.
+    """Command group that prints a `QuenchError` or `Stopped` as one sentence on stderr and exits with its
+    code. Any other exception is a bug and keeps its traceback.
     """
 
     sections: ClassVar = {
@@ -50,7 +50,7 @@ app = typer.Typer(
     cls=Sentences,
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # plain help and one-line errors, in half the time
+    rich_markup_mode=None,  # Plain help and one-line errors take half the time.
     pretty_exceptions_enable=False,
     help="From a folder of chat logs to a local model one can trust.",
     epilog="`quench run` is Snakemake with settings; `snakemake train` and `dvc repro` do the same work.",
