@@ -75,7 +75,7 @@ def run(
     need_graph(root, read.params.graph)
     need_settings(root, read, stage)
     # Snakemake has already said this for all stages. The settings of a sub-project, which passes its own
-    # params file, are made for one stage.
+    # params file, come from a stage.
     if params_file is None and RUN not in os.environ:
         for sentence in idle_of(name, read.params):
             print(f"{name}: {sentence}")
