@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.text import common_start
 
 SHOWN = 60  # characters of a text in a message
-Stretch = tuple[bool, str]  # whether it is trained, and its text
+Stretch = tuple[bool, str]  # True if trained, and the text
 # name, written sequence, expected stretches, number of trained turns
 Claim = tuple[str, Any, list[Stretch], int]
 
