@@ -1,1 +1,1 @@
-"""GRPO with verifiable rewards: rounds of rollouts, their rewards, the update that they give."""
+"""GRPO with verifiable rewards: rounds of rollouts, their rewards, the update computed from them."""

@@ -1,4 +1,4 @@
-"""A round of rollouts from beginning to end: drawn, scored, measured by training's own model, published."""
+"""Rounds of rollouts from beginning to end: drawn, scored, measured by training's own model, published."""
 
 import hashlib
 import math
@@ -31,7 +31,9 @@ Measure = Callable[[Batch, Sequence[Group], bool], list[list[float]]]
 
 
 class Rounds:
-    """Gives the round of a step: the one on the disk, if it is that step's, else one that is drawn now."""
+    """Source of each step's round: the one on the disk if it belongs to that step, otherwise one that is
+    drawn now.
+    """
 
     def __init__(
         self,
@@ -44,11 +46,11 @@ class Rounds:
     ) -> None:
         self.run, self.id, self.replay = run, run_id(run.record), replay
         self.settings, self.grpo = run.settings, run.settings.grpo
-        self.source, self.rewards, self.questions = source, rewards, questions  # of each split, by row
+        self.source, self.rewards, self.questions = source, rewards, questions  # by split and row
 
     def begun(self, step: int, rows: list[int]) -> Round:
-        """The round before `step` + 1, of which `rows` are the last ones: a run resumes inside it. Raises
-        `DataError` if it is gone or another's.
+        """Return the round before `step` + 1, whose last rows are `rows`, for a run that resumes inside it.
+        Raises `DataError` if it is missing or belongs to another run.
         """
         file = round_file(self.run.checkpoints, step)
         saved = read_round(file)
@@ -69,7 +71,9 @@ class Rounds:
         heed: Callable[[], None],
         resumed: bool,
     ) -> Round:
-        """The round before `step` + 1 for batches of prompts; `resumed`: a run resumes in it."""
+        """Return the round before `step` + 1 for batches of prompts. `resumed`: a run resumes in this round.
+        Raises `DataError` if a replay needs a round that is missing or belongs to another run.
+        """
         file = round_file(self.run.checkpoints, step)
         rows = list(chain(*(batch["rows"] for batch in prompts)))
         head = {
@@ -152,7 +156,9 @@ class Rounds:
     def _measured(
         self, prompts: Sequence[Batch], scored: list[Completion], measure: Measure
     ) -> list[Completion]:
-        """With training's own log-probabilities, in the batches trained later: the first ratio is 1."""
+        """Return the completions with training's own log-probabilities, computed in the batches trained
+        later, so that the first ratio is 1.
+        """
         measured: list[Completion] = []
         groups = iter(in_groups(scored, self.grpo.group_size))
         for batch in prompts:
@@ -170,7 +176,7 @@ class Rounds:
         return measured
 
     def watched(self, model: Any, prompts: Sequence[Batch]) -> float:
-        """The mean reward of one completion for each held-out prompt, with seeds that no round has."""
+        """Return the mean reward of one completion for each held-out prompt, with seeds that no round has."""
         rows = list(chain(*(zip(batch["rows"], batch["prompts"], strict=True) for batch in prompts)))
         requests = [Request(prompt, seed_of(self.settings.seed, -1, row, 0)) for row, prompt in rows]
         drawn = self.source.draw(model, requests, lambda: None)
@@ -181,12 +187,12 @@ class Rounds:
         return math.fsum(rewards) / len(rows)
 
     def text(self, ids: list[int]) -> str:
-        """What a completion says, without control tokens."""
+        """Return the text of a completion, without control tokens."""
         return str(self.run.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def sha_of(model: Any) -> str:
-    """sha256 of everything that trains in `model`, as it is now."""
+    """Return the SHA-256 of all trained parameters of `model`, as they are now."""
     digest = hashlib.sha256()
     for name, weight, _ in tuner_on(model).numbers(model):
         digest.update(name.encode())

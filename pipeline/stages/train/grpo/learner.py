@@ -1,4 +1,4 @@
-"""Learning from rewards of the model's own answers: who draws, who scores, and what scorers get to know."""
+"""GRPO as a method of training: learning from rewards of the model's own answers."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,14 +14,14 @@ from pipeline.stages.train.run import Run
 
 
 class GrpoLearner(Learner):
-    """Draws rounds of completions and trains on them."""
+    """Method that draws rounds of completions and trains on them."""
 
     rules: ClassVar[RuleSets] = RuleSets(GRPO_STEP, GRPO_EVAL, {})
-    rounds: Any = None  # in a process that only follows there are none
+    rounds: Any = None  # None in a worker process
 
     @contextmanager
     def prepared(self, *, replay: bool = False) -> Iterator[None]:
-        """Open the rounds; a scorer's program runs as long as the body. Raises `ConfigError` for a scorer
+        """Open the rounds. A scorer's program runs as long as the body. Raises `ConfigError` for a scorer
         that can't be made, `ToolError` without llama.cpp.
         """
         from pipeline.stages.train.grpo.drawing import Rounds
@@ -36,7 +36,7 @@ class GrpoLearner(Learner):
             yield
 
     def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
-        """The collator of prompts, and the trainer of rounds."""
+        """Return the collator of prompts, and the trainer of rounds."""
         from pipeline.stages.train.grpo.losses import PromptCollator
         from pipeline.stages.train.grpo.trainer import GrpoTrainer
 
@@ -44,14 +44,14 @@ class GrpoLearner(Learner):
         return Learning(prompts, prompts, partial(GrpoTrainer, rounds=self.rounds))
 
     def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """The rewards at the start and at the end."""
+        """Return the rewards at the start and at the end."""
         from pipeline.stages.train.grpo.losses import rewards_of
 
         return rewards_of(rows)
 
 
 def open_source(run: Run) -> Any:
-    """Who draws, by `train.grpo.rollouts`."""
+    """Return the source of rollouts that `train.grpo.rollouts` names."""
     settings = run.settings
     if settings.grpo.rollouts == "llama-server":
         from pipeline.llamacpp.tools import find_toolchain

@@ -1,4 +1,4 @@
-"""GRPO's batches of completions, their loss per token from log-probabilities, and what is measured of both.
+"""Loss of GRPO: batches of completions, their loss per token from log-probabilities, and measures of both.
 
 With the ratio r = π ÷ π_old of training's own probabilities now and at the beginning of the round, an
 advantage A, and the correction w for rollouts that another program drew (μ):
@@ -6,8 +6,8 @@ advantage A, and the correction w for rollouts that another program drew (μ):
     loss = −w · min(r · A, clip(r, 1 − low, 1 + high) · A) + β · k3,
     w = min(π_old ÷ μ, 2),  k3 = exp(ref − π) − (ref − π) − 1.
 
-The clipping is PPO's. Its upper border (`train.grpo.clip_high`) is apart from the lower one (`clip_low`), by
-default both as in DAPO (arXiv:2503.14476, sections 3.1 and 4.1). w is truncated importance sampling
+The clipping is PPO's. Its upper border (`train.grpo.clip_high`) is separate from the lower one (`clip_low`),
+by default both as in DAPO (arXiv:2503.14476, sections 3.1 and 4.1). w is truncated importance sampling
 (https://fengyao.notion.site/off-policy-rl; TRL's `token_truncate`), with the cap that is used there. k3 is
 Schulman's estimate of the KL divergence to the reference (http://joschu.net/blog/kl-approx.html).
 """
@@ -28,16 +28,17 @@ from pipeline.stages.train.grpo.rewards import teaches
 from pipeline.stages.train.grpo.rounds import Completion
 from pipeline.stages.train.step_stats import Batch, Sums
 
-CAP = 2.0  # of the correction's weight
+CAP = 2.0  # maximum weight of the correction
 ENDS = 10  # steps at the beginning and at the end whose mean reward is reported
 Group = Sequence[Completion]
 
 
 class Terms(NamedTuple):
-    """Per labelled token, (N,): the loss, which has a gradient, and what it is made of, which has none."""
+    """Terms per labelled token, (N,): the loss, which has a gradient, and its parts, which have none."""
 
     loss: Any
-    low_clipped: Any  # bool: the ratio is below its lower border, and the border is what counts
+    # bool: the ratio is below its lower border, and the border is what counts
+    low_clipped: Any
     high_clipped: Any
     divergence: Any  # k3, 0 without a reference
 
@@ -45,7 +46,7 @@ class Terms(NamedTuple):
 def policy_terms(
     logps: Any, old: Any, advantages: Any, weights: Any, settings: Grpo, reference: Any = None
 ) -> Terms:
-    """Return the loss of each token; all float32 (N,), `logps` with a gradient. For `weights` see
+    """Return the loss of each token. All are float32 (N,), `logps` with a gradient. For `weights` see
     `correction`.
     """
     lowest, highest = 1 - settings.clip_low, 1 + settings.clip_high
@@ -63,18 +64,18 @@ def policy_terms(
 
 
 def correction(old: Any, rollout: Any) -> Any:
-    """The weights w (N,) by both log-probabilities of the same tokens; 1 where the rollout's is NaN."""
+    """Return the weights w (N,) from both log-probabilities of the same tokens, 1 if the rollout's is NaN."""
     return torch.exp(old - rollout).clamp(max=CAP).nan_to_num(nan=1.0)
 
 
 class PromptCollator:
-    """Batches of prompts, which are not trained themselves; `plain` collates sequences."""
+    """Collator of prompts, which are not trained themselves. `plain` collates sequences."""
 
     def __init__(self, plain: Collator) -> None:
         self.plain = plain
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
-        """The rows' numbers and ids, and each one's prompt."""
+        """Return the rows' numbers and ids, and each one's prompt."""
         return {
             "rows": [example["row"] for example in examples],
             "row_ids": [name for example in examples for name in example["row_ids"]],
@@ -83,8 +84,8 @@ class PromptCollator:
 
 
 def trained(group: Group, settings: Grpo) -> list[Completion]:
-    """The completions of a group that are in the loss: none of a group of equal rewards, unless the
-    divergence is in the loss too. One that was cut off counts as the others do.
+    """Return the completions of a group that are in the loss: none of a group of equal rewards, unless the
+    divergence is in the loss too. One that was cut off counts like the others.
     """
     if not settings.kl_beta and not teaches([completion.reward for completion in group]):
         return []
@@ -92,9 +93,9 @@ def trained(group: Group, settings: Grpo) -> list[Completion]:
 
 
 def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> Batch:
-    """The completions to train of the groups to a batch's prompts, as one sequence (1, T) whose positions
-    restart with each, and what is known of its labelled tokens (N,): `advantages`, `old`, `rollout` and
-    `reference`.
+    """Return the trained completions of the groups to a batch's prompts, as one sequence (1, T) with
+    positions that restart with each, and the values of its labelled tokens (N,): `advantages`, `old`,
+    `rollout` and `reference`.
     """
     pairs = [
         (prompt, completion)
@@ -114,7 +115,7 @@ def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> B
         ],
         "reference": [completion.reference or [] for _, completion in pairs],
     }
-    # a group of equal rewards counts although it is skipped: the update is the same as if it were not
+    # A group of equal rewards counts although it is skipped, so the update is the same as with it.
     tokens_counted = sum(len(completion.ids) for group in groups for completion in group)
     most_tokens = sum(map(len, groups)) * settings.max_new_tokens
     return {
@@ -123,18 +124,19 @@ def training_batch(prompts: Batch, groups: Sequence[Group], settings: Grpo) -> B
         "rows": prompts["rows"],
         "row_ids": prompts["row_ids"],
         "trained_tokens": tokens_counted,
-        # the share of what the sum over an optimizer step's tokens is divided by: `dapo`, the tokens, so each
-        # counts alike; `dr_grpo`, as many as there could have been, so a step of short completions is no
-        # larger than one of long ones
+        # Share of the divisor of the sum over an optimizer step's tokens. `dapo`: the tokens, so each counts
+        # alike. `dr_grpo`: the most that there could have been, so a step of short completions is not larger
+        # than one of long ones.
         "items": tokens_counted if settings.loss == "dapo" else most_tokens,
         "groups": groups,
     }
 
 
 def of_groups(groups: Sequence[Group]) -> Sums:
-    """Of all that was drawn: `reward`, `zero_variance` (groups of equal rewards, of which nothing is
-    learned), `truncated` (completions that hit the limit), `completion_tokens`, `entropy` (−log-probability
-    of a drawn token, in nats), `unknown` (tokens without a log-probability of the rollout).
+    """Return the sums over all that was drawn: `reward`, `zero_variance` (groups of equal rewards, which
+    teach nothing), `truncated` (completions that hit the limit), `completion_tokens`, `entropy`
+    (−log-probability of a drawn token, in nats), `unknown` (tokens without a log-probability of the
+    rollout).
     """
     drawn = [completion for group in groups for completion in group]
     tokens = [log for completion in drawn for log in completion.logps]
@@ -154,8 +156,8 @@ def of_groups(groups: Sequence[Group]) -> Sums:
 
 
 def rewards_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """`rewards` of reports/train.json, from the metrics log: means of the first and of the last steps, and
-    over all steps what says how far they can be trusted.
+    """Return `rewards` of reports/train.json from the metrics log: mean rewards of the first and of the last
+    steps, and the means over all steps that show how far they can be trusted.
     """
     steps = [row["measures"] for row in rows if row["kind"] == "step"]
     means = {
@@ -170,8 +172,9 @@ def rewards_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def of_tokens(terms: Terms, batch: Batch, weights: Any, settings: Grpo) -> Sums:
-    """Of the tokens that are trained: `clipped` (the ratio is beyond its border), `gap` (|log-probability in
-    training − in the rollout|), `capped` (the correction is at its cap), and, with a reference, `kl` (k3).
+    """Return the sums over the trained tokens: `clipped` (the ratio is beyond its border), `gap`
+    (|log-probability in training − in the rollout|), `capped` (the correction is at its cap), and, with a
+    reference, `kl` (k3).
     """
     count = terms.loss.numel()
     gaps = (batch["old"] - batch["rollout"]).abs()

@@ -1,8 +1,8 @@
-"""What completions are worth: by the scorers of `train.grpo.rewards`, each with its weight, and beside the
-others of their group.
+"""Rewards of completions: points by the scorers of `train.grpo.rewards`, each with its weight, and
+advantages within their group.
 
 The scorers are stage evaluate's, the functions are the user's in data/evaluation, and `external` is a program
-of any language. A reward is the weighted sum of their points.
+in any language. A reward is the weighted sum of their points.
 """
 
 import hashlib
@@ -23,12 +23,13 @@ from pipeline.metrics.refusals import is_refusal
 from pipeline.metrics.score import Scorer, best_score, references
 from pipeline.metrics.scorers import parse
 
-# id, domain, prompt, messages, reference: a line of data/tokens/questions-SPLIT.jsonl
+# a line of data/tokens/questions-SPLIT.jsonl: id, domain, prompt, messages, reference
 Question = Mapping[str, Any]
-# longest that a scorer may take for one group's answers; a program has limits of its own
+# Seconds that a scorer may need for one group's answers. A program has limits of its own.
 GROUP_SECONDS = 60.0
 EPSILON = 1e-4  # TRL's, added to the standard deviation
-SAME = 1e-8  # TRL's (`torch.isclose`): a smaller standard deviation is none
+# TRL's (`torch.isclose`): a smaller standard deviation counts as none.
+SAME = 1e-8
 
 
 class Answer(NamedTuple):
@@ -43,13 +44,13 @@ Measure = Callable[[Question, Sequence[Answer]], Sequence[float | None]]
 
 
 class Rewards:
-    """The measures by their spelling in `train.grpo.rewards`, with their weights."""
+    """Rewards from measures, by their spelling in `train.grpo.rewards`, with their weights."""
 
     def __init__(self, measures: Mapping[str, Measure], weights: Mapping[str, float], seconds: float) -> None:
         self.measures, self.weights, self.seconds = measures, weights, seconds
 
     def of(self, question: Question, answers: Sequence[Answer]) -> tuple[list[float], dict[str, list[float]]]:
-        """The reward of each answer of a group, and its points by each scorer.
+        """Return the reward of each answer of a group, and its points by each scorer.
 
         Raises `DataError` if a scorer takes longer than `seconds`, fails, or gives anything but a finite
         number for each answer.
@@ -68,7 +69,7 @@ class Rewards:
     ) -> list[float]:
         where = f"train.grpo.rewards: {name}, row {question['id']}"
         try:
-            if name == EXTERNAL:  # a program has time limits of its own
+            if name == EXTERNAL:  # A program has time limits of its own.
                 points = measure(question, answers)
             else:
                 points = within(self.seconds, lambda: measure(question, answers))
@@ -97,14 +98,14 @@ def _is_finite(points: Any) -> bool:
 
 @contextmanager
 def open_rewards(settings: Grpo, tokens: Path) -> Iterator[Rewards]:
-    """The rewards of `train.grpo`; the user's functions were copied to `tokens`/rewards, and the external
-    program runs as long as the body does. Raises `ConfigError` for a scorer that can't be made.
+    """Yield the rewards of `train.grpo`. The user's functions were copied to `tokens`/rewards. The external
+    program runs as long as the body. Raises `ConfigError` for a scorer that can't be made.
     """
     with ExitStack() as opened:
         measures: dict[str, Measure] = {}
         for spelling in settings.rewards:
             if spelling == EXTERNAL:
-                assert settings.external  # or the settings are refused
+                assert settings.external  # Otherwise the settings are refused.
                 external = settings.external
                 root = tokens.parent.parent
                 program = ExternalScorer(external.command, external.seconds, external.start_seconds, root)
@@ -115,7 +116,7 @@ def open_rewards(settings: Grpo, tokens: Path) -> Iterator[Rewards]:
 
 
 def scorer_of(spelling: str, tokens: Path) -> Scorer:
-    """The scorer of this spelling."""
+    """Return the scorer of this spelling."""
     kind, _, name = spelling.partition(":")
     if kind != "python":
         return parse(spelling)
@@ -124,7 +125,9 @@ def scorer_of(spelling: str, tokens: Path) -> Scorer:
 
 
 def by_scorer(scorer: Scorer) -> Measure:
-    """A scorer of evaluate's, asked for each answer with the row that it gets there."""
+    """Return the measure of one of evaluate's scorers. It is called for each answer with the row that it
+    gets there.
+    """
 
     def measure(question: Question, answers: Sequence[Answer]) -> list[float | None]:
         rows = (
@@ -137,7 +140,9 @@ def by_scorer(scorer: Scorer) -> Measure:
 
 
 def by_program(program: ExternalScorer) -> Measure:
-    """An `ExternalScorer`, asked once for the group by each reference, of which the best counts."""
+    """Return the measure of an `ExternalScorer`. It is called once for the group with each reference; the
+    best points count.
+    """
 
     def measure(question: Question, answers: Sequence[Answer]) -> list[float | None]:
         texts = [answer.text for answer in answers]
@@ -151,8 +156,8 @@ def by_program(program: ExternalScorer) -> Measure:
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What `work` gives or raises. Raises `TimeoutError` if that takes longer than `seconds`; its thread goes
-    on then, and ends with this process.
+    """Return or raise what `work` does. Raises `TimeoutError` if that takes longer than `seconds`. Its
+    thread then goes on until this process exits.
     """
     results: list[Any] = []
     failed: list[BaseException] = []
@@ -174,7 +179,7 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
 
 
 def advantages(rewards: Sequence[float], *, scaled: bool) -> list[float]:
-    """The advantage of each completion of a group of G ≥ 2.
+    """Return the advantage of each completion of a group of G ≥ 2.
 
     It is GRPO's (arXiv:2402.03300, section 4.1.2): reward minus the group's mean, with `scaled` divided by
     the group's standard deviation (n − 1, as TRL does). Without that division it is Dr. GRPO's
@@ -186,17 +191,21 @@ def advantages(rewards: Sequence[float], *, scaled: bool) -> list[float]:
 
 
 def deviation(rewards: Sequence[float]) -> float:
-    """The standard deviation of a group's rewards, with n − 1."""
+    """Return the standard deviation of a group's rewards, with n − 1."""
     mean = statistics.fmean(rewards)
     return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
 
 
 def teaches(rewards: Sequence[float]) -> bool:
-    """Whether a group's rewards differ: if not, each advantage is 0, and nothing is learned from it."""
+    """Return True if a group's rewards differ. If not, each advantage is 0, and nothing is learned from
+    it.
+    """
     return deviation(rewards) > SAME
 
 
 def seed_of(seed: int, step: int, row: int, member: int) -> int:
-    """The sampler's seed, 31 bits, of completion `member` of `row`'s group in the round before `step`."""
+    """Return the sampler's seed, 31 bits, of completion `member` of `row`'s group in the round before
+    `step`.
+    """
     digest = hashlib.sha256(f"{seed} {step} {row} {member}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

@@ -1,7 +1,7 @@
-"""Who completes prompts: llama-server with the current adapter, or the model in training itself.
+"""Sources of rollouts: llama-server with the current adapter, or the model in training itself.
 
-Both draw from the model's own distribution: temperature 1 and no sampler that cuts it, or the probabilities
-that come back would not be those that were drawn by.
+Both draw from the model's own distribution: temperature 1 and no sampler that cuts it. Otherwise the returned
+probabilities would not be those of the draw.
 """
 
 import tempfile
@@ -27,8 +27,8 @@ from pipeline.models.tuners.scales import file_scales
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.run import Run
 
-# probabilities that come back are those before the samplers: at temperature 1 and without any other sampler
-# they are those that were drawn by
+# The returned probabilities are those before the samplers. At temperature 1 and without any other sampler
+# they are those of the draw.
 SAMPLING = {
     "temperature": 1.0,
     "samplers": ["temperature"],
@@ -58,8 +58,9 @@ class Drawn(NamedTuple):
 
 
 class OwnSource:
-    """Draws with the model in training: no gap between rollout and training, and no server. `ends` are the
-    ids of tokens that end an answer, `same_again` is whether the same requests give the same completions.
+    """Source that draws with the model in training: no gap between rollout and training, and no server.
+    `ends` are the ids of tokens that end an answer. `same_again` is True if the same requests give the
+    same completions.
     """
 
     name, same_again = "in-process", True
@@ -68,8 +69,8 @@ class OwnSource:
         self.ends, self.max_new_tokens = frozenset(ends), max_new_tokens
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
-        """A completion by `model` for each request, those of one prompt together; `heed` is called between
-        them, and may raise.
+        """Return a completion by `model` for each request, those of one prompt together. `heed` is called
+        between prompts, and may raise.
         """
         drawn: list[Drawn] = []
         with undisturbed(model):
@@ -79,7 +80,7 @@ class OwnSource:
         return drawn
 
     def _group(self, model: Any, requests: Sequence[Request]) -> list[Drawn]:
-        """The completions of one prompt, token by token, each with a generator of its own.
+        """Return the completions of one prompt, drawn token by token, each with a generator of its own.
 
         A completion that has ended stays in the batch until all have: its further tokens are thrown away.
         """
@@ -110,24 +111,25 @@ class OwnSource:
 
 
 class ServerSource:
-    """Draws with a llama-server per round, on the file and with the adapter that will be served.
+    """Source that draws with a llama-server per round, on the file and with the adapter that will be served.
 
-    A running server can't load another adapter, so each round starts one, with the adapter as llama.cpp's
-    own converter writes it (trained scales: with the tuned file). A base that is not a GGUF is converted
-    once, in 16 bit: what training holds in NF4 is then computed otherwise, which the importance correction
-    corrects and the run's figures show. The base's GGUF is among the checkpoints.
+    A running server can't load another adapter, so each round starts one, with the adapter in the form that
+    llama.cpp's own converter writes (trained scales: with the tuned file). A base that is not a GGUF is
+    converted once, in 16 bit. Its weights then differ from training's NF4 weights, which the importance
+    correction corrects and the run's figures show. The base's GGUF is among the checkpoints.
     """
 
     name = "llama-server"
 
     def __init__(self, tools: Toolchain, run: Run) -> None:
         self.tools, self.run, self.settings = tools, run, run.settings
-        # on more slots, which requests share a batch is not deterministic, so their rounding isn't either
+        # With more slots the requests that share a batch are not deterministic, so their rounding isn't
+        # either.
         self.same_again = self.settings.grpo.parallel == 1 and self.settings.rollout_layers == 0
 
     @cached_property
     def model(self) -> Path:
-        """The base's GGUF: its own file, else one that is made of it when it is first needed."""
+        """The base's GGUF: its own file, otherwise one that is converted from it when it is first needed."""
         file, folder = self.run.base / MODEL_FILE, self.run.checkpoints / ROLLOUTS
         if file.is_file():
             return file
@@ -136,7 +138,7 @@ class ServerSource:
         return as_gguf(self.tools, self.run.base, folder, self.settings.rollout_type, weights)
 
     def draw(self, model: Any, requests: Sequence[Request], heed: Callable[[], None]) -> list[Drawn]:
-        """A completion for each request by `model` as it is now."""
+        """Return a completion for each request by `model` as it is now."""
         grpo, drawn = self.settings.grpo, list[Drawn]()
         llama = Llama(self.tools, self.settings.machine.threads, self.settings.rollout_layers)
         room = max(len(request.prompt) for request in requests) + grpo.max_new_tokens + 8
@@ -158,7 +160,7 @@ class ServerSource:
         return drawn
 
     def learned(self, model: Any, scratch: Path) -> ModelFiles:
-        """The file to serve and the adapter to put on it, from `model` as it is now."""
+        """Return the file to serve and the adapter to put on it, from `model` as it is now."""
         adapter = scratch / "adapter"
         tuner_on(model).save(model, adapter)
         if not PRODUCTS[self.settings.gguf_graph].with_lora:
@@ -169,7 +171,7 @@ class ServerSource:
 
 
 def as_gguf(tools: Toolchain, base: Path, folder: Path, type: FloatType, weights: str) -> Path:
-    """The Hugging Face folder `base` as a GGUF in `folder`, made unless it is there."""
+    """Return the Hugging Face folder `base` as a GGUF in `folder`, converted unless it exists."""
     file, key = folder / f"base-{type}.gguf", {"weights_sha256": weights, "llama_cpp": tools.commit}
     record = folder / "made-of.json"
     if file.is_file() and record.is_file() and read_json(record, f"delete {folder}") == key:
@@ -180,7 +182,7 @@ def as_gguf(tools: Toolchain, base: Path, folder: Path, type: FloatType, weights
 
 
 def complete(server: Server, request: Request, max_new_tokens: int) -> Drawn:
-    """One completion. Raises `ToolError` if it has no token, or probabilities that are not its own."""
+    """Return one completion. Raises `ToolError` if it has no token, or probabilities that are not its own."""
     body = SAMPLING | {"prompt": request.prompt, "seed": request.seed, "n_predict": max_new_tokens}
     answer = server.post("/completion", body)
     ids = [int(token) for token in answer.get("tokens") or []]
@@ -204,12 +206,14 @@ def complete(server: Server, request: Request, max_new_tokens: int) -> Drawn:
 
 
 def aligned(tokens: Sequence[int], entries: Sequence[tuple[int, float]]) -> list[float | None]:
-    """The log-probability of each of `tokens` from `entries`, (id, log-probability) of some of them in order.
+    """Return the log-probability of each of `tokens` from `entries`, (id, log-probability) of some of them
+    in order.
 
     llama-server's list of probabilities leaves out tokens that end inside a UTF-8 character (`process_token`
-    adds none until the character is whole); its entries carry ids and keep their order. None where there is
-    none, and where the entry could as well be another token's: an entry's place is certain if it is the same
-    in the leftmost and in the rightmost alignment. Raises `ValueError` if `entries` are not among the tokens.
+    adds none until the character is whole); its entries contain ids and keep their order. A value is None if
+    there is no entry, or if the entry could as well be another token's: an entry's place is certain if it is
+    the same in the leftmost and in the rightmost alignment. Raises `ValueError` if `entries` are not among
+    the tokens.
     """
     first = _leftmost(tokens, [token for token, _ in entries])
     last = _leftmost(tokens[::-1], [token for token, _ in entries[::-1]])

@@ -1,8 +1,8 @@
-"""Rounds of rollouts on the disk: what was drawn, by whom, and what it was worth.
+"""Rounds of rollouts on the disk: the completions, their source and their rewards.
 
-A round is `models/checkpoints/rounds/STEP.jsonl`, by the optimizer step it was drawn before: a line for the
-round (`Round.head`), then one for each completion. It is published whole, so a run that was killed trains on
-the very rollouts that it had, and one that was killed while it drew them draws them again.
+A round is `models/checkpoints/rounds/STEP.jsonl`, named by the optimizer step that it was drawn before: a
+line for the round (`Round.head`), then one for each completion. It is published whole. So a killed run trains
+on the same rollouts after a restart, and a run that was killed while drawing draws them again.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from pipeline.stages.train.run import RESTART
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion: ids with the end of turn, if it has one; log-probabilities by who drew it (None: not
-    known) and by training's own model before the round, and by its reference.
+    """One completion: ids with the end of turn, if it has one; log-probabilities by its source (None: not
+    known), by training's own model before the round, and by its reference.
     """
 
     row: int
@@ -34,31 +34,31 @@ class Completion:
     reward: float = 0.0
     advantage: float = 0.0
     points: dict[str, float] = field(default_factory=dict)
-    old: list[float] | None = None  # None: nothing is trained of it
+    old: list[float] | None = None  # None: none of it is trained.
     reference: list[float] | None = None
 
 
 @dataclass(frozen=True)
 class Round:
-    """`completions` group by group for `rows`, the numbers of the prompts in order; `head` says of what they
-    are: step, rows, adapter_sha256, drawn_by.
+    """A round: `completions` group by group for `rows`, the numbers of the prompts in order. `head`
+    identifies it: step, rows, adapter_sha256, drawn_by, run.
     """
 
     head: dict[str, Any]
     completions: list[Completion]
 
     def groups(self) -> list[list[Completion]]:
-        """The completions of each prompt."""
+        """Return the completions of each prompt."""
         return in_groups(self.completions, len(self.completions) // max(len(self.head["rows"]), 1))
 
 
 def in_groups(completions: list[Completion], size: int) -> list[list[Completion]]:
-    """The completions cut into groups of `size`."""
+    """Return the completions cut into groups of `size`."""
     return [completions[start : start + size] for start in range(0, len(completions), size)]
 
 
 def round_file(checkpoints: Path, step: int) -> Path:
-    """Where the round that is drawn before optimizer step `step` + 1 is."""
+    """Return the path of the round that is drawn before optimizer step `step` + 1."""
     return checkpoints / ROUNDS / f"{step:08}.jsonl"
 
 
@@ -71,7 +71,7 @@ def write_round(file: Path, rollouts: Round) -> None:
 
 
 def read_round(file: Path) -> Round | None:
-    """The round in `file`, None if there is none. Raises `DataError` if it is damaged."""
+    """Return the round in `file`, or None if it is missing. Raises `DataError` if it is damaged."""
     if not file.is_file():
         return None
     try:
@@ -88,5 +88,5 @@ def read_round(file: Path) -> Round | None:
 
 
 def differences(saved: Round, wanted: dict[str, Any]) -> list[str]:
-    """In which of `wanted`'s entries a round's head differs."""
+    """Return the keys of `wanted` that differ in a round's head."""
     return [name for name, value in wanted.items() if json.loads(json.dumps(value)) != saved.head.get(name)]

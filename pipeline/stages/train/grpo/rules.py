@@ -1,8 +1,8 @@
-"""The rules for a run of GRPO: the guards against what only learning from rewards does.
+"""Monitoring rules of GRPO: guards against faults that occur only when learning from rewards.
 
-Its loss is about 0 all the time, so no range of losses means anything. The usual ranges are Axolotl's:
-less than 0.8 of the groups without variance, a divergence below 0.5 (alarm at 2), less than 0.3 of the
-completions cut off, an entropy above 0.05.
+Its loss is about 0 all the time, so no range of losses means anything. The usual ranges are Axolotl's: less
+than 0.8 of the groups without variance, a divergence below 0.5 (alarm at 2), less than 0.3 of the completions
+cut off, an entropy above 0.05.
 """
 
 import statistics
@@ -19,18 +19,18 @@ RATES: Mapping[TunerName, Rate] = {
     "lora": (5e-6, 2e-4, "2.0e-5 is a good start, 1.0e-4 for a small model"),
     "scales": (1e-4, 1e-2, "1.0e-3 is a good start"),
 }
-CONSTANT_STEPS = 5  # without any variance from the start: chance would not do it
-SAME = 0.8  # of the groups
-CUT = 0.3  # of the completions
-LONGER = 3.0  # times as long as at the start
+CONSTANT_STEPS = 5  # steps without any variance from the start, which chance would not give
+SAME = 0.8  # share of the groups
+CUT = 0.3  # share of the completions
+LONGER = 3.0  # times the length at the start
 ENTROPY = 0.05  # nats
 DIVERGENCE, BLOWN_UP = 0.5, 2.0  # nats a token
 GAP = 0.1  # nats a token
-SCATTER = 2.0, 4.0  # standard deviations of a step's reward that a fall is warned of, and fails
+SCATTER = 2.0, 4.0  # standard deviations of a step's reward from which a fall warns, and fails
 
 
 def constant_reward(run: Run) -> Check:
-    """No group with variance since the start."""
+    """Check that a group has had variance since the start."""
     same = run.measured("zero_variance")
     if not same or min(same) < 1:
         return passed("rewards differ within groups")
@@ -46,7 +46,7 @@ def constant_reward(run: Run) -> Check:
 
 
 def zero_variance(run: Run) -> Check:
-    """Most groups without variance."""
+    """Check that most groups have variance."""
     same = run.measured("zero_variance")[-WINDOW:]
     if len(same) < WINDOW:
         return unknown(f"fewer than {WINDOW} steps")
@@ -60,7 +60,7 @@ def zero_variance(run: Run) -> Check:
 
 
 def reward_collapse(run: Run) -> Check:
-    """The reward far below where it was, in units of its usual scatter from step to step."""
+    """Check that the reward is not far below its best, in units of its usual scatter from step to step."""
     rewards = run.measured("reward")
     if len(rewards) < 2 * WINDOW:
         return unknown(f"fewer than {2 * WINDOW} steps")
@@ -77,7 +77,7 @@ def reward_collapse(run: Run) -> Check:
 
 
 def entropy_collapse(run: Run) -> Check:
-    """Completions that are nearly certain."""
+    """Check that completions are not nearly certain."""
     entropy = run.measured("entropy")[-WINDOW:]
     if len(entropy) < WINDOW:
         return unknown(f"fewer than {WINDOW} steps")
@@ -93,7 +93,7 @@ def entropy_collapse(run: Run) -> Check:
 
 
 def length_explosion(run: Run) -> Check:
-    """Completions several times as long as at the start, or cut off."""
+    """Check that completions are not several times as long as at the start, or cut off."""
     lengths, cut = run.measured("completion_tokens"), run.measured("truncated")
     if len(lengths) < 2 * WINDOW:
         return unknown(f"fewer than {2 * WINDOW} steps")
@@ -106,7 +106,7 @@ def length_explosion(run: Run) -> Check:
 
 
 def divergence(run: Run) -> Check:
-    """The divergence from the base."""
+    """Check the divergence from the base."""
     values = run.measured("kl")[-WINDOW:]
     if not values:
         return unknown("train.grpo.kl_beta is 0, so it is not computed")
@@ -121,7 +121,7 @@ def divergence(run: Run) -> Check:
 
 
 def rollout_gap(run: Run) -> Check:
-    """How far the rollouts' log-probabilities are from training's."""
+    """Check the difference between the rollouts' log-probabilities and training's."""
     values = run.measured("gap")[-WINDOW:]
     if not values:
         return unknown("no token was trained yet")

@@ -1,4 +1,4 @@
-"""The trainer of GRPO: each optimizer step is made of rollouts, of which a round is drawn every few steps."""
+"""Trainer of GRPO: each optimizer step is made of rollouts. A round of them is drawn every few steps."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -27,18 +27,18 @@ from pipeline.stages.train.trainer import QuenchTrainer
 
 
 class GrpoTrainer(QuenchTrainer):
-    """Trains on the completions that `rounds` gives for batches of prompts."""
+    """Trainer on the completions that `rounds` gives for batches of prompts."""
 
     def __init__(self, *, rounds: Rounds, **rest: Any) -> None:
         super().__init__(**rest)
         self.rounds, self.grpo = rounds, self.settings.grpo
-        self.waiting: list[Batch] = []  # of the round, in order; not yet trained
+        self.waiting: list[Batch] = []  # batches of the round, in order, that are not yet trained
         self.resumed = self.run.start is not None
 
     # --- rounds -----------------------------------------------------------------------------------------
 
     def next_batches(self, batches: Iterator[Batch]) -> list[Batch]:
-        """The optimizer step's batches with their completions, from `batches` of prompts."""
+        """Return the optimizer step's batches with their completions, from `batches` of prompts."""
         if not self.waiting:
             self.waiting = self.next_round(batches)
         count = self.settings.gradient_accumulation_steps
@@ -46,12 +46,12 @@ class GrpoTrainer(QuenchTrainer):
         return now
 
     def items_of(self, batches: list[Batch]) -> int:
-        """What the loss of an optimizer step is divided by."""
+        """Return the divisor of an optimizer step's loss, at least 1."""
         return max(super().items_of(batches), 1)
 
     def next_round(self, prompts: Iterator[Batch]) -> list[Batch]:
-        """The batches of the round that the next step is in; those of them that are left, where a run goes on
-        inside a round. A round ends with its epoch.
+        """Return the batches of the round that the next step is in. If a run resumes inside a round, return
+        those that are left of it. A round ends with its epoch.
         """
         step = self.step
         done = step % self.epoch_steps % self.grpo.steps_per_round
@@ -68,7 +68,9 @@ class GrpoTrainer(QuenchTrainer):
         return [training_batch(batch, groups, self.grpo) for batch, groups in shared(batches, rollouts)]
 
     def measure(self, prompts: Batch, groups: Sequence[Group], reference: bool) -> list[list[float]]:
-        """The log-probabilities of each trained completion, by the model or (`reference`) as it began."""
+        """Return the log-probabilities of each trained completion, by the model or (`reference`) by its
+        initial state.
+        """
         lengths = [len(completion.ids) for group in groups for completion in trained(group, self.grpo)]
         if not lengths:
             return []
@@ -84,7 +86,7 @@ class GrpoTrainer(QuenchTrainer):
     # --- the loss ---------------------------------------------------------------------------------------
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
-        """The sum of GRPO's loss over a batch's tokens ÷ `items`, and what is measured of the batch."""
+        """Return the sum of GRPO's loss over a batch's tokens ÷ `items`, and the measures of the batch."""
         measured = of_groups(inputs["groups"])
         if not inputs["input_ids"].numel():
             return sum(weight.sum() * 0 for weight in model.parameters() if weight.requires_grad), measured
@@ -100,8 +102,8 @@ class GrpoTrainer(QuenchTrainer):
         return terms.loss.sum() / items, measured | of_tokens(terms, inputs, weights, self.grpo)
 
     def held_out_metrics(self) -> dict[str, Any]:
-        """The mean reward of one completion for each held-out prompt, always with the same seeds; its
-        negative is the loss that early stopping goes by.
+        """Return the mean reward of one completion for each held-out prompt, always with the same seeds. Its
+        negative is the loss that early stopping uses.
         """
         with self.autocast():
             reward = self.rounds.watched(self.model, self.held_out)
@@ -110,6 +112,6 @@ class GrpoTrainer(QuenchTrainer):
 
 
 def shared(batches: Sequence[Batch], rollouts: Round) -> Iterator[tuple[Batch, list[Group]]]:
-    """Each batch of prompts with its groups, which are the last ones of the round."""
+    """Yield each batch of prompts with its groups, which are the last ones of the round."""
     groups = iter(rollouts.groups()[-sum(len(batch["rows"]) for batch in batches) :])
     return ((batch, list(islice(groups, len(batch["rows"])))) for batch in batches)
