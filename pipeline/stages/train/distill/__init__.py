@@ -1,1 +1,1 @@
-"""A level learns to answer like the file it was made from."""
+"""Distillation: a level learns to answer like the file it was made from."""

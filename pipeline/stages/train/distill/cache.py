@@ -1,10 +1,10 @@
-"""What the original answers at every position, kept on the disk: its likeliest tokens' probabilities, and
-that of all others together.
+"""Cache of the teacher's answers at every position: the probabilities of its likeliest tokens, and that of
+all others together.
 
 Writes `models/checkpoints/teacher/`: per split `SPLIT-ids.npy`, int32 (P, k), and `SPLIT-logs.npy`, float16
-(P, k + 1): log-probabilities of these tokens, the likeliest first, and of the rest in the last column; and
-`teacher.json`, what all this depends on, and its figures. P counts the positions of the packed rows, in
-order, after which a token follows in the same conversation. That is 6 k + 2 bytes a position.
+(P, k + 1): log-probabilities of these tokens, the likeliest first, and of the rest in the last column.
+`teacher.json` contains what all this depends on, and its figures. P counts the positions of the packed rows,
+in order, that are followed by a token of the same conversation. That is 6 k + 2 bytes a position.
 """
 
 import sys
@@ -19,7 +19,7 @@ from pipeline.core.jsonl import parse_object
 from pipeline.core.text import shortened
 
 RECORD = "teacher.json"
-FORMAT = 1  # to be raised when the files' meaning changes
+FORMAT = 1  # Increase it when the meaning of the files changes.
 IDS, LOGS = np.dtype("<i4"), np.dtype("<f2")
 
 Key = dict[str, Any]
@@ -28,22 +28,24 @@ Numbers = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Answers:
-    """The teacher's answers to one split; packed row r has positions `starts[r]` to `starts[r + 1]`."""
+    """The teacher's answers to one split. Packed row r has positions `starts[r]` to `starts[r + 1]`."""
 
     starts: Numbers  # (rows + 1,)
     ids: Numbers  # (P, k)
     logs: Numbers  # (P, k + 1)
 
     def of(self, row: int) -> tuple[Numbers, Numbers]:
-        """ids (p, k) and log-probabilities (p, k + 1) of a packed row's p positions: views of the files."""
+        """Return ids (p, k) and log-probabilities (p, k + 1) of a packed row's p positions: views of the
+        files.
+        """
         piece = slice(int(self.starts[row]), int(self.starts[row + 1]))
         return self.ids[piece], self.logs[piece]
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """The answers to training's rows and to the monitoring ones, and `figures` for the report: file, sha256,
-    top_k, positions, covered, bytes.
+    """Answers to the training and the monitoring rows, and `figures` for the report: file, sha256, top_k,
+    positions, covered, bytes.
     """
 
     train: Answers
@@ -52,7 +54,9 @@ class Teacher:
 
 
 def key_of(record: dict[str, Any], top_k: int) -> Key:
-    """What the answers depend on, of the run's record (`train.record.describe`), and tokens per position."""
+    """Return what the answers depend on, from the run's record (`train.record.describe`), and tokens per
+    position.
+    """
     return {
         "format": FORMAT,
         "tokens_sha256": record["tokens_sha256"],
@@ -64,12 +68,12 @@ def key_of(record: dict[str, Any], top_k: int) -> Key:
 
 
 def position_counts(seq_lengths: Iterable[list[int]]) -> list[int]:
-    """Per packed row, the positions before a token of the same conversation: all but each last one."""
+    """Count, per packed row, the positions before a token of the same conversation: all but each last one."""
     return [sum(max(length - 1, 0) for length in lengths) for lengths in seq_lengths]
 
 
 def cache_bytes(positions: int, top_k: int) -> int:
-    """Bytes of the answers at so many positions."""
+    """Return the bytes of the answers at so many positions."""
     return positions * (top_k * IDS.itemsize + (top_k + 1) * LOGS.itemsize)
 
 
@@ -78,8 +82,8 @@ def write_answers(
 ) -> float:
     """Write one split's two files in `folder`, in order: a full disk is an error, unlike in a memory map.
 
-    `answers` are those at the next positions, (p, k) and (p, k + 1), each time. Gives the sum of the
-    probabilities of what is not kept. Raises `AssertionError` for more or fewer `positions`.
+    `answers` yields those at the next positions, (p, k) and (p, k + 1). Return the sum of the probabilities
+    of what is not kept. Raises `AssertionError` for more or fewer `positions`.
     """
     left, rest = positions, 0.0
     with (
@@ -104,8 +108,8 @@ def write_answers(
 
 
 def open_teacher(folder: Path, key: Key, counts: dict[str, list[int]]) -> Teacher | None:
-    """The answers in `folder`, None if there are none, or they are another run's or not whole; why is said on
-    stderr.
+    """Return the answers in `folder`, or None if they are missing, incomplete or belong to another run. The
+    reason is printed on stderr.
 
     `counts` has the positions of each packed row per split.
     """
@@ -132,7 +136,7 @@ def _open(folder: Path, split: str, counts: list[int], top_k: int) -> Answers:
     starts = np.cumsum([0, *counts], dtype=np.int64)
     arrays = {}
     for part, kind, width in (("ids", IDS, top_k), ("logs", LOGS, top_k + 1)):
-        # "c": torch wants a writable array; what is written there never reaches the file
+        # Mode "c" because torch wants a writable array. What is written there never reaches the file.
         array = np.load(
             folder / f"{split}-{part}.npy", mmap_mode="c" if starts[-1] else None, allow_pickle=False
         )

@@ -1,7 +1,7 @@
-"""Learning to answer as the file that the level was made from does.
+"""Method that learns to answer like the file that the level was made from.
 
-The loss is a divergence (nats) that is small from the start, and its gradient with it: no range is usual
-there, only falling is.
+The loss is a divergence (nats) that is small from the start, and so is its gradient. No range is usual there,
+only falling is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from pipeline.stages.train.proofs import BEFORE, held_out_before
 
 
 def end_loss(run: Run) -> Check:
-    """Where the divergence stands, for information."""
+    """Report the divergence in the last steps, for information."""
     if not run.losses:
         return unknown("no step yet")
     loss, weight = median(run.losses[-WINDOW:]), run.settings.sft_weight
@@ -42,7 +42,7 @@ END = {
 
 
 class DistillLearner(Learner):
-    """Asks the original about every row, once."""
+    """Method that queries the original about every row, once."""
 
     rules: ClassVar[RuleSets] = RuleSets(STEP, EVERY_EVAL, END)
     teacher: Any
@@ -50,14 +50,14 @@ class DistillLearner(Learner):
 
     @contextmanager
     def prepared(self, *, replay: bool = False) -> Iterator[None]:
-        """Have the original's answers."""
+        """Load or compute the original's answers."""
         from pipeline.stages.train.distill.teacher import ask_teacher
 
         self.teacher = ask_teacher(self.run)
         yield
 
     def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
-        """The collators that add the original's answers."""
+        """Return the collators that add the original's answers."""
         from pipeline.stages.train.distill.trainer import DistillCollator, DistillTrainer
 
         return Learning(
@@ -67,11 +67,11 @@ class DistillLearner(Learner):
         )
 
     def measure_before(self, trainer: Any) -> None:
-        """The divergence that distillation starts from."""
+        """Measure the divergence that distillation starts from."""
         self.before = held_out_before(trainer, self.run.checkpoints / BEFORE)
 
     def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """The original's, and the divergence before."""
+        """Return the original's figures, and the divergence before."""
         return {"teacher": self.teacher.figures, "eval_loss_before": self.before}
 
 

@@ -1,8 +1,8 @@
-"""The teacher of distillation: the file that the level was made from, asked once about every row before
+"""Teacher of distillation: the file that the level was made from, queried once about every row before
 training, then freed.
 
 Reads `models/base/source.gguf` and `data/tokens/`; writes `models/checkpoints/teacher/`
-(`pipeline.stages.train.distill.cache`). A run that resumes after a kill takes what is there. Teacher and
+(`pipeline.stages.train.distill.cache`). A run that resumes after a kill uses what is there. Teacher and
 student are never in memory together.
 """
 
@@ -38,12 +38,11 @@ from pipeline.stages.train.run import Run
 
 
 def ask_teacher(run: Run) -> Teacher:
-    """The original's answers to a run's rows: those beside its checkpoints where they are this very run's,
-    else made now.
+    """Return the original's answers to a run's rows: those next to its checkpoints if they belong to this
+    run, otherwise newly computed ones.
 
-    Raises `MachineError` where the disk is
-    too small for 6 k + 2 bytes a position, `DataError` where the file can't be loaded, `GateError` where its
-    answers are not numbers.
+    Raises `MachineError` if the disk is too small for 6 k + 2 bytes a position, `DataError` if the file can't
+    be loaded, `GateError` if its answers are not numbers.
     """
     from transformers import AutoConfig
 
@@ -60,7 +59,7 @@ def ask_teacher(run: Run) -> Teacher:
 
 
 def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[int]], run: Run) -> None:
-    """Ask about every row and publish the answers in `folder`; the model is gone when this returns."""
+    """Compute the answers to every row and publish them in `folder`. The model is freed when this returns."""
     top_k, positions = key["top_k"], sum(map(sum, counts.values()))
     size = cache_bytes(positions, top_k)
     need_disk(folder.parent, size)
@@ -101,7 +100,7 @@ def make(folder: Path, key: Key, rows: dict[str, Any], counts: dict[str, list[in
 
 
 def batches(rows: Any) -> Iterator[dict[str, Any]]:
-    """The rows in order, batched to at most the longest one's length: what fits training fits here."""
+    """Yield the rows in order, batched to at most the longest one's length: what fits training fits here."""
     collate = Collator()
     length = 0
     waiting: list[dict[str, Any]] = []
@@ -118,8 +117,8 @@ def batches(rows: Any) -> Iterator[dict[str, Any]]:
 
 
 def answers(model: Any, batch: dict[str, Any], top_k: int, advance: Callable[[int], None]) -> tuple[Any, Any]:
-    """ids (P, k), int32, and log-probabilities (P, k + 1), float32, of P positions; `advance` gets P.
-    `GateError` for NaN.
+    """Return ids (P, k), int32, and log-probabilities (P, k + 1), float32, of P positions. `advance` gets P.
+    Raises `GateError` for NaN.
     """
     ids, places = (batch[name].to(model.device) for name in ("input_ids", "position_ids"))
     hidden = model.model(input_ids=ids, position_ids=places, use_cache=False)[0][:, :-1]
@@ -134,11 +133,11 @@ def answers(model: Any, batch: dict[str, Any], top_k: int, advance: Callable[[in
 
 
 def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
-    """The `top_k` likeliest tokens (P, k) for states (P, H), the likeliest first, and log-probabilities (P, k
-    + 1): theirs and all others'.
+    """Return the `top_k` likeliest tokens (P, k) for states (P, H), the likeliest first, and
+    log-probabilities (P, k + 1): theirs and that of all others.
 
-    By blocks of the vocabulary, so that neither the head nor the logits are ever whole. What is not kept is
-    summed by itself: one minus the sum of the kept would be nothing but rounding where they are nearly all.
+    Works by blocks of the vocabulary, so that neither the head nor the logits are ever whole. What is not
+    kept is summed by itself: one minus the sum of the kept would be only rounding if they are nearly all.
     """
     head, count = model.lm_head, len(states)
     x, rule = states.to(compute_type(head)), logit_rule(model.config)
@@ -158,14 +157,18 @@ def likeliest(states: Any, model: Any, top_k: int) -> tuple[Any, Any]:
 
 
 def take(values: Any, count: int) -> tuple[Any, Any]:
-    """The `count` largest of each row of `values` (P, n), and their places, which then hold −∞."""
+    """Return the `count` largest of each row of `values` (P, n), and their places. `values` is set to −∞
+    there.
+    """
     largest, places = values.topk(min(count, values.shape[1]), 1)
     values.scatter_(1, places, -torch.inf)
     return largest, places
 
 
 def roomy_device(file: Path) -> str:
-    """The GPU if it has `TEACHER_ROOM` times the file's bytes free, else the CPU, which is slow and said."""
+    """Return the GPU if it has `TEACHER_ROOM` times the file's bytes free, otherwise the CPU, with a message
+    that it is slow.
+    """
     if not torch.cuda.is_available():
         return "cpu"
     if torch.cuda.mem_get_info(0)[0] > TEACHER_ROOM * file.stat().st_size:

@@ -1,4 +1,4 @@
-"""Distillation's trainer: batches with the teacher's answers, a loss that is a mean over the step."""
+"""Trainer of distillation: batches with the teacher's answers, a loss that is a mean over the step."""
 
 from typing import Any
 
@@ -16,17 +16,21 @@ from pipeline.stages.train.trainer import QuenchTrainer
 
 
 class DistillCollator:
-    """`plain`'s batches with the teacher's answers; `trained_tokens` are all positions that have one."""
+    """Collator that adds the teacher's answers to `plain`'s batches. `trained_tokens` counts all positions
+    with an answer.
+    """
 
     def __init__(self, plain: Collator, answers: Answers) -> None:
         self.plain, self.answers = plain, answers
 
     def __call__(self, examples: list[dict[str, Any]]) -> Batch:
-        """As `plain`, and teacher_ids (P, k), teacher_logs (P, k + 1). Raises `DataError` for other rows."""
+        """Return `plain`'s batch with teacher_ids (P, k) and teacher_logs (P, k + 1). Raises `DataError` for
+        other rows.
+        """
         batch = self.plain(examples)
         ids, logs = zip(*(self.answers.of(example["row"]) for example in examples), strict=True)
         batch["teacher_ids"], batch["teacher_logs"] = _joined(ids), _joined(logs)
-        batch.pop("weights", None)  # distilling has no use for rewards
+        batch.pop("weights", None)  # Distillation has no use for rewards.
         batch["trained_tokens"] = batch["items"] = len(batch["teacher_ids"])
         if int(followed(batch["position_ids"]).sum()) != batch["items"]:
             raise DataError(
@@ -38,22 +42,24 @@ class DistillCollator:
 
 
 class DistillTrainer(QuenchTrainer):
-    """Trains with (1 − w) · KL + w · cross entropy, means over the step; w is `train.sft_weight`."""
+    """Trainer with the loss (1 − w) · KL + w · cross entropy, means over the step; w is
+    `train.sft_weight`.
+    """
 
     answered = 1  # the assistant's tokens in the optimizer step
 
     def optimize(self, micro_batches: list[Batch]) -> dict[str, float]:
-        """One optimizer step, of whose micro-batches the assistant's tokens are counted first."""
+        """Run one optimizer step. The assistant's tokens of its micro-batches are counted first."""
         self.answered = answered_in(micro_batches)
         return super().optimize(micro_batches)
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
-        """A batch's share of a mean over `items` positions and the step's tokens of the assistant."""
+        """Return a batch's share of a mean over `items` positions and the step's tokens of the assistant."""
         weight = self.settings.sft_weight
         return distill_loss(model, for_the_model(inputs), weight, items, max(self.answered, 1)), {}
 
     def held_out_metrics(self) -> dict[str, Any]:
-        """The same loss over all held-out rows, as if they were one step."""
+        """Return the same loss over all held-out rows, as if they were one step."""
         positions = sum(batch["items"] for batch in self.held_out)
         counted = self.answered
         self.answered = answered_in(self.held_out)
@@ -69,11 +75,11 @@ class DistillTrainer(QuenchTrainer):
 
 
 def answered_in(batches: list[Batch]) -> int:
-    """The assistant's tokens in batches."""
+    """Count the assistant's tokens in batches."""
     return sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
 
 
 def _joined(pieces: tuple[Any, ...]) -> torch.Tensor:
-    """Arrays one below the other; a single one as a view, so that it stays on disk until needed."""
+    """Return arrays one below the other. A single one stays a view, so that it stays on disk until needed."""
     tensors = [torch.from_numpy(piece) for piece in pieces]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
