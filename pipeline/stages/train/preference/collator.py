@@ -1,9 +1,9 @@
-"""Batches of judged answers: packed rows that know the role of each sequence.
+"""Batches of judged answers: packed rows with the role of each sequence.
 
-KTO needs answers that don't belong to their prompts: each prompt gets the answer of the next sequence that
-has another prompt, of the packed row if there is one, else of those after it (TRL: the next of the batch).
-Where that makes a packed row longer than the split's longest, ends of borrowed answers are left out, so that
-what fits in memory does so here too.
+KTO needs answers that don't belong to their prompts. Each prompt gets the answer of the next sequence with
+another prompt, from the packed row if there is one, otherwise from those after it (TRL: the next of the
+batch). If that makes a packed row longer than the split's longest, the ends of borrowed answers are left out,
+so that what fits in memory fits here too.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ PackedRow = dict[str, Any]
 
 
 class PreferenceCollator:
-    """`plain`'s batches of packed rows, with `roles` (n,) of their n sequences and the number of `items`
-    (pairs, or answers under KTO).
+    """Collator that adds to `plain`'s batches of packed rows the `roles` (n,) of their n sequences and the
+    number of `items` (pairs, or answers under KTO).
 
-    `rows` are all packed rows of the split, from which KTO takes the other answers.
+    `rows` are all packed rows of the split. KTO takes the other answers from them.
     """
 
     def __init__(self, plain: Collator, method: Method, rows: Any) -> None:
@@ -31,9 +31,9 @@ class PreferenceCollator:
         self.longest = max(map(sum, rows["seq_lengths"]), default=0) if self.others else 0  # tokens
 
     def __call__(self, examples: list[PackedRow]) -> Batch:
-        """`plain`'s batch with `roles` and, under KTO, `others`."""
+        """Return `plain`'s batch with `roles` and, under KTO, `others`."""
         batch: Batch = self.plain(examples)
-        batch.pop("weights", None)  # rewards weigh chats
+        batch.pop("weights", None)  # Rewards are weights of chats.
         batch["roles"] = torch.tensor([role for example in examples for role in example["roles"]])
         batch["items"] = len(batch["roles"]) // (2 if self.pairs else 1)
         batch.update(_shapes(examples))
@@ -42,12 +42,14 @@ class PreferenceCollator:
         return batch
 
     def other_batch(self, numbers: list[int]) -> Batch:
-        """The prompts of these packed rows with other answers: ids, labels and positions (1, T)."""
+        """Return the prompts of these packed rows with other answers: ids, labels and positions (1, T)."""
         rows = [self.with_others(number) for number in numbers]
         return forward_parts(self.plain(rows)) | _shapes(rows)
 
     def with_others(self, number: int) -> PackedRow:
-        """A packed row whose sequences have the answers behind them, no longer than the longest row."""
+        """Return a packed row whose sequences have the answers behind them, no longer than the longest
+        row.
+        """
         mine = unpacked(self.rows[number])
         sequences = [
             _with_answer(sequence, self.other(number, sequence, [*mine[place + 1 :], *mine[:place]]))
@@ -56,8 +58,8 @@ class PreferenceCollator:
         return packed(_shortened(sequences, mine, self.longest), number)
 
     def other(self, number: int, sequence: Labelled, near: list[Labelled]) -> Labelled:
-        """The nearest sequence with another prompt: of `near`, those of the packed row `number`, else of the
-        rows after it; itself where there is no other prompt.
+        """Return the nearest sequence with another prompt: from `near`, those of the packed row `number`,
+        otherwise from the rows after it. Return the sequence itself if there is no other prompt.
         """
         prompt = _prompt(sequence)
         if nearest := next((other for other in near if _prompt(other) != prompt), None):
@@ -70,7 +72,7 @@ class PreferenceCollator:
 
 
 def _shapes(rows: list[PackedRow]) -> Batch:
-    """How many answers and tokens each packed row of a batch has."""
+    """Return the number of answers and tokens of each packed row of a batch."""
     return {
         "row_answers": [len(row["seq_lengths"]) for row in rows],
         "row_tokens": [len(row["input_ids"]) for row in rows],
@@ -82,15 +84,15 @@ def _prompt(sequence: Labelled) -> list[int]:
 
 
 def _with_answer(sequence: Labelled, other: Labelled) -> Labelled:
-    """The prompt of one sequence with the answer of another."""
+    """Return the prompt of one sequence with the answer of another."""
     (ids, labels), (other_ids, other_labels) = sequence, other
     start, begin = _answer_start(labels), _answer_start(other_labels)
     return ids[:start] + other_ids[begin:], [IGNORED] * start + other_labels[begin:]
 
 
 def _shortened(sequences: list[Labelled], originals: list[Labelled], longest: int) -> list[Labelled]:
-    """The sequences with `longest` tokens together at most, as the `originals` have: what is over is taken
-    off the ends of those that are longer than their own.
+    """Return the sequences with `longest` tokens together at most, like the `originals`. The excess is cut
+    off the ends of those that are longer than their own original.
     """
     over, shortened = sum(len(ids) for ids, _ in sequences) - longest, []
     for (ids, labels), (before, _) in zip(sequences, originals, strict=True):

@@ -1,4 +1,4 @@
-"""Learning from answers that are judged: dpo, ipo, kto, orpo and simpo.
+"""Preference methods, which learn from judged answers: dpo, ipo, kto, orpo and simpo.
 
 No range is usual for their losses and gradients. Learning rates are those of their papers and of TRL's
 documentation (5e-7 to 1e-4 with an adapter).
@@ -21,11 +21,13 @@ from pipeline.stages.train.monitoring.monitor import WINDOW, RuleSets, Run, medi
 from pipeline.stages.train.monitoring.rules import EVERY_STEP, OTHER_LOSSES, zero_loss
 
 RATES: Mapping[TunerName, Rate] = {"lora": (5e-7, 1e-4, "2.0e-5 is a good start")}
-FALLEN_NATS = 1.0  # by so much a chosen answer may have become less likely
+FALLEN_NATS = 1.0  # nats by which a chosen answer may have become less likely
 
 
 def learning_rate(run: Run) -> Check:
-    """The peak learning rate: a fraction of what is usual for chats, for a tuner without its own too."""
+    """Check the peak learning rate: a fraction of the usual one for chats, also for a tuner without its
+    own.
+    """
     if run.settings.tuner in SFT_RATES.keys() - RATES.keys():
         return run_rules.learning_rate(run)
     cause = "a higher one makes the chosen answers less likely too"
@@ -33,7 +35,9 @@ def learning_rate(run: Run) -> Check:
 
 
 def chosen(run: Run) -> Check:
-    """Whether the chosen answers have become less likely than they were, as the loss of pairs allows."""
+    """Check that the chosen answers have not become less likely than they were, which the loss of pairs
+    allows.
+    """
     gains = run.measured("chosen_gain")
     if len(gains) < WINDOW:
         return unknown(f"no reference, or fewer than {WINDOW} steps")
@@ -51,7 +55,7 @@ def chosen(run: Run) -> Check:
 
 
 def end_loss(run: Run) -> Check:
-    """Where the loss stands, for information."""
+    """Report the loss at the end, for information."""
     if not run.losses:
         return unknown("no step yet")
     loss = median(run.losses[-WINDOW:])
@@ -69,12 +73,14 @@ END = {**run_rules.AT_END, "end loss": end_loss}
 
 
 class PreferenceLearner(Learner):
-    """Compares answers, with those of the untrained model where the method has such a reference."""
+    """Method that compares answers, also with those of the untrained model if the method has such a
+    reference.
+    """
 
     rules: ClassVar[RuleSets] = RuleSets(STEP, run_rules.EVERY_EVAL, END)
 
     def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
-        """The collators that know both answers, and the trainer with its reference."""
+        """Return the collators that know both answers, and the trainer with its reference."""
         from pipeline.models.preference_losses import kto_weights
         from pipeline.stages.train.preference.collator import PreferenceCollator
         from pipeline.stages.train.preference.trainer import PreferenceTrainer, Reference
@@ -82,8 +88,8 @@ class PreferenceLearner(Learner):
         run, method = self.run, self.run.settings.method
         reference = None
         if METHODS[method].reference:
-            # with a base that is shared out no process can go by what it alone remembers: all run the layers
-            # as often
+            # With a sharded base no process can rely on its own cache, because all must run the layers
+            # equally often.
             again = run.settings.shares_base
             reference = Reference(run.checkpoints / REFERENCE, run.record, keep=run.leads, again=again)
         weights = 1.0, 1.0
@@ -97,8 +103,8 @@ class PreferenceLearner(Learner):
         )
 
     def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """How the held-out pairs (KTO: answers) are ranked at the end, with the 95 % interval of the share
-        that is ranked correctly (Wilson's, for one of few pairs); nothing without any.
+        """Return the ranking of the held-out pairs (KTO: answers) at the end, with the 95 % interval of the
+        share that is ranked correctly (Wilson's, which suits few pairs). Return {} without any.
         """
         from scipy.stats import binomtest
 

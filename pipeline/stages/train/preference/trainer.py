@@ -1,4 +1,4 @@
-"""The trainer of preferences: a loss that is a mean over the step's pairs (KTO: answers), and figures."""
+"""Trainer of preferences: a loss that is a mean over the step's pairs (KTO: answers), and its measures."""
 
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from pipeline.stages.train.trainer import QuenchTrainer
 
 
 def likelihoods(model: Any, batch: Batch, count: int) -> tuple[Any, Any]:
-    """(log-probabilities, trained tokens) of the answers in a packed batch, each (count,), float32; `model`
-    is the causal model below PEFT.
+    """Return (log-probabilities, trained tokens) of the answers in a packed batch, each (count,), float32.
+    `model` is the causal model below PEFT.
     """
     inputs = for_the_model(batch)
     logps = token_logps(model, inputs)
@@ -29,12 +29,12 @@ def likelihoods(model: Any, batch: Batch, count: int) -> tuple[Any, Any]:
 
 
 class Reference:
-    """What the model without what trains on it answers to the rows that are trained or watched: each is asked
-    once, for later passes over the data and for a run that resumes.
+    """Reference answers: log-probabilities by the model without its trained part, of rows that are trained
+    or watched. Each row is computed once, for later passes over the data and for a run that resumes.
 
     `file` has a line for each packed row, by its hash, of the run with this `record`
-    (`pipeline.stages.train.record.describe`); only with `keep` is it written. With `again` the model is asked
-    each time.
+    (`pipeline.stages.train.record.describe`). It is written only with `keep`. With `again` the model is
+    queried each time.
     """
 
     def __init__(self, file: Path, record: dict[str, Any], *, keep: bool = True, again: bool = False) -> None:
@@ -50,10 +50,11 @@ class Reference:
         self.again = again
 
     def logps(self, tuned: Any, model: Any, batch: Batch) -> Any:
-        """Log-probabilities (n,), float32, of the n answers in a packed batch. `tuned` is the model with what
-        trains on it, `model` the causal model below. Raises `GateError` for those that are not numbers.
+        """Return log-probabilities (n,), float32, of the n answers in a packed batch. `tuned` is the model
+        with its trained part, `model` the causal model below. Raises `GateError` for those that are not
+        numbers.
 
-        Each packed row is asked by itself, so that its numbers don't depend on what else is in the batch.
+        Each packed row is computed by itself, so that its numbers don't depend on what else is in the batch.
         """
         logps, start = [], 0
         for answers, tokens in zip(batch["row_answers"], batch["row_tokens"], strict=True):
@@ -79,7 +80,9 @@ class Reference:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """The lines of `file`; none where it is missing, or damaged: it is made again then."""
+    """Return the lines of `file`, or [] if it is missing or damaged. A damaged file is removed and made
+    again.
+    """
     try:
         return MetricsLog(file).rows()
     except DataError:
@@ -88,8 +91,8 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 class PreferenceTrainer(QuenchTrainer):
-    """Trains with the loss of `settings.method`; `reference` is None where the method has none, `weights` are
-    KTO's, of answers with a thumb up and down.
+    """Trainer with the loss of `settings.method`. `reference` is None if the method has none. `weights` are
+    KTO's, for answers with a thumb up and down.
     """
 
     def __init__(
@@ -99,10 +102,12 @@ class PreferenceTrainer(QuenchTrainer):
         self.reference, self.weights = reference, weights
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
-        """Sum of the losses of a batch's pairs or answers ÷ `items`, and the sums of what is measured."""
+        """Return the sum of the losses of a batch's pairs or answers ÷ `items`, and the sums of its
+        measures.
+        """
         roles, settings = inputs["roles"], self.settings
-        # the reference before the forward that keeps activations; KTO's other answers after it, for autocast
-        # would keep copies of the adapter's weights that were made without a gradient
+        # The reference runs before the forward that keeps activations. KTO's other answers run after it,
+        # because autocast would keep copies of the adapter's weights that were made without a gradient.
         reference = self.asked(model, inputs)
         logps, tokens = likelihoods(model, inputs, len(roles))
         answers = Likelihoods(logps, torch.zeros_like(logps) if reference is None else reference, tokens)
@@ -119,11 +124,15 @@ class PreferenceTrainer(QuenchTrainer):
         return losses.sum() / items, extra | measured(chosen, rejected, margins, self.reference is not None)
 
     def asked(self, model: Any, batch: Batch) -> Any:
-        """The reference's log-probabilities (n,) of the answers in a batch; None without a reference."""
+        """Return the reference's log-probabilities (n,) of the answers in a batch, or None without a
+        reference.
+        """
         return self.reference and self.reference.logps(self.model, model, batch)
 
     def divergence(self, model: Any, inputs: Batch) -> Any:
-        """KTO's z: the mean of log π ÷ reference over other answers to the batch's prompts, at least 0."""
+        """Return KTO's z: the mean of log π ÷ reference over other answers to the batch's prompts, at least
+        0.
+        """
         others = inputs[OTHERS]
         with torch.no_grad():
             logps, _ = likelihoods(model, others, len(inputs["roles"]))
@@ -131,14 +140,14 @@ class PreferenceTrainer(QuenchTrainer):
 
 
 def measured(chosen: Likelihoods, rejected: Likelihoods, margins: Any, has_reference: bool) -> Sums:
-    """Sums of what is measured of pairs or answers: whether they rank correctly, and how likely they are."""
+    """Return the sums of the measures of pairs or answers: correct rankings, and log-probabilities."""
     sums: Sums = {
         "accuracy": ((margins > 0).float().sum(), len(margins)),
         "margin": (margins.sum(), len(margins)),
         "chosen_logp": (chosen.logps.sum(), len(chosen.logps)),
         "rejected_logp": (rejected.logps.sum(), len(rejected.logps)),
     }
-    if has_reference:  # by how much each has become likelier than it was
+    if has_reference:  # By how much each has become likelier than it was.
         sums["chosen_gain"] = chosen.ratio.sum(), len(chosen.logps)
         sums["rejected_gain"] = rejected.ratio.sum(), len(rejected.logps)
     return sums
