@@ -1,1 +1,1 @@
-"""What is logged while training runs, and the rules that say what is wrong with it."""
+"""Monitoring: the log of a run in progress, and the rules that find faults in it."""

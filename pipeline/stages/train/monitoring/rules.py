@@ -1,10 +1,10 @@
-"""The rules by which a training run is judged, one pure function each, with the usual ranges of LoRA
-training.
+"""Rules that judge a training run, one pure function each, with the usual ranges of LoRA training.
 
-A rule looks at the run up to its newest row and gives a `Check` with the figures, the likely cause and the
+A rule looks at the run up to its newest row and returns a `Check` with the figures, the likely cause and the
 remedy. The ranges are those of Axolotl's documentation on monitoring and debugging runs: loss 0.5 to 2.0,
 gradient norm 0.1 to 10 with an alarm at 100, learning rate 1e-4 to 3e-4, warm-up 5 to 10 %, weight decay up
-to 0.1, rank 8 to 64. Methods whose losses are none of chats have rules of their own beside their learners.
+to 0.1, rank 8 to 64. Methods with losses other than those of chats have rules of their own next to their
+learners.
 """
 
 import math
@@ -29,16 +29,17 @@ from pipeline.stages.train.monitoring.run_rules import SETTINGS
 USUAL_GRADIENT = (0.1, 10.0)
 GRADIENT_ALARM = 100.0
 SPIKE = 3.0  # times the running median
-SPIKE_NATS = 0.5  # and at least this much above it: near a loss of 0 rows differ by more than their median
-SLOW = 1 / 3  # of the median speed
+# And at least this much above it, because near a loss of 0 rows differ by more than their median.
+SPIKE_NATS = 0.5
+SLOW = 1 / 3  # share of the median speed
 SLOW_STEPS = 5
-OVERFLOWS = 5  # in a row: float16's loss scale finds its size by overflowing a few times
-HISTORY = 200  # steps that the usual speed is taken from
-FATAL = partial(failure, id="Q-TRAIN-011")  # of a loss of 0
+OVERFLOWS = 5  # in a row; float16's loss scale finds its size by overflowing a few times
+HISTORY = 200  # steps that the usual speed is computed from
+FATAL = partial(failure, id="Q-TRAIN-011")  # default verdict on a loss of 0
 
 
 def finite_loss(run: Run) -> Check:
-    """NaN or Inf in the training loss."""
+    """Check the training loss for NaN or Inf."""
     loss = run.losses[-1]
     if math.isfinite(loss):
         return passed(f"a number in all {len(run.losses)} steps")
@@ -61,9 +62,9 @@ def finite_loss(run: Run) -> Check:
 
 
 def finite_gradient(run: Run) -> Check:
-    """NaN or Inf in the gradient under a loss that is a number."""
+    """Check the gradient for NaN or Inf while the loss is a number."""
     norm = run.gradients[-1]
-    # the gradient of a NaN is NaN: that is the loss's fault
+    # The gradient of a NaN is NaN, which is the fault of the loss.
     if math.isfinite(norm) or not math.isfinite(run.losses[-1]):
         return passed(f"a number in all {len(run.gradients)} steps")
     finding_its_scale = len(run.gradients) < OVERFLOWS or any(map(math.isfinite, run.gradients[-OVERFLOWS:]))
@@ -79,7 +80,7 @@ def finite_gradient(run: Run) -> Check:
 
 
 def zero_loss(cause: str, verdict: Callable[[str, str], Check] = FATAL) -> Rule:
-    """A rule for a loss of exactly 0, which no text has, with its likely `cause`."""
+    """Return a rule for a loss of exactly 0, which no text has, with its likely `cause`."""
 
     def rule(run: Run) -> Check:
         if run.losses[-1] != 0.0:
@@ -92,7 +93,7 @@ def zero_loss(cause: str, verdict: Callable[[str, str], Check] = FATAL) -> Rule:
 
 
 def trained_tokens(run: Run) -> Check:
-    """A step in which no token was trained."""
+    """Check that at least one token was trained in the step."""
     if run.newest["trained_tokens"] > 0:
         return passed("every step trains some")
     return failure(
@@ -103,7 +104,7 @@ def trained_tokens(run: Run) -> Check:
 
 
 def frozen(run: Run) -> Check:
-    """A gradient norm of exactly 0: fatal until there has been another, odd afterwards."""
+    """Check for a gradient norm of exactly 0: fatal until there has been another, only odd afterwards."""
     if run.gradients[-1] != 0.0:
         return passed("never exactly 0")
     if run.newest.get("weightless"):
@@ -122,7 +123,7 @@ def frozen(run: Run) -> Check:
 
 
 def gradient_alarm(run: Run) -> Check:
-    """A single gradient norm above 100."""
+    """Check for a single gradient norm above 100."""
     norm = run.gradients[-1]
     if not GRADIENT_ALARM < norm < math.inf:
         return passed(f"never above {GRADIENT_ALARM:g}")
@@ -133,8 +134,8 @@ def gradient_alarm(run: Run) -> Check:
 
 
 def gradient_range(run: Run, *, of_chats: bool = True) -> Check:
-    """The gradient norm's running median outside 0.1 to 10; low is fine where the task is learned, and with
-    losses that are none `of_chats`.
+    """Check that the gradient norm's running median is within 0.1 to 10. A low norm is fine if the task is
+    learned, and with losses that are not `of_chats`.
     """
     low, high = USUAL_GRADIENT
     usual, loss = median(run.gradients[-WINDOW:]), median(run.losses[-WINDOW:])
@@ -156,8 +157,8 @@ def gradient_range(run: Run, *, of_chats: bool = True) -> Check:
 
 
 def spike(run: Run) -> Check:
-    """A loss three times its running median."""
-    before = [loss for loss in run.losses[-2 * WINDOW - 1 : -1] if loss]  # 0: all its chats have weight 0
+    """Check for a loss of three times its running median."""
+    before = [loss for loss in run.losses[-2 * WINDOW - 1 : -1] if loss]  # 0 if all its chats have weight 0
     if len(before) < WINDOW:
         return unknown(f"fewer than {WINDOW} steps with a loss")
     loss, usual = run.losses[-1], median(before)
@@ -170,7 +171,7 @@ def spike(run: Run) -> Check:
 
 
 def speed(run: Run) -> Check:
-    """Tokens per second below a third of what was usual."""
+    """Check that tokens per second are not below a third of the usual speed."""
     if len(run.speeds) < 2 * SLOW_STEPS:
         return unknown(f"fewer than {2 * SLOW_STEPS} steps")
     now, usual = median(run.speeds[-SLOW_STEPS:]), median(run.speeds[-SLOW_STEPS - HISTORY : -SLOW_STEPS])
@@ -198,10 +199,11 @@ EVERY_STEP: Rules = {
     "speed": speed,
     **SETTINGS,
 }
-OTHER_LOSSES: Rules = {"gradient range": partial(gradient_range, of_chats=False)}  # instead of that one
+# It replaces the rule for chats.
+OTHER_LOSSES: Rules = {"gradient range": partial(gradient_range, of_chats=False)}
 
 
 def _rows(run: Run) -> str:
-    """The newest step's rows, to be looked at."""
+    """Return the newest step's packed rows in words, for the user to look at."""
     numbers = run.newest["rows"]
     return f"packed rows {', '.join(map(str, numbers[:4]))}{' …' if len(numbers) > 4 else ''}"

@@ -1,4 +1,4 @@
-"""The rules that look at settings, evaluations and the entire run; those for every step are in `rules`."""
+"""Rules for settings, evaluations and the entire run. Those for every step are in `rules`."""
 
 import math
 from collections.abc import Mapping
@@ -18,13 +18,15 @@ from pipeline.stages.train.monitoring.monitor import (
     warning,
 )
 
-FALLEN = 0.98  # a loss that is not at least 2 % lower has not fallen
+FALLEN = 0.98  # A loss that is not at least 2 % lower has not fallen.
 RISEN = 1.02
-FEW = 4  # steps at the very start that are also taken as its start
+FEW = 4  # first steps that also count as the start
 
 
 def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Rule:
-    """A rule for a `train` setting usually between `low` and `high`; `whose` range, if not the tuner's."""
+    """Return a rule for a `train` setting usually between `low` and `high`. `whose` names the range if it is
+    not the tuner's.
+    """
 
     def rule(run: Run) -> Check:
         value, usual = getattr(run.settings, key), whose or run.settings.tuning.called
@@ -35,19 +37,19 @@ def hint(key: str, low: float, high: float, cause: str, whose: str = "") -> Rule
 
 
 def learning_rate(run: Run) -> Check:
-    """The peak learning rate."""
+    """Check the peak learning rate."""
     cause = "higher learns fast and forgets, lower may not learn"
     return usual_rate(run, RATES, cause)
 
 
 def usual_rate(run: Run, rates: Mapping[TunerName, Rate], cause: str, whose: str = "") -> Check:
-    """`hint` for the learning rate; a tuner that has none of the `rates` has LoRA's."""
+    """Return the `hint` for the learning rate. A tuner without a range in `rates` has LoRA's."""
     low, high, start = rates.get(run.settings.tuner, rates["lora"])
     return hint("learning_rate", low, high, f"{cause}: {start}", whose)(run)
 
 
 def rank(run: Run) -> Check:
-    """The adapter's rank, where the tuner has one."""
+    """Check the adapter's rank, if the tuner has one."""
     if "r" not in run.settings.tuning.settings:
         return passed(f"{run.settings.tuning.called} have no rank")
     return hint("r", 8, 64, "less holds little, more costs memory for nothing: set it to 16")(run)
@@ -66,7 +68,7 @@ SETTINGS: Rules = {
 
 
 def finite_eval_loss(run: Run) -> Check:
-    """NaN or Inf on the held-out rows."""
+    """Check the loss on the held-out rows for NaN or Inf."""
     loss = run.evaluations[-1][1]
     if math.isfinite(loss):
         return passed(f"a number in all {len(run.evaluations)} evaluations")
@@ -78,7 +80,9 @@ def finite_eval_loss(run: Run) -> Check:
 
 
 def overfitting(run: Run) -> Check:
-    """The eval loss 2 % above its lowest twice in a row while the training loss is lower than it was then."""
+    """Check for an eval loss 2 % above its lowest twice in a row while the training loss is lower than it
+    was then.
+    """
     if len(run.evaluations) < 2:
         return unknown("fewer than two evaluations")
     best_step, best, trained_then = min(run.evaluations, key=lambda row: row[1])
@@ -97,8 +101,8 @@ def overfitting(run: Run) -> Check:
 
 
 def falling(cause: str) -> Rule:
-    """A rule for the last fifth's loss against the first's, or the first steps': easy tasks are learned
-    early. `cause` is what it may be if it has not fallen.
+    """Return a rule that compares the last fifth's loss with the first's, or with that of the first steps,
+    because easy tasks are learned early. `cause` is the likely cause if the loss has not fallen.
     """
 
     def rule(run: Run) -> Check:
@@ -113,7 +117,7 @@ def falling(cause: str) -> Rule:
 
 
 def end_loss(run: Run) -> Check:
-    """Where the loss stands, for information: short or uniform answers end far below the usual range."""
+    """Report the loss at the end, for information: short or uniform answers end far below the usual range."""
     if not run.losses:
         return unknown("no step yet")
     (low, high), loss = USUAL_LOSS, median(run.losses[-WINDOW:])

@@ -1,4 +1,6 @@
-"""A model's greedy answers to held-out questions in mid-training, without a trace in the run."""
+"""Sample answers in mid-training: a model's greedy answers to held-out questions, without a trace in the
+run.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,21 +9,21 @@ from typing import Any
 from pipeline.chat.tokens import IGNORED
 from pipeline.models.runtime import one_thread
 
-PROMPT_LETTERS = 600  # of a prompt's end are shown: the question stands there
+PROMPT_LETTERS = 600  # characters shown of a prompt's end, which contains the question
 
 
 def sample(
     model: Any, tokenizer: Any, sequences: Sequence[tuple[list[int], list[int]]], max_new_tokens: int
 ) -> list[dict[str, str]]:
-    """Greedy answers of at most `max_new_tokens` to the first trained turn of each sequence (ids, labels;
-    both of length T).
+    """Return greedy answers of at most `max_new_tokens` to the first trained turn of each sequence (ids,
+    labels; both of length T).
 
-    Each is {"prompt", "answer", "reference"}: the text before that turn (its end, where it is long), what the
-    model says and what was to be learned, both without the end-of-turn token; "…" at the end of one means
+    Each is {"prompt", "answer", "reference"}: the text before that turn (only its end if it is long), the
+    model's output and what was to be learned, both without the end-of-turn token. "…" at the end of one means
     that it goes on. The model and the random numbers are left as they were (`undisturbed`).
     """
     samples = []
-    # the work of a single token is too small to be shared: threads wait longer than it takes
+    # The work of a single token is too small to be shared: threads would wait longer than it takes.
     with undisturbed(model), one_thread():
         for ids, labels in sequences:
             start, end = _first_turn(labels)
@@ -39,8 +41,8 @@ def sample(
 
 @contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
-    """Evaluation mode, without gradients; afterwards every module's mode and all random states are what they
-    were.
+    """Run the body in evaluation mode, without gradients. Afterwards every module's mode and all random
+    states are what they were.
 
     The weights stay as they are because `load_quantized` keeps bitsandbytes from re-packing them in
     evaluation mode.
@@ -54,13 +56,15 @@ def undisturbed(model: Any) -> Iterator[None]:
             yield
     finally:
         for module, training in modes.items():
-            module.training = training  # not train(), which would switch on what was off inside
+            # train() would also switch on modules that were off inside.
+            module.training = training
 
 
 def _greedy(model: Any, prompt: list[int], eos: int, max_new_tokens: int) -> list[int]:
-    """The most probable tokens after `prompt`, up to and including `eos`.
+    """Return the most probable tokens after `prompt`, up to and including `eos`.
 
-    Not `generate`: that mixes in the published generation settings, as Qwen2.5's repetition penalty of 1.05.
+    `generate` is not used because it mixes in the published generation settings, such as Qwen2.5's repetition
+    penalty of 1.05.
     """
     import torch
 
@@ -74,7 +78,9 @@ def _greedy(model: Any, prompt: list[int], eos: int, max_new_tokens: int) -> lis
 
 
 def _first_turn(labels: Sequence[int]) -> tuple[int, int]:
-    """The range of the first trained tokens; from 1, for there must be a token to continue from."""
+    """Return the range of the first trained tokens. It starts at 1 or later, because there must be a token
+    to continue from.
+    """
     start = max(1, next(place for place, label in enumerate(labels) if label != IGNORED))
     end = next((place for place in range(start, len(labels)) if labels[place] == IGNORED), len(labels))
     return start, end
