@@ -1,1 +1,3 @@
-"""One training by several processes: how they meet, share the micro-batches and stay equal."""
+"""Distributed training: the processes' rendezvous, their micro-batches, and the checks that they stay
+equal.
+"""

@@ -1,7 +1,8 @@
-"""The processes of one training, seen from one of them: a store of notes for the start, then all-gathers.
+"""Group of the processes of one training, seen from one of them: a store of notes for the start, then
+all-gathers.
 
-Rank 0 leads: it alone writes. The others wait for its notes before they load anything, for it may find that
-there is nothing to do. Numbers are exchanged over Gloo, gradients of a GPU over NCCL.
+Rank 0 leads: only it writes. The others wait for its notes before they load anything, because it may find
+that there is nothing to do. Numbers are exchanged over Gloo, gradients of a GPU over NCCL.
 """
 
 import ipaddress
@@ -23,13 +24,13 @@ from pipeline.core.errors import ConfigError, MachineError
 from pipeline.core.ranks import Rank
 
 LOOK_SECONDS = 0.05
-# for one exchange: rank 0 may evaluate, answer samples and write a checkpoint meanwhile. A process that died
-# is noticed at once, by its closed connection
+# Limit for one exchange, during which rank 0 may evaluate, answer samples and write a checkpoint. A process
+# that died is noticed at once, by its closed connection.
 PATIENCE = timedelta(hours=12)
-# how long rank 0, which holds the store, stays for others that are still on the way to hear that nothing will
-# come: they import the libraries meanwhile
+# Seconds that rank 0, which hosts the store, waits for others that have yet to read that nothing will come.
+# They import the libraries meanwhile.
 LEAVE_SECONDS = 30.0
-# PyTorch has no class of its own for what Gloo says
+# PyTorch has no exception class of its own for Gloo's errors.
 OF_AN_EXCHANGE = re.compile(r"gloo|NCCL|Connection (closed|reset)|Timed out waiting", re.IGNORECASE)
 OVER, BEGIN, READY, TROUBLE, LEFT, FAILED = "over", "begin", "ready", "trouble", "left", "failed"
 
@@ -47,16 +48,16 @@ class Lost(MachineError):
 
 
 class Group:
-    """All processes of a training; `rank` is this one's. Use `open_group`."""
+    """Group of all processes of a training. `rank` is this one's. Use `open_group`."""
 
     def __init__(self, rank: Rank, store: Any) -> None:
         self.rank, self.count, self.leads = rank, rank.count, rank.leads
         self._store = store
-        self._threads = 0  # of all processes of this machine together; 0: never shared
-        self._begun = False  # whether rank 0 has begun a training, as far as this process knows
+        self._threads = 0  # threads of all processes on this machine together; 0: never shared
+        self._begun = False  # True once rank 0 has begun a training, as far as this process knows
 
     def share_cores(self) -> None:
-        """Leave the others on this machine their share of the threads that PyTorch would use."""
+        """Leave the other processes on this machine their share of the threads that PyTorch would use."""
         self._threads = torch.get_num_threads()
         cores = self.rank.cores or self._threads // self.rank.local_count
         torch.set_num_threads(max(1, min(cores, self._threads)))
@@ -64,9 +65,10 @@ class Group:
     # --- notes, before there are gradients -----------------------------------------------------------------
 
     def begin(self, plan: dict[str, Any]) -> None:
-        """Rank 0: have the others load the same run, wait until each has found its inputs to be the same.
+        """Let the others load the same run, and wait until each has found its inputs to be the same. Only
+        rank 0 calls it.
 
-        Raises `ConfigError` with what one says if it has not.
+        Raises `ConfigError` with the sentence of a process that has not.
         """
         self._begun = True
         self._note(BEGIN, json.dumps(plan))
@@ -76,8 +78,8 @@ class Group:
                 raise ConfigError("Q-TRAIN-038", trouble)
 
     def follow(self, record: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """The others: what rank 0 began with, once `record()`, this process's record of the run, is found to
-        be the same as its `alike`; None if rank 0 has nothing to do.
+        """Return the plan that rank 0 began with, or None if rank 0 has nothing to do. All other processes
+        call it. `record()`, this process's record of the run, must equal the plan's `alike`.
 
         Raises `ConfigError` if the records differ.
         """
@@ -87,7 +89,8 @@ class Group:
         self._begun = True
         plan: dict[str, Any] = json.loads(text)
         mine, theirs = record(), plan["alike"]
-        theirs["threads"] = mine["threads"]  # of this machine; each micro-batch is the work of one process
+        # The number of threads belongs to this machine. Each micro-batch is the work of one process.
+        theirs["threads"] = mine["threads"]
         if differing := [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]:
             sentence = (
                 f"process {self.rank.number} of {self.count} has another {', '.join(differing)} than process "
@@ -99,10 +102,11 @@ class Group:
         return plan
 
     def close(self, *, failed: bool) -> None:
-        """Rank 0: nothing more will come; where nothing did, wait until the others know. All: leave.
+        """Leave the group. Rank 0 notes that nothing more will come, and waits until the others know if
+        nothing came at all.
 
-        Who `failed` leaves a note for those that wait for notes, and the process group as it is: NCCL would
-        wait for the others to leave it too, and they wait for this process.
+        A process that `failed` leaves a note for those that wait for notes. It leaves the process group as it
+        is: NCCL would wait for the others to leave it too, and they wait for this process.
         """
         with suppress(Lost):
             if self.leads:
@@ -112,7 +116,7 @@ class Group:
             if not self._begun:
                 if not self.leads:
                     self._note(f"{LEFT}/{self.rank.number}", "yes")
-                elif not self.rank.hosted:  # the store ends with this process
+                elif not self.rank.hosted:  # The store is gone once this process exits.
                     end = time.monotonic() + LEAVE_SECONDS
                     others = [f"{LEFT}/{number}" for number in range(1, self.count)]
                     while not all(map(self._read, others)) and time.monotonic() < end:
@@ -127,10 +131,13 @@ class Group:
             raise Lost(self.rank, error) from error
 
     def _await(self, *keys: str) -> None:
-        """Wait for one of the notes; signals are heard meanwhile. Raises `Lost` where another has failed."""
+        """Wait for one of the notes. Signals are handled meanwhile. Raises `Lost` if another process has
+        failed.
+        """
         try:
             while True:
-                failed = self._read(FAILED)  # first: who fails has left its other notes before that one
+                # Read first, because a process that fails leaves its other notes before that one.
+                failed = self._read(FAILED)
                 if any(self._store.check([key]) for key in keys):
                     return
                 if failed:
@@ -145,7 +152,9 @@ class Group:
     # --- exchanges ------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """From here on all processes make the same exchanges, in the same order. Nothing the second time."""
+        """Start the process group. From here on all processes make the same exchanges, in the same order. A
+        second call does nothing.
+        """
         if dist.is_initialized():
             return
         self.wait_for_all("loaded")
@@ -159,14 +168,14 @@ class Group:
             )
 
     def wait_for_all(self, what: str) -> None:
-        """Return once all have come to `what`: unlike in an exchange, signals are heard here."""
+        """Return once all processes have reached `what`. Unlike in an exchange, signals are handled here."""
         self._note(f"{what}/{self.rank.number}", "yes")
         for number in range(self.count):
             self._await(f"{what}/{number}")
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Inside is one process of this machine at a time, with all of its cores."""
+        """Run the body in one process of this machine at a time, with all of its cores."""
         if self.rank.local:
             self._await(f"turn/{platform.node()}/{self.rank.local - 1}")
         shared = torch.get_num_threads()
@@ -176,14 +185,14 @@ class Group:
         self._note(f"turn/{platform.node()}/{self.rank.local}", "over")
 
     def gathered(self, values: torch.Tensor) -> torch.Tensor:
-        """The `values` (n,) of all processes: (processes, n), in the order of their ranks."""
+        """Return the `values` (n,) of all processes: (processes, n), in the order of their ranks."""
         output = values.new_empty(self.count * len(values))
         with self.noticing():
             dist.all_gather_single(output, values)
         return output.view(self.count, -1)
 
     def dealt(self, values: torch.Tensor) -> torch.Tensor:
-        """Of `values` (n,) this process's part from all processes: (processes, n ÷ processes)."""
+        """Return this process's part of `values` (n,) from all processes: (processes, n ÷ processes)."""
         output = torch.empty_like(values)
         with self.noticing():
             dist.all_to_all_single(output, values)
@@ -191,7 +200,7 @@ class Group:
 
     @contextmanager
     def noticing(self) -> Iterator[None]:
-        """Raises `Lost` where an exchange inside fails."""
+        """Raise `Lost` if an exchange in the body fails."""
         try:
             yield
         except RuntimeError as error:
@@ -201,14 +210,15 @@ class Group:
 
 
 def _listening(rank: Rank) -> int:
-    """The descriptor of a socket at the address where the others look for rank 0, and at no other: left to
-    itself PyTorch's store, which asks for no key, listens on all interfaces.
+    """Return the descriptor of a socket that listens only at the address where the others look for rank 0.
+    By default PyTorch's store, which has no authentication, listens on all interfaces.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(rank.address, rank.port, type=socket.SOCK_STREAM)[
         0
     ]
     if rank.local_count < rank.count and ipaddress.ip_address(address[0]).is_loopback:
-        address = ("", rank.port)  # a machine that knows itself by its loopback alone; others don't
+        # This machine resolves its own name to its loopback, but others don't.
+        address = ("", rank.port)
     with socket.socket(family, kind, protocol) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
@@ -218,7 +228,7 @@ def _listening(rank: Rank) -> int:
 
 @contextmanager
 def open_group(rank: Rank) -> Iterator[Group]:
-    """Join the others during the body. Raises `Lost` if rank 0 is not to be found or can't listen."""
+    """Join the other processes during the body. Raises `Lost` if rank 0 can't be found or can't listen."""
     leads = rank.leads and not rank.hosted
     try:
         listening = (_listening(rank) if rank.listening is None else rank.listening) if leads else None
@@ -232,7 +242,7 @@ def open_group(rank: Rank) -> Iterator[Group]:
         )
     except (RuntimeError, OSError) as error:
         raise Lost(rank, error) from error
-    # an own corner of torchrun's store, and of each of its attempts
+    # A prefix of our own in torchrun's store, and for each of its attempts.
     group = Group(rank, PrefixStore(f"quench/{rank.run}", store))
     failed = True
     try:

@@ -1,10 +1,10 @@
-"""A trainer that shares each optimizer step with other processes, and ends as one that works alone.
+"""Trainer that shares each optimizer step with other processes, and ends in the same bytes as a single one.
 
 All processes have the same rows in the same order and take turns: of each `gradient_accumulation_steps`
 micro-batches, number j is the work of process j mod W. Sums are made in the order of the micro-batches
-(`GradientSum`), so every process does the very optimizer step that one alone would do. That they stay equal
-is checked at every checkpoint. A signal that one process got is known to all after the micro-batches at hand,
-and stops all at the same step.
+(`GradientSum`), so every process does the same optimizer step that a single process would do. Every
+checkpoint checks that they stay equal. A signal to one process is known to all after the current
+micro-batches, and stops all at the same step.
 """
 
 import hashlib
@@ -20,15 +20,18 @@ from pipeline.stages.train.run import RESTART
 from pipeline.stages.train.several.group import Group, Lost
 from pipeline.stages.train.step_stats import Batch, Figures, StepStats
 
-MET = 2  # numbers that are exchanged at every meeting beside the signal and the step
-NOTHING = -0.0  # x + -0.0 is x, bit for bit; + 0.0 is not, for -0.0
+MET = 2  # numbers exchanged at every meeting in addition to the signal and the step
+# x + -0.0 is x, bit for bit. x + 0.0 is not, if x is -0.0.
+NOTHING = -0.0
 
 
 class Sharing(Loop):
-    """Trains with the processes of the run's `group`, None: alone. `leads` is whether this process writes,
-    `sharded` whether the base is shared out: then all run its layers as often as any.
+    """Loop that trains with the processes of the run's `group`, or by itself if it is None. `leads` is True
+    if this process writes. `sharded` is True if the base is sharded: then all processes run its layers
+    equally often.
 
-    Every exchange between processes begins with a meeting, so that one that stops finds the others there.
+    Every exchange between processes begins with a meeting, so that a process that stops finds the others
+    there.
     """
 
     def __init__(self, **rest: Any) -> None:
@@ -36,7 +39,7 @@ class Sharing(Loop):
         self.group: Group | None = self.run.group
         self.leads, self.interruption = self.run.leads, self.run.interruption
         self.sharded = self.settings.shares_base and self.group is not None
-        self._told = False  # whether the others know of the signal that ends the run
+        self._told = False  # True once the others know of the signal that stops the run
         self._stopped: Stopped | None = None
         self.gradients = GradientSum(self.trained, self.group) if self.group else None
         self.round_losses: list[torch.Tensor] = []
@@ -44,7 +47,9 @@ class Sharing(Loop):
     # --- meetings -------------------------------------------------------------------------------------------
 
     def meet(self, *numbers: int) -> list[int]:
-        """The maximum of each of `MET` numbers over processes. After a signal to one, all save and stop."""
+        """Return the maximum of each of `MET` numbers over processes. After a signal to one, all save and
+        stop. Raises `GateError` if the processes are at different steps.
+        """
         assert self.group is not None
         with self.interruption.deferred():
             rows = self._say(self.interruption.received or 0, *numbers)
@@ -60,8 +65,9 @@ class Sharing(Loop):
         return [int(number) for number in rows[:, 2:].max(0).values]
 
     def heed_signal(self) -> None:
-        """Where a signal waits: save the state after the newest optimizer step and raise `Stopped`. Where the
-        base is shared out it waits for all, for who left alone would leave the others within a layer.
+        """Save the state after the newest optimizer step and raise `Stopped` if a signal is pending. With a
+        sharded base all processes stop together, because one that left by itself would leave the others
+        within a layer.
         """
         if self.sharded:
             self.meet(*[0] * MET)
@@ -69,7 +75,9 @@ class Sharing(Loop):
             self.save_and_stop()
 
     def save_and_stop(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, unless there, and raise `Stopped` in all."""
+        """Publish a checkpoint of the newest optimizer step, unless it exists, and raise `Stopped` in all
+        processes.
+        """
         if self._stopped is None:
             with self.interruption.deferred():
                 self._stopped = self._stop()
@@ -78,23 +86,24 @@ class Sharing(Loop):
     def _stop(self) -> Stopped:
         step, number = self.step, self.interruption.received
         assert number is not None, "no signal has come"
-        with suppress(Lost):  # who is gone needs no telling
+        with suppress(Lost):  # A process that is gone needs no message.
             if self.group is not None and not self._told:
                 self._say(number, *[0] * MET)
         self.save_newest()
         with suppress(Lost):
-            if self.group is not None:  # torchrun ends all once one has ended: wait until they have saved
+            # torchrun kills all once one has exited, so wait until they have saved.
+            if self.group is not None:
                 self.group.gathered(torch.zeros(1))
         if not step:
             return Stopped(number, "not one step was done")
         return Stopped(number, f"checkpoint-{step} is complete, and the same command resumes from it")
 
     def save_newest(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, unless there is one; rank 0 alone."""
+        """Publish a checkpoint of the newest optimizer step, unless it exists. Only rank 0 does."""
         raise NotImplementedError
 
     def _say(self, *numbers: int) -> torch.Tensor:
-        """What all processes say: (processes, 2 + MET): the signal that has come, the step, two numbers."""
+        """Return (processes, 2 + MET) numbers of all processes: the pending signal, the step, two numbers."""
         assert self.group is not None
         signal, *rest = numbers
         return self.group.gathered(torch.tensor([signal, self.step, *rest]))
@@ -102,8 +111,8 @@ class Sharing(Loop):
     # --- micro-batches --------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, items: Any) -> torch.Tensor:
-        """One forward and backward; then a signal that waits is heard. With other processes, the first
-        micro-batch of a round stands for all of them.
+        """Run one forward and backward; then a pending signal is handled. With other processes, the call for
+        the first micro-batch of a round runs the entire round.
         """
         if self.group is None:
             loss = super().training_step(batch, items)
@@ -118,7 +127,9 @@ class Sharing(Loop):
         return self.round_losses.pop(0)
 
     def round(self, start: int, items: Any) -> list[torch.Tensor]:
-        """The losses of the micro-batches from `start`, one a process, whose gradients are added up."""
+        """Return the losses of the micro-batches from `start`, one a process. Their gradients are added
+        up.
+        """
         assert self.group is not None and self.gradients is not None
         batches, mine = self.step_batches[start : start + self.group.count], self.group.rank.number
         stats, self.stats = self.stats, StepStats(start + mine)
@@ -127,7 +138,7 @@ class Sharing(Loop):
             if mine < len(batches):
                 own_loss = super().training_step(batches[mine], items)
                 figures = [([float(own_loss), float(self.stats.loss_sum)], self.stats.measures.sums)]
-            elif self.sharded:  # of a batch that is another's, for the layers that are shared out
+            elif self.sharded:  # Another process's batch, for the sharded layers.
                 super().training_step(batches[0], items)
                 self.optimizer.zero_grad()
         finally:
@@ -142,28 +153,31 @@ class Sharing(Loop):
     # --- figures of all -------------------------------------------------------------------------------------
 
     def figures_of(self, batches: Sequence[Batch], measure: Callable[[Batch], Figures]) -> list[Figures]:
-        """What `measure` gives of each of `batches`, which all have, every process measuring its share."""
+        """Return the figures that `measure` gives for each of `batches`. All processes have them, and each
+        measures its share.
+        """
         if self.group is None:
             return [measure(batch) for batch in batches]
         figures = [measure(batch) for batch in batches[self.group.rank.number :: self.group.count]]
         if self.sharded and len(figures) * self.group.count < len(batches):
-            measure(batches[0])  # others have one more
+            measure(batches[0])  # Others have one more.
         return self.of_all(figures, len(batches))
 
     def of_all(self, figures: list[Figures], count: int) -> list[Figures]:
-        """The figures of all `count` batches in their order, from those of each process's share.
+        """Return the figures of all `count` batches in their order, from those of each process's share.
 
-        A process without a share has other names for them; it writes nothing. Ends the run where a signal
-        has come to one of the processes.
+        A process without a share has other names for them, but it writes nothing. Stops the run if one of the
+        processes has received a signal.
         """
         assert self.group is not None
         names = sorted(figures[0][1]) if figures else []
-        # a signal between two exchanges would have this process make another one than the others
+        # A signal between two exchanges would have this process make another one than the others.
         with self.interruption.deferred():
             losses, measures = self.meet(len(figures[0][0]) if figures else 0, len(names))
             names = names or [str(number) for number in range(measures)]
             width, share = losses + 2 * measures, -(-count // self.group.count)
-            sent = torch.zeros(share, width, dtype=torch.float64)  # holds every float32 and count as it is
+            # float64 represents every float32 and count exactly.
+            sent = torch.zeros(share, width, dtype=torch.float64)
             for row, (batch_losses, sums) in enumerate(figures):
                 pairs = [float(value) for name in names for value in sums[name]]
                 sent[row] = torch.tensor([*batch_losses, *pairs], dtype=torch.float64)
@@ -177,7 +191,7 @@ class Sharing(Loop):
         """Raise `GateError` unless all processes have trained the same weights."""
         if self.group is None:
             return
-        digest = hashlib.blake2b(digest_size=7)  # and a sign fit in 64 bits
+        digest = hashlib.blake2b(digest_size=7)  # 7 bytes and a sign fit in 64 bits.
         for parameter in self.trained:
             digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         mine = int.from_bytes(digest.digest())
@@ -196,17 +210,17 @@ def _figures(row: list[float], losses: int, names: list[str]) -> Figures:
 
 
 class GradientSum:
-    """The gradients of `parameters`, float32 and on one device, over the micro-batches of a step."""
+    """Sum of the gradients of `parameters`, float32 and on one device, over the micro-batches of a step."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
         self.parameters, self.group = list(parameters), group
         numbers = sum(parameter.numel() for parameter in self.parameters)
         self.size = -(-numbers // group.count) * group.count
         self.part: Any = None  # this process's part of the sum, (size ÷ processes,)
-        self.reached = [False] * len(self.parameters)  # by a gradient of this process
+        self.reached = [False] * len(self.parameters)  # True for parameters with a gradient of this process
 
     def add_round(self) -> None:
-        """Add what the backward of each process has left in `.grad`, which is None afterwards."""
+        """Add the gradients that the backward of each process left in `.grad`, which is None afterwards."""
         flat = torch.full((self.size,), NOTHING, device=self.parameters[0].device)
         for place, (parameter, piece) in enumerate(self._pieces(flat)):
             if parameter.grad is not None:
@@ -216,11 +230,11 @@ class GradientSum:
             self.part = gradient.clone() if self.part is None else self.part.add_(gradient)
 
     def finish(self) -> None:
-        """Put the sum into every process's `.grad`; None where no gradient came, as in one process."""
+        """Put the sum into every process's `.grad`, or None if no gradient came, as in one process."""
         flat = self.group.gathered(self.part).view(-1)
         reached = self.group.gathered(torch.tensor(self.reached, dtype=torch.uint8)).any(0).tolist()
         for (parameter, piece), any_reached in zip(self._pieces(flat), reached, strict=True):
-            # a copy lies in memory as a gradient of autograd's does
+            # A copy has the same memory layout as a gradient from autograd.
             parameter.grad = piece.clone().view_as(parameter) if any_reached else None
         self.part, self.reached = None, [False] * len(self.parameters)
 
