@@ -1,1 +1,1 @@
-"""QLoRA training: exact resume, checks before and while it runs."""
+"""QLoRA training: exact resume, checks before and during the run."""

@@ -1,4 +1,4 @@
-"""The trainer put together: rows, the quantized base with its adapter, what watches it."""
+"""Assemble the trainer: rows, the quantized base with its adapter, and the monitor."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,20 +26,21 @@ from pipeline.stages.train.monitoring.samples import sample
 from pipeline.stages.train.run import Run
 from pipeline.stages.train.several.group import Group
 
-# of a sample, at most: how an answer begins shows what is being learned; stage evaluate has whole ones
+# Maximum tokens of a sample. The beginning of an answer shows what is being learned; stage evaluate has whole
+# ones.
 SAMPLE_TOKENS = 32
 
 
 class Loss(NamedTuple):
-    """The loss that a run is trained with, and why `train.loss: auto` did not take liger, if it can't."""
+    """The loss that a run is trained with, and why `train.loss: auto` did not choose liger, if it can't."""
 
     name: str
     reason: str = ""
 
 
 def prepare_loss(base: Path, settings: Train, *, mixture: bool) -> Loss:
-    """Return the loss that `train.loss` means here. With liger its kernels are swapped in, so call this
-    before the model is loaded.
+    """Return the loss that `train.loss` means here. Liger replaces the model's kernels, so call this before
+    the model is loaded.
     """
     name = choose_loss(settings.loss, mixture=mixture, norms=bool(settings.modules_to_save))
     if name != "liger":
@@ -55,14 +56,14 @@ def prepare_loss(base: Path, settings: Train, *, mixture: bool) -> Loss:
 
 
 def load_model(run: Run) -> tuple[Any, Loss]:
-    """Return the quantized base with what trains on it, an adapter drawn from the seed, and the loss that it
-    is trained with. With `train.offload: shared` the processes keep a part each.
+    """Return the quantized base with its trainable part, an adapter drawn from the seed, and the loss that
+    it is trained with. With `train.offload: shared` each process keeps a part of the base.
     """
     base, settings = run.base, run.settings
     mixture = has_experts(read_config(base))
     check_mixture(settings, mixture=mixture)
     loss = prepare_loss(base, settings, mixture=mixture)
-    set_seed(settings.seed)  # for the adapter's start
+    set_seed(settings.seed)  # The adapter's initial weights depend on it.
     if settings.shares_base and run.group is not None:
         model = shared_out(run)
     else:
@@ -74,9 +75,10 @@ def load_model(run: Run) -> tuple[Any, Loss]:
 
 
 def shared_out(run: Run) -> Any:
-    """The same with the base's layers shared out; one process at a time has all of it in main memory.
+    """Return the model with the base's layers sharded over the processes. One process at a time has all of
+    it in main memory.
 
-    From then on all run its layers together, until they agree to stop.
+    From then on all processes run its layers together, until they agree to stop.
     """
     import torch
 
@@ -89,13 +91,13 @@ def shared_out(run: Run) -> Any:
         device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
         part = shard(causal_model(model), device)
     run.interruption.defer()
-    group.wait_for_all("shared out")  # one machine may be minutes ahead of another
+    group.wait_for_all("shared out")  # One machine may be minutes ahead of another.
     print(f"train: of the base's layers {memory_gb(part)} are in this process, of {group.count}")
     return model
 
 
 def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
-    """The trainer by which `learner` learns over the quantized base, and the monitor of its steps."""
+    """Return the trainer by which `learner` learns over the quantized base, and the monitor of its steps."""
     import torch
 
     run, settings, tokenizer = learner.run, learner.run.settings, learner.run.tokenizer
@@ -126,9 +128,9 @@ def make_trainer(learner: Learner) -> tuple[Any, Monitor]:
 
 
 def check_settings(settings: Train, *, rows: int, held_out: int, cuda: bool) -> None:
-    """Raise `ToolError` for an optimizer that needs a GPU if there is none, `DataError` for early stopping
-    without rows to watch, `ConfigError` where every step would be warm-up or the GPU lacks bfloat16, and as
-    `check_offload`.
+    """Check the settings against the machine and the rows. Raises `ToolError` for an optimizer that needs a
+    GPU if there is none, `DataError` for early stopping without rows to watch, `ConfigError` if every
+    step would be warm-up or the GPU lacks bfloat16, and the errors of `check_offload`.
     """
     import torch
 

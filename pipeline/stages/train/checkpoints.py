@@ -1,9 +1,9 @@
-"""Checkpoints that can be trusted: written aside, sealed with every file's hash, renamed; only verified ones
+"""Checkpoints that can be trusted: written aside, sealed with every file's hash, renamed. Only verified ones
 are resumed.
 
-A checkpoint that is written in its place may be torn, and the newest by name. Here it gets its name when all
-of it is on the disk: files, then the marker with their hashes, fsync, rename. A torn one (a disk that lies, a
-hand that deletes) is set aside, never resumed and never deleted in silence.
+A checkpoint that is written in its place may be torn, and still be the newest by name. Here it gets its name
+only after all of it is on the disk: files, then the marker with their hashes, fsync, rename. A torn one
+(after a disk fault or a manual deletion) is set aside, never resumed and never deleted silently.
 """
 
 import shutil
@@ -16,15 +16,18 @@ from pipeline.core.jsonl import parse_object
 from pipeline.core.publish import publishing, remove, write_json
 
 MARKER = "complete.json"
-WRITING = ".writing"  # where the trainer writes; what is in there was never finished
+WRITING = ".writing"  # The trainer writes here. What remains in it was never finished.
 TORN = "torn"
-REFERENCE = "reference.jsonl"  # what the reference answers to preferences
-LATER = "later"  # those after a checkpoint that a user chose to resume from; nothing reads them
+REFERENCE = "reference.jsonl"  # the reference model's answers to preferences
+# Checkpoints after the one that a user chose to resume from. Nothing reads them.
+LATER = "later"
 METRICS_LOG = "steps.jsonl"
 
 
 def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -> None:
-    """Move `written` to `checkpoint`, sealed: hashes of all files and `notes` in a marker, fsync, rename."""
+    """Move `written` to `checkpoint`, sealed: hashes of all files and `notes` in a marker, fsync, rename.
+    Raises `OSError` if it does not read back.
+    """
 
     def check(aside: Path) -> None:
         if trouble := defect(aside):
@@ -41,7 +44,9 @@ def publish_checkpoint(written: Path, checkpoint: Path, notes: dict[str, Any]) -
 
 
 def defect(checkpoint: Path) -> str | None:
-    """What keeps a checkpoint from being resumed, in a few words; None if every file is as sealed."""
+    """Return what keeps a checkpoint from being resumed, in a few words, or None if every file is as
+    sealed.
+    """
     try:
         files = dict(read_notes(checkpoint)["files"])
     except FileNotFoundError:
@@ -57,13 +62,18 @@ def defect(checkpoint: Path) -> str | None:
 
 
 def read_notes(checkpoint: Path) -> dict[str, Any]:
-    """The marker: hashes of `files`, and the notes sealed with them. Raises `OSError` or `ValueError`."""
+    """Return the marker: hashes of `files`, and the notes sealed with them. Raises `OSError` or
+    `ValueError`.
+    """
     return parse_object((checkpoint / MARKER).read_bytes())
 
 
 def newest_verified(folder: Path) -> Path | None:
-    """The newest complete checkpoint below `folder`; newer torn ones move to `folder`/torn, as is said."""
-    for unfinished in folder.glob(".*"):  # a kill inside a save leaves it; it never was a checkpoint
+    """Return the newest complete checkpoint below `folder`. Newer torn ones move to `folder`/torn, with a
+    message on stderr.
+    """
+    # A kill during a save leaves these. They never were checkpoints.
+    for unfinished in folder.glob(".*"):
         remove(unfinished)
     for checkpoint in reversed(checkpoints_in(folder)):
         trouble = defect(checkpoint)
@@ -78,8 +88,8 @@ def newest_verified(folder: Path) -> Path | None:
 
 
 def set_later_aside(folder: Path, chosen: Path) -> None:
-    """Move what is newer than `chosen` to `folder`/later, with the metrics log as it is, so that nothing goes
-    on from them; named on stderr.
+    """Move what is newer than `chosen` to `folder`/later, with a copy of the metrics log, so that nothing
+    resumes from it. The moved checkpoints are named on stderr.
     """
     later = [checkpoint for checkpoint in checkpoints_in(folder) if step_of(checkpoint) > step_of(chosen)]
     if not later:
@@ -89,7 +99,7 @@ def set_later_aside(folder: Path, chosen: Path) -> None:
     if (folder / METRICS_LOG).is_file():
         shutil.copy2(folder / METRICS_LOG, aside / METRICS_LOG)
     for checkpoint in later:
-        remove(aside / checkpoint.name)  # the same step of the same run
+        remove(aside / checkpoint.name)  # the same step of the same run, set aside before
         checkpoint.rename(aside / checkpoint.name)
     names = ", ".join(checkpoint.name for checkpoint in later)
     print(
@@ -100,7 +110,9 @@ def set_later_aside(folder: Path, chosen: Path) -> None:
 
 
 def prune(folder: Path, keep: int, best: Path | None = None) -> None:
-    """Delete all but the `keep` newest checkpoints and `best`; nothing while the newest can't be read."""
+    """Delete all but the `keep` newest checkpoints and `best`. Delete nothing while the newest can't be
+    read.
+    """
     checkpoints = checkpoints_in(folder)
     if not checkpoints or defect(checkpoints[-1]):
         return
@@ -110,11 +122,11 @@ def prune(folder: Path, keep: int, best: Path | None = None) -> None:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints below `folder`, oldest first."""
+    """Return the checkpoints below `folder`, oldest first."""
     return sorted((path for path in folder.glob("checkpoint-*") if step_of(path) >= 0), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step after which it was taken; -1 where its name is not a checkpoint's."""
+    """Return the optimizer step after which it was saved, or -1 if its name is not a checkpoint's."""
     number = checkpoint.name.rpartition("-")[2]
     return int(number) if number.isdigit() else -1

@@ -1,4 +1,4 @@
-"""The tokenized rows as the trainer takes them: batches without padding, each of which knows its rows."""
+"""Tokenized rows as the trainer's batches: without padding, each with the numbers and ids of its rows."""
 
 from collections.abc import Mapping
 from itertools import accumulate, islice
@@ -9,22 +9,23 @@ from pipeline.chat.answers import REJECTED
 from pipeline.chat.tokens import IGNORED
 
 Labelled = tuple[list[int], list[int]]  # ids and labels of a sequence
-OTHERS = "others"  # of a batch: the same prompts with other answers
-PARTS = ("input_ids", "labels", "position_ids")  # of a batch: what its log-probabilities depend on
-# what a batch knows of itself; `items` are what its loss is a mean over: tokens, positions, pairs or answers
+OTHERS = "others"  # key of a batch: the same prompts with other answers
+PARTS = ("input_ids", "labels", "position_ids")  # keys of a batch that its log-probabilities depend on
+# Keys of a batch about itself. `items` is the number that its loss is a mean over: tokens, positions, pairs
+# or answers.
 NOT_FOR_THE_MODEL = (
     *("rows", "row_ids", "trained_tokens", "items", "weights"),
-    *("row_answers", "row_tokens", "roles", OTHERS),  # where answers are judged
+    *("row_answers", "row_tokens", "roles", OTHERS),  # for judged answers
 )
 
 
 def load_rows(tokens: Path, split: str) -> Any:
-    """The packed rows of a split as a `datasets.Dataset`, numbered from 0 in the column `row`."""
+    """Return the packed rows of a split as a `datasets.Dataset`, numbered from 0 in the column `row`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from datasets import Dataset
 
-    # not Dataset.from_parquet, which refuses a split without rows
+    # Dataset.from_parquet refuses a split without rows.
     table = pq.read_table(tokens / f"{split}.parquet")
     return Dataset(table.append_column("row", pa.array(range(table.num_rows), pa.int64())))
 
@@ -33,8 +34,8 @@ class Collator:
     """Flattens packed rows into one sequence (1, T), without padding."""
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """input_ids, labels and position_ids (1, T), the rows' numbers and ids, how many tokens are trained,
-        and, unless all are 1, the weights (1, T) of the tokens' losses.
+        """Return input_ids, labels and position_ids (1, T), the rows' numbers and ids, the number of trained
+        tokens, and, unless all are 1, the weights (1, T) of the tokens' losses.
         """
         batch = flattened(examples)
         batch["rows"] = [example["row"] for example in examples]
@@ -48,10 +49,10 @@ class Collator:
 def flattened(examples: list[dict[str, Any]]) -> dict[str, Any]:
     """Return input_ids, labels and position_ids (1, T) of packed rows behind each other.
 
-    Positions restart with each sequence, whose first token nothing predicts, so it has no label. Several
-    sequences come with their borders, as transformers' attention and recurrent layers take them. Recurrent
-    layers and convolutions without a kernel for packed rows refuse any row with borders, so one sequence has
-    none.
+    Positions restart with each sequence. Its first token is predicted by nothing, so it has no label. Several
+    sequences come with their borders, in the form that transformers' attention and recurrent layers accept.
+    Recurrent layers and convolutions without a kernel for packed rows refuse any row with borders, so a
+    single sequence has none.
     """
     import torch
 
@@ -77,17 +78,17 @@ def flattened(examples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def for_the_model(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a batch its method's forward takes: the model's arguments, labels, and a teacher's answers."""
+    """Return the arguments for the method's forward: the model's own, labels, and a teacher's answers."""
     return {name: value for name, value in batch.items() if name not in NOT_FOR_THE_MODEL}
 
 
 def forward_parts(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The forward's arguments and the labels."""
+    """Return the forward's arguments and the labels."""
     return {part: batch[part] for part in PARTS}
 
 
 def token_weights(examples: list[dict[str, Any]]) -> Any:
-    """The weight (1, T), float32, of each token of flattened packed rows: that of its sequence."""
+    """Return the weight (1, T), float32, of each token of flattened packed rows: that of its sequence."""
     import torch
 
     weights, lengths = (
@@ -98,7 +99,7 @@ def token_weights(examples: list[dict[str, Any]]) -> Any:
 
 
 def sequences(rows: Any, count: int, *, wanted: bool = False) -> list[Labelled]:
-    """The first `count` conversations in packed rows, only `wanted` ones, none rejected."""
+    """Return the first `count` conversations in packed rows. `wanted` leaves out rejected ones."""
     conversations = (
         sequence
         for row in rows
@@ -109,7 +110,7 @@ def sequences(rows: Any, count: int, *, wanted: bool = False) -> list[Labelled]:
 
 
 def unpacked(row: Mapping[str, Any]) -> list[Labelled]:
-    """The sequences of a packed row."""
+    """Return the sequences of a packed row."""
     return [
         (row["input_ids"][end - length : end], row["labels"][end - length : end])
         for length, end in zip(row["seq_lengths"], accumulate(row["seq_lengths"]), strict=True)
@@ -117,7 +118,7 @@ def unpacked(row: Mapping[str, Any]) -> list[Labelled]:
 
 
 def packed(sequences: list[Labelled], number: int = 0) -> dict[str, Any]:
-    """A packed row of these sequences, as the collator takes it."""
+    """Return a packed row of these sequences, as the collator expects it."""
     return {
         "input_ids": [token for ids, _ in sequences for token in ids],
         "labels": [label for _, labels in sequences for label in labels],

@@ -1,4 +1,4 @@
-"""A run in figures, as reports/train.json and reports/train.csv have them."""
+"""Figures of a run for reports/train.json and reports/train.csv."""
 
 import csv
 from collections.abc import Iterable
@@ -12,7 +12,9 @@ CURVE = ("step", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm", "to
 
 
 def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run in figures, from the metrics log's `rows`: those of all parts of a run that was interrupted."""
+    """Return the run in figures, from the metrics log's `rows`, which cover all parts of an interrupted
+    run.
+    """
     steps = [row for row in rows if row["kind"] == "step"]
     tokens, seconds = sum(row["tokens"] for row in steps), sum(row["seconds"] for row in steps)
     return {
@@ -35,15 +37,15 @@ def summary(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def last_evaluation(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The metrics log's last evaluation of the adapter that is kept; empty if there was none."""
+    """Return the metrics log's last evaluation of the adapter that is kept, or {} if there was none."""
     best = trainer.progress.best_global_step
     evaluations = [row for row in rows if row["kind"] == "eval" and row["step"] == (best or row["step"])]
     return evaluations[-1] if evaluations else {}
 
 
 def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
-    """Bytes that stay all through training, from the tensors themselves: frozen weights, adapter, its
-    gradients, the optimizer's states.
+    """Return the bytes that stay allocated during all of training, counted from the tensors themselves:
+    frozen weights, adapter, its gradients, the optimizer's states.
     """
     import torch
 
@@ -62,7 +64,9 @@ def resident_bytes(model: Any, optimizer: Any) -> dict[str, int]:
 
 
 def logical_parameters(model: Any) -> int:
-    """Parameters of base and adapter by formula: what packed bytes hold, and tables in main memory too."""
+    """Count the parameters of base and adapter by formula: those in packed bytes, and tables in main memory
+    too.
+    """
     from pipeline.models.tensors import nf4_state
 
     quantized = {
@@ -75,7 +79,7 @@ def logical_parameters(model: Any) -> int:
 
 
 def curve(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per step with the columns `CURVE`, for `dvc plots`; `eval_loss` may be empty."""
+    """Return a row per step with the columns `CURVE`, for `dvc plots`. `eval_loss` may be empty."""
     rows = list(rows)
     evaluated = {row["step"]: row["eval_loss"] for row in rows if row["kind"] == "eval"}
     return [

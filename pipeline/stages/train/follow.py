@@ -1,4 +1,4 @@
-"""What each process of a training does; those that don't lead: the same steps, without a trace on disk."""
+"""Worker processes of a distributed training: the same steps as in rank 0, without a trace on disk."""
 
 import os
 import sys
@@ -23,7 +23,8 @@ from pipeline.stages.train.run import Job, Run
 
 
 def follow(job: Job) -> None:
-    """Do this process's share of a job, as long as rank 0 trains; return at once if it has nothing to do.
+    """Do this process's share of a job, as long as rank 0 trains. Return at once if rank 0 has nothing to
+    do.
 
     Raises `ConfigError` if this process has other inputs, `Stopped` after a signal to any process, `Lost` if
     another process is gone.
@@ -48,13 +49,16 @@ def follow(job: Job) -> None:
             start=job.checkpoints / plan["start"] if plan["start"] else None,
             tokenizer=load_tokenizer(job.base),
             interruption=interruption,
-            metrics_log=MetricsLog(job.checkpoints / "none"),  # rank 0 writes the journal; this is only read
+            # Rank 0 writes the journal. This one is only read.
+            metrics_log=MetricsLog(job.checkpoints / "none"),
         )
         learner = learner_of(settings.method)(run)
-        opened.enter_context(learner.prepared())  # rank 0 has asked a teacher, so its answers are there
+        # Rank 0 has already queried a teacher, so its answers exist.
+        opened.enter_context(learner.prepared())
         trainer, _ = make_trainer(learner)
         group.connect()
-        if settings.shares_base:  # each weight is looked at by all
+        # A base that is shared has to be checked by all processes together.
+        if settings.shares_base:
             prove_beforehand(trainer)
         learner.measure_before(trainer)
         trainer.train()
@@ -67,7 +71,7 @@ def run_rank(
 ) -> None:
     """Run the stage with the other processes: rank 0 does all of `work(group=…)`, the others their share.
 
-    Raises `ConfigError` for another stage, and what `work` and `follow` do.
+    Raises `ConfigError` for another stage, and the errors of `work` and `follow`.
     """
     if stage != "train":
         raise ConfigError(
@@ -86,5 +90,7 @@ def run_rank(
 
 
 def same_in_all(record: dict[str, Any], settings: Training) -> dict[str, Any]:
-    """What all processes of a training must have alike: the run's record, and what no byte depends on."""
+    """Return what must be equal in all processes of a training: the run's record, and `offload`, which
+    changes no byte.
+    """
     return record | {"settings": record["settings"] | {"offload": settings.offload}}

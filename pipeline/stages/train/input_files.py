@@ -1,4 +1,4 @@
-"""Preflight's checks of the files that training reads: the rows, and every shard of the base."""
+"""Preflight checks of the files that training reads: the rows, and every shard of the base."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,13 @@ from pipeline.gguf.header import NotGguf
 from pipeline.gguf.header import read_header as read_gguf_header
 from pipeline.gguf.safetensors_rows import INDEX, read_header
 
-JSON_OBJECTS = "config.json", "tokenizer.json"  # without which no base can be loaded
+JSON_OBJECTS = "config.json", "tokenizer.json"  # No base can be loaded without these.
 
 
 def data(tokens: Path) -> Check:
-    """As many packed rows and tokens in the Parquet files as the manifest counts, at least one."""
+    """Check that the Parquet files contain as many packed rows and tokens as the manifest counts, at least
+    one row.
+    """
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -39,7 +41,7 @@ def data(tokens: Path) -> Check:
                 fault = f"{split}.parquet has {' and '.join(wrong)}"
         if not fault and not sizes["train"]["packed_rows"]:
             fault = "there is no row to train on"
-    except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors are among these
+    except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors are among these.
         fault = f"{tokens} is not what stage preprocess writes ({shortened(error, 120)})"
     if fault:
         return Check("data", "fail", fault, "run `snakemake --force preprocess`", "Q-TRAIN-001")
@@ -51,8 +53,8 @@ def data(tokens: Path) -> Check:
 
 
 def complete_base(base: Path, quantization: Quantization) -> Check:
-    """Configuration, tokenizer and every shard of weights are there, and each shard is as long as its header
-    says; a GGUF if `quantization` is gguf, and none else.
+    """Check that configuration, tokenizer and every shard of weights exist, and that each shard is as long
+    as its header says. A GGUF must be there if `quantization` is gguf, and only then.
     """
     missing = [name for name in JSON_OBJECTS if not (base / name).is_file()]
     torn = []
@@ -100,5 +102,5 @@ def _is_torn(shard: Path) -> bool:
     try:
         read_header(shard)
     except DataError as error:
-        return error.id != "Q-GGUF-009"  # a type that can't be merged is no damage
+        return error.id != "Q-GGUF-009"  # A type that can't be merged is not damage.
     return False

@@ -1,5 +1,5 @@
-"""What is recorded and printed of a run while it goes: the metrics log, TensorBoard, the monitoring rules, a
-line now and then where there is no terminal.
+"""Record of a run in progress: the metrics log, TensorBoard, the monitoring rules, and progress lines if
+there is no terminal.
 """
 
 import math
@@ -17,7 +17,7 @@ from pipeline.models.runtime import memory_used
 from pipeline.stages.train.monitoring.monitor import Monitor
 from pipeline.stages.train.step_stats import StepStats
 
-# the metrics log's field → its name in TensorBoard
+# field of the metrics log → its name in TensorBoard
 STEP_CURVES = {
     "loss": "loss",
     "learning_rate": "learning_rate",
@@ -26,30 +26,34 @@ STEP_CURVES = {
     "trained_tokens": "trained_tokens",
     "memory_bytes": "memory_bytes",
 }
-SAME_LOSS = 1e-4  # relative; float32 sums in another order
+# Relative tolerance, because float32 sums may be made in another order.
+SAME_LOSS = 1e-4
 
 
 class Board:
-    """Events below `folder`; with `purge_step`, what an interrupted run wrote from there on is hidden."""
+    """TensorBoard events below `folder`. With `purge_step`, events that an interrupted run wrote from there
+    on are hidden.
+    """
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # 0 for a first run: TensorBoard takes the second start that it reads as a restart, and hides nothing
-        # without a first one
+        # 0 for a first run: TensorBoard treats the second start that it reads as a restart, and hides nothing
+        # without a first one.
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step or 0)  # type: ignore[no-untyped-call]
 
     def step(self, row: dict[str, Any]) -> None:
-        """One point of each curve, and of what the method measures beside its loss."""
+        """Write one point of each curve, and of the method's measures in addition to its loss."""
         for field, name in STEP_CURVES.items():
             self._writer.add_scalar(name, row[field], row["step"])
         for name, value in row.get("measures", {}).items():
             self._writer.add_scalar(name, value, row["step"])
-        # else a kill would lose the last two minutes, and a resumed run has no second chance to write them
+        # Otherwise a kill would lose the last two minutes, and a resumed run has no second chance to write
+        # them.
         self._writer.flush()
 
     def evaluation(self, row: dict[str, Any]) -> None:
-        """The loss on the held-out rows, what else is measured of them, and the samples as text."""
+        """Write the loss on the held-out rows, their other measures, and the samples as text."""
         self._writer.add_scalar("eval_loss", row["eval_loss"], row["step"])
         for name, value in row.get("measures", {}).items():
             self._writer.add_scalar(f"eval_{name}", value, row["step"])
@@ -62,18 +66,20 @@ class Board:
 
 
 def _verbatim(text: str) -> str:
-    """As a Markdown code block: what a model says is shown, never rendered."""
+    """Return a text as a Markdown code block, so that a model's output is shown and never rendered."""
     return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
 def loss_text(loss: float) -> str:
-    """Three decimals, or three digits of what is smaller: a distilled level is hundredths of a nat away."""
+    """Format a loss with three decimals, or three digits if it is smaller: a distilled level is hundredths
+    of a nat away.
+    """
     return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.3g}"
 
 
 class Journal:
-    """Writes every step and evaluation of a run of `max_steps` down, and stops it where a monitoring rule
-    fails. `of_run` is what every step's row says of the run.
+    """Journal of a run of `max_steps`. It records every step and evaluation, and stops the run if a
+    monitoring rule fails. `of_run` is added to every step's row.
     """
 
     def __init__(
@@ -92,13 +98,17 @@ class Journal:
 
     @contextmanager
     def begun(self, step: int) -> Iterator[None]:
-        """Inside, steps after `step` come; all that is done counts for the time that is left."""
+        """Count from `step` while the body runs. Only steps after it count for the estimate of the time that
+        is left.
+        """
         self.began, self.first = time.monotonic(), step
         with terminal_bar("train", self.max_steps) as self.show:
             yield
 
     def step(self, step: int, figures: dict[str, float], stats: StepStats) -> None:
-        """Write a step down: `figures` are epoch, loss, learning_rate, and grad_norm."""
+        """Record a step. `figures` are epoch, loss, learning_rate, and grad_norm. Raises `GateError` if a
+        monitoring rule fails or the loss is not the mean over the step.
+        """
         seconds = time.monotonic() - stats.started
         row = {
             "kind": "step",
@@ -133,7 +143,7 @@ class Journal:
             )
 
     def evaluation(self, step: int, metrics: dict[str, Any]) -> None:
-        """Write an evaluation of the held-out rows down."""
+        """Record an evaluation of the held-out rows."""
         row = {"kind": "eval", "step": step, **metrics}
         self.metrics_log.append(row)
         self.board.evaluation(row)
@@ -146,7 +156,7 @@ class Journal:
             )
 
     def judge(self, row: dict[str, Any]) -> None:
-        """Print what the rules warn of. Raises `GateError` if one fails."""
+        """Print the rules' warnings. Raises `GateError` if one fails."""
         checks = self.monitor.see(row)
         refuse(checks)
         for check in checks:
@@ -155,10 +165,10 @@ class Journal:
 
 def check_mean(step: int, loss: float, loss_sum: float, items: int) -> None:
     """Raise `GateError` unless the step's loss is the mean over its trained tokens (or pairs, or positions),
-    whatever the micro-batches were.
+    however they are split into micro-batches.
 
-    Averaging the means of micro-batches weighs short rows more (the accumulation bug of 2024, transformers
-    #34191).
+    Averaging the means of micro-batches gives short rows more weight (the accumulation bug of 2024,
+    transformers #34191).
     """
     mean = loss_sum / max(items, 1)
     if not math.isclose(loss, mean, rel_tol=SAME_LOSS, abs_tol=1e-6):

@@ -1,8 +1,8 @@
-"""What the methods of training (`train.method`) do their own way: this module for supervised training, a
-module `learner` below `pipeline.stages.train` for each other kind.
+"""Methods of training (`train.method`): this module for supervised training, a module `learner` below
+`pipeline.stages.train` for each other kind.
 
-Only the one that is asked for is imported, by a name that is put together: so an edit of GRPO's code is in no
-key of a supervised run (`pipeline.workflow.code_keys`).
+Only the selected one is imported, by a computed name. So an edit of GRPO's code is in no key of a supervised
+run (`pipeline.workflow.code_keys`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from pipeline.stages.train.run import Run
 
 
 class Learning(NamedTuple):
-    """How rows become a batch to learn from and one to be measured by, and the kind of trainer."""
+    """Collators for training and held-out rows, and the class of the trainer."""
 
     collate: Any
     collate_held_out: Any
@@ -29,7 +29,7 @@ class Learning(NamedTuple):
 
 @dataclass
 class Learner:
-    """Supervised training in `run`, and what the other methods differ in."""
+    """Supervised training in `run`. Other methods override the methods of this class."""
 
     run: Run
 
@@ -37,33 +37,35 @@ class Learner:
 
     @contextmanager
     def prepared(self, *, replay: bool = False) -> Iterator[None]:
-        """Have ready, during the body, what the method needs beside rows; with `replay` GRPO draws none."""
+        """Keep ready, during the body, what the method needs in addition to rows. With `replay` GRPO draws
+        nothing.
+        """
         yield
 
     def learning(self, collate: Any, rows: Any, held_out: Any) -> Learning:
-        """The method's collators, round the plain `collate`, and its trainer."""
+        """Return the method's collators, which wrap the plain `collate`, and its trainer."""
         from pipeline.stages.train.trainer import QuenchTrainer
 
         return Learning(collate, collate, QuenchTrainer)
 
     def measure_before(self, trainer: Any) -> None:
-        """Measure what the report says of the model before its first step, unless the run resumes."""
+        """Measure what the report says about the model before its first step, unless the run resumes."""
 
     def figures(self, rows: list[dict[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """What reports/train.json has of this method alone, given the metrics log and, of it, the last
-        evaluation of the adapter that is kept.
+        """Return the parts of reports/train.json that only this method has. `rows` is the metrics log,
+        `evaluation` its last evaluation of the adapter that is kept.
         """
         return {}
 
 
 def learner_of(method: Method) -> type[Learner]:
-    """The learner of a method."""
+    """Return the learner class of a method."""
     learner: type[Learner] = import_module(f"pipeline.stages.train.{METHODS[method].learner}").LEARNER
     return learner
 
 
 def monitor_of(max_steps: int, settings: Train) -> Monitor:
-    """Watches a run of so many optimizer steps by the rules of its method."""
+    """Return the monitor of a run of so many optimizer steps, with the rules of its method."""
     return Monitor(max_steps, settings, learner_of(settings.method).rules)
 
 

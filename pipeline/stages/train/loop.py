@@ -1,9 +1,9 @@
-"""The training loop: rows in an order drawn from the seed, micro-batches whose gradients add up to an
-optimizer step, and what a checkpoint holds of it.
+"""Training loop: rows in an order drawn from the seed, micro-batches with gradients that add up to an
+optimizer step, and the state in a checkpoint.
 
-Order, optimizers, schedule, clipping and the scale of float16's loss are those of transformers' Trainer
-(5.23), so runs end in the same bytes as under it. No random state is kept: each draw of a step is seeded by
-the run's seed, the step and the micro-batch (`drawn_for`).
+Order, optimizers, schedule, clipping and float16's loss scale are those of transformers' Trainer (5.23), so
+runs end in the same bytes as with it. No random state is kept: each draw of a step is seeded by the run's
+seed, the step and the micro-batch (`drawn_for`).
 """
 
 import math
@@ -29,17 +29,17 @@ from pipeline.planning.duration import steps_per_epoch, total_steps, warmup_step
 from pipeline.stages.train.run import RESTART, STATE, Run
 from pipeline.stages.train.step_stats import Batch, StepStats
 
-OPTIMIZER = "optimizer.pt"  # of a checkpoint: the states of optimizer, schedule and scaler
-# B's learning rate by A's, as the paper on LoRA+ recommends (Hayou et al. 2024, arXiv:2402.12354)
+OPTIMIZER = "optimizer.pt"  # file of a checkpoint with the states of optimizer, schedule and scaler
+# B's learning rate by A's, as the LoRA+ paper recommends (Hayou et al. 2024, arXiv:2402.12354)
 LORA_PLUS_RATIO = 16
-# names of parameters that weight decay would only pull away from what they are for
+# names of parameters that weight decay would only pull away from their purpose
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|[._])norm($|\.)")
 
 
 @dataclass
 class Progress:
-    """How far a run is: optimizer steps, and with early stopping the lowest loss on the held-out rows, the
-    step that had it, and the evaluations since.
+    """Progress of a run: optimizer steps, and with early stopping the lowest loss on the held-out rows, its
+    step, and the evaluations since.
     """
 
     global_step: int = 0
@@ -49,7 +49,9 @@ class Progress:
 
 
 class Loop:
-    """Trains in `run` what its tuner put on `model`, on batches that `collate` makes of `rows`."""
+    """Loop that trains in `run` the parameters that its tuner put on `model`, on batches that `collate`
+    makes from `rows`.
+    """
 
     def __init__(self, *, run: Run, model: Any, rows: Any, collate: Any) -> None:
         self.run, self.settings = run, run.settings
@@ -72,15 +74,16 @@ class Loop:
 
     @property
     def step(self) -> int:
-        """The optimizer steps that are done."""
+        """The number of finished optimizer steps."""
         return self.progress.global_step
 
     # --- rows -----------------------------------------------------------------------------------------------
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """Yield the micro-batches of a pass over the rows, without those of its first `done` optimizer steps.
+        """Yield the micro-batches of a pass over the rows, without those of its first `done` optimizer
+        steps.
 
-        The order depends on the seed and the number of the pass alone, so a run that resumes has it again.
+        The order depends only on the seed and the number of the pass, so a resumed run has the same order.
         """
         order = list(range(len(self.rows)))
         if self.settings.order == "shuffled":
@@ -91,11 +94,11 @@ class Loop:
             yield self.collate([self.rows[number] for number in numbers])
 
     def next_batches(self, batches: Iterator[Batch]) -> list[Batch]:
-        """The next optimizer step's micro-batches, fewer at the end of a pass."""
+        """Return the next optimizer step's micro-batches, fewer at the end of a pass."""
         return list(islice(batches, self.settings.gradient_accumulation_steps))
 
     def items_of(self, batches: list[Batch]) -> int:
-        """What the loss of an optimizer step is a mean over: tokens, pairs or answers."""
+        """Count what the loss of an optimizer step is a mean over: tokens, pairs or answers."""
         return sum(batch["items"] for batch in batches)
 
     # --- steps ----------------------------------------------------------------------------------------------
@@ -113,7 +116,9 @@ class Loop:
                 return
 
     def optimize(self, micro_batches: list[Batch]) -> dict[str, float]:
-        """One optimizer step: its loss, learning_rate, and grad_norm, the gradient's before clipping."""
+        """Run one optimizer step. Return its loss, learning_rate, and grad_norm, the gradient's norm before
+        clipping.
+        """
         self.step_batches, self.stats = micro_batches, StepStats()
         items = torch.tensor(self.items_of(micro_batches), device=self.device)
         total = torch.tensor(0.0, device=self.device)
@@ -124,13 +129,13 @@ class Loop:
         rate, scale = self.schedule.get_last_lr()[0], self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.scaler.get_scale() >= scale:  # else float16 overflowed, and no step was made
+        if self.scaler.get_scale() >= scale:  # Otherwise float16 overflowed, and no step was made.
             self.schedule.step()
         self.optimizer.zero_grad()
         return {"loss": float(total), "learning_rate": rate, "grad_norm": norm}
 
     def clip(self) -> float:
-        """Bound the gradients of an optimizer step; return their norm as the backward made them.
+        """Bound the gradients of an optimizer step. Return their norm before clipping.
 
         First every element is cut to ± `clip_value`, then what is left is scaled down to `max_grad_norm`.
         """
@@ -143,7 +148,9 @@ class Loop:
         return norm
 
     def training_step(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Forward and backward of a micro-batch of an optimizer step over `items`; its share of the loss."""
+        """Run forward and backward of a micro-batch of an optimizer step over `items`. Return its share of
+        the loss.
+        """
         self.model.train()
         with drawn_for(self.settings.seed, self.step, self.stats.batches):
             loss = self.compute_loss(batch, items)
@@ -151,21 +158,21 @@ class Loop:
         return loss.detach()
 
     def compute_loss(self, batch: Batch, items: Any) -> torch.Tensor:
-        """The sum of a micro-batch's losses ÷ `items`, a scalar."""
+        """Return the sum of a micro-batch's losses ÷ `items`, a scalar."""
         raise NotImplementedError
 
     def stepped(self, row: dict[str, float]) -> None:
-        """What follows an optimizer step: it is written down, evaluated, saved."""
+        """Record, evaluate and save after an optimizer step."""
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Whether the last step is done, or the held-out rows have not got better for long enough."""
+        """Return True if the last step is done, or the held-out rows have not improved for long enough."""
         patience = self.settings.early_stopping_patience
         impatient = patience is not None and self.progress.evaluations_since >= patience
         return self.step >= self.max_steps or impatient
 
     def evaluated(self, loss: float) -> None:
-        """Count an evaluation of the held-out rows, where training may stop early."""
+        """Count an evaluation of the held-out rows, if training may stop early."""
         if self.settings.early_stopping_patience is None:
             return
         best, progress = self.progress.best_loss, self.progress
@@ -177,17 +184,17 @@ class Loop:
     # --- device ---------------------------------------------------------------------------------------------
 
     def compute_dtype(self) -> torch.dtype:
-        """What a GPU computes in; on a CPU nothing is cast."""
+        """Return the type that a GPU computes in. On a CPU nothing is cast."""
         named: torch.dtype = getattr(torch, self.settings.bnb_4bit_compute_dtype)
         return named if self.device.type == "cuda" else torch.float32
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Products in `compute_dtype`, sums in float32."""
+        """Return a context in which products are in `compute_dtype` and sums in float32."""
         dtype = self.compute_dtype()
         return nullcontext() if dtype == torch.float32 else torch.autocast("cuda", dtype)
 
     def on_device(self, value: Any) -> Any:
-        """A batch with its tensors where the model computes."""
+        """Return a batch with its tensors on the device that computes."""
         if isinstance(value, torch.Tensor):
             return value.to(self.device)
         return (
@@ -197,16 +204,19 @@ class Loop:
     # --- checkpoints ----------------------------------------------------------------------------------------
 
     def write_state(self, folder: Path) -> None:
-        """Write what was trained, and the state that a run resumes from, into `folder`."""
+        """Write the trained parameters, and the state that a run resumes from, into `folder`."""
         tuner_on(self.model).save(self.model, folder)
         parts = {"optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
         torch.save({name: part.state_dict() for name, part in parts.items()}, folder / OPTIMIZER)
         write_json(folder / STATE, asdict(self.progress))
 
     def read_state(self, checkpoint: Path) -> None:
-        """Be where the run was when `checkpoint` was written. Raises `ConfigError` for another version's."""
+        """Restore the state of the run at `checkpoint`. Raises `ConfigError` for a checkpoint of another
+        version.
+        """
         tuner_in(checkpoint).load(self.model, checkpoint)
-        # not to the card, where it would be twice for a while: optimizers put there what belongs there
+        # Loading to the card would need twice the memory for a while. Optimizers move to it what belongs
+        # there.
         states = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
         if "schedule" not in states:
             raise ConfigError(
@@ -216,13 +226,15 @@ class Loop:
             )
         self.optimizer.load_state_dict(states["optimizer"])
         self.schedule.load_state_dict(states["schedule"])
-        if states["scaler"]:  # none where the run was on a CPU
+        if states["scaler"]:  # empty if the run was on a CPU
             self.scaler.load_state_dict(states["scaler"])
         self.progress = Progress(**read_json(checkpoint / STATE, RESTART))
 
 
 def make_optimizer(model: Any, settings: Training) -> Any:
-    """The optimizer of what trains in `model`; with LoRA+ B has a learning rate of its own."""
+    """Return the optimizer of the trained parameters in `model`. With LoRA+ B has a learning rate of its
+    own.
+    """
     kind, options = kind_of(settings.optim)
     if "lora_plus" in settings.lora_variants:
         from peft.optimizers import create_loraplus_optimizer
@@ -248,7 +260,7 @@ def make_optimizer(model: Any, settings: Training) -> Any:
 
 
 def kind_of(optim: str) -> tuple[Any, dict[str, Any]]:
-    """The class that `train.optim` names, and its options."""
+    """Return the class that `train.optim` names, and its options."""
     betas, eps = (0.9, 0.999), 1e-8
     if optim == "sgd":
         return torch.optim.SGD, {}

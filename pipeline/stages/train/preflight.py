@@ -1,8 +1,9 @@
-"""What must hold before the first weight is loaded: data, base, libraries, disk and memory, one line each.
+"""Preflight: checks before the first weight is loaded, of data, base, libraries, disk and memory, one line
+each.
 
 Nothing is written and no model is built. A check that can't be made says "not measured". The stage's command
-makes them, not the stage: they can only refuse, so their code and the planner's are in no key of what is
-trained; but for `check_shared`, which the stage asks too.
+makes the checks, not the stage: they can only refuse, so their code and the planner's are in no key of what
+is trained. The exception is `check_shared`, which the stage calls too.
 """
 
 import shutil
@@ -25,23 +26,24 @@ from pipeline.planning.shape import Shape
 from pipeline.stages.train.input_files import complete_base, data
 from pipeline.stages.train.probes import arithmetic, bitsandbytes_works, gpu, room, this_card, triton_works
 
-# by the planner: settings that this base can't be trained with, or this machine; a base that can't be
-# trained at all has an id of this stage's own
+# Refusals by the planner: settings that this base or this machine can't be trained with. A base that can't be
+# trained at all has an id of this stage.
 REFUSED = {name: name for name in ("Q-PLANNING-007", "Q-PLANNING-008", "Q-MODELS-034")}
 REFUSED |= {"Q-MODELS-010": "Q-TRAIN-003"}
 NF4_BLOCK = 64  # weights that share a scale
 
 
 def check_beforehand(params: Params, root: Path, processes: int) -> None:
-    """Print every check of a training below `root` in `processes` processes; raise the first failure."""
-    check_shared(params.training, processes)  # else the plan for one card would refuse it
+    """Print every check of a training below `root` in `processes` processes. Raise the first failure."""
+    # Otherwise the plan for one card would refuse it.
+    check_shared(params.training, processes)
     checks = preflight(params, root, processes)
     print("train: before it starts", *(f"  {check}" for check in checks), sep="\n", flush=True)
     refuse(checks)
 
 
 def check_shared(settings: Training, count: int) -> None:
-    """Raise `ConfigError` for what `count` processes can't share."""
+    """Raise `ConfigError` for settings that `count` processes can't share."""
     if count == 1:
         if settings.shares_base:
             raise ConfigError(
@@ -66,7 +68,9 @@ def check_shared(settings: Training, count: int) -> None:
 
 
 def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
-    """Every check of a training below `root`, in training's order; `pipeline.core.checks.refuse` raises."""
+    """Return every check of a training below `root`, in training's order. `pipeline.core.checks.refuse`
+    raises.
+    """
     settings, base, card = params.training, root / "models/base", this_card()
     checks = [
         data(root / "data/tokens"),
@@ -90,12 +94,12 @@ def preflight(params: Params, root: Path, processes: int = 1) -> list[Check]:
 
 
 def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
-    """On a CPU, linears as wide as the base's are dequantized with their own blocks' scales; nothing where
-    every width is one of whole blocks.
+    """Check that a CPU dequantizes linears as wide as the base's with their own blocks' scales. Return [] if
+    every width is a multiple of the block.
 
-    bitsandbytes 0.50.2 with AVX-512 takes other blocks' scales where the width is a multiple of 16 and not of
-    64: training would see weights that are no NF4 of the base. The check is exact: all codes are 0, which
-    stands for minus the block's scale.
+    bitsandbytes 0.50.2 with AVX-512 uses other blocks' scales if the width is a multiple of 16 and not of 64.
+    Training would then see weights that are not the base's NF4 weights. The check is exact: all codes are 0,
+    which means minus the block's scale.
     """
     linears = (linear for layer in shape.by_layer for linear in layer)
     widths = sorted({linear.inputs for linear in linears if linear.inputs % NF4_BLOCK})
@@ -122,7 +126,7 @@ def nf4_widths(shape: Shape, settings: Training, card: Card) -> list[Check]:
 
 
 def memory_plan(plan: Plan, free: int) -> Check:
-    """The memory plan against what is free on the device, and against all that it has."""
+    """Check the memory plan against what is free on the device, and against all its memory."""
     card = plan.card
     assert card is not None, "a preflight always knows its device"
     needed = f"training needs {memory_gb(plan.memory.total)} by the plan"
@@ -130,7 +134,7 @@ def memory_plan(plan: Plan, free: int) -> Check:
         finding = f"{needed} and {card.name} has {memory_gb(card.memory)}"
         return Check("memory plan", "fail", finding, plan.remedy, "Q-TRAIN-005")
     if plan.memory.total > free:
-        # main memory can be freed and swapped
+        # Main memory can be freed and swapped.
         verdict: Verdict = "fail" if card.device == "cuda" else "warn"
         finding = f"{needed} and {memory_gb(free)} of {card.name} are free"
         return Check("memory plan", verdict, finding, "end the programs that hold it", "Q-TRAIN-005")
@@ -138,7 +142,9 @@ def memory_plan(plan: Plan, free: int) -> Check:
 
 
 def disk_plan(sizes: dict[str, int], free: int) -> Check:
-    """The disk plan against what is free; a warning where only the copies in DVC's cache don't fit."""
+    """Check the disk plan against what is free. It is a warning if only the copies in DVC's cache don't
+    fit.
+    """
     needed = int(own_bytes(sizes) * DISK_MARGIN)
     copies = int(sizes[CACHE] * DISK_MARGIN)
     finding = f"training and the stages after it need {disk_gb(needed, 1)}, {disk_gb(free, 1)} are free"

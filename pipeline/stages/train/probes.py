@@ -1,4 +1,4 @@
-"""What can be tried on a machine in a moment: its GPU and who is on it, NF4 and Liger's kernels."""
+"""Device checks that take a moment: the GPU and its other processes, NF4 and Liger's kernels."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from pipeline.planning.setup import needs_gpu
 
 # compute capability of NVIDIA's Ampere (CUDA C++ Programming Guide, compute capabilities)
 BFLOAT16_SINCE = 8, 0
-# of a block's largest weight: half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the rest is
-# for the scales, quantized too
+# Share of a block's largest weight. Half of NF4's widest gap is 0.152 (bitsandbytes `get_4bit_type`), the
+# rest is for the scales, which are quantized too.
 LARGEST_NF4_ERROR = 0.17
 
 
 def this_card() -> Card:
-    """The device that training takes: the first GPU that torch sees, else main memory."""
+    """Return the device that training uses: the first GPU that torch sees, otherwise main memory."""
     import torch
 
     if not torch.cuda.is_available():
@@ -31,7 +31,9 @@ def this_card() -> Card:
 
 
 def room(card: Card) -> int:
-    """Bytes that training can have now, its CUDA context included, which this process has made already."""
+    """Return the bytes that training can have now, including its CUDA context, which this process has
+    already created.
+    """
     if card.device == "cuda":
         import torch
 
@@ -42,8 +44,8 @@ def room(card: Card) -> int:
 
 
 def gpu(card: Card) -> list[Check]:
-    """The GPU with the memory that training can have, and the processes that hold some of it; on a CPU the
-    one that it leaves alone, if there is one.
+    """Check the GPU: the memory that training can have, and the processes that use some of it. On a CPU
+    check for a GPU that is not used.
     """
     if card.device == "cpu":
         return unused_gpu()
@@ -64,7 +66,7 @@ def gpu(card: Card) -> list[Check]:
 
 
 def unused_gpu() -> list[Check]:
-    """A warning where the driver shows a GPU and torch sees none, nothing else."""
+    """Return a warning if the driver shows a GPU and torch sees none, otherwise []."""
     try:
         card = accelerator()
     except (ToolError, OSError):
@@ -78,7 +80,7 @@ def unused_gpu() -> list[Check]:
 
 
 def other_processes(lines: Sequence[Sequence[str]], our_pid: int) -> list[str]:
-    """nvidia-smi's (pid, name, MiB) of everybody but us, in words."""
+    """Return nvidia-smi's (pid, name, MiB) of all other processes, in words."""
     return [
         f"{Path(name).name} (pid {pid}) holds {used} MiB"
         for pid, name, used in (line[:3] for line in lines)
@@ -87,7 +89,9 @@ def other_processes(lines: Sequence[Sequence[str]], our_pid: int) -> list[str]:
 
 
 def arithmetic(card: Card, settings: Training) -> Check:
-    """The type that training computes in; a warning where this CPU or GPU has no instructions for it."""
+    """Check the type that training computes in. It is a warning if this CPU or GPU has no instructions for
+    it.
+    """
     chosen, fast = settings.bnb_4bit_compute_dtype, fast_dtype(card.device)
     if card.device == "cpu" and chosen not in (fast, "float32"):
         finding = (
@@ -111,15 +115,15 @@ def arithmetic(card: Card, settings: Training) -> Check:
 
 
 def capability() -> tuple[int, int] | None:
-    """The GPU's compute capability, None without one."""
+    """Return the GPU's compute capability, or None without one."""
     import torch
 
     return torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
 
 
 def bitsandbytes_works(settings: Training) -> Check:
-    """A 64 × 64 matrix survives NF4 and back on the training device, to within NF4's own grid."""
-    # its optimizers are bitsandbytes' too
+    """Check that a 64 × 64 matrix survives NF4 and back on the training device, to within NF4's own grid."""
+    # Its optimizers are bitsandbytes' too.
     if settings.quantization != "nf4" and not needs_gpu(settings.optim):
         return Check("bitsandbytes", "pass", f"not used: base.quantization is {settings.quantization}")
 
@@ -130,7 +134,8 @@ def bitsandbytes_works(settings: Training) -> Check:
         dtype = getattr(torch, settings.bnb_4bit_compute_dtype)
         weights = torch.arange(4096, device=training_device()).sin().to(dtype).reshape(64, 64)
         quantized, state = quantize_4bit(weights, compress_statistics=True, quant_type="nf4")
-        errors = (dequantize_4bit(quantized, state) - weights).float().abs().amax(dim=1)  # a row is a block
+        # A row is a block.
+        errors = (dequantize_4bit(quantized, state) - weights).float().abs().amax(dim=1)
         return float((errors / weights.float().abs().amax(dim=1)).max())
 
     sentence = "an NF4 round trip errs by {:.3f} of a block's largest weight"
@@ -138,7 +143,9 @@ def bitsandbytes_works(settings: Training) -> Check:
 
 
 def triton_works(card: Card, settings: Train) -> Check:
-    """Where the loss is Liger's: one of its Triton kernels compiles, runs and gives what torch gives."""
+    """Check, if the loss is Liger's, that one of its Triton kernels compiles, runs and gives torch's
+    result.
+    """
     if settings.loss == "chunked" or (settings.loss == "auto" and card.device == "cpu"):
         return Check("Triton", "pass", "not used: the loss is chunked")
     if card.device == "cpu":
@@ -162,10 +169,11 @@ def triton_works(card: Card, settings: Train) -> Check:
 def probe(
     name: str, measure: Callable[[], float], limit: float, sentence: str, remedy: str, id: str
 ) -> Check:
-    """A figure that must be at most `limit`; if it can't be measured, the check fails by name."""
+    """Check that a figure is at most `limit`. If it can't be measured, the check fails by name."""
     try:
         figure = measure()
-    except Exception as error:  # a library that is broken raises anything; its words go into the line
+    # A broken library may raise anything. Its message goes into the line.
+    except Exception as error:
         return Check(name, "fail", f"{type(error).__name__}: {shortened(error)}", remedy, id)
     if figure <= limit:
         return Check(name, "pass", sentence.format(figure), figure=figure, limit=limit)

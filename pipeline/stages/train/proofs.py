@@ -1,5 +1,5 @@
-"""What is proven of a run: before its first step that weights are finite and packed rows are apart;
-at its end that every row was trained once per epoch and something was learned.
+"""Invariants of a run. Before its first step: weights are finite and packed rows are apart. At its end:
+every row was trained once per epoch and something was learned.
 """
 
 import math
@@ -24,14 +24,15 @@ from pipeline.stages.train.dataset import Labelled, for_the_model, packed, seque
 from pipeline.stages.train.monitoring.samples import undisturbed
 from pipeline.stages.train.run import RESTART, Run
 
-PROBE_TOKENS = 48  # of each of the two rows
+PROBE_TOKENS = 48  # tokens of each of the two rows
 # normalized squared error of logits, packed against alone: bfloat16 gives about 1e-5, a leak above 0.1
 SAME_ROW = 1e-2
 
-BEFORE = "before.json"  # beside the checkpoints: what distillation started from
+BEFORE = "before.json"  # file next to the checkpoints with the loss that distillation started from
 UNPACKED = "set preprocess.packing to false and train.per_device_train_batch_size to 1"
 NAMED = 5  # numbers named in one sentence
-ROUNDING = 1e-6  # an epoch's last step has the epoch's number up to a float's rounding
+# An epoch's last step has the epoch's number up to a float's rounding.
+ROUNDING = 1e-6
 
 
 def check_no_leaks(
@@ -40,7 +41,7 @@ def check_no_leaks(
     """Return the error that packing makes in a row's logits: mean squared difference ÷ mean square, packed
     behind another row against alone.
 
-    Both go the way that training's batches go: through `collate`, into `model`. None (not measured) if there
+    Both take the path of training's batches: through `collate`, into `model`. None (not measured) if there
     are not two rows. Raises `ConfigError` if the row in front shows through or if the architecture can't
     compute packed rows, `GateError` if the model's numbers are not finite.
     """
@@ -50,7 +51,7 @@ def check_no_leaks(
     with undisturbed(model):
         try:
             behind = _logits(model, collate, [first, second])[len(first[0]) :]
-        # transformers refuses packed rows by this, in recurrent layers and convolutions
+        # transformers refuses packed rows with this error, in recurrent layers and convolutions.
         except ValueError as refusal:
             why = shortened(refusal)
             raise ConfigError(
@@ -75,7 +76,7 @@ def check_no_leaks(
 def _logits(
     model: Any, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], rows: list[Labelled]
 ) -> Any:
-    """Float32 logits (T, V) of rows packed into one."""
+    """Return float32 logits (T, V) of rows packed into one."""
     inputs = {
         name: value.to(model.device) if hasattr(value, "to") else value
         for name, value in for_the_model(collate([packed(rows)])).items()
@@ -85,7 +86,9 @@ def _logits(
 
 
 def check_not_repacked(model: Any) -> None:
-    """Raise `GateError` where bitsandbytes repacked weights for inference: most gradients would lack."""
+    """Raise `GateError` if bitsandbytes repacked weights for inference, because most gradients would be
+    missing.
+    """
     for name, module in model.named_modules():
         if getattr(nf4_state(module), "packing_format_for_cpu", False):
             raise GateError(
@@ -102,9 +105,11 @@ def check_rows(steps: list[dict[str, Any]], packed_rows: int) -> None:
 
 
 def check_learned(model: Any, steps: list[dict[str, Any]]) -> dict[str, int]:
-    """Refuse what can't have learned: no step, a tensor not finite, a lora_B or scales' change still 0.
+    """Raise `GateError` if the run can't have learned: no step, a tensor that is not finite, a lora_B or
+    scales' change that is still 0.
 
-    Of a mixture's adapter how many experts it is on, and how many of these got no token; else nothing.
+    Return for a mixture's adapter the number of its experts, and how many of these got no token, otherwise
+    {}.
     """
     if not steps:
         raise GateError("Q-TRAIN-023", "training ended without one step: give it more rows or steps")
@@ -116,7 +121,7 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> dict[str, int]:
             f"{len(broken)} of {len(norms)} trained tensors are not finite ({broken[0]}): lower "
             "train.learning_rate",
         )
-    # an expert that no token was sent to learns nothing; all of a layer's would be a fault
+    # An expert that got no token learns nothing. It would be a fault if all of a layer's learned nothing.
     moved = {together(name) for name, _, from_zero in trained if from_zero and norms[name] > 0.0}
     if dead := [name for name, _, from_zero in trained if from_zero and together(name) not in moved]:
         raise GateError(
@@ -134,7 +139,9 @@ def check_learned(model: Any, steps: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def held_out_before(trainer: Any, file: Path) -> float | None:
-    """The loss over held-out rows before the first step, None without rows; on resume that in `file`."""
+    """Return the loss over held-out rows before the first step, or None without rows. On resume it is read
+    from `file`.
+    """
     if trainer.run.start is None and trainer.held_out:
         loss: float = trainer.held_out_metrics()["eval_loss"]
         trainer.run.note(file, {"eval_loss": loss})
@@ -145,7 +152,7 @@ def held_out_before(trainer: Any, file: Path) -> float | None:
 def packs_rows(run: Run) -> bool:
     """Return True if a forward of this run may compute several sequences as one.
 
-    So do packed rows, a batch of several rows, and methods that learn from entire answers.
+    This is the case for packed rows, a batch of several rows, and methods that learn from entire answers.
     """
     settings = run.settings
     if settings.per_device_train_batch_size > 1 or METHODS[settings.method].answers:
@@ -154,10 +161,10 @@ def packs_rows(run: Run) -> bool:
 
 
 def prove_beforehand(trainer: Any) -> dict[str, Any]:
-    """Return what is proven before the first step, in figures: targets, parameters, finite weights, and the
+    """Return the figures of the checks before the first step: targets, parameters, finite weights, and the
     error of packing, if anything is packed.
     """
-    # what is packed here has no teacher's answers
+    # The two rows packed here have no teacher's answers.
     plain = getattr(trainer.collate, "plain", trainer.collate)
     two_rows = sequences(trainer.rows, 2) if packs_rows(trainer.run) else []
     return {
@@ -169,11 +176,11 @@ def prove_beforehand(trainer: Any) -> dict[str, Any]:
 
 
 def epochs_complete(rows: Sequence[dict[str, Any]], packed_rows: int) -> list[str]:
-    """What is wrong with the order of training, as sentences; none where all is right.
+    """Return the faults in the order of training, as sentences, or [] if all is right.
 
     `rows` is the metrics log, `packed_rows` the number n of rows in data/tokens/train.parquet. Every finished
-    epoch must hold each of 0 … n - 1 exactly once, an unfinished one none of them twice, and the steps must
-    be 1, 2, 3 ….
+    epoch must contain each of 0 … n - 1 exactly once, an unfinished one none of them twice, and the steps
+    must be 1, 2, 3 ….
     """
     steps = [row for row in rows if row["kind"] == "step"]
     numbers = [row["step"] for row in steps]
@@ -193,12 +200,14 @@ def epochs_complete(rows: Sequence[dict[str, Any]], packed_rows: int) -> list[st
 
 
 def _epoch(passes: float) -> int:
-    """1 for the first: a step's `epoch` counts the passes done after it, so the first ends at 1.0."""
+    """Return the number of the epoch, from 1. A step's `epoch` counts the passes done after it, so the first
+    ends at 1.0.
+    """
     return max(1, math.ceil(passes - ROUNDING))
 
 
 def _uneven(what: str, values: Iterable[int], wanted: range, *, skips: bool = True) -> list[str]:
-    """A sentence on numbers that are there twice, that don't exist, and (with `skips`) that lack."""
+    """Return sentences on numbers that occur twice, that don't exist, and (with `skips`) that are missing."""
     counted = Counter(values)
     kinds = {
         "repeated": [number for number, times in counted.items() if times > 1],

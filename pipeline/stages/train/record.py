@@ -1,5 +1,5 @@
-"""The records of a run: what its adapter depends on (models/adapter/run.json), in what two differ;
-of the run itself, for reports/train.json, the machine, versions, seeds, command and commit.
+"""Records of a run: the inputs that its adapter depends on (models/adapter/run.json), and the differences
+between two of them. For reports/train.json also the machine, versions, seeds, command and commit.
 """
 
 import platform
@@ -36,19 +36,22 @@ NAMES = {
     "base.template_sha256": "the base's chat template",
     "teacher_sha256": f"the file that is learned from ({SOURCE_FILE})",
 }
-# where weights lie changes no byte, as the number of processes doesn't: a run may resume with it changed
-NO_PART = {"offload", "device", "machine"}  # the device itself is in the record
-# but then the base is quantized in main memory, whose sums a GPU makes in another order
+# The place of weights changes no byte, like the number of processes, so a run may resume with these changed.
+# The device itself is in the record.
+NO_PART = {"offload", "device", "machine"}
+# Suffix of the device's name if the base was quantized in main memory, because a GPU makes its sums in
+# another order.
 ELSEWHERE = ", base quantized in main memory"
-# a run may resume with these changed, though no longer to the same bytes: the order of sums depends on them
+# A run may resume with these changed, though no longer to the same bytes, because the order of sums depends
+# on them.
 MACHINE = ("device", "threads")
 FITTED = ("settings.bnb_4bit_compute_dtype", "settings.optim")
 GIT_SECONDS = 30
 
 
 def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
-    """What the adapter depends on: the same record gives the same bytes on the same kind of machine. Raises
-    `DataError` if the file that is learned from is missing.
+    """Return the inputs that the adapter depends on. The same record gives the same bytes on the same kind
+    of machine. Raises `DataError` if the file that is learned from is missing.
     """
     import torch
 
@@ -71,13 +74,15 @@ def describe(tokens: Path, base: Path, settings: Training) -> dict[str, Any]:
 
 
 def settings_part(settings: Training) -> dict[str, Any]:
-    """The settings the adapter depends on; the rollouts' GGUF type only if rollouts are drawn with one."""
+    """Return the settings that the adapter depends on. The rollouts' GGUF type is one only if llama-server
+    draws them.
+    """
     values = settings.model_dump(mode="json", exclude=NO_PART)
     return values | ({} if values["grpo"]["rollouts"] == "llama-server" else {"rollout_type": None})
 
 
 def device_name(settings: Training) -> str | None:
-    """The device, by its maker's name, and whether NF4 was not made there."""
+    """Return the device by its maker's name, with a note if NF4 was not quantized there."""
     import torch
 
     if not torch.cuda.is_available():
@@ -86,7 +91,9 @@ def device_name(settings: Training) -> str | None:
 
 
 def base_hashes(base: Path) -> dict[str, str]:
-    """sha256 of the base's weights, configuration, tokenizer and chat template: a change has a name."""
+    """Return the SHA-256 of the base's weights, configuration, tokenizer and chat template, so that a change
+    has a name.
+    """
 
     def together(files: Iterable[Path]) -> str:
         return json_hash({path.name: file_hash(path) for path in files})
@@ -101,7 +108,7 @@ def base_hashes(base: Path) -> dict[str, str]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(key, sentence) of everything in which two records differ."""
+    """Yield (key, sentence) for every difference between two records."""
     for key in sorted({*old, *new}):
         name = f"{prefix}{key}"
         before, after = (record.get(key) for record in (old, new))
@@ -114,14 +121,18 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> I
 
 
 def run_id(record: dict[str, Any]) -> str:
-    """What tells a run's checkpoints from another's: a hash of its record without what may change."""
+    """Return a hash that tells a run's checkpoints from another's: that of its record without what may
+    change.
+    """
     return json_hash({key: value for key, value in record.items() if key not in MACHINE})
 
 
 def run_record(
     root: Path, *, argv: Sequence[str], seeds: Mapping[str, int], hashes: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The record as JSON without host, user, absolute paths. `root` is the project, `argv` `sys.argv`."""
+    """Return the record as JSON without host, user, absolute paths. `root` is the project, `argv`
+    `sys.argv`.
+    """
     return {
         "hardware": hardware(),
         "os": f"{platform.system()} {platform.release()}",
@@ -135,7 +146,7 @@ def run_record(
 
 
 def versions() -> dict[str, str | None]:
-    """The version of Quench and of every library that it pins or asks for; None if not installed."""
+    """Return the version of Quench and of every library that it requires, or None if not installed."""
     names = sorted(
         {
             re.split(r"[^\w.-]", line, maxsplit=1)[0]
@@ -147,14 +158,18 @@ def versions() -> dict[str, str | None]:
 
 
 def command(argv: Sequence[str]) -> list[str]:
-    """The command line as a list; of absolute paths the last part, for they name users and machines."""
+    """Return the command line as a list. Absolute paths are cut to their last part because they name users
+    and machines.
+    """
     program = Path(argv[0]).name
     start = ["python", "-m", "pipeline"] if program == "__main__.py" else [program]
     return start + [re.sub(r"(^|(?<==))/(?:.*/)?(?=[^/]*$)", "…/", argument) for argument in argv[1:]]
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Commit of the project, and whether tracked files but dvc.lock differ; None outside a repository."""
+    """Return the project's commit, and whether tracked files other than dvc.lock differ, or None outside a
+    repository.
+    """
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -167,7 +182,7 @@ def git_state(root: Path) -> dict[str, Any] | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What Git says, None where there is no Git, no repository or no commit."""
+    """Return Git's output, or None without Git, a repository or a commit."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],

@@ -1,7 +1,7 @@
-"""A run as one of its processes sees it, and whether the checkpoints that are there are its own.
+"""Run of one of its processes, and the check that existing checkpoints belong to it.
 
-A run that was interrupted resumes only if it would end in the same bytes; where something else changed, it
-would mix two runs, and starting again would lose the first one. So neither happens by itself.
+An interrupted run resumes only if it would end in the same bytes. If something else changed, resuming would
+mix two runs, and starting again would lose the first one. So neither happens by itself.
 """
 
 import json
@@ -30,14 +30,14 @@ from pipeline.stages.train.checkpoints import (
 from pipeline.stages.train.record import MACHINE, differences, run_id
 
 RUN = "run.json"
-STATE = "trainer_state.json"  # of a checkpoint: how far the run is
+STATE = "trainer_state.json"  # file of a checkpoint with the progress of the run
 RESTART = "start again with `python -m pipeline train --no-resume`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to be trained: rows, base, settings, and the folders that are written. `group` are the
-    processes that share the work (`pipeline.stages.train.several.group.Group`), None: this one alone.
+    """A training job: rows, base, settings, and the output folders. `group` is the group of processes that
+    share the work (`pipeline.stages.train.several.group.Group`), or None if there is only this one.
     """
 
     tokens: Path
@@ -50,8 +50,8 @@ class Job:
 
     @classmethod
     def below(cls, root: Path, settings: Training, group: Any) -> "Job":
-        """Return the job of stage train on the project `root`. Its targets are there: raises what `fitted`
-        does.
+        """Return the job of stage train on the project `root`, with its targets checked. Raises the errors
+        of `fitted`.
         """
         base = root / "models/base"
         return cls(
@@ -66,14 +66,14 @@ class Job:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that writes."""
+        """True in the process that writes."""
         return self.group is None or bool(self.group.leads)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Job):
     """A job that has begun: its `record` (`pipeline.stages.train.record.describe`), and the checkpoint that
-    it resumes from, None: from nothing.
+    it resumes from, or None if it starts from nothing.
     """
 
     record: dict[str, Any]
@@ -83,7 +83,9 @@ class Run(Job):
     metrics_log: MetricsLog
 
     def note(self, file: Path, values: dict[str, Any]) -> None:
-        """Write down what all processes have measured, for a run that resumes; nothing if another leads."""
+        """Write values that all processes have measured, for a run that resumes. Do nothing if another
+        process leads.
+        """
         if self.leads:
             write_json(file, values)
 
@@ -91,12 +93,13 @@ class Run(Job):
 def find_start(
     folder: Path, record: dict[str, Any], *, resume: bool | Path, replay: bool = False
 ) -> Path | None:
-    """The checkpoint in `folder` to resume from, None for a start from nothing; it is then this run's.
+    """Return the checkpoint in `folder` to resume from, or None for a start from nothing. The folder then
+    belongs to this run.
 
-    `resume` may be a chosen checkpoint. Without `resume`, and where a *finished* run left checkpoints of
-    other inputs, they are removed, but with `resume` for what knows what it is of, with `replay` for the
-    rounds. Raises `ConfigError` where an unfinished run is there and its inputs, settings or libraries were
-    others, and for a choice that is none; nothing is deleted then.
+    `resume` may be a chosen checkpoint. A start from nothing (without `resume`, or after a *finished* run
+    with other inputs) empties the folder. With `resume` the files that identify their own inputs stay, with
+    `replay` the rounds stay. Raises `ConfigError` if there is an unfinished run with other inputs, settings
+    or libraries, and for a choice that is not a checkpoint. Nothing is deleted then.
     """
     previous = _read(folder / RUN) if resume else None
     if resume and previous is None and checkpoints_in(folder):
@@ -135,11 +138,11 @@ def find_start(
 
 
 def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) -> Path:
-    """The checkpoint that a user named (its path, or its name in `folder`), proven whole and this run's;
-    later ones are set aside.
+    """Return the checkpoint that a user named (its path, or its name in `folder`), verified and of this run.
+    Later ones are set aside.
 
-    Raises `ConfigError` for one of another place or run, or whose best adapter is gone, `DataError` for a
-    torn one; nothing is moved then.
+    Raises `ConfigError` for one of another place or run, or one whose best adapter is gone, `DataError` for a
+    torn one. Nothing is moved then.
     """
     checkpoints = {path.resolve(): path for path in checkpoints_in(folder)}
     others = (
@@ -172,14 +175,16 @@ def _chosen(folder: Path, given: Path, record: dict[str, Any], hard: list[str]) 
 
 
 def _best_of(checkpoint: Path) -> str | None:
-    """The best checkpoint until this one, where training stops early (`train.early_stopping_patience`)."""
+    """Return the best checkpoint until this one, if training stops early
+    (`train.early_stopping_patience`).
+    """
     state = checkpoint / STATE
     step = json.loads(state.read_text(encoding="utf-8")).get("best_global_step") if state.is_file() else None
     return f"checkpoint-{step}" if step else None
 
 
 def finish(folder: Path, record: dict[str, Any]) -> None:
-    """Note that the run's adapter is published: what comes next may replace its checkpoints."""
+    """Record that the run's adapter is published, so the next run may replace its checkpoints."""
     write_json(folder / RUN, {"record": record, "finished": True})
 
 

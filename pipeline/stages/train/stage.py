@@ -1,11 +1,11 @@
-"""Train a QLoRA adapter or a GGUF's scales, with checkpoints that a killed run resumes from to the same
+"""Train a QLoRA adapter or a GGUF's scales, with checkpoints from which a killed run resumes to the same
 bytes.
 
-Reads `data/tokens/` and `models/base/`. With `train.method` distill what is learned is how the file that the
-level was made from answers (`pipeline.stages.train.distill`), not what the rows' assistant says. Writes
+Reads `data/tokens/` and `models/base/`. With `train.method` distill the model learns to answer like the file
+that the level was made from (`pipeline.stages.train.distill`), not the assistant's text in the rows. Writes
 `models/adapter/` (PEFT folder or scales, tokenizer, run.json), `reports/train.json`, `reports/train.csv` (the
-curves) and `reports/train.jsonl` (every step); TensorBoard events in `reports/tensorboard/` and checkpoints
-in `models/checkpoints/` on the way. Command: `python -m pipeline train`
+curves) and `reports/train.jsonl` (every step). On the way it writes TensorBoard events in
+`reports/tensorboard/` and checkpoints in `models/checkpoints/`. Command: `python -m pipeline train`
 """
 
 import sys
@@ -36,13 +36,13 @@ from pipeline.stages.train.run import Job, Run, find_start, finish
 
 
 def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, Any]:
-    """Train, as the first of the job's processes, publish the adapter folder, return the report;
-    `metrics_log` in it are the rows of every step and evaluation.
+    """Train as the first of the job's processes, publish the adapter folder, return the report. Its
+    `metrics_log` contains the rows of every step and evaluation.
 
-    With `resume`, resumes from the newest verified checkpoint of the same run, or from the one that it names;
-    otherwise starts again; with `replay` on the rounds that a run of GRPO left, and draws none.
-    Raises `GateError` where a monitoring rule fails or the adapter learned nothing, `ConfigError` where an
-    unfinished run of other inputs is in the way, `Stopped` after a signal.
+    With `resume`, continues from the newest verified checkpoint of the same run, or from the one that it
+    names; otherwise starts again. With `replay`, starts again on the rounds that a run of GRPO left, and
+    draws none. Raises `GateError` if a monitoring rule fails or the adapter learned nothing, `ConfigError` if
+    an unfinished run of other inputs is in the way, `Stopped` after a signal.
     """
     from pipeline.stages.train.assembly import make_trainer
 
@@ -110,7 +110,7 @@ def train(job: Job, *, resume: bool | Path, replay: bool = False) -> dict[str, A
 
 
 def check_method(prepared: Method, method: Method) -> None:
-    """Raise `DataError` where data/tokens is `prepared` for a method that learns from other kinds of rows."""
+    """Raise `DataError` if data/tokens is `prepared` for a method that learns from other kinds of rows."""
     if METHODS[prepared].rows != METHODS[method].rows:
         raise DataError(
             "Q-TRAIN-001",
@@ -120,7 +120,7 @@ def check_method(prepared: Method, method: Method) -> None:
 
 
 def publish_adapter(model: Any, tokenizer: Any, record: dict[str, Any], adapter: Path) -> None:
-    """Publish what was trained with tokenizer, template, record; its bytes depend on the run alone."""
+    """Publish the trained parameters with tokenizer, template, record. Their bytes depend only on the run."""
 
     def check(folder: Path) -> None:
         if not trained_file(folder).stat().st_size:
@@ -145,7 +145,7 @@ def main(
     write_curve(root / "reports/train.csv", curve(rows))
     write_rows(root / "reports/train.jsonl", rows)
     write_json(root / "reports/train.json", report)
-    # a divergence is small from the start
+    # A divergence is small from the start.
     shown = ".3g" if METHODS[params.train.method].teacher else ".2f"
     print(
         f"train: {report['steps']} steps, loss {report['loss_first']:{shown}} → "

@@ -1,12 +1,11 @@
-"""The trainer: losses, evaluation, whole checkpoints, exact resume, a stop that saves, an account of every
-step.
+"""Trainer: losses, evaluation, whole checkpoints, exact resume, a stop that saves, a record of every step.
 
-- The loss is taken at the trained positions only and divided by the trained tokens (or pairs, or positions)
-  of the entire optimizer step.
-- A checkpoint is published completely (`checkpoints`), and is exact at any later moment too: also where a
-  signal comes in the middle of the next step.
-- Evaluation is a mean over tokens (one over rows would weigh packed rows that hold fewer more), draws no
-  random number, and is made up for by the resumed run where a signal cut it short.
+- The loss is computed only at the trained positions and divided by the trained tokens (or pairs, or
+  positions) of the entire optimizer step.
+- A checkpoint is published completely (`checkpoints`). It is exact at any later moment too, even if a signal
+  comes in the middle of the next step.
+- Evaluation is a mean over tokens (a mean over rows would give more weight to packed rows with fewer tokens).
+  It draws no random number. If a signal cut it short, the resumed run repeats it.
 """
 
 import shutil
@@ -35,14 +34,17 @@ from pipeline.stages.train.several.group import Lost
 from pipeline.stages.train.several.sharing import Sharing
 from pipeline.stages.train.step_stats import Batch, Figures, Measures, Sums
 
-FULL = 1 << 20  # bytes free on a disk that is taken for full
-TRIMMED_EVERY = 2  # forwards: after five the holes had grown by 0.4 GB of 3.8, after 16 by 2.3 of 5.8
+# Free bytes below which a disk counts as full.
+FULL = 1 << 20
+# Forwards between two trims. After five forwards the holes had grown by 0.4 GB of 3.8, after 16 by 2.3 of
+# 5.8.
+TRIMMED_EVERY = 2
 
 
 class QuenchTrainer(Sharing):
-    """Trains with `loss` (liger or chunked; `loss_reason` says why auto is not liger), evaluates on the
-    batches `held_out`; `answer` gives sample answers of the model as it is. `journal` gets every step and
-    evaluation, None: this process writes none.
+    """Trainer with `loss` (liger or chunked; `loss_reason` is why auto did not choose liger), evaluated on
+    the batches `held_out`. `answer` returns sample answers of the current model. `journal` gets every
+    step and evaluation; it is None if this process does not write.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class QuenchTrainer(Sharing):
     # --- the loss -------------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch, items: Any) -> torch.Tensor:
-        """Cross entropy of the micro-batch's trained tokens ÷ the step's trained tokens: a scalar."""
-        # with a GPU a step's tensors are there, and looking through main memory for holes would hold it up
+        """Return the cross entropy of the micro-batch's trained tokens ÷ the step's trained tokens, a
+        scalar.
+        """
+        # With a GPU a step's tensors are there, and a search of main memory for holes would only cost time.
         if self.forwards % TRIMMED_EVERY == 0 and self.device.type == "cpu":
             give_back_holes()
         self.forwards += 1
@@ -76,12 +80,12 @@ class QuenchTrainer(Sharing):
         return loss
 
     def loss_over(self, batch: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
-        """Sum of a batch's losses ÷ `items`, a scalar, and what else the method measures of it."""
+        """Return the sum of a batch's losses ÷ `items`, a scalar, and the method's other measures of it."""
         with self.autocast():
             return self.losses(causal_model(self.model), self.on_device(batch), items)
 
     def losses(self, model: Any, inputs: Batch, items: Any) -> tuple[torch.Tensor, Sums]:
-        """`loss_over` of the causal model itself: the cross entropies of the trained tokens."""
+        """Return `loss_over` of the causal model itself: the cross entropies of the trained tokens."""
         tensors = for_the_model(inputs)
         if "weights" in inputs:
             return weighted_loss(model, tensors, inputs["weights"], items), {}
@@ -91,11 +95,11 @@ class QuenchTrainer(Sharing):
 
     def train(self) -> None:
         """Train to the end, from the checkpoint that the run resumes from. Raises `Stopped` after a signal,
-        `GateError` where a monitoring rule fails.
+        `GateError` if a monitoring rule fails.
         """
         self.begin()
         with self.journal.begun(self.step) if self.journal else nullcontext():
-            if self.pending_evaluation:  # a signal had cut it short
+            if self.pending_evaluation:  # A signal had cut it short.
                 self.evaluate()
             with self.interruption.deferred():
                 try:
@@ -109,7 +113,9 @@ class QuenchTrainer(Sharing):
         self.take_best()
 
     def begin(self) -> None:
-        """Have activations recomputed as is asked for, noise on embeddings, and what the checkpoint holds."""
+        """Turn on activation checkpointing and embedding noise as the settings ask, and restore the
+        checkpoint's state.
+        """
         settings, start = self.settings, self.run.start
         if layers := int(settings.gradient_checkpointing):
             self.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=layers)
@@ -123,7 +129,7 @@ class QuenchTrainer(Sharing):
             self.evaluated_step = -1 if self.pending_evaluation else self.step
 
     def stepped(self, row: dict[str, float]) -> None:
-        """Write the step down; evaluate and save where that is due, at the last step always."""
+        """Record the step. Evaluate and save when that is due, and always at the last step."""
         last = self.step >= self.max_steps
         if self.journal:
             self.journal.step(self.step, row, self.stats)
@@ -133,8 +139,8 @@ class QuenchTrainer(Sharing):
             self.save()
 
     def take_best(self) -> None:
-        """Where training stops early, have the weights of the step with the lowest held-out loss."""
-        best = self._best() if self.leads else None  # only what rank 0 has is published
+        """Load the weights of the step with the lowest held-out loss, if training stops early."""
+        best = self._best() if self.leads else None  # Only rank 0's weights are published.
         if best is None:
             return
         if trouble := defect(best):
@@ -144,11 +150,14 @@ class QuenchTrainer(Sharing):
     # --- evaluation -----------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Mean loss over the items of all held-out rows, with sample answers; the journal gets both."""
+        """Compute the mean loss over the items of all held-out rows, and sample answers. The journal gets
+        both.
+        """
         started = time.monotonic()
         self.heed_signal()
-        give_back_holes()  # the answers' caches would lie beside them
-        with self.interruption.deferred(self.sharded):  # who left alone would leave the others in a layer
+        give_back_holes()  # The answers' caches would need memory in addition.
+        # A process that left by itself would leave the others within a layer.
+        with self.interruption.deferred(self.sharded):
             try:
                 metrics = self.held_out_metrics()
                 with self.autocast():
@@ -162,7 +171,9 @@ class QuenchTrainer(Sharing):
             self.journal.evaluation(self.step, metrics | {"samples": samples, "seconds": seconds})
 
     def held_out_metrics(self) -> dict[str, Any]:
-        """`eval_loss`, the mean loss over the items of all held-out rows, and the method's `measures`."""
+        """Return `eval_loss`, the mean loss over the items of all held-out rows, and the method's
+        `measures`.
+        """
         total, items, measures = 0.0, sum(batch["items"] for batch in self.held_out), Measures()
 
         def measure(batch: Batch) -> Figures:
@@ -181,25 +192,30 @@ class QuenchTrainer(Sharing):
     # --- checkpoints ----------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, once all processes have the same."""
+        """Publish a checkpoint of the newest optimizer step, after a check that all processes have the
+        same.
+        """
         self.check_equal()
         if self.leads:
             self.save_checkpoint()
 
     def save_newest(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, unless there is one; rank 0 alone."""
+        """Publish a checkpoint of the newest optimizer step, unless it exists. Only rank 0 does."""
         if self.leads and self.step and defect(self._checkpoint(self.step)):
             self.save_checkpoint()
 
     def save_checkpoint(self) -> None:
-        """Publish a checkpoint of the newest optimizer step, whose journal is on the disk before."""
+        """Publish a checkpoint of the newest optimizer step, after its journal is on the disk. Raises
+        `MachineError` if the disk is full.
+        """
         step, folder = self.step, self.run.checkpoints
         written = folder / WRITING / f"checkpoint-{step}"
         remove(folder / WRITING)
         try:
             written.mkdir(parents=True)
             self.write_state(written)
-        except Exception as error:  # PyTorch and safetensors have errors of their own for a full disk
+        # PyTorch and safetensors raise errors of their own for a full disk.
+        except Exception as error:
             remove(folder / WRITING)
             if "No space left" in str(error) or shutil.disk_usage(folder).free < FULL:
                 raise MachineError(
