@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pipeline.config.params import Params
 
 # Not Snakemake stages: DVC runs these first (`pipeline/workflow/code_keys.py`).
-CODE, SETTINGS = "code", "settings"
+CODE = "code"
+SETTINGS = "settings"
 
 
 def run(
@@ -87,7 +88,8 @@ def run(
         if not reused:
             need_inputs(stage, root)
             verify_inputs(stage, root)
-            before, inputs = inputs_state(stage, root), inputs_read(stage, root)
+            before = inputs_state(stage, root)
+            inputs = inputs_read(stage, root)
             _work(name, item, read.params, root, **extra)
             if inputs_state(stage, root) != before:
                 raise MachineError(
@@ -108,7 +110,8 @@ def _work(name: str, item: str, params: "Params", root: Path, **extra: Any) -> N
     from pipeline.workflow.code_keys import stage_module
 
     stage = f"{name}@{item}" if item else name
-    disk, plan = partial(_written_bytes, name, item, params, root), partial(plan_stage, stage, params, root)
+    disk = partial(_written_bytes, name, item, params, root)
+    plan = partial(plan_stage, stage, params, root)
     with noted(stage, root, disk, plan):
         if name == "train":
             from pipeline.stages.train.preflight import check_beforehand
@@ -124,7 +127,8 @@ def _written_bytes(name: str, item: str, params: "Params", root: Path) -> int:
     """
     from pipeline.workflow.stages import items_of, table, values_of
 
-    values, stage = values_of(params), table().stages[name]
+    values = values_of(params)
+    stage = table().stages[name]
     of_job = values.of(dict(items_of(stage.each, values)).get(item))
     outputs = [root / of_job.fill(path) for path in stage.written]
     files = [file for path in outputs for file in (path.rglob("*") if path.is_dir() else [path])]
@@ -136,7 +140,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser()
     arguments = options.parse_args(argv)
     if arguments.stage is None and isinstance(arguments.resume, Path):  # --resume train
-        arguments.stage, arguments.resume = str(arguments.resume), True
+        arguments.stage = str(arguments.resume)
+        arguments.resume = True
     if arguments.stage is None:
         options.error("name a STAGE")
     for stream in (sys.stdout, sys.stderr):
