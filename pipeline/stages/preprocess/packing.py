@@ -32,7 +32,8 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
             if not by_space[space]:
                 spaces.pop(place)
         else:
-            space, row = capacity, len(rows)
+            space = capacity
+            row = len(rows)
             rows.append([])
         rows[row].append(number)
         if space > length:

@@ -82,7 +82,8 @@ def _verdict(stats: Mapping[str, Any]) -> str:
             f" are in {packed} of up to {count(stats['max_length'])}, {percent(train['packing_density'])} "
             "full"
         )
-    if unfolded := train["kinds"].get("unfolded"):
+    unfolded = train["kinds"].get("unfolded")
+    if unfolded:
         sentences.append(
             f"{plural(unfolded, 'row is', 'rows are')} unfolded into one sequence for each answer"
         )
@@ -191,7 +192,8 @@ def pieces(ids: list[int], trained: list[bool], plain: Any) -> list[dict[str, An
     """Return {"text", "trained", "special", "tokens"} for each token, or for several that make one
     character.
     """
-    special, start = set(plain.get_added_tokens_decoder()), 0
+    special = set(plain.get_added_tokens_decoder())
+    start = 0
     texts = []
     for end in range(1, len(ids) + 1):
         text: str = plain.decode(ids[start:end], skip_special_tokens=False)

@@ -87,7 +87,8 @@ def prove(
     Raises `DataError` with the failure's name and the row at the first difference.
     """
     written = Written(path)
-    file, method = rows[0].name, train.method
+    file = rows[0].name
+    method = train.method
     if len(written.lengths) and written.lengths.max() > max_length:
         raise DataError(
             "Q-PREPROCESS-013",
@@ -123,7 +124,8 @@ def prove(
         trained_rows += sum(map(bool, by_row))
         turns += sum(count for _, _, _, count in claims)
         check_claims(claims, base, file)
-    if over := next(written.left(), None):
+    over = next(written.left(), None)
+    if over:
         raise DataError(
             "Q-PREPROCESS-014",
             f"row {over} of {path.name} is not in {file}, or more often than there: rows were made up",
@@ -143,7 +145,8 @@ def prove(
 
 def check_pairs(written: Written, file: str) -> None:
     """Raise `DataError` unless each packed row has pairs, a chosen answer right before its rejected one."""
-    names, roles = written.row_ids, written.roles.tolist()
+    names = written.row_ids
+    roles = written.roles.tolist()
     starts = np.concatenate(([0], np.cumsum(written.counts)))
     is_paired = all(start % 2 == 0 for start in starts) and roles == [1, -1] * (len(roles) // 2)
     for chosen, rejected in zip(names[::2], names[1::2], strict=is_paired):
@@ -172,7 +175,8 @@ def _claims(row: Row, name: str, written: Written, base: Base, method: Method) -
             stretches = of_segments(row["segments"], base)
             yield name, entire, stretches, ends_of(stretches, base)
         return
-    messages, tools = row["messages"], row.get("tools")
+    messages = row["messages"]
+    tools = row.get("tools")
     learned = [
         turn
         for turn, message in enumerate(messages)
@@ -212,7 +216,8 @@ def _claims_of_answers(row: Row, name: str, written: Written, base: Base) -> Ite
     else:
         return
     for named, role, messages, start in answers:
-        if (written_role := written.role(named)) is None:
+        written_role = written.role(named)
+        if written_role is None:
             continue
         if written_role != role:
             wrong = "preferred" if written_role > 0 else "not preferred"

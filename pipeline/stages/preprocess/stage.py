@@ -111,7 +111,8 @@ def preprocess(
     with publishing(tokens_folder) as aside:
         aside.mkdir()
         for split, split_stats in all_stats.items():
-            rows, target = files[split], aside / f"{split}.parquet"
+            rows = files[split]
+            target = aside / f"{split}.parquet"
             weighed = stats["splits"].get("train", {}).pop("weighting", None)
             stats["splits"][split] = write_split(rows, target, to_tokens, split_stats, weighed)
             if learning.prompts:
@@ -142,14 +143,14 @@ def nothing_trained(tokenizer: Any, stats: SplitStats, rows: Path, method: Metho
     """
     counts = ", ".join(f"{code}: {count}" for code, count in stats.rejected.most_common())
     beginning = f"no row of {rows} can be trained ({counts or 'there is none'})"
-    if fix := " ".join(unused_sentences(stats.untrained, method)):
+    fix = " ".join(unused_sentences(stats.untrained, method))
+    if fix:
         return DataError("Q-PREPROCESS-001", f"{beginning}: {fix}")
     usual = next((code for code, _ in stats.rejected.most_common(1)), "")
     if usual in OF_THE_BASE and TOO_LONG not in stats.rejected:
         failed = failures(tokenizer)
-        if why := next(
-            (failed[kind] for kind in USUAL if kind in failed and failed[kind].code == usual), None
-        ):
+        why = next((failed[kind] for kind in USUAL if kind in failed and failed[kind].code == usual), None)
+        if why:
             sentence = base_fault(tokenizer, why, "the base").sentence
             return DataError(
                 "Q-PREPROCESS-015", f"{beginning}, and the reason is the base, not the rows: {sentence}"
@@ -190,9 +191,12 @@ def write_split(
     """Write and prove the Parquet file of one split. Return its statistics, and count its rows in
     `split_stats`. Rewards are weighted by `weighed`, or by this split's own rewards if it is None.
     """
-    base, max_length, train = to_tokens.base, to_tokens.max_length, to_tokens.train
+    base = to_tokens.base
+    max_length = to_tokens.max_length
+    train = to_tokens.train
     table = to_table(sequences(base.tokenizer, rows, max_length, train, split_stats))
-    lengths, units = token_lengths(table), table["unit"].to_pylist()
+    lengths = token_lengths(table)
+    units = table["unit"].to_pylist()
     # the numbers of each unit's sequences, which are neighbors
     members = [list(unit) for _, unit in groupby(range(len(units)), key=units.__getitem__)]
     packed = members
@@ -227,7 +231,8 @@ def sequences(
     """Yield every sequence of the rows in `files` that the method can train as it is. `split_stats` counts
     all.
     """
-    unit, pairs = 0, METHODS[train.method].pairs
+    unit = 0
+    pairs = METHODS[train.method].pairs
     rows = encode_rows(tokenizer, rows_in(files), train.method)
     rows = with_prompts(tokenizer, rows) if train.train_on_prompt else rows
     for number, (row, encoded) in enumerate(rows, start=1):
@@ -236,7 +241,8 @@ def sequences(
             split_stats.reject(row, name, encoded.code, str(encoded))
             continue
         sizes = [len(encoding.ids) for encoding in encoded]
-        if (longest := sum(sizes) if pairs else max(sizes)) > max_length:
+        longest = sum(sizes) if pairs else max(sizes)
+        if longest > max_length:
             both = " in both answers" if pairs else ""
             split_stats.reject(
                 row, name, TOO_LONG, f"{longest:,} tokens{both}, preprocess.max_length is {max_length:,}"

@@ -148,14 +148,17 @@ def of_turns(messages: list[Any], tools: Any, learned: list[int], base: Base, na
         )
 
     for number, message in enumerate(messages, start=1):
-        if token := base.control.search(message["content"]):
+        token = base.control.search(message["content"])
+        if token:
             raise DataError(
                 "Q-PREPROCESS-007",
                 f"row {name}: turn {number} says {token[0]}, a control token of the base, which would end "
                 "or begin a turn there",
             )
     eos = base.tokenizer.eos_token
-    shown, at, stretches = text(messages), 0, list[Stretch]()
+    shown = text(messages)
+    at = 0
+    stretches = list[Stretch]()
     for turn in learned:
         before = text(messages[:turn], prompt=True)
         after = shown if turn + 1 == len(messages) else text(messages[: turn + 1])
